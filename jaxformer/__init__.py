@@ -1,0 +1,27 @@
+"""Transformers in JAX that compute the same as their PyTorch twins.
+
+Every component here has a twin of the same name in ``torch_ref``: same file, same class,
+same constructor keywords, same attribute paths.
+
+Dimension letters, used in every signature of the project:
+
+======  =====================================================
+letter  meaning
+======  =====================================================
+B       batch
+T       query length, in tokens
+S       key length, in tokens
+D       model width (``d_model``)
+N       query heads (``num_heads``)
+K       key/value heads (``num_kv_heads``)
+H       head width (``head_dim``)
+F       feed-forward width (``d_ff``)
+V       vocabulary (``vocab_size``)
+L       layers (``num_layers``)
+A       micro-batches whose gradients are averaged in one step
+======  =====================================================
+
+A local variable whose layout matters carries it: ``q_BTNH``. Masks are boolean, True = may attend.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,88 @@
+"""Initial weights with the distributions that PyTorch people know.
+
+``fan_in`` is the number of inputs of a linear layer, ``fan_out`` that of its outputs. A function
+of ``schemes`` maps (path, shape, fan_in, fan_out) to an initializer, so a whole model is
+initialised by one walk over its parameters.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+Initializer = Callable[[Array, tuple[int, ...]], Float[Array, "..."]]
+
+
+def uniform(bound: float) -> Initializer:
+    """U(-bound, bound)."""
+    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+
+def normal(std: float) -> Initializer:
+    """N(0, std²)."""
+    return lambda key, shape: std * jax.random.normal(key, shape)
+
+
+def constant(value: float) -> Initializer:
+    """Every element ``value``."""
+    return lambda key, shape: jnp.full(shape, value)
+
+
+def kaiming_uniform(fan_in: int, negative_slope: float = 0.0) -> Initializer:
+    """U(-b, b) with b = sqrt(6 / ((1 + negative_slope²) · fan_in)) (He et al., arXiv 1502.01852).
+
+    ``torch.nn.init.kaiming_uniform_`` with the same slope; its default slope is 0 as here.
+    """
+    return uniform(math.sqrt(6 / ((1 + negative_slope**2) * fan_in)))
+
+
+def xavier_uniform(fan_in: int, fan_out: int) -> Initializer:
+    """U(-b, b) with b = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010, eq. 16)."""
+    return uniform(math.sqrt(6 / (fan_in + fan_out)))
+
+
+def torch_linear(fan_in: int) -> tuple[Initializer, Initializer]:
+    """Kernel and bias of a fresh ``torch.nn.Linear``: both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    return kaiming_uniform(fan_in, math.sqrt(5)), uniform(1 / math.sqrt(fan_in))
+
+
+def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs) -> None:
+    """Draws every parameter of ``module`` anew, in place, by the named scheme.
+
+    - ``gpt2``: kernels and embeddings N(0, 0.02²), the last projection of each residual branch
+      (``o_proj``, ``down_proj``) N(0, 0.02² / (2·num_layers)), biases zero (GPT-2; nanoGPT).
+    - ``torch``: what the constructors of the PyTorch twins draw; nothing is changed.
+    - ``xavier_uniform``, ``kaiming_uniform``, ``normal`` (std 0.02): that distribution for every
+      parameter of two or more dimensions, biases zero.
+
+    Norm scales are left at one in every scheme.
+
+    Raises:
+        ValueError: the scheme is unknown.
+    """
+    if scheme == "torch":
+        return
+    for path, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        shape = parameter[...].shape
+        if path[-1] == "scale":
+            continue
+        if path[-1] == "bias":
+            parameter[...] = jnp.zeros_like(parameter[...])
+            continue
+        # torch reads an embedding (rows, features) as a weight (fan_out, fan_in).
+        fan_in, fan_out = shape if path[-1] == "kernel" else reversed(shape)
+        if scheme == "gpt2":
+            residual = path[-2] in ("o_proj", "down_proj")
+            init = normal(0.02 / math.sqrt(2 * num_layers) if residual else 0.02)
+        elif scheme == "xavier_uniform":
+            init = xavier_uniform(fan_in, fan_out)
+        elif scheme == "kaiming_uniform":
+            init = kaiming_uniform(fan_in)
+        elif scheme == "normal":
+            init = normal(0.02)
+        else:
+            raise ValueError(f"unknown initialization {scheme!r}")
+        parameter[...] = init(rngs.params(), shape)

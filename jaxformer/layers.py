@@ -1,0 +1,112 @@
+"""The three modules that everything else is made of, in the layout of the naming rule."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.initializers import torch_linear
+
+
+class Linear(nnx.Module):
+    """y = x W + b, with ``kernel`` W of shape (in_features, out_features).
+
+    Leading dimensions are flattened before the product: XLA on CPU otherwise makes the gradient
+    of W through a transposing copy that costs as much as the product itself. Weights start as
+    those of ``torch.nn.Linear`` do.
+
+    >>> from flax import nnx
+    >>> Linear(3, 5, rngs=nnx.Rngs(0))(jnp.ones((2, 7, 3))).shape
+    (2, 7, 5)
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, use_bias: bool = True, rngs: nnx.Rngs
+    ):
+        kernel_init, bias_init = torch_linear(in_features)
+        self.kernel = nnx.Param(kernel_init(rngs.params(), (in_features, out_features)))
+        self.bias = nnx.Param(bias_init(rngs.params(), (out_features,))) if use_bias else None
+
+    def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
+        kernel_IO = self.kernel[...]
+        y = jnp.reshape(x, (-1, x.shape[-1])) @ kernel_IO
+        if self.bias is not None:
+            y = y + self.bias[...][None, :]
+        return jnp.reshape(y, (*x.shape[:-1], kernel_IO.shape[-1]))
+
+
+class Embedding(nnx.Module):
+    """A table of rows, ``embedding`` of shape (num_embeddings, features), looked up by id.
+
+    Rows start as standard normals, as in ``torch.nn.Embedding``. Ids must lie in
+    [0, num_embeddings): on a device an id outside is not an error, so callers check on the host.
+    """
+
+    def __init__(self, num_embeddings: int, features: int, *, rngs: nnx.Rngs):
+        self.embedding = nnx.Param(jax.random.normal(rngs.params(), (num_embeddings, features)))
+
+    def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+        return self.embedding[...][ids]
+
+    def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """The tied output head: the product of x with every row."""
+        logits = jnp.reshape(x, (-1, x.shape[-1])) @ self.embedding[...].T
+        return jnp.reshape(logits, (*x.shape[:-1], -1))
+
+
+class Dropout(nnx.Module):
+    """One place of dropout, named by its path in the model: x · keep / (1 - rate) while training.
+
+    It draws its mask from the key that ``seed_dropout`` gave it, or takes ``keep_mask`` when a
+    test has put one there; after a call in training mode ``last_keep`` holds the mask used.
+
+    Raises:
+        ValueError: training mode, a rate above zero, and neither key nor mask.
+    """
+
+    def __init__(self, rate: float):
+        self.rate = rate
+        self.deterministic = False
+        self.key = nnx.data(None)
+        self.keep_mask: Bool[Array, "..."] | None = nnx.data(None)
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        if self.deterministic or self.rate == 0:
+            return x
+        if self.keep_mask is not None:
+            keep = self.keep_mask
+        elif self.key is not None:
+            keep = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
+        else:
+            raise ValueError("dropout in training mode needs a key: call seed_dropout(model, key)")
+        return jnp.where(keep, x / (1 - self.rate), jnp.zeros((), x.dtype))
+
+
+def dropout_modules(module: nnx.Module) -> dict[str, Dropout]:
+    """Every place of dropout in ``module``, by path: ``blocks.3.attention.attention_dropout``."""
+    return {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_modules(module)
+        if isinstance(node, Dropout)
+    }
+
+
+def seed_dropout(module: nnx.Module, key: Array | None) -> None:
+    """Gives each place of dropout its own key, a function of ``key`` and of its path alone."""
+    for path, dropout in dropout_modules(module).items():
+        dropout.key = None if key is None else jax.random.fold_in(key, zlib.crc32(path.encode()))
+
+
+def inject_keep_masks(module: nnx.Module, masks: dict[str, Array]) -> None:
+    """Fixes the masks (True = keep) of the named places, so two frameworks drop the same units.
+
+    Raises:
+        ValueError: a path is not a place of dropout in ``module``.
+    """
+    places = dropout_modules(module)
+    if unknown := sorted(set(masks) - set(places)):
+        raise ValueError(f"no dropout at {', '.join(unknown)}; there is {', '.join(places)}")
+    for path, dropout in places.items():
+        dropout.keep_mask = masks.get(path)

@@ -1,0 +1,93 @@
+"""Who may attend to whom. Boolean, True = may attend, broadcastable to (B, N, T, S)."""
+
+import functools
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+
+def causal_mask(
+    queries: int | Int[Array, "T"], keys: int | Int[Array, "S"] | None = None
+) -> Bool[Array, "1 1 T S"]:
+    """Each position may attend to itself and to what lies before it.
+
+    Args:
+        queries: T, or the positions of the queries.
+        keys: S, or the positions of the keys; default those of the queries.
+
+    >>> causal_mask(3)[0, 0].astype(int).tolist()
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    distance = _distance(queries, keys)
+    return (distance <= 0)[None, None]
+
+
+def window_mask(
+    queries: int | Int[Array, "T"], keys: int | Int[Array, "S"] | None, window: int
+) -> Bool[Array, "1 1 T S"]:
+    """Each position may attend to those less than ``window`` tokens away, itself included.
+
+    Together with ``causal_mask`` it is the sliding window of Mistral (arXiv 2310.06825,
+    section 2). Arguments as there.
+    """
+    distance = _distance(queries, keys)
+    return (jnp.abs(distance) < window)[None, None]
+
+
+def _distance(
+    queries: int | Int[Array, "T"], keys: int | Int[Array, "S"] | None
+) -> Int[Array, "T S"]:
+    keys = queries if keys is None else keys
+    queries = jnp.arange(queries) if isinstance(queries, int) else queries
+    keys = jnp.arange(keys) if isinstance(keys, int) else keys
+    return keys[None, :] - queries[:, None]
+
+
+def padding_mask(tokens: Int[Array, "B S"], pad_token: int = 0) -> Bool[Array, "B 1 1 S"]:
+    """Every position may attend to the tokens that are not ``pad_token``."""
+    return (tokens != pad_token)[:, None, None, :]
+
+
+def padding_mask_from_lengths(
+    lengths: Int[Array, "B"], max_length: int
+) -> Bool[Array, "B 1 1 S"]:
+    """Every position may attend to the first ``lengths[b]`` tokens of row b."""
+    return (jnp.arange(max_length)[None, :] < lengths[:, None])[:, None, None, :]
+
+
+def combine_masks(*masks: Bool[Array, "..."] | None) -> Bool[Array, "B N T S"] | None:
+    """May attend where every given mask says so; None stands for a mask that allows everything."""
+    present = [expand_mask(mask) for mask in masks if mask is not None]
+    return functools.reduce(jnp.logical_and, present) if present else None
+
+
+def expand_mask(mask: Bool[Array, "..."]) -> Bool[Array, "B N T S"]:
+    """Gives a mask its four dimensions: (T, S) for all, (B, T, S) for all heads, or as it is.
+
+    Raises:
+        ValueError: it has fewer than two dimensions or more than four, or is not boolean.
+    """
+    if mask.dtype != jnp.bool_:
+        raise ValueError(f"masks are boolean, True = may attend: got {mask.dtype}")
+    if mask.ndim == 2:
+        return mask[None, None]
+    if mask.ndim == 3:
+        return mask[:, None]
+    if mask.ndim == 4:
+        return mask
+    raise ValueError(f"a mask has 2, 3 or 4 dimensions: got shape {mask.shape}")
+
+
+def additive_to_boolean(bias: Float[Array, "..."]) -> Bool[Array, "..."]:
+    """Reads an additive mask (0 allows, -inf blocks).
+
+    A bias of at most -1e4 counts as blocked: some codes write -1e4 or -1e9 for -inf.
+    """
+    return bias > -1e4
+
+
+def boolean_to_additive(
+    mask: Bool[Array, "..."], dtype: jnp.dtype = jnp.float32
+) -> Float[Array, "..."]:
+    """Writes an additive mask: 0 where ``mask`` allows, -inf where it does not."""
+    return jnp.where(mask, jnp.zeros((), dtype), jnp.full((), -jnp.inf, dtype))

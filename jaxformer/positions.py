@@ -1,0 +1,219 @@
+"""How a model knows where a token stands: added to embeddings, or inside the attention.
+
+``LearnedPositions`` and ``SinusoidalPositions`` give rows to add to the token embeddings.
+``NoPositions``, ``Rotary``, ``ALiBi`` and ``RelativePositions`` are handed to an attention and may
+turn its queries and keys (``rotate``) or add to its scores (``bias``).
+
+Tables are computed in numpy float32 by the operations of the PyTorch originals and cast
+afterwards: at position 5000 one bit of a float32 frequency is 3e-4 of the table, so computing
+them more exactly would part from every published checkpoint.
+"""
+
+import functools
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxformer.config import RotaryScaling
+from jaxformer.layers import Embedding
+
+
+class LearnedPositions(nnx.Module):
+    """One trained row for each of ``max_length`` positions."""
+
+    def __init__(self, max_length: int, d_model: int, *, rngs: nnx.Rngs):
+        self.embedding = Embedding(max_length, d_model, rngs=rngs).embedding
+
+    def __call__(
+        self, length: int, positions: Int[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """The rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
+        table_SD = self.embedding[...]
+        return table_SD[None, :length] if positions is None else table_SD[positions]
+
+
+class SinusoidalPositions(nnx.Module):
+    """Fixed rows, sin in even dimensions and cos in odd ones (arXiv 1706.03762, section 3.5)."""
+
+    def __init__(self, max_length: int, d_model: int):
+        self.max_length = max_length
+        self.d_model = d_model
+
+    def __call__(
+        self, length: int, positions: Int[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """The float32 rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
+        table_SD = sinusoidal_table(self.max_length, self.d_model)
+        if positions is None:
+            return jnp.asarray(table_SD[None, :length])
+        return jnp.asarray(table_SD)[positions]
+
+
+class NoPositions(nnx.Module):
+    """Attention that does not know the order of its keys; also the base of those that do."""
+
+    def rotate(
+        self, x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"]
+    ) -> Float[Array, "B T N H"]:
+        """Queries or keys as they enter the scores."""
+        return x_BTNH
+
+    def bias(
+        self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
+    ) -> Float[Array, "B N T S"] | None:
+        """What is added to the scaled scores; ``distance_TS`` is key position - query position."""
+        return None
+
+
+class Rotary(NoPositions):
+    """Turns pairs of dimensions by an angle that grows with the position (arXiv 2104.09864, eq. 34).
+
+    Args:
+        head_dim: H, the width of a head.
+        max_length: the number of positions, in tokens.
+        base: pair i turns by position / base^(2i / rotated width) radians.
+        fraction: the share of H, from its start, that is turned.
+        interleaved: pairs are (2i, 2i+1) as in the paper; otherwise (i, i + half) as in
+            Llama's published weights.
+        scaling: see ``RotaryScaling``.
+
+    Raises:
+        ValueError: the turned width is odd or zero.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_length: int,
+        *,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        interleaved: bool = False,
+        scaling: RotaryScaling | None = None,
+    ):
+        self.width = int(head_dim * fraction)
+        self.max_length = max_length
+        self.base = base
+        self.interleaved = interleaved
+        self.scaling = scaling
+        if self.width < 2 or self.width % 2:
+            raise ValueError(
+                "rotary turns an even number of dimensions: got "
+                f"{self.width} of head_dim={head_dim}, fraction={fraction}"
+            )
+
+    def rotate(
+        self, x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"]
+    ) -> Float[Array, "B T N H"]:
+        """The first ``width`` dimensions of every head, turned; the rest as they are."""
+        tables = rotary_tables(self.max_length, self.width, self.base, self.scaling)
+        cos, sin = (jnp.asarray(t, x_BTNH.dtype)[positions][:, :, None, :] for t in tables)
+        turned, rest = x_BTNH[..., : self.width], x_BTNH[..., self.width :]
+        if self.interleaved:
+            first, second = turned[..., 0::2], turned[..., 1::2]
+        else:
+            first, second = jnp.split(turned, 2, axis=-1)
+        pair = (first * cos - second * sin, first * sin + second * cos)
+        if self.interleaved:
+            turned = jnp.stack(pair, axis=-1).reshape(turned.shape)
+        else:
+            turned = jnp.concatenate(pair, axis=-1)
+        return jnp.concatenate((turned, rest), axis=-1)
+
+
+class ALiBi(NoPositions):
+    """Scores fall linearly with distance, each head at its own slope (arXiv 2108.12409, section 3).
+
+    The distance is absolute, so the same bias serves models that look both ways.
+    """
+
+    def __init__(self, num_heads: int):
+        self.num_heads = num_heads
+
+    def bias(
+        self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
+    ) -> Float[Array, "1 N T S"]:
+        """-slope · |distance|, in float32."""
+        slopes_N = jnp.asarray(alibi_slopes(self.num_heads))
+        return -slopes_N[None, :, None, None] * jnp.abs(distance_TS)[None, None].astype(
+            slopes_N.dtype
+        )
+
+
+class RelativePositions(NoPositions):
+    """A trained key for every distance up to ``max_distance`` (Shaw et al., arXiv 1803.02155, eq. 4).
+
+    ``embedding`` has shape (2·max_distance + 1, head_dim), shared by all heads; farther keys use
+    the last row on their side. Queries come in already multiplied by the attention's scale.
+    """
+
+    def __init__(self, max_distance: int, head_dim: int, *, rngs: nnx.Rngs):
+        self.max_distance = max_distance
+        self.embedding = Embedding(2 * max_distance + 1, head_dim, rngs=rngs).embedding
+
+    def bias(
+        self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
+    ) -> Float[Array, "B N T S"]:
+        """q · embedding[clip(distance, -max_distance, max_distance) + max_distance]."""
+        index_TS = jnp.clip(distance_TS, -self.max_distance, self.max_distance) + self.max_distance
+        by_distance_BNTR = jnp.einsum("btnh,rh->bntr", q_BTNH, self.embedding[...])
+        return jnp.take_along_axis(by_distance_BNTR, index_TS[None, None], axis=-1)
+
+
+@functools.lru_cache(maxsize=32)
+def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
+    """Float32 (max_length, d_model): sin and cos of position · exp(-ln(10000) · 2i / d_model)."""
+    position = np.arange(max_length, dtype=np.float32)[:, None]
+    steps = np.arange(0, d_model, 2, dtype=np.float32)
+    frequency = np.exp(steps * np.float32(-math.log(10000.0) / d_model))
+    table = np.zeros((max_length, d_model), np.float32)
+    table[:, 0::2] = np.sin(position * frequency)
+    table[:, 1::2] = np.cos(position * frequency)
+    return table
+
+
+@functools.lru_cache(maxsize=32)
+def rotary_tables(
+    max_length: int, width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines, each float32 (max_length, width / 2)."""
+    exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    frequency = np.float32(1.0) / np.power(np.float32(base), exponent)
+    if scaling is not None:
+        frequency = _scale_frequency(frequency, scaling)
+    angle = np.arange(max_length, dtype=np.float32)[:, None] * frequency[None, :]
+    return np.cos(angle), np.sin(angle)
+
+
+def _scale_frequency(frequency: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
+    if scaling.kind == "linear":
+        return frequency / np.float32(scaling.factor)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    wavelength = np.float32(2 * math.pi) / frequency
+    turns = np.float32(scaling.original_context_length) / wavelength
+    share = (turns - np.float32(low)) / np.float32(high - low)
+    slow = frequency / np.float32(scaling.factor)
+    blended = (1 - share) * slow + share * frequency
+    return np.where(turns < low, slow, np.where(turns > high, frequency, blended))
+
+
+@functools.lru_cache(maxsize=32)
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """Float32 (num_heads,): 2^(-8i/N) for i = 1 … N where N is a power of two.
+
+    Otherwise the slopes of the next smaller power of two, followed by every other slope of the
+    next larger one, as the paper's code does.
+
+    >>> alibi_slopes(4).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+
+    def geometric(count: int) -> np.ndarray:
+        return 2.0 ** (-8.0 * np.arange(1, count + 1) / count)
+
+    extra = geometric(2 * power)[0::2][: num_heads - power]
+    return np.concatenate((geometric(power), extra)).astype(np.float32)
