@@ -138,6 +138,39 @@ class TransformerLMConfig(TransformerConfig):
         _check_positive(self, "vocab_size", "num_layers", "logit_soft_cap")
 
 
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW, its schedule and its clipping; rates are per step.
+
+    The defaults are nanoGPT's for a character model. ``decay_steps`` is the step at which the
+    cosine reaches ``min_learning_rate``; None keeps the rate after warm-up (``train.py`` fills in
+    the number of steps). ``clip_norm`` None clips nothing.
+
+    Raises:
+        ValueError: a setting is out of its range or not finite.
+    """
+
+    learning_rate: float = 1e-3
+    min_learning_rate: float = 1e-4
+    warmup_steps: int = 100
+    decay_steps: int | None = None
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    clip_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        _check_finite(self)
+        _check_positive(self, "learning_rate", "eps", "clip_norm", "decay_steps")
+        for name in ("min_learning_rate", "warmup_steps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative: got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1): got {getattr(self, name)}")
+
+
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
     """Builds the config class ``cls`` from the plain dict that ``dataclasses.asdict`` made of one.
 

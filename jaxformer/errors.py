@@ -1,0 +1,63 @@
+"""Everything that jaxformer refuses, and the exit code that each refusal ends a command with."""
+
+
+class JaxformerError(Exception):
+    """A refusal in one line: what, where, and what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(JaxformerError):
+    """A setting or combination of settings that cannot work."""
+
+    exit_code = 2
+
+
+class TextError(JaxformerError, ValueError):
+    """Text or vocabulary that cannot be used."""
+
+    exit_code = 3
+
+
+class CheckpointError(JaxformerError):
+    """A checkpoint that is missing, damaged or does not fit."""
+
+    exit_code = 4
+
+
+class UnsafeFileError(JaxformerError):
+    """A file refused because opening it could do harm."""
+
+    exit_code = 5
+
+
+class DivergedError(JaxformerError):
+    """Training produced a loss or gradient that is not finite."""
+
+    exit_code = 6
+
+
+class ResourceError(JaxformerError):
+    """Disk, permission or memory."""
+
+    exit_code = 7
+
+
+class DirectoryInUseError(JaxformerError):
+    """Another process is writing to the run folder."""
+
+    exit_code = 8
+
+
+class DeviceError(JaxformerError):
+    """The devices do not fit the settings."""
+
+    exit_code = 9
+
+
+class StoppedError(JaxformerError):
+    """A signal ended the run after its work was saved; ``exit_code`` is 128 + the signal."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,68 @@
+"""The naming rule: how a parameter of ours is called and laid out on the PyTorch side.
+
+=================== ================== ================ =========
+owner               torch_ref leaf     jaxformer leaf   transform
+=================== ================== ================ =========
+Linear              weight (out, in)   kernel (in, out) transpose
+Linear, LayerNorm   bias               bias             none
+LayerNorm, RMSNorm  weight             scale            none
+Embedding           weight             embedding        none
+=================== ================== ================ =========
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import CheckpointError
+
+TORCH_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
+
+
+def torch_name(name: str) -> str:
+    """The torch_ref name of one of our parameters.
+
+    >>> torch_name("blocks.3.attention.q_proj.kernel")
+    'blocks.3.attention.q_proj.weight'
+    """
+    owner, _, leaf = name.rpartition(".")
+    return ".".join(part for part in (owner, TORCH_LEAVES[leaf]) if part)
+
+
+def export_arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Our arrays by torch_ref's names and in its layout: parameters, gradients or moments."""
+    return {torch_name(name): _transpose(name, np.asarray(a)) for name, a in arrays.items()}
+
+
+def import_arrays(
+    arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """torch_ref's arrays by our names and in our layout.
+
+    Args:
+        arrays: by torch_ref's names.
+        shapes: of our parameters, by our names; each must be found, and nothing else.
+
+    Raises:
+        CheckpointError: a key is missing, unexpected or of another shape; all are listed.
+    """
+    expected = {torch_name(name): name for name in shapes}
+    problems = [f"missing {key}" for key in expected if key not in arrays]
+    problems += [f"unexpected {key}" for key in arrays if key not in expected]
+    result = {}
+    for key in expected.keys() & arrays.keys():
+        name = expected[key]
+        array = _transpose(name, np.asarray(arrays[key]))
+        if array.shape != tuple(shapes[name]):
+            problems.append(
+                f"{key} has shape {np.shape(arrays[key])}, {name} has {tuple(shapes[name])}"
+            )
+        result[name] = array
+    if problems:
+        raise CheckpointError("; ".join(sorted(problems)))
+    return result
+
+
+def _transpose(name: str, array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array.T if name.endswith("kernel") else array)

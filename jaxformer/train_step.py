@@ -1,0 +1,146 @@
+"""One training step and one evaluation step, as pure functions."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.config import OptimizerConfig
+from jaxformer.layers import seed_dropout
+from jaxformer.losses import cross_entropy, token_losses
+from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
+from jaxformer.parameters import Parameters, merge
+
+Definition = nnx.GraphDef[Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class TrainState:
+    """All that a step changes.
+
+    Attributes:
+        parameters: by path, in the dtype they are kept in.
+        optimizer_state: optax's, with moments in the same dict shape.
+        step: how many updates were made, int32 scalar.
+    """
+
+    parameters: Parameters
+    optimizer_state: optax.OptState
+    step: Int[Array, ""]
+
+    @classmethod
+    def create(cls, parameters: Parameters, optimizer: OptimizerConfig) -> "TrainState":
+        """The state before the first step."""
+        return cls(parameters, make_optimizer(optimizer).init(parameters), jnp.int32(0))
+
+
+def language_model_loss(
+    definition: Definition,
+    parameters: Parameters,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    key: Array | None,
+    compute_dtype: jnp.dtype | None = None,
+) -> Float[Array, ""]:
+    """Mean cross-entropy of the model in training mode, in nats per token.
+
+    Args:
+        definition: the model without its parameters.
+        parameters: by path.
+        inputs: token ids.
+        targets: the ids that follow them.
+        key: of this batch's dropout; None where every rate is 0.
+        compute_dtype: what parameters are cast to for the forward and backward pass; None leaves
+            them. The gradient comes back in the parameters' own dtype.
+    """
+    model = merge(definition, _cast(parameters, compute_dtype))
+    model.train()
+    seed_dropout(model, key)
+    return cross_entropy(model(inputs), targets)
+
+
+def train_step(
+    state: TrainState,
+    batch: tuple[Int[Array, "A B T"], Int[Array, "A B T"]],
+    key: Array | None,
+    *,
+    definition: Definition,
+    optimizer: OptimizerConfig,
+    compute_dtype: jnp.dtype | None = None,
+    axis_name: str | None = None,
+) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+    """One AdamW update from the gradients of A micro-batches, averaged.
+
+    Args:
+        state: before the step.
+        batch: inputs and targets of this device.
+        key: of this step's dropout on this device.
+        definition: the model without its parameters.
+        optimizer: its settings.
+        compute_dtype: see ``language_model_loss``.
+        axis_name: of the pmap axis over which losses and gradients are averaged.
+
+    Returns:
+        The state after the step, and ``train_loss`` (nats per token), ``grad_norm`` (before
+        clipping) and ``learning_rate``.
+    """
+
+    def loss(parameters: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
+        micro_key = None if key is None else jax.random.fold_in(key, index)
+        return language_model_loss(definition, parameters, *micro, micro_key, compute_dtype)
+
+    value_and_grad = jax.value_and_grad(loss)
+    count = batch[0].shape[0]
+    if count == 1:
+        value, gradients = value_and_grad(state.parameters, (batch[0][0], batch[1][0]), 0)
+    else:
+
+        def accumulate(total: Any, micro: Any) -> tuple[Any, None]:
+            micro_batch, index = micro
+            return jax.tree.map(
+                jnp.add, total, value_and_grad(state.parameters, micro_batch, index)
+            ), None
+
+        first = value_and_grad(state.parameters, (batch[0][0], batch[1][0]), 0)
+        rest = ((batch[0][1:], batch[1][1:]), jnp.arange(1, count))
+        total, _ = jax.lax.scan(accumulate, first, rest)
+        value, gradients = jax.tree.map(lambda x: x / count, total)
+    if axis_name is not None:
+        value, gradients = jax.lax.pmean((value, gradients), axis_name)
+
+    updates, optimizer_state = make_optimizer(optimizer).update(
+        gradients, state.optimizer_state, state.parameters
+    )
+    metrics = {
+        "train_loss": value,
+        "grad_norm": global_norm(gradients),
+        "learning_rate": learning_rate(optimizer, state.step).astype(value.dtype),
+    }
+    parameters = optax.apply_updates(state.parameters, updates)
+    return TrainState(parameters, optimizer_state, state.step + 1), metrics
+
+
+def evaluation_step(
+    parameters: Parameters,
+    inputs: Int[Array, "B T"],
+    targets: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    definition: Definition,
+    compute_dtype: jnp.dtype | None = None,
+) -> Float[Array, ""]:
+    """Sum of the losses of the targets that ``mask`` keeps, in nats, without dropout."""
+    model = merge(definition, _cast(parameters, compute_dtype))
+    model.eval()
+    return jnp.sum(token_losses(model(inputs), targets) * mask)
+
+
+def _cast(parameters: Parameters, dtype: jnp.dtype | None) -> Parameters:
+    if dtype is None:
+        return parameters
+    return {name: value.astype(dtype) for name, value in parameters.items()}

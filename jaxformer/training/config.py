@@ -1,0 +1,180 @@
+"""What a training run is: settings and presets, free of JAX."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One experiment: the model, its optimizer, its data, and what happens when.
+
+    Lengths are in optimizer steps. ``batch_size`` counts the windows of one step over all devices
+    and micro-batches.
+
+    Raises:
+        ValueError: a setting is out of its range or does not fit the others.
+    """
+
+    model: TransformerLMConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    data: str = "python-docs"
+    """A corpus by name (python-docs, tiny-shakespeare) or a text file by path."""
+    encoding: str = "utf-8"
+    """Of a text file."""
+    steps: int = 2000
+    """How many optimizer steps to make."""
+    seed: int = 1337
+    """Of initial weights, batches and dropout."""
+    batch_size: int = 12
+    """Windows per step, over all devices and micro-batches."""
+    accumulation: int = 1
+    """Micro-batches per step."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward and backward pass; parameters and optimizer are float32."""
+    devices: int | None = None
+    """How many local devices to use; default all."""
+    steps_per_call: int = 10
+    """Steps that one call of the compiled function makes."""
+    eval_interval: int = 250
+    """Steps between evaluations, each over the whole validation split, with a text sample."""
+    eval_batch_size: int = 64
+    """Windows that one call of the evaluation takes on each device."""
+    sample_tokens: int = 200
+    """Characters written at every evaluation; 0 writes none."""
+    checkpoint_interval: int = 250
+    """Steps between checkpoints."""
+    keep: int = 3
+    """How many of the latest checkpoints stay, beside the best."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "steps", "batch_size", "accumulation", "devices", "steps_per_call", "eval_interval",
+            "eval_batch_size", "checkpoint_interval", "keep",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive: got {value}")
+        if self.sample_tokens < 0:
+            raise ValueError(f"sample_tokens must not be negative: got {self.sample_tokens}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2^63): got {self.seed}")
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f"dtype must be float32 or bfloat16: got {self.dtype!r}")
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                "batch_size must be divisible by accumulation: got "
+                f"batch_size={self.batch_size}, accumulation={self.accumulation}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
+        """The inverse of ``to_dict``.
+
+        Raises:
+            ValueError: a key is unknown or missing, or a value is refused.
+        """
+        values = dict(values)
+        values["model"] = from_dict(TransformerLMConfig, values.get("model", {}))
+        values["optimizer"] = from_dict(OptimizerConfig, values.get("optimizer", {}))
+        config: TrainConfig = from_dict(cls, values)
+        return config
+
+
+def nano() -> TrainConfig:
+    """nanoGPT's recipe for a CPU: 0.8 M parameters, about a minute on 2 cores.
+
+    ``train.py --preset nano --data tiny-shakespeare``: VALIDATION_NANO.
+    """
+    return TrainConfig(
+        model=_nanogpt(num_layers=4, num_heads=4, d_model=128, context_length=64, dropout=0.0),
+        batch_size=12,
+        steps=2000,
+    )
+
+
+def baby() -> TrainConfig:
+    """nanoGPT's recipe for a GPU: 10.7 M parameters, hours on 2 cores.
+
+    ``train.py --preset baby --data tiny-shakespeare``: nanoGPT publishes a validation loss of
+    1.4697 nats/char for this recipe; not yet measured here.
+    """
+    return TrainConfig(
+        model=_nanogpt(num_layers=6, num_heads=6, d_model=384, context_length=256, dropout=0.2),
+        batch_size=64,
+        steps=5000,
+    )
+
+
+def char_lm() -> TrainConfig:
+    """The ``charlm`` family's model: 10 layers, 12 heads, 768 wide, no biases on q, k and v.
+
+    ``train.py --preset char-lm --data tiny-shakespeare``: 71 M parameters; wants a GPU or TPU, and
+    has not been measured here.
+    """
+    model = TransformerLMConfig(
+        num_layers=10,
+        num_heads=12,
+        d_model=768,
+        context_length=256,
+        qkv_bias=False,
+        embedding_dropout=0.1,
+        attention_dropout=0.1,
+        output_dropout=0.1,
+        feed_forward_dropout=0.1,
+    )
+    optimizer = OptimizerConfig(learning_rate=6e-4, min_learning_rate=6e-5)
+    return TrainConfig(model=model, optimizer=optimizer, batch_size=32, steps=5000)
+
+
+def gpt2_small() -> TrainConfig:
+    """GPT-2's smallest model: 12 layers, 12 heads, 768 wide, context 1024, 50257 tokens.
+
+    ``train.py --preset gpt2-small --data FILE --dtype bfloat16``: 124 M parameters; wants a GPU or
+    TPU, and has not been measured here. A character corpus uses the first rows of its vocabulary.
+    """
+    model = TransformerLMConfig(
+        vocab_size=50257,
+        num_layers=12,
+        num_heads=12,
+        d_model=768,
+        context_length=1024,
+        activation="gelu_tanh",
+        embedding_dropout=0.1,
+        attention_dropout=0.1,
+        output_dropout=0.1,
+        feed_forward_dropout=0.1,
+    )
+    optimizer = OptimizerConfig(
+        learning_rate=6e-4, min_learning_rate=6e-5, beta2=0.95, warmup_steps=2000
+    )
+    return TrainConfig(model=model, optimizer=optimizer, batch_size=8, steps=100_000)
+
+
+def _nanogpt(
+    *, num_layers: int, num_heads: int, d_model: int, context_length: int, dropout: float
+) -> TransformerLMConfig:
+    """A GPT as nanoGPT's train.py makes it: no biases, one rate at its four places of dropout."""
+    return TransformerLMConfig(
+        num_layers=num_layers,
+        num_heads=num_heads,
+        d_model=d_model,
+        context_length=context_length,
+        qkv_bias=False,
+        output_bias=False,
+        feed_forward_bias=False,
+        norm_bias=False,
+        embedding_dropout=dropout,
+        attention_dropout=dropout,
+        output_dropout=dropout,
+        feed_forward_dropout=dropout,
+    )
+
+
+PRESETS = {"nano": nano, "baby": baby, "char-lm": char_lm, "gpt2-small": gpt2_small}

@@ -1,0 +1,119 @@
+"""Texts to train on, by name or by path."""
+
+import hashlib
+import os
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxformer.errors import ResourceError, TextError, UsageError
+
+TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TINY_SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/"
+    "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt"
+)
+NAMES = ("python-docs", "tiny-shakespeare")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text, what it is called, and the SHA-256 of its UTF-8 bytes."""
+
+    name: str
+    text: str
+    sha256: str
+
+
+def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -> Corpus:
+    """The corpus of that name, or the text file at that path.
+
+    ``python-docs`` is the text of ``pydoc_data.topics``, which every CPython carries; it differs a
+    little between Python versions, which is why its hash is kept with the model.
+    ``tiny-shakespeare`` is looked for in JAXFORMER_DATA_DIR, then in the user cache; it is fetched
+    only where ``download`` says so, and its hash is pinned.
+
+    Raises:
+        UsageError: there is no such name or file.
+        TextError: the text is empty, cannot be decoded, or is not the pinned one.
+        ResourceError: the download failed.
+    """
+    if name == "python-docs":
+        return _corpus(name, _python_docs())
+    if name == "tiny-shakespeare":
+        text = _tiny_shakespeare(download).decode("utf-8")
+        return _corpus(name, text)
+    path = Path(name)
+    if not path.is_file():
+        what = "is a folder, not a text file" if path.is_dir() else "does not exist"
+        raise UsageError(f"--data {name}: {what}; known names are {', '.join(NAMES)}")
+    return _corpus(str(path), _read_text(path, encoding))
+
+
+def _corpus(name: str, text: str) -> Corpus:
+    if not text:
+        raise TextError(f"{name} is empty: give a text file with something in it")
+    return Corpus(name, text, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _python_docs() -> str:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UsageError(
+            "this Python was packaged without pydoc_data, the text of python-docs: "
+            "give --data FILE"
+        ) from None
+    return "\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n"
+
+
+def _read_text(path: Path, encoding: str) -> str:
+    try:
+        data = path.read_bytes()
+        # A byte order mark is a sign of the encoding, not a character to learn.
+        text = data.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error.strerror}") from error
+    except LookupError:
+        raise UsageError(f"--encoding {encoding}: Python knows no such encoding") from None
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"{path} is not {encoding}: byte 0x{data[error.start]:02x} at offset {error.start}; "
+            "name its encoding with --encoding, such as latin-1"
+        ) from None
+    return text.replace("\r\n", "\n")
+
+
+def _tiny_shakespeare(download: bool) -> bytes:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+    folders = [Path(os.environ["JAXFORMER_DATA_DIR"])] if "JAXFORMER_DATA_DIR" in os.environ else []
+    for folder in (*folders, cache):
+        path = folder / "tiny-shakespeare.txt"
+        if path.is_file():
+            return _pinned(path.read_bytes(), str(path))
+    if not download:
+        raise UsageError(
+            "tiny-shakespeare is not on this machine: put tiny-shakespeare.txt into the folder "
+            "that JAXFORMER_DATA_DIR names, or fetch it (1.1 MB) with --download"
+        )
+    try:
+        with urllib.request.urlopen(TINY_SHAKESPEARE_URL, timeout=60) as response:
+            data = response.read(2_000_000)
+    except OSError as error:
+        raise ResourceError(f"could not fetch {TINY_SHAKESPEARE_URL}: {error}") from error
+    data = _pinned(data, TINY_SHAKESPEARE_URL)
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = cache / f"tiny-shakespeare.txt.{os.getpid()}"
+    temporary.write_bytes(data)
+    temporary.replace(cache / "tiny-shakespeare.txt")
+    return data
+
+
+def _pinned(data: bytes, where: str) -> bytes:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != TINY_SHAKESPEARE_SHA256:
+        raise TextError(
+            f"{where} is not the tiny-shakespeare that jaxformer knows: its SHA-256 is "
+            f"{digest[:16]}…, not {TINY_SHAKESPEARE_SHA256[:16]}…"
+        )
+    return data

@@ -1,0 +1,164 @@
+"""Where numbers go: metrics.jsonl always, a service on request, a picture at the end."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from jaxformer.errors import UsageError
+from jaxformer.training.checkpoints import write_durably
+
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+
+
+class Sink(Protocol):
+    """Something that takes numbers."""
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Takes the numbers of one step; ``record["step"]`` says which."""
+
+    def close(self) -> None:
+        """Writes out what is still held."""
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one JSON object a line.
+
+    Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token),
+    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``.
+
+    Args:
+        path: of the file.
+        first_step: the step that a resumed run starts from; later lines are of steps that were
+            made but never saved, and will be made again.
+    """
+
+    def __init__(self, path: Path, first_step: int = 0):
+        if path.exists():
+            kept = [json.dumps(r) + "\n" for r in read_metrics(path) if r["step"] <= first_step]
+            write_durably(path, "".join(kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Appends one line; it is on its way to the disk when this returns."""
+        finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
+        self._file.write(json.dumps(finite) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Service:
+    """A metrics service. The first failure is told once; training and metrics.jsonl go on.
+
+    Args:
+        name: tensorboard, wandb or trackio.
+        folder: the run's folder.
+        config: its settings.
+        warn: told in one line what went wrong.
+
+    Raises:
+        UsageError: its package is not installed.
+    """
+
+    def __init__(self, name: Tracker, folder: Path, config: dict[str, Any], warn: Any):
+        self._name = name
+        self._warn = warn
+        self._failed = False
+        try:
+            if name == "tensorboard":
+                import tensorboardX
+
+                writer = tensorboardX.SummaryWriter(str(folder / "tensorboard"))
+                self._log = lambda record, step: [
+                    writer.add_scalar(key, value, step) for key, value in record.items()
+                ]
+                self._finish = writer.close
+            else:
+                if name == "wandb":
+                    import wandb as tracker
+                else:
+                    import trackio as tracker
+                self._open(tracker, folder, config)
+        except ImportError:
+            raise UsageError(
+                f"--tracker {name} needs a package: pip install 'jaxformer[{name}]'"
+            ) from None
+
+    def _open(self, tracker: Any, folder: Path, config: dict[str, Any]) -> None:
+        self._log, self._finish = lambda record, step: None, lambda: None
+        try:
+            tracker.init(project="jaxformer", name=folder.name, config=config)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._log = lambda record, step: tracker.log(dict(record), step=step)
+        self._finish = tracker.finish
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Hands the numbers on."""
+        if not self._failed:
+            numbers = {key: value for key, value in record.items() if key != "step"}
+            try:
+                self._log(numbers, int(record["step"]))
+            except Exception as error:
+                self._fail(error)
+
+    def close(self) -> None:
+        """Ends the service's run."""
+        if not self._failed:
+            try:
+                self._finish()
+            except Exception as error:
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        self._warn(f"{self._name} does not answer ({error}); metrics.jsonl goes on")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; a last line cut short by a kill is left out."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def plot_losses(records: Sequence[Mapping[str, Any]], path: Path, title: str) -> bool:
+    """Draws training and validation loss against the step; False where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    trained = [(r["step"], r["train_loss"]) for r in records if r.get("train_loss") is not None]
+    evaluated = [(r["step"], r["val_loss"]) for r in records if r.get("val_loss") is not None]
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    if trained:
+        steps, losses = zip(*trained, strict=True)
+        axes.plot(steps, losses, color="#9db4c0", linewidth=0.8, label="training, each step")
+    if evaluated:
+        steps, losses = zip(*evaluated, strict=True)
+        axes.plot(steps, losses, "o-", color="#c1121f", markersize=4, label="validation, whole split")
+        axes.annotate(
+            f"{losses[-1]:.3f}", (steps[-1], losses[-1]), xytext=(0, 10),
+            textcoords="offset points", ha="right", color="#c1121f",
+        )  # fmt: skip
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("cross-entropy (nats per token)")
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True

@@ -1,0 +1,138 @@
+"""What a person sees while a model trains."""
+
+import math
+import time
+
+import jax
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class Reporter:
+    """A progress bar where there is a terminal, plain lines where there is none.
+
+    Args:
+        steps: of the whole run.
+        first_step: where this process begins.
+        console: where to write; default standard output.
+        line_interval: seconds between plain lines.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        first_step: int = 0,
+        console: Console | None = None,
+        line_interval: float = 5.0,
+    ):
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self._steps = steps
+        self._line_interval = line_interval
+        self._last_line = 0.0
+        self._val_loss = math.nan
+        self._bar = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[numbers]}"),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=steps, completed=first_step, numbers="")
+        self._bar.start()
+
+    def summary(self, rows: dict[str, str]) -> None:
+        """Shows what is about to run."""
+        table = Table.grid(padding=(0, 2))
+        for name, value in rows.items():
+            table.add_row(f"[dim]{name}", escape(value))
+        self.console.print(table)
+
+    def steps_done(self, step: int, loss: float, tokens_per_second: float, ms: float) -> None:
+        """Shows how far the run is.
+
+        Args:
+            step: steps made so far.
+            loss: of the last one, in nats per token.
+            tokens_per_second: over the last call.
+            ms: milliseconds a step took in it.
+        """
+        numbers = f"loss {loss:.3f}"
+        if math.isfinite(self._val_loss):
+            numbers += f" · val {self._val_loss:.3f}"
+        numbers += f" · {_thousands(tokens_per_second)} tokens/s · {ms:.1f} ms/step · {memory()}"
+        self._bar.update(self._task, completed=step, numbers=numbers)
+        now = time.monotonic()
+        if not self.console.is_terminal and (
+            now - self._last_line >= self._line_interval or step == self._steps
+        ):
+            self._last_line = now
+            left = (self._steps - step) * ms / 1000
+            self.console.print(f"step {step}/{self._steps} · {numbers} · ETA {_clock(left)}")
+
+    def evaluation(self, step: int, val_loss: float, seconds: float) -> None:
+        """Shows a validation loss (nats per token)."""
+        better = not val_loss >= self._val_loss
+        self._val_loss = val_loss
+        self.console.print(
+            f"[bold]step {step}[/] · validation loss [bold]{val_loss:.4f}[/] nats/char · "
+            f"{val_loss / math.log(2):.4f} bits/char · {seconds:.1f} s"
+            + ("" if better else " · [yellow]higher than before")
+        )
+
+    def sample(self, text: str) -> None:
+        """Shows what the model writes."""
+        for line in text.strip("\n").splitlines():
+            self.console.print(f"  [dim]│[/] [italic]{escape(line)}")
+
+    def note(self, message: str) -> None:
+        """One line for the person at the terminal."""
+        self.console.print(escape(message))
+
+    def warn(self, message: str) -> None:
+        """One line that should not be missed."""
+        self.console.print(f"[yellow]warning:[/] {escape(message)}")
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        self._bar.stop()
+
+
+def memory() -> str:
+    """The memory in use: that of the first accelerator, or this process's where there is none."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_in_use" in stats:
+        return f"{stats['bytes_in_use'] / 2**30:.1f} GiB on device"
+    return f"{resident_bytes() / 2**30:.1f} GiB"
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, in bytes; its peak where the system gives only that."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+    except OSError:
+        import resource
+        import sys
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def describe_parameters(count: int) -> str:
+    """A count of parameters as people say it: 0.8 M, 124.4 M."""
+    return f"{count / 1e6:.1f} M"
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

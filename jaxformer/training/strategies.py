@@ -1,0 +1,195 @@
+"""How the one step is run over several devices.
+
+``jax.pmap`` is in maintenance mode upstream, so it is named in this file alone.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxformer.config import OptimizerConfig
+from jaxformer.errors import DeviceError
+from jaxformer.parameters import Parameters
+from jaxformer.train_step import Definition, TrainState, evaluation_step, train_step
+
+AXIS = "data"
+
+
+class DataParallel:
+    """Every device holds all parameters and takes its share of each batch, under ``jax.pmap``.
+
+    Several steps run in one call: a loop on the device cuts each step's windows out of the corpus,
+    which lies there too. The loop's length is an argument, so one compilation serves every length
+    and a run cut anywhere computes the same bits as one that is not.
+
+    Args:
+        definition: the model without its parameters.
+        optimizer: its settings.
+        seed: of dropout.
+        batch_size: windows per step, over all devices and micro-batches.
+        accumulation: micro-batches per step.
+        context_length: T, in tokens.
+        compute_dtype: see ``language_model_loss``.
+        uses_dropout: whether any rate is above zero.
+        devices: the devices to use.
+
+    Raises:
+        DeviceError: batch_size does not divide over the devices and micro-batches.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        optimizer: OptimizerConfig,
+        *,
+        seed: int,
+        batch_size: int,
+        accumulation: int = 1,
+        context_length: int,
+        compute_dtype: jnp.dtype | None = None,
+        uses_dropout: bool = True,
+        devices: Sequence[jax.Device] | None = None,
+    ):
+        self.devices = list(jax.local_devices() if devices is None else devices)
+        check_batch_size(batch_size, accumulation, len(self.devices))
+        self._batch_shape = (accumulation, len(self.devices), -1)
+        step = functools.partial(
+            train_step,
+            definition=definition,
+            optimizer=optimizer,
+            compute_dtype=compute_dtype,
+            axis_name=AXIS,
+        )
+        key = jax.random.key(seed) if uses_dropout else None
+
+        def steps(
+            state: TrainState, tokens: Int[Array, "C"], starts: Int[Array, "n A b"], count: Array
+        ) -> tuple[TrainState, dict[str, Float[Array, "n"]]]:
+            def one(index: Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+                state, history = carry
+                step_key = None
+                if key is not None:
+                    step_key = jax.random.fold_in(key, state.step)
+                    step_key = jax.random.fold_in(step_key, jax.lax.axis_index(AXIS))
+                batch = cut_windows(tokens, starts[index], context_length)
+                state, metrics = step(state, batch, step_key)
+                history = {k: v.at[index].set(metrics[k]) for k, v in history.items()}
+                return state, history
+
+            dtype = next(iter(state.parameters.values())).dtype
+            empty = jnp.zeros(starts.shape[0], dtype)
+            history = {k: empty for k in ("train_loss", "grad_norm", "learning_rate")}
+            return jax.lax.fori_loop(0, count, one, (state, history))
+
+        def evaluate(
+            parameters: Parameters,
+            tokens: Int[Array, "C"],
+            starts: Int[Array, "n b"],
+            mask: Bool[Array, "n b T"],
+        ) -> Float[Array, ""]:
+            def one(batch: Any) -> Float[Array, ""]:
+                inputs, targets = cut_windows(tokens, batch[0], context_length)
+                return evaluation_step(
+                    parameters,
+                    inputs,
+                    targets,
+                    batch[1],
+                    definition=definition,
+                    compute_dtype=compute_dtype,
+                )
+
+            return jax.lax.psum(jnp.sum(jax.lax.map(one, (starts, mask))), AXIS)
+
+        self._steps = jax.pmap(
+            steps,
+            axis_name=AXIS,
+            in_axes=(0, 0, 2, None),
+            donate_argnums=0,
+            devices=self.devices,
+        )
+        self._evaluate = jax.pmap(
+            evaluate, axis_name=AXIS, in_axes=(0, 0, 1, 1), devices=self.devices
+        )
+
+    def replicate(self, tree: Any) -> Any:
+        """The same values on every device, with a leading axis over devices."""
+        count = len(self.devices)
+        mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+
+        def put(x: Any) -> Array:
+            x = np.asarray(x)
+            return jax.device_put(np.broadcast_to(x[None], (count, *x.shape)), sharding)
+
+        return jax.tree.map(put, tree)
+
+    def fetch(self, tree: Any) -> Any:
+        """One copy of replicated values, as numpy arrays."""
+        return jax.tree.map(lambda x: np.asarray(x.addressable_shards[0].data)[0], tree)
+
+    def train(
+        self, state: TrainState, tokens: Array, starts: Int[np.ndarray, "n B"], count: int
+    ) -> tuple[TrainState, dict[str, Float[np.ndarray, "n"]]]:
+        """Makes ``count`` steps of at most n, each from the windows that begin at its ``starts``.
+
+        The state is donated. Returns the next state and the metrics of each step.
+        """
+        shaped = starts.reshape(len(starts), *self._batch_shape)
+        state, history = self._steps(state, tokens, shaped, np.int32(count))
+        return state, {k: v[:count] for k, v in self.fetch(history).items()}
+
+    def evaluate(
+        self,
+        parameters: Parameters,
+        tokens: Array,
+        starts: Int[np.ndarray, "W"],
+        mask: Bool[np.ndarray, "W T"],
+        batch_size: int,
+    ) -> float:
+        """Mean loss over the targets that ``mask`` keeps, in nats per token.
+
+        Args:
+            parameters: replicated.
+            tokens: replicated.
+            starts: where the windows begin.
+            mask: which of their targets count.
+            batch_size: windows per device at a time.
+        """
+        devices = len(self.devices)
+        batch_size = min(batch_size, -(-len(starts) // devices))
+        pad = -len(starts) % (devices * batch_size)
+        starts = np.pad(starts, (0, pad)).reshape(-1, devices, batch_size)
+        padded = np.pad(mask, ((0, pad), (0, 0)))
+        padded = padded.reshape(-1, devices, batch_size, mask.shape[1])
+        total = self._evaluate(parameters, tokens, starts, padded)
+        return float(self.fetch(total)) / int(mask.sum())
+
+
+def cut_windows(
+    tokens: Int[Array, "C"], starts: Int[Array, "*batch"], length: int
+) -> tuple[Int[Array, "*batch T"], Int[Array, "*batch T"]]:
+    """Inputs and targets of the windows that begin at ``starts``."""
+    offsets = jnp.arange(length + 1).reshape((1,) * starts.ndim + (-1,))
+    windows = tokens[starts[..., None] + offsets].astype(jnp.int32)
+    return windows[..., :-1], windows[..., 1:]
+
+
+def check_batch_size(batch_size: int, accumulation: int, devices: int) -> None:
+    """Checks that a batch divides over devices and micro-batches.
+
+    Raises:
+        DeviceError: it does not; the message names the nearest sizes that do.
+    """
+    unit = devices * accumulation
+    if batch_size % unit:
+        below = batch_size // unit * unit
+        choices = [str(size) for size in (below, below + unit) if size]
+        raise DeviceError(
+            f"--batch-size {batch_size} does not divide over {devices} devices and "
+            f"{accumulation} micro-batches: use {' or '.join(choices)}, or --devices"
+        )

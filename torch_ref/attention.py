@@ -1,0 +1,311 @@
+"""Attention: one core that never changes, and the module that projects into and out of it."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torch_ref.layers import Dropout, Linear
+from torch_ref.masks import expand_mask
+from torch_ref.norms import LayerNorm, RMSNorm
+from torch_ref.positions import NoPositions
+
+
+def scaled_dot_product_attention(
+    q_BTNH: torch.Tensor,
+    k_BSKH: torch.Tensor,
+    v_BSKH: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    dropout: Callable[[torch.Tensor], torch.Tensor] = lambda weights: weights,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(q kᵀ · scale + bias) v, head by head (Vaswani et al., arXiv 1706.03762, eq. 1).
+
+    Query head n uses key/value head n // (N / K). The product q kᵀ is in the activations' dtype,
+    what follows it up to the softmax in float32 or wider. A query that may attend to no key gets
+    zeros, with finite gradients.
+
+    Args:
+        q_BTNH: queries.
+        k_BSKH: keys.
+        v_BSKH: values, in the dtype of the output.
+        mask: True = may attend, broadcastable to (B, N, T, S).
+        bias: added to the scaled scores, broadcastable to (B, N, T, S).
+        scale: default 1/sqrt(H).
+        soft_cap: where given, scores become soft_cap · tanh(scores / soft_cap) (arXiv 2408.00118).
+        dropout: applied to the weights.
+
+    Returns:
+        The output (B, T, N, H), and the weights (B, N, T, S) that were applied to the values
+        (after dropout).
+    """
+    batch, queries, num_heads, head_dim = q_BTNH.shape
+    keys, num_kv_heads = k_BSKH.shape[1:3]
+    wide = torch.promote_types(q_BTNH.dtype, torch.float32)
+    q_BTKGH = q_BTNH.reshape(batch, queries, num_kv_heads, -1, head_dim)
+    scores_BKGTS = torch.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH)
+    scores = scores_BKGTS.reshape(batch, num_heads, queries, keys).to(wide)
+    scores = scores * (1 / math.sqrt(head_dim) if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias.to(wide)
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    if mask is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        mask = expand_mask(mask)
+        weights = torch.where(mask, scores, torch.finfo(wide).min).softmax(dim=-1)
+        weights = torch.where(mask, weights, 0)
+    weights = dropout(weights.to(v_BSKH.dtype))
+    weights_BKGTS = weights.reshape(batch, num_kv_heads, -1, queries, keys)
+    out_BTKGH = torch.einsum("bkgts,bskh->btkgh", weights_BKGTS, v_BSKH)
+    return out_BTKGH.reshape(batch, queries, num_heads, -1), weights
+
+
+def _fused_attention(
+    q_BTNH: torch.Tensor,
+    k_BSKH: torch.Tensor,
+    v_BSKH: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scale: float,
+    dropout_rate: float,
+) -> torch.Tensor:
+    """The same output (B, T, N, H) by torch's kernels, which keep the weights to themselves."""
+    q_BNTH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BTNH, k_BSKH, v_BSKH))
+    on_cpu = q_BTNH.device.type == "cpu"
+    attn_mask = None if mask is None else expand_mask(mask)
+    if bias is not None:
+        # Only the CPU's kernels take a bias that is wider than the queries.
+        bias = bias.to(torch.promote_types(q_BTNH.dtype, torch.float32) if on_cpu else q_BTNH.dtype)
+        attn_mask = bias if attn_mask is None else torch.where(attn_mask, bias, -torch.inf)
+    group = q_BTNH.shape[2] // k_BSKH.shape[2]
+    if group > 1 and attn_mask is not None and not on_cpu:
+        # No memory-efficient GPU kernel takes both a mask and shared key/value heads.
+        k_BKSH, v_BKSH = (x.repeat_interleave(group, dim=1) for x in (k_BKSH, v_BKSH))
+    out_BNTH = functional.scaled_dot_product_attention(
+        q_BNTH,
+        k_BKSH,
+        v_BKSH,
+        attn_mask=attn_mask,
+        dropout_p=dropout_rate,
+        scale=scale,
+        enable_gqa=q_BNTH.shape[1] != k_BKSH.shape[1],
+    )
+    return out_BNTH.transpose(1, 2)
+
+
+def _fused_dropout_rate(dropout: Dropout) -> float | None:
+    """The rate that torch's kernels can apply; None where the mask or its generator is ours."""
+    if not dropout.training or dropout.rate == 0:
+        return 0.0
+    ours = dropout.keep_mask is not None or dropout.generator is not None
+    return None if ours else dropout.rate
+
+
+@dataclasses.dataclass
+class LayerCache:
+    """The keys and values that one attention has seen, in buffers of a fixed length S.
+
+    Attributes:
+        k_BSKH: keys, rotated; rows from ``length`` on are not yet written.
+        v_BSKH: values.
+        length: how many rows are written.
+    """
+
+    k_BSKH: torch.Tensor  # noqa: N815
+    v_BSKH: torch.Tensor  # noqa: N815
+    length: int
+
+    def append(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor) -> None:
+        """Writes T rows after those already there, in place.
+
+        Raises:
+            ValueError: the buffers are too short.
+        """
+        end = self.length + k_BTKH.shape[1]
+        if end > self.k_BSKH.shape[1]:
+            raise ValueError(f"{end} tokens do not fit a cache of {self.k_BSKH.shape[1]}")
+        self.k_BSKH[:, self.length : end] = k_BTKH
+        self.v_BSKH[:, self.length : end] = v_BTKH
+        self.length = end
+
+
+class MultiHeadAttention(nn.Module):
+    """Projects to heads, attends, projects back (arXiv 1706.03762, section 3.2.2).
+
+    With ``num_kv_heads`` below ``num_heads`` it is grouped-query attention (arXiv 2305.13245), with
+    one key/value head multi-query attention (arXiv 1911.02150). No bias, scale or rescaling beyond
+    those named here is applied.
+
+    Args:
+        d_model: D, the width of inputs and output.
+        num_heads: N.
+        num_kv_heads: K, default N.
+        head_dim: H, default D / N.
+        use_bias: whether q_proj, k_proj and v_proj have biases.
+        output_bias: whether o_proj has one.
+        output_projection: False leaves the heads side by side, (B, T, N·H), without o_proj.
+        position: a ``NoPositions``, ``Rotary``, ``ALiBi`` or ``RelativePositions``.
+        q_norm: normalises each query over H before it is rotated; ``k_norm`` each key.
+        k_norm: see ``q_norm``.
+        scale: default 1/sqrt(H).
+        score_soft_cap: see ``scaled_dot_product_attention``.
+        attention_dropout: rate on the attention weights.
+        output_dropout: rate on the result.
+
+    Raises:
+        ValueError: num_heads is not divisible by num_kv_heads, or d_model by num_heads where
+            head_dim is not given.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        use_bias: bool = True,
+        output_bias: bool = True,
+        output_projection: bool = True,
+        position: NoPositions | None = None,
+        q_norm: LayerNorm | RMSNorm | None = None,
+        k_norm: LayerNorm | RMSNorm | None = None,
+        scale: float | None = None,
+        score_soft_cap: float | None = None,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ):
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(
+                "num_heads must be divisible by num_kv_heads: got "
+                f"num_heads={num_heads}, num_kv_heads={num_kv_heads}"
+            )
+        if head_dim is None and d_model % num_heads:
+            raise ValueError(
+                "d_model must be divisible by num_heads: got "
+                f"d_model={d_model}, num_heads={num_heads}"
+            )
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = d_model // num_heads if head_dim is None else head_dim
+        self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
+        self.score_soft_cap = score_soft_cap
+        kv_width = num_kv_heads * self.head_dim
+        width = num_heads * self.head_dim
+        self.q_proj = Linear(d_model, width, use_bias=use_bias)
+        self.k_proj = Linear(d_model, kv_width, use_bias=use_bias)
+        self.v_proj = Linear(d_model, kv_width, use_bias=use_bias)
+        self.o_proj = Linear(width, d_model, use_bias=output_bias) if output_projection else None
+        self.position = NoPositions() if position is None else position
+        self.q_norm = q_norm
+        self.k_norm = k_norm
+        self.attention_dropout = Dropout(attention_dropout)
+        self.output_dropout = Dropout(output_dropout)
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        value: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+        *,
+        bias: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        cache: LayerCache | None = None,
+        return_weights: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attends from ``query`` to ``key``, which defaults to the query; ``value`` to the key.
+
+        Torch's fused attention does it wherever it can do the same: the weights are not asked for,
+        scores have no soft cap, and dropout on the weights is torch's own.
+
+        Args:
+            query: what asks, (B, T, D).
+            key: what is asked, (B, S, D) of any length S.
+            value: what is answered, (B, S, D).
+            mask: True = may attend, broadcastable to (B, N, T, S).
+            bias: added to the scaled scores, beside the position scheme's own.
+            positions: of the query tokens, and of the keys in self-attention, (B, T); default
+                0 … T - 1.
+            cache: keys and values so far; this call's are appended to it, and S is its length.
+            return_weights: also return the weights applied to the values, (B, N, T, S).
+        """
+        self_attention = key is None
+        key = query if key is None else key
+        value = key if value is None else value
+        q_BTNH = self._heads(self.q_proj(query), self.num_heads)
+        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads)
+        v_BSKH = self._heads(self.v_proj(value), self.num_kv_heads)
+        if self.q_norm is not None:
+            q_BTNH = self.q_norm(q_BTNH)
+        if self.k_norm is not None:
+            k_BSKH = self.k_norm(k_BSKH)
+
+        start = 0 if cache is None else cache.length
+        if _overrides(self.position, "rotate"):
+            positions = _slots(start, query) if positions is None else positions
+            q_BTNH = self.position.rotate(q_BTNH, positions)
+            k_BSKH = self.position.rotate(k_BSKH, positions if self_attention else _slots(0, key))
+        if cache is not None:
+            cache.append(k_BSKH, v_BSKH)
+            k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
+
+        if _overrides(self.position, "bias"):
+            distance_TS = _slots(0, k_BSKH) - _slots(start, query).T
+            position_bias = self.position.bias(q_BTNH * self.scale, distance_TS)
+            if position_bias is not None:
+                bias = position_bias if bias is None else bias + position_bias
+
+        weights_BNTS = None
+        dropout_rate = _fused_dropout_rate(self.attention_dropout)
+        if return_weights or self.score_soft_cap is not None or dropout_rate is None:
+            out_BTNH, weights_BNTS = scaled_dot_product_attention(
+                q_BTNH,
+                k_BSKH,
+                v_BSKH,
+                mask=mask,
+                bias=bias,
+                scale=self.scale,
+                soft_cap=self.score_soft_cap,
+                dropout=self.attention_dropout,
+            )
+        else:
+            out_BTNH = _fused_attention(
+                q_BTNH,
+                k_BSKH,
+                v_BSKH,
+                mask=mask,
+                bias=bias,
+                scale=self.scale,
+                dropout_rate=dropout_rate,
+            )
+        out = out_BTNH.reshape(*query.shape[:-1], -1)
+        if self.o_proj is not None:
+            out = self.o_proj(out)
+        out = self.output_dropout(out)
+        if weights_BNTS is None or not return_weights:
+            return out
+        return out, weights_BNTS
+
+    def _heads(self, x: torch.Tensor, num_heads: int) -> torch.Tensor:
+        return x.reshape(*x.shape[:-1], num_heads, self.head_dim)
+
+
+def _slots(start: int, x: torch.Tensor) -> torch.Tensor:
+    """Where the rows of x (B, T, …) stand: start … start + T - 1, with a batch dimension of 1."""
+    return torch.arange(start, start + x.shape[1], device=x.device)[None]
+
+
+def _overrides(position: NoPositions, method: str) -> bool:
+    return getattr(type(position), method) is not getattr(NoPositions, method)

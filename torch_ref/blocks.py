@@ -1,0 +1,256 @@
+"""Blocks: the order of attention, feed-forward, norms and residual sums.
+
+A block takes its parts ready made; ``make_block`` builds them from a config.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from torch_ref.attention import LayerCache, MultiHeadAttention
+from torch_ref.config import TransformerConfig
+from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
+from torch_ref.layers import Dropout
+from torch_ref.masks import causal_mask, combine_masks, window_mask
+from torch_ref.norms import LayerNorm, RMSNorm, make_norm
+from torch_ref.positions import ALiBi, NoPositions, RelativePositions, Rotary
+
+Norm = LayerNorm | RMSNorm
+Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor]]
+
+
+class Block(nn.Module):
+    """Branches around a residual stream; a subclass says how they are combined.
+
+    The branches are self-attention, cross-attention where given (a decoder's block), and
+    feed-forward, each with its norm and a dropout on what it adds.
+
+    Args:
+        attention: the self-attention.
+        feed_forward: a ``FeedForward`` or ``GatedFeedForward``.
+        attention_norm: the norm beside the self-attention.
+        feed_forward_norm: the norm beside the feed-forward.
+        cross_attention: attends to an encoder's output.
+        cross_attention_norm: the norm beside the cross-attention.
+        residual_dropout: rate on what each branch adds.
+    """
+
+    def __init__(
+        self,
+        attention: MultiHeadAttention,
+        feed_forward: FeedForward | GatedFeedForward,
+        attention_norm: Norm,
+        feed_forward_norm: Norm,
+        *,
+        cross_attention: MultiHeadAttention | None = None,
+        cross_attention_norm: Norm | None = None,
+        residual_dropout: float = 0.0,
+    ):
+        super().__init__()
+        self.attention = attention
+        self.cross_attention = cross_attention
+        self.feed_forward = feed_forward
+        self.attention_norm = attention_norm
+        self.cross_attention_norm = cross_attention_norm
+        self.feed_forward_norm = feed_forward_norm
+        self.attention_residual_dropout = Dropout(residual_dropout)
+        self.cross_attention_residual_dropout = (
+            None if cross_attention is None else Dropout(residual_dropout)
+        )
+        self.feed_forward_residual_dropout = Dropout(residual_dropout)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        memory: torch.Tensor | None = None,
+        memory_mask: torch.Tensor | None = None,
+        *,
+        positions: torch.Tensor | None = None,
+        cache: LayerCache | None = None,
+        return_weights: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream after this block, and the self-attention's weights if asked for.
+
+        Args:
+            x: the residual stream, (B, T, D).
+            mask: who may attend to whom in the self-attention, broadcastable to (B, N, T, S).
+            memory: the encoder's output (B, S, D), for a block with cross-attention.
+            memory_mask: who may attend to what in the cross-attention.
+            positions: see ``MultiHeadAttention``.
+            cache: see ``MultiHeadAttention``.
+            return_weights: also return the weights of the self-attention, (B, N, T, S).
+        """
+        weights = []
+
+        def attend(h: torch.Tensor) -> torch.Tensor:
+            h = self.attention(
+                h, mask=mask, positions=positions, cache=cache, return_weights=return_weights
+            )
+            if return_weights:
+                h, attention_weights = h
+                weights.append(attention_weights)
+            return self.attention_residual_dropout(h)
+
+        def attend_to_memory(h: torch.Tensor) -> torch.Tensor:
+            assert self.cross_attention is not None
+            assert self.cross_attention_residual_dropout is not None
+            h = self.cross_attention(h, memory, mask=memory_mask)
+            return self.cross_attention_residual_dropout(h)
+
+        def feed(h: torch.Tensor) -> torch.Tensor:
+            return self.feed_forward_residual_dropout(self.feed_forward(h))
+
+        branches = [(self.attention_norm, attend), (self.feed_forward_norm, feed)]
+        if self.cross_attention_norm is not None:
+            branches.insert(1, (self.cross_attention_norm, attend_to_memory))
+        x = self.combine(x, branches)
+        return (x, weights[0]) if return_weights else x
+
+    def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        """The formula of the block."""
+        raise NotImplementedError
+
+
+class PreNormBlock(Block):
+    """x = x + drop(branch(norm(x))), branch after branch (GPT-2; arXiv 2002.04745)."""
+
+    def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        """The formula of the block."""
+        for norm, branch in branches:
+            x = x + branch(norm(x))
+        return x
+
+
+class PostNormBlock(Block):
+    """x = norm(x + drop(branch(x))), branch after branch (arXiv 1706.03762, section 3.1)."""
+
+    def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        """The formula of the block."""
+        for norm, branch in branches:
+            x = norm(x + branch(x))
+        return x
+
+
+class ParallelBlock(Block):
+    """x = x + Σ drop(branch(norm(x))), all branches from the same x (arXiv 2204.06745)."""
+
+    def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        """The formula of the block."""
+        # sum() would start from the number 0, one more pass over the stream.
+        return x + functools.reduce(operator.add, (branch(norm(x)) for norm, branch in branches))
+
+
+BLOCKS = {"pre_norm": PreNormBlock, "post_norm": PostNormBlock, "parallel": ParallelBlock}
+
+
+def make_block(config: TransformerConfig, *, cross_attention: bool = False) -> Block:
+    """The block that a config describes, with cross-attention for a decoder's."""
+
+    def norm() -> Norm:
+        return make_norm(
+            config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias
+        )
+
+    return BLOCKS[config.block](
+        make_attention(config, position=make_position(config)),
+        make_feed_forward(config),
+        norm(),
+        norm(),
+        cross_attention=make_attention(config) if cross_attention else None,
+        cross_attention_norm=norm() if cross_attention else None,
+        residual_dropout=config.residual_dropout,
+    )
+
+
+def make_attention(
+    config: TransformerConfig, *, position: NoPositions | None = None
+) -> MultiHeadAttention:
+    """The attention that a config describes, around a position scheme."""
+    head_dim = config.head_dim or config.d_model // config.num_heads
+
+    def head_norm() -> Norm | None:
+        if not config.query_key_norm:
+            return None
+        return make_norm(config.norm, head_dim, eps=config.norm_eps, use_bias=config.norm_bias)
+
+    return MultiHeadAttention(
+        config.d_model,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        use_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        position=position,
+        q_norm=head_norm(),
+        k_norm=head_norm(),
+        scale=config.attention_scale,
+        score_soft_cap=config.score_soft_cap,
+        attention_dropout=config.attention_dropout,
+        output_dropout=config.output_dropout,
+    )
+
+
+def make_position(config: TransformerConfig) -> NoPositions:
+    """The position scheme inside the attention that a config describes."""
+    head_dim = config.head_dim or config.d_model // config.num_heads
+    if config.positions == "rotary":
+        return Rotary(
+            head_dim,
+            config.context_length,
+            base=config.rotary_base,
+            fraction=config.rotary_fraction,
+            interleaved=config.rotary_interleaved,
+            scaling=config.rotary_scaling,
+        )
+    if config.positions == "alibi":
+        return ALiBi(config.num_heads)
+    if config.positions == "relative":
+        return RelativePositions(config.max_relative_position, head_dim)
+    return NoPositions()
+
+
+def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForward:
+    """The feed-forward that a config describes."""
+    gated = config.activation in GATED
+    return (GatedFeedForward if gated else FeedForward)(
+        config.d_model,
+        config.d_ff,
+        activation=GATED.get(config.activation, config.activation),
+        use_bias=config.feed_forward_bias,
+        hidden_dropout=config.hidden_dropout,
+        output_dropout=config.feed_forward_dropout,
+    )
+
+
+def self_attention_mask(
+    query_length: int,
+    key_length: int,
+    *,
+    causal: bool,
+    window: int | None,
+    start: int = 0,
+    mask: torch.Tensor | None = None,
+    device: torch.device | None = None,
+) -> torch.Tensor | None:
+    """The causal mask, the sliding window and the caller's own, together.
+
+    Args:
+        query_length: T; the queries stand at slots start … start + T - 1 of the S keys.
+        key_length: S.
+        causal: whether a query is kept from later keys.
+        window: how many tokens a query sees on each side, itself included; None is all.
+        start: the first query's slot; above 0 only with a key/value cache.
+        mask: the caller's own.
+        device: where the result is to be; default torch's.
+    """
+    query_slots = torch.arange(start, start + query_length, device=device)
+    key_slots = torch.arange(key_length, device=device)
+    return combine_masks(
+        causal_mask(query_slots, key_slots) if causal else None,
+        window_mask(query_slots, key_slots, window) if window is not None else None,
+        mask,
+    )

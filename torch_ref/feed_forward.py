@@ -1,0 +1,107 @@
+"""The feed-forward part of a block, plain or gated."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torch_ref.layers import Dropout, Linear
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0), with derivative 0 at 0."""
+    return functional.relu(x)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """The exact x · Φ(x), by the error function; torch's kernel widens bfloat16 by itself."""
+    return functional.gelu(x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """The tanh approximation of x · Φ(x) (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``."""
+    return functional.gelu(x, approximate="tanh")
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """The swish x · sigmoid(x)."""
+    return functional.silu(x)
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))) (arXiv 1706.03762, eq. 2).
+
+    Args:
+        d_model: D.
+        d_ff: F, default 4·D.
+        activation: relu, gelu (exact), gelu_tanh or silu.
+        use_bias: whether both projections have biases.
+        hidden_dropout: rate on the hidden activation.
+        output_dropout: rate on the result.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int | None = None,
+        *,
+        activation: str = "gelu",
+        use_bias: bool = True,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ):
+        super().__init__()
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        self.activation = activation
+        self.up_proj = Linear(d_model, d_ff, use_bias=use_bias)
+        self.down_proj = Linear(d_ff, d_model, use_bias=use_bias)
+        self.hidden_dropout = Dropout(hidden_dropout)
+        self.output_dropout = Dropout(output_dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (B, T, D) to the same shape and dtype."""
+        hidden = self.hidden_dropout(ACTIVATIONS[self.activation](self.up_proj(x)))
+        return self.output_dropout(self.down_proj(hidden))
+
+
+class GatedFeedForward(nn.Module):
+    """down(activation(gate(x)) · up(x)) (Shazeer, arXiv 2002.05202, eq. 6).
+
+    SwiGLU with ``activation="silu"``, GeGLU with ``"gelu"`` or ``"gelu_tanh"``.
+
+    Args:
+        d_model: D.
+        d_ff: F, default int(8·D / 3), which keeps the parameters of a plain one of 4·D. It is
+            used as given: no rounding to a multiple, no factor of 2/3.
+        activation: silu, gelu (exact), gelu_tanh or relu.
+        use_bias: whether the three projections have biases.
+        hidden_dropout: rate on the product.
+        output_dropout: rate on the result.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int | None = None,
+        *,
+        activation: str = "silu",
+        use_bias: bool = False,
+        hidden_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+    ):
+        super().__init__()
+        d_ff = int(8 * d_model / 3) if d_ff is None else d_ff
+        self.activation = activation
+        self.gate_proj = Linear(d_model, d_ff, use_bias=use_bias)
+        self.up_proj = Linear(d_model, d_ff, use_bias=use_bias)
+        self.down_proj = Linear(d_ff, d_model, use_bias=use_bias)
+        self.hidden_dropout = Dropout(hidden_dropout)
+        self.output_dropout = Dropout(output_dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (B, T, D) to the same shape and dtype."""
+        hidden = ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x)
+        return self.output_dropout(self.down_proj(self.hidden_dropout(hidden)))

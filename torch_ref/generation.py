@@ -1,0 +1,275 @@
+"""Text from a causal model, token by token, with a key/value cache.
+
+The window is what the model sees of a row: its newest tokens. As soon as it would hold more than
+``context_length`` tokens it is cut to the newest ``context_length // 2`` (at least one), and grows
+from there; a longer prompt is cut in the same way. With a cache the new window is read once and
+then extended token by token, without one it is read anew for every token: the results are equal.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from torch_ref.attention import LayerCache
+from torch_ref.config import TransformerLMConfig
+from torch_ref.transformer_lm import TransformerLM
+
+
+def filter_logits(
+    logits_BV: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> torch.Tensor:
+    """The logits that sampling draws from: over temperature, and -inf for what is not to be drawn.
+
+    Args:
+        logits_BV: in nats, (…, V), of any dtype; the result is in float32 or wider.
+        temperature: what they are divided by; below 1 sharpens.
+        top_k: keep those not below the k-th largest (all of them on a tie).
+        top_p: of what ``top_k`` kept, keep the smallest set of most probable tokens whose
+            probability reaches ``top_p``, the lower id first on a tie; 1 keeps everything
+            (Holtzman et al., arXiv 1904.09751, section 3.1).
+
+    Raises:
+        ValueError: temperature is not positive and finite, top_k is below 1, or top_p is outside
+            (0, 1].
+
+    >>> filter_logits(torch.tensor([[3.0, 1.0, 2.0]]), temperature=2.0, top_k=2).tolist()
+    [[1.5, -inf, 1.0]]
+    """
+    _check_sampling(temperature, top_k, top_p)
+    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32)) / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        kth = logits.topk(top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -math.inf)
+    if top_p is not None and top_p < 1:
+        ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+        reached = ranked.softmax(dim=-1).cumsum(dim=-1)[..., :-1] >= top_p
+        dropped = torch.zeros_like(logits, dtype=torch.bool)
+        dropped.scatter_(-1, order[..., 1:], reached)
+        logits = logits.masked_fill(dropped, -math.inf)
+    return logits
+
+
+def make_cache(
+    config: TransformerLMConfig,
+    batch: int,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> list[LayerCache]:
+    """Empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
+    num_kv_heads = config.num_heads if config.num_kv_heads is None else config.num_kv_heads
+    head_dim = config.d_model // config.num_heads if config.head_dim is None else config.head_dim
+    shape = (batch, length, num_kv_heads, head_dim)
+    return [
+        LayerCache(
+            torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros(shape, dtype=dtype, device=device),
+            0,
+        )
+        for _ in range(config.num_layers)
+    ]
+
+
+def generate(
+    model: TransformerLM,
+    prompt_BT: torch.Tensor,
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    greedy: bool = False,
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The next ``num_tokens`` tokens (B, num_tokens) of every row, int64; all of ``stream`` at once.
+
+    Arguments and errors as there.
+    """
+    chunks = stream(
+        model,
+        prompt_BT,
+        num_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        greedy=greedy,
+        generator=generator,
+        use_cache=use_cache,
+        mask=mask,
+        chunk=max(num_tokens, 1),
+    )
+    empty = torch.zeros((len(prompt_BT), 0), dtype=torch.long, device=_device(model))
+    return torch.cat((empty, *chunks), dim=1)
+
+
+def stream(
+    model: TransformerLM,
+    prompt_BT: torch.Tensor,
+    num_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    greedy: bool = False,
+    generator: torch.Generator | None = None,
+    use_cache: bool = True,
+    mask: torch.Tensor | None = None,
+    chunk: int = 16,
+) -> Iterator[torch.Tensor]:
+    """Yields the next ``num_tokens`` tokens of every row as they are made, int64 (B, n <= chunk).
+
+    The window of each row follows the rule at the head of this module, so a row of a batch
+    continues as it would alone. The model computes in evaluation mode, without gradients, and is
+    in the mode it was in whenever the caller has the word.
+
+    Args:
+        model: causal.
+        prompt_BT: ids (B, T) in [0, V).
+        num_tokens: how many to make, in tokens.
+        temperature: see ``filter_logits``.
+        top_k: see ``filter_logits``.
+        top_p: see ``filter_logits``.
+        greedy: take the most probable token, the lowest id on a tie, instead of sampling.
+        generator: what sampling draws from, once a token, on the model's device; default torch's
+            global one.
+        use_cache: False reads the whole window for every token: slower, the same result.
+        mask: boolean (B, T), True where the prompt holds a token, False on the padding to its
+            left; positions count from a row's first token. Default: no padding.
+        chunk: the most tokens to yield at once; it does not change them.
+
+    Raises:
+        ValueError: the model is not causal; the prompt or one of its rows is empty, or has an id
+            outside [0, V); the mask is not left padding; or a setting is out of its range. Raised
+            by this call, not by the first ``next``.
+    """
+    _check_sampling(temperature, top_k, top_p)
+    if num_tokens < 0:
+        raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1: got {chunk}")
+    if not model.config.causal:
+        raise ValueError("only a causal model can generate: got causal=False")
+
+    def choose(logits_BV: torch.Tensor) -> torch.Tensor:
+        if greedy:
+            return logits_BV.argmax(dim=-1)
+        kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
+        return torch.multinomial(kept_BV.softmax(dim=-1), 1, generator=generator)[:, 0]
+
+    rows = _read_prompt(prompt_BT, mask, model.token_embedding.num_embeddings)
+    return _stream(model, rows, num_tokens, choose, use_cache, chunk)
+
+
+def _stream(
+    model: TransformerLM,
+    rows: list[torch.Tensor],
+    num_tokens: int,
+    choose: Callable[[torch.Tensor], torch.Tensor],
+    use_cache: bool,
+    chunk: int,
+) -> Iterator[torch.Tensor]:
+    context_length = model.config.context_length
+    made = 0
+    while made < num_tokens:
+        # A row is cut when it alone is full; the others keep their windows, and all are packed
+        # anew, so that the longest never stands behind padding.
+        rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
+        tokens_BT = pad_sequence(rows, batch_first=True, padding_side="left").to(_device(model))
+        length = tokens_BT.shape[1]
+        padding_B = length - torch.tensor([len(row) for row in rows], device=tokens_BT.device)
+        end = min(length + num_tokens - made, context_length + 1)
+        cache = None
+        if use_cache:
+            dtype = model.token_embedding.weight.dtype
+            cache = make_cache(model.config, len(rows), end - 1, dtype, tokens_BT.device)
+        while length < end:
+            count = min(chunk, end - length)
+            with torch.no_grad(), _evaluating(model):
+                for _ in range(count):
+                    token_B = choose(_next_logits(model, tokens_BT, padding_B, cache))
+                    tokens_BT = torch.cat((tokens_BT, token_B[:, None]), dim=1)
+            yield tokens_BT[:, length:]
+            length += count
+            made += count
+        rows = [row[start:] for row, start in zip(tokens_BT, padding_B.tolist(), strict=True)]
+
+
+def _next_logits(
+    model: TransformerLM,
+    tokens_BT: torch.Tensor,
+    padding_B: torch.Tensor,
+    cache: list[LayerCache] | None,
+) -> torch.Tensor:
+    """Logits (B, V) of the token after the last; reads only what the cache has not yet seen."""
+    length = tokens_BT.shape[1]
+    seen, keys = (0, length) if cache is None else (cache[0].length, cache[0].k_BSKH.shape[1])
+    slots_S = torch.arange(keys, device=tokens_BT.device)
+    positions_BS = (slots_S[None, :] - padding_B[:, None]).clamp(min=0)
+    is_token_BS = slots_S[None, :] >= padding_B[:, None]
+    hidden = model.hidden(
+        tokens_BT[:, seen:],
+        is_token_BS[:, None, None, :],
+        positions=positions_BS[:, seen:length],
+        cache=cache,
+    )
+    assert not isinstance(hidden, tuple)
+    return model.logits(hidden[:, -1])
+
+
+@contextlib.contextmanager
+def _evaluating(model: TransformerLM) -> Iterator[None]:
+    """Evaluation mode inside, each module's own mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _device(model: TransformerLM) -> torch.device:
+    return model.token_embedding.weight.device
+
+
+def _read_prompt(
+    prompt_BT: torch.Tensor, mask: torch.Tensor | None, vocab_size: int
+) -> list[torch.Tensor]:
+    """The tokens of each row, without padding."""
+    shape = tuple(prompt_BT.shape)
+    if len(shape) != 2 or prompt_BT.numel() == 0:
+        raise ValueError(f"the prompt must be (B, T) with B, T >= 1: got shape {shape}")
+    if torch.is_floating_point(prompt_BT) or prompt_BT.dtype == torch.bool:
+        raise ValueError(f"the prompt must hold integer ids: got {prompt_BT.dtype}")
+    mask = torch.ones_like(prompt_BT, dtype=torch.bool) if mask is None else mask
+    if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+        raise ValueError(
+            f"the mask must be boolean with the prompt's shape {shape}: "
+            f"got {mask.dtype} with shape {tuple(mask.shape)}"
+        )
+    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
+        raise ValueError("every row of the mask must be padding (False), then tokens (True)")
+    rows = [row[kept].long() for row, kept in zip(prompt_BT, mask, strict=True)]
+    for row in rows:
+        if row.min() < 0 or row.max() >= vocab_size:
+            bad = int(row[(row < 0) | (row >= vocab_size)][0])
+            raise ValueError(f"prompt ids must be in [0, {vocab_size}): got {bad}")
+    return rows
+
+
+def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ValueError(f"temperature must be positive and finite: got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1: got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1]: got {top_p}")

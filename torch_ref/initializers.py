@@ -1,0 +1,100 @@
+"""Initial weights, with the distributions of ``torch.nn.init``.
+
+``fan_in`` is the number of inputs of a linear layer, ``fan_out`` that of its outputs. An
+initializer fills a tensor in place, from a generator or from torch's global one, and returns it.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+Initializer = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
+
+SCHEMES = ("gpt2", "torch", "xavier_uniform", "kaiming_uniform", "normal")
+
+
+def uniform(bound: float) -> Initializer:
+    """U(-bound, bound)."""
+    return lambda tensor, generator: nn.init.uniform_(tensor, -bound, bound, generator=generator)
+
+
+def normal(std: float) -> Initializer:
+    """N(0, std²)."""
+    return lambda tensor, generator: nn.init.normal_(tensor, std=std, generator=generator)
+
+
+def constant(value: float) -> Initializer:
+    """Every element ``value``; nothing is drawn."""
+    return lambda tensor, generator: nn.init.constant_(tensor, value)
+
+
+def kaiming_uniform(fan_in: int, negative_slope: float = 0.0) -> Initializer:
+    """U(-b, b) with b = sqrt(6 / ((1 + negative_slope²) · fan_in)) (He et al., arXiv 1502.01852).
+
+    ``torch.nn.init.kaiming_uniform_`` with ``a=negative_slope``.
+    """
+    return uniform(math.sqrt(6 / ((1 + negative_slope**2) * fan_in)))
+
+
+def xavier_uniform(fan_in: int, fan_out: int) -> Initializer:
+    """U(-b, b) with b = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010, eq. 16)."""
+    return uniform(math.sqrt(6 / (fan_in + fan_out)))
+
+
+def torch_linear(fan_in: int) -> tuple[Initializer, Initializer]:
+    """Weight and bias of a fresh ``torch.nn.Linear``: both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    return kaiming_uniform(fan_in, math.sqrt(5)), uniform(1 / math.sqrt(fan_in))
+
+
+def initialize(
+    module: nn.Module, scheme: str, num_layers: int, generator: torch.Generator | None = None
+) -> None:
+    """Draws every parameter of ``module`` anew, in place, by the named scheme.
+
+    - ``gpt2``: weights and embeddings N(0, 0.02²), the last projection of each residual branch
+      (``o_proj``, ``down_proj``) N(0, 0.02² / (2·num_layers)), biases zero (GPT-2; nanoGPT).
+    - ``torch``: what the constructors draw. Nothing is changed, unless a generator is given: then
+      the same distributions are drawn from it.
+    - ``xavier_uniform``, ``kaiming_uniform``, ``normal`` (std 0.02): that distribution for every
+      parameter of two or more dimensions, biases zero.
+
+    Norm weights are left at one in every scheme.
+
+    Raises:
+        ValueError: the scheme is unknown.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"unknown initialization {scheme!r}")
+    if scheme == "torch" and generator is None:
+        return
+    for path, owner in module.named_modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if name == "bias":
+                init = _bias(scheme, owner)
+            elif parameter.ndim == 1:
+                continue
+            else:
+                init = _weight(scheme, path, owner, parameter, num_layers)
+            init(parameter, generator)
+
+
+def _bias(scheme: str, owner: nn.Module) -> Initializer:
+    if scheme == "torch" and isinstance(owner, nn.Linear):
+        return torch_linear(owner.in_features)[1]
+    return constant(0)
+
+
+def _weight(
+    scheme: str, path: str, owner: nn.Module, weight: torch.Tensor, num_layers: int
+) -> Initializer:
+    fan_out, fan_in = weight.shape
+    if scheme == "torch":
+        return torch_linear(fan_in)[0] if isinstance(owner, nn.Linear) else normal(1)
+    if scheme == "xavier_uniform":
+        return xavier_uniform(fan_in, fan_out)
+    if scheme == "kaiming_uniform":
+        return kaiming_uniform(fan_in)
+    residual = scheme == "gpt2" and path.rpartition(".")[2] in ("o_proj", "down_proj")
+    return normal(0.02 / math.sqrt(2 * num_layers) if residual else 0.02)

@@ -1,0 +1,52 @@
+"""Normalisation over the last dimension, computed in float32 or wider and rounded once."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) · weight + bias (Ba et al., arXiv 1607.06450, eq. 4).
+
+    The variance is the mean square distance from the mean. ``torch.nn.LayerNorm`` under the
+    project's keywords; its kernel widens bfloat16 to float32 by itself.
+    """
+
+    def __init__(self, features: int, *, eps: float = 1e-5, use_bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if use_bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (…, D), normalised, in its dtype."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4)."""
+
+    def __init__(self, features: int, *, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` (…, D), normalised, in its dtype."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean_square = wide.square().mean(dim=-1, keepdim=True)
+        y = wide * torch.rsqrt(mean_square + self.eps) * self.weight.to(wide.dtype)
+        return y.to(x.dtype)
+
+
+def make_norm(kind: str, features: int, *, eps: float, use_bias: bool) -> LayerNorm | RMSNorm:
+    """The norm that a config names.
+
+    Raises:
+        ValueError: the kind is unknown.
+    """
+    if kind == "layer_norm":
+        return LayerNorm(features, eps=eps, use_bias=use_bias)
+    if kind == "rms_norm":
+        return RMSNorm(features, eps=eps)
+    raise ValueError(f"unknown norm {kind!r}")

@@ -1,0 +1,246 @@
+"""How a model knows where a token stands: added to embeddings, or inside the attention.
+
+``LearnedPositions`` and ``SinusoidalPositions`` give rows to add to the token embeddings.
+``NoPositions``, ``Rotary``, ``ALiBi`` and ``RelativePositions`` are handed to an attention and may
+turn its queries and keys (``rotate``) or add to its scores (``bias``).
+
+Tables are computed in numpy float32, each operation rounded to float32, and cast afterwards: at
+position 5000 one bit of a float32 frequency is 3e-4 of the table, so computing them more exactly
+would part from every published checkpoint. The tensors made of them are kept for each dtype and
+device, so no call builds or moves a table twice.
+"""
+
+import functools
+import math
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torch_ref.config import RotaryScaling
+from torch_ref.layers import Embedding
+
+
+class LearnedPositions(nn.Module):
+    """One trained row for each of ``max_length`` positions."""
+
+    def __init__(self, max_length: int, d_model: int):
+        super().__init__()
+        self.weight = Embedding(max_length, d_model).weight
+
+    def forward(self, length: int, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """The rows of ``positions`` (B, T), or of 0 … length - 1 with a batch dimension of 1."""
+        return self.weight[None, :length] if positions is None else self.weight[positions]
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed rows, sin in even dimensions and cos in odd ones (arXiv 1706.03762, section 3.5)."""
+
+    def __init__(self, max_length: int, d_model: int):
+        super().__init__()
+        self.max_length = max_length
+        self.d_model = d_model
+        # Holds no number: it follows the model to its device, so the rows can too.
+        self.register_buffer("_device", torch.empty(0), persistent=False)
+
+    def forward(self, length: int, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """The float32 rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
+        table_SD = _sinusoidal_tensor(self.max_length, self.d_model, self._device.device)
+        return table_SD[None, :length] if positions is None else table_SD[positions]
+
+
+class NoPositions(nn.Module):
+    """Attention that does not know the order of its keys; also the base of those that do.
+
+    An attention calls only what a subclass overrides.
+    """
+
+    def rotate(self, x_BTNH: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Queries or keys at ``positions`` (B, T), as they enter the scores."""
+        return x_BTNH
+
+    def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor | None:
+        """What is added to the scaled scores, broadcastable to (B, N, T, S).
+
+        ``distance_TS`` is key position - query position.
+        """
+        return None
+
+
+class Rotary(NoPositions):
+    """Turns pairs of dimensions by an angle that grows with the position (arXiv 2104.09864).
+
+    Args:
+        head_dim: H, the width of a head.
+        max_length: the number of positions, in tokens.
+        base: pair i turns by position / base^(2i / rotated width) radians.
+        fraction: the share of H, from its start, that is turned.
+        interleaved: pairs are (2i, 2i+1) as in the paper; otherwise (i, i + half) as in
+            Llama's published weights.
+        scaling: see ``RotaryScaling``.
+
+    Raises:
+        ValueError: the turned width is odd or zero.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_length: int,
+        *,
+        base: float = 10000.0,
+        fraction: float = 1.0,
+        interleaved: bool = False,
+        scaling: RotaryScaling | None = None,
+    ):
+        super().__init__()
+        self.width = int(head_dim * fraction)
+        self.max_length = max_length
+        self.base = base
+        self.interleaved = interleaved
+        self.scaling = scaling
+        if self.width < 2 or self.width % 2:
+            raise ValueError(
+                "rotary turns an even number of dimensions: got "
+                f"{self.width} of head_dim={head_dim}, fraction={fraction}"
+            )
+
+    def rotate(self, x_BTNH: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The first ``width`` dimensions of every head, turned; the rest as they are."""
+        tables = _rotary_tensors(
+            self.max_length, self.width, self.base, self.scaling, x_BTNH.dtype, x_BTNH.device
+        )
+        cos, sin = (table[positions][:, :, None, :] for table in tables)
+        turned, rest = x_BTNH[..., : self.width], x_BTNH[..., self.width :]
+        if self.interleaved:
+            first, second = turned[..., 0::2], turned[..., 1::2]
+        else:
+            first, second = turned.chunk(2, dim=-1)
+        pair = (first * cos - second * sin, first * sin + second * cos)
+        if self.interleaved:
+            turned = torch.stack(pair, dim=-1).flatten(-2)
+        else:
+            turned = torch.cat(pair, dim=-1)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+class ALiBi(NoPositions):
+    """Scores fall linearly with distance, each head at its own slope (arXiv 2108.12409, section 3).
+
+    The distance is absolute, so the same bias serves models that look both ways.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+
+    def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor:
+        """-slope · |distance|, in float32: (1, N, T, S)."""
+        slopes_N = _alibi_tensor(self.num_heads, distance_TS.device)
+        return -slopes_N[None, :, None, None] * distance_TS.abs()[None, None]
+
+
+class RelativePositions(NoPositions):
+    """A trained key for every distance up to ``max_distance`` (arXiv 1803.02155, eq. 4).
+
+    ``weight`` has shape (2·max_distance + 1, head_dim), shared by all heads; farther keys use the
+    last row on their side. Queries come in already multiplied by the attention's scale.
+    """
+
+    def __init__(self, max_distance: int, head_dim: int):
+        super().__init__()
+        self.max_distance = max_distance
+        self.weight = Embedding(2 * max_distance + 1, head_dim).weight
+
+    def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor:
+        """The product q · weight[clip(distance, ±max_distance) + max_distance]: (B, N, T, S)."""
+        index_TS = distance_TS.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        by_distance_BNTR = functional.linear(q_BTNH, self.weight).transpose(1, 2)
+        index_BNTS = index_TS.expand(*by_distance_BNTR.shape[:2], -1, -1)
+        return by_distance_BNTR.gather(-1, index_BNTS)
+
+
+@functools.lru_cache(maxsize=32)
+def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
+    """Float32 (max_length, d_model): sin and cos of position · exp(-ln(10000) · 2i / d_model)."""
+    position = np.arange(max_length, dtype=np.float32)[:, None]
+    steps = np.arange(0, d_model, 2, dtype=np.float32)
+    frequency = np.exp(steps * np.float32(-math.log(10000.0) / d_model))
+    table = np.zeros((max_length, d_model), np.float32)
+    table[:, 0::2] = np.sin(position * frequency)
+    table[:, 1::2] = np.cos(position * frequency)
+    return table
+
+
+@functools.lru_cache(maxsize=32)
+def rotary_tables(
+    max_length: int, width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines, each float32 (max_length, width / 2)."""
+    exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    frequency = np.float32(1.0) / np.power(np.float32(base), exponent)
+    if scaling is not None:
+        frequency = _scale_frequency(frequency, scaling)
+    angle = np.arange(max_length, dtype=np.float32)[:, None] * frequency[None, :]
+    return np.cos(angle), np.sin(angle)
+
+
+def _scale_frequency(frequency: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
+    if scaling.kind == "linear":
+        return frequency / np.float32(scaling.factor)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    wavelength = np.float32(2 * math.pi) / frequency
+    turns = np.float32(scaling.original_context_length) / wavelength
+    share = (turns - np.float32(low)) / np.float32(high - low)
+    slow = frequency / np.float32(scaling.factor)
+    blended = (1 - share) * slow + share * frequency
+    return np.where(turns < low, slow, np.where(turns > high, frequency, blended))
+
+
+@functools.lru_cache(maxsize=32)
+def alibi_slopes(num_heads: int) -> np.ndarray:
+    """Float32 (num_heads,): 2^(-8i/N) for i = 1 … N where N is a power of two.
+
+    Otherwise the slopes of the next smaller power of two, followed by every other slope of the
+    next larger one, as the paper's code does.
+
+    >>> alibi_slopes(4).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+
+    def geometric(count: int) -> np.ndarray:
+        return 2.0 ** (-8.0 * np.arange(1, count + 1) / count)
+
+    extra = geometric(2 * power)[0::2][: num_heads - power]
+    return np.concatenate((geometric(power), extra)).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=32)
+def _sinusoidal_tensor(max_length: int, d_model: int, device: torch.device) -> torch.Tensor:
+    return _tensor(sinusoidal_table(max_length, d_model), torch.float32, device)
+
+
+@functools.lru_cache(maxsize=32)
+def _rotary_tensors(
+    max_length: int,
+    width: int,
+    base: float,
+    scaling: RotaryScaling | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = rotary_tables(max_length, width, base, scaling)
+    return _tensor(cos, dtype, device), _tensor(sin, dtype, device)
+
+
+@functools.lru_cache(maxsize=32)
+def _alibi_tensor(num_heads: int, device: torch.device) -> torch.Tensor:
+    return _tensor(alibi_slopes(num_heads), torch.float32, device)
+
+
+def _tensor(table: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    # A tensor born in inference mode could not serve a later training step.
+    with torch.inference_mode(False):
+        return torch.from_numpy(table).to(device, dtype)

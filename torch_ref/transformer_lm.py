@@ -1,0 +1,151 @@
+"""One stack that is GPT, LLaMA, BERT or a character model, by its settings."""
+
+import torch
+from torch import nn
+
+from torch_ref.attention import LayerCache
+from torch_ref.blocks import make_block, self_attention_mask
+from torch_ref.config import TransformerConfig, TransformerLMConfig
+from torch_ref.initializers import initialize
+from torch_ref.layers import Dropout, Embedding, Linear
+from torch_ref.norms import LayerNorm, RMSNorm, make_norm
+from torch_ref.positions import LearnedPositions, SinusoidalPositions
+
+
+class TransformerLM(nn.Module):
+    """Tokens to logits: embeddings, positions, blocks, final norm, head.
+
+    A tied head has no parameter of its own: it multiplies by ``token_embedding``.
+
+    Args:
+        config: the settings.
+        generator: where the initial weights come from; default torch's global one.
+
+    Raises:
+        ValueError: ``config.vocab_size`` is None.
+    """
+
+    def __init__(self, config: TransformerLMConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        if config.vocab_size is None:
+            raise ValueError("vocab_size must be set before a model is built")
+        self.config = config
+        self.token_embedding = Embedding(config.vocab_size, config.d_model)
+        self.position_embedding = make_position_embedding(config)
+        self.embedding_norm = _model_norm(config) if config.embedding_norm else None
+        self.embedding_dropout = Dropout(config.embedding_dropout)
+        self.blocks = nn.ModuleList([make_block(config) for _ in range(config.num_layers)])
+        self.final_norm = _model_norm(config) if config.final_norm else None
+        self.lm_head = (
+            None
+            if config.tie_embeddings
+            else Linear(config.d_model, config.vocab_size, use_bias=config.head_bias)
+        )
+        initialize(self, config.initialization, config.num_layers, generator)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        positions: torch.Tensor | None = None,
+        cache: list[LayerCache] | None = None,
+        return_weights: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+        """Logits (B, T, V) of the next token (causal) or of this one (bidirectional), in nats.
+
+        Args:
+            tokens: ids (B, T) in [0, V); the caller has checked them.
+            mask: True = may attend; joined with the causal mask and window of the config.
+            positions: of the tokens, (B, T); default 0 … T - 1.
+            cache: one ``LayerCache`` a layer, which this call extends; S is then its length.
+            return_weights: also return each layer's attention weights, (B, N, T, S).
+
+        Raises:
+            ValueError: more tokens than ``context_length``.
+        """
+        hidden = self.hidden(
+            tokens, mask, positions=positions, cache=cache, return_weights=return_weights
+        )
+        if isinstance(hidden, tuple):
+            hidden, weights = hidden
+            return self.logits(hidden), weights
+        return self.logits(hidden)
+
+    def hidden(
+        self,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        positions: torch.Tensor | None = None,
+        cache: list[LayerCache] | None = None,
+        return_weights: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+        """The residual stream (B, T, D) after the final norm. Arguments as in ``forward``."""
+        length = tokens.shape[1]
+        if length > self.config.context_length:
+            raise ValueError(
+                f"{length} tokens do not fit context_length={self.config.context_length}"
+            )
+        start = 0 if cache is None else cache[0].length
+        if cache is not None and positions is None:
+            positions = torch.arange(start, start + length, device=tokens.device)[None]
+        x = self.embed(tokens, positions)
+        mask = self_attention_mask(
+            length,
+            length if cache is None else cache[0].k_BSKH.shape[1],
+            causal=self.config.causal,
+            window=self.config.sliding_window,
+            start=start,
+            mask=mask,
+            device=tokens.device,
+        )
+        weights = []
+        for layer, block in enumerate(self.blocks):
+            x = block(
+                x,
+                mask,
+                positions=positions,
+                cache=None if cache is None else cache[layer],
+                return_weights=return_weights,
+            )
+            if return_weights:
+                x, block_weights = x
+                weights.append(block_weights)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return (x, weights) if return_weights else x
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """What enters the first block, (B, T, D)."""
+        x = self.token_embedding(tokens)
+        if self.config.embedding_scale is not None:
+            x = x * self.config.embedding_scale
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(tokens.shape[1], positions).to(x.dtype)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return self.embedding_dropout(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The output head: (B, T, D) to (B, T, V)."""
+        logits = (
+            self.token_embedding.attend(hidden) if self.lm_head is None else self.lm_head(hidden)
+        )
+        cap = self.config.logit_soft_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def make_position_embedding(
+    config: TransformerConfig,
+) -> LearnedPositions | SinusoidalPositions | None:
+    """The rows that a config adds to the token embeddings, if any."""
+    if config.positions == "learned":
+        return LearnedPositions(config.context_length, config.d_model)
+    if config.positions == "sinusoidal":
+        return SinusoidalPositions(config.context_length, config.d_model)
+    return None
+
+
+def _model_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
+    return make_norm(config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias)
