@@ -15,7 +15,14 @@ from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask, combine_masks, window_mask
 from jaxformer.norms import LayerNorm, RMSNorm, make_norm
-from jaxformer.positions import ALiBi, NoPositions, RelativePositions, Rotary
+from jaxformer.positions import (
+    ALiBi,
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    Rotary,
+    SinusoidalPositions,
+)
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm
@@ -147,19 +154,13 @@ def make_block(
     config: TransformerConfig, *, cross_attention: bool = False, rngs: nnx.Rngs
 ) -> Block:
     """The block that a config describes, with cross-attention for a decoder's."""
-
-    def norm() -> Norm:
-        return make_norm(
-            config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias
-        )
-
     return BLOCKS[config.block](
         make_attention(config, position=make_position(config, rngs=rngs), rngs=rngs),
         make_feed_forward(config, rngs=rngs),
-        norm(),
-        norm(),
+        make_model_norm(config),
+        make_model_norm(config),
         cross_attention=make_attention(config, rngs=rngs) if cross_attention else None,
-        cross_attention_norm=norm() if cross_attention else None,
+        cross_attention_norm=make_model_norm(config) if cross_attention else None,
         residual_dropout=config.residual_dropout,
     )
 
@@ -228,6 +229,22 @@ def make_feed_forward(
     )
 
 
+def make_model_norm(config: TransformerConfig) -> Norm:
+    """A norm over the model's width, as a config describes it."""
+    return make_norm(config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias)
+
+
+def make_position_embedding(
+    config: TransformerConfig, *, rngs: nnx.Rngs
+) -> LearnedPositions | SinusoidalPositions | None:
+    """The rows that a config adds to the token embeddings, if any."""
+    if config.positions == "learned":
+        return LearnedPositions(config.context_length, config.d_model, rngs=rngs)
+    if config.positions == "sinusoidal":
+        return SinusoidalPositions(config.context_length, config.d_model)
+    return None
+
+
 def self_attention_mask(
     query_length: int,
     key_length: int,
@@ -254,3 +271,35 @@ def self_attention_mask(
         window_mask(query_slots, key_slots, window) if window is not None else None,
         mask,
     )
+
+
+def run_blocks(
+    blocks: Sequence[Block],
+    x: Hidden,
+    mask: Bool[Array, "B N T S"] | None = None,
+    memory: Float[Array, "B S D"] | None = None,
+    memory_mask: Bool[Array, "B N T S"] | None = None,
+    *,
+    positions: Int[Array, "B T"] | None = None,
+    cache: list[LayerCache] | None = None,
+    return_weights: bool = False,
+) -> Hidden | tuple[Hidden, list[Float[Array, "B N T S"]]]:
+    """The residual stream after all blocks, and each self-attention's weights if asked for.
+
+    Arguments as in ``Block``, with one ``LayerCache`` a block.
+    """
+    weights = []
+    for layer, block in enumerate(blocks):
+        x = block(
+            x,
+            mask,
+            memory,
+            memory_mask,
+            positions=positions,
+            cache=None if cache is None else cache[layer],
+            return_weights=return_weights,
+        )
+        if return_weights:
+            x, block_weights = x
+            weights.append(block_weights)
+    return (x, weights) if return_weights else x

@@ -5,12 +5,16 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import make_block, self_attention_mask
-from jaxformer.config import TransformerConfig, TransformerLMConfig
+from jaxformer.blocks import (
+    make_block,
+    make_model_norm,
+    make_position_embedding,
+    run_blocks,
+    self_attention_mask,
+)
+from jaxformer.config import TransformerLMConfig
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear
-from jaxformer.norms import LayerNorm, RMSNorm, make_norm
-from jaxformer.positions import LearnedPositions, SinusoidalPositions
 
 
 class TransformerLM(nnx.Module):
@@ -32,10 +36,10 @@ class TransformerLM(nnx.Module):
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, config.d_model, rngs=rngs)
         self.position_embedding = make_position_embedding(config, rngs=rngs)
-        self.embedding_norm = _model_norm(config) if config.embedding_norm else None
+        self.embedding_norm = make_model_norm(config) if config.embedding_norm else None
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.blocks = nnx.List([make_block(config, rngs=rngs) for _ in range(config.num_layers)])
-        self.final_norm = _model_norm(config) if config.final_norm else None
+        self.final_norm = make_model_norm(config) if config.final_norm else None
         self.lm_head = (
             None
             if config.tie_embeddings
@@ -99,18 +103,16 @@ class TransformerLM(nnx.Module):
             start=start,
             mask=mask,
         )
-        weights = []
-        for layer, block in enumerate(self.blocks):
-            x = block(
-                x,
-                mask,
-                positions=positions,
-                cache=None if cache is None else cache[layer],
-                return_weights=return_weights,
-            )
-            if return_weights:
-                x, block_weights = x
-                weights.append(block_weights)
+        x = run_blocks(
+            self.blocks,
+            x,
+            mask,
+            positions=positions,
+            cache=cache,
+            return_weights=return_weights,
+        )
+        if return_weights:
+            x, weights = x
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (x, weights) if return_weights else x
@@ -135,18 +137,3 @@ class TransformerLM(nnx.Module):
         )
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * jnp.tanh(logits / cap)
-
-
-def make_position_embedding(
-    config: TransformerConfig, *, rngs: nnx.Rngs
-) -> LearnedPositions | SinusoidalPositions | None:
-    """The rows that a config adds to the token embeddings, if any."""
-    if config.positions == "learned":
-        return LearnedPositions(config.context_length, config.d_model, rngs=rngs)
-    if config.positions == "sinusoidal":
-        return SinusoidalPositions(config.context_length, config.d_model)
-    return None
-
-
-def _model_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    return make_norm(config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias)

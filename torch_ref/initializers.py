@@ -12,8 +12,6 @@ from torch import nn
 
 Initializer = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
 
-SCHEMES = ("gpt2", "torch", "xavier_uniform", "kaiming_uniform", "normal")
-
 
 def uniform(bound: float) -> Initializer:
     """U(-bound, bound)."""
@@ -65,8 +63,6 @@ def initialize(
     Raises:
         ValueError: the scheme is unknown.
     """
-    if scheme not in SCHEMES:
-        raise ValueError(f"unknown initialization {scheme!r}")
     if scheme == "torch" and generator is None:
         return
     for path, owner in module.named_modules():
@@ -96,5 +92,7 @@ def _weight(
         return xavier_uniform(fan_in, fan_out)
     if scheme == "kaiming_uniform":
         return kaiming_uniform(fan_in)
+    if scheme not in ("gpt2", "normal"):
+        raise ValueError(f"unknown initialization {scheme!r}")
     residual = scheme == "gpt2" and path.rpartition(".")[2] in ("o_proj", "down_proj")
     return normal(0.02 / math.sqrt(2 * num_layers) if residual else 0.02)
