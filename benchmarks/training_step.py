@@ -79,10 +79,7 @@ def main() -> None:
     for turn in range(arguments.turns + 1):
         first = turn * arguments.steps
         starts = np.stack(
-            [
-                window_starts(0, first + i, batch_size, len(dataset))
-                for i in range(arguments.steps)
-            ]
+            [window_starts(0, first + i, batch_size, len(dataset)) for i in range(arguments.steps)]
         )
         begin = time.perf_counter()
         state, history = parallel.train(state, tokens, starts, arguments.steps)

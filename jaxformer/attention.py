@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.layers import Dropout, Linear
-from jaxformer.masks import expand_mask
+from jaxformer.layers import Dropout, Linear, widely
+from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import NoPositions
 
@@ -78,13 +78,18 @@ class LayerCache:
         length: how many rows are written, int32 scalar.
     """
 
-    k_BSKH: Float[Array, "B S K H"]
-    v_BSKH: Float[Array, "B S K H"]
+    k_BSKH: Float[Array, "B S K H"]  # noqa: N815
+    v_BSKH: Float[Array, "B S K H"]  # noqa: N815
     length: Int[Array, ""]
 
     def append(self, k_BTKH: Float[Array, "B T K H"], v_BTKH: Float[Array, "B T K H"]) -> None:
-        """Writes T rows after those already there."""
-        start = (0, self.length, 0, 0)
+        """Writes T rows after those already there.
+
+        The caller sees to it that they fit: on a device, rows past the end would be written over
+        the last ones.
+        """
+        zero = jnp.zeros_like(self.length)
+        start = (zero, self.length, zero, zero)
         self.k_BSKH = jax.lax.dynamic_update_slice(self.k_BSKH, k_BTKH, start)
         self.v_BSKH = jax.lax.dynamic_update_slice(self.v_BSKH, v_BTKH, start)
         self.length = self.length + k_BTKH.shape[1]
@@ -215,7 +220,11 @@ class MultiHeadAttention(nnx.Module):
             k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
 
         distance_TS = jnp.arange(k_BSKH.shape[1])[None, :] - slots_T[:, None]
-        position_bias = self.position.bias(q_BTNH * self.scale, distance_TS)
+        if bias is not None:
+            # A bias of -inf blocks; as part of the mask a row of nothing else gives zeros, not NaN.
+            mask = combine_masks(mask, bias > -jnp.inf)
+        scaled_BTNH = widely(lambda q: q * self.scale, q_BTNH)
+        position_bias = self.position.bias(scaled_BTNH, distance_TS)
         if position_bias is not None:
             bias = position_bias if bias is None else bias + position_bias
         out_BTNH, weights_BNTS = scaled_dot_product_attention(

@@ -1,28 +1,20 @@
 """Blocks: the order of attention, feed-forward, norms and residual sums.
 
-A block takes its parts ready made; ``make_block`` builds them from a config.
+A block takes its parts ready made; ``builders.make_block`` makes one from a config.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache, MultiHeadAttention
-from jaxformer.config import TransformerConfig
-from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
+from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask, combine_masks, window_mask
-from jaxformer.norms import LayerNorm, RMSNorm, make_norm
-from jaxformer.positions import (
-    ALiBi,
-    LearnedPositions,
-    NoPositions,
-    RelativePositions,
-    Rotary,
-    SinusoidalPositions,
-)
+from jaxformer.norms import LayerNorm, RMSNorm
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm
@@ -57,13 +49,13 @@ class Block(nnx.Module):
         residual_dropout: float = 0.0,
     ):
         self.attention = attention
-        self.cross_attention = cross_attention
+        self.cross_attention: Any = cross_attention
         self.feed_forward = feed_forward
         self.attention_norm = attention_norm
         self.cross_attention_norm = cross_attention_norm
         self.feed_forward_norm = feed_forward_norm
         self.attention_residual_dropout = Dropout(residual_dropout)
-        self.cross_attention_residual_dropout = (
+        self.cross_attention_residual_dropout: Any = (
             None if cross_attention is None else Dropout(residual_dropout)
         )
         self.feed_forward_residual_dropout = Dropout(residual_dropout)
@@ -93,13 +85,13 @@ class Block(nnx.Module):
         weights = []
 
         def attend(h: Hidden) -> Hidden:
-            h = self.attention(
+            result = self.attention(
                 h, mask=mask, positions=positions, cache=cache, return_weights=return_weights
             )
-            if return_weights:
-                h, attention_weights = h
+            if isinstance(result, tuple):
+                result, attention_weights = result
                 weights.append(attention_weights)
-            return self.attention_residual_dropout(h)
+            return self.attention_residual_dropout(result)
 
         def attend_to_memory(h: Hidden) -> Hidden:
             h = self.cross_attention(h, memory, mask=memory_mask)
@@ -108,8 +100,8 @@ class Block(nnx.Module):
         def feed(h: Hidden) -> Hidden:
             return self.feed_forward_residual_dropout(self.feed_forward(h))
 
-        branches = [(self.attention_norm, attend), (self.feed_forward_norm, feed)]
-        if self.cross_attention is not None:
+        branches: list[Branch] = [(self.attention_norm, attend), (self.feed_forward_norm, feed)]
+        if self.cross_attention_norm is not None:
             branches.insert(1, (self.cross_attention_norm, attend_to_memory))
         x = self.combine(x, branches)
         return (x, weights[0]) if return_weights else x
@@ -140,7 +132,7 @@ class PostNormBlock(Block):
 
 
 class ParallelBlock(Block):
-    """x = x + Σ drop(branch(norm(x))), all branches from the same x (GPT-NeoX, arXiv 2204.06745)."""
+    """x + Σ drop(branch(norm(x))), every branch from the same x (GPT-NeoX, arXiv 2204.06745)."""
 
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """The formula of the block."""
@@ -148,101 +140,6 @@ class ParallelBlock(Block):
 
 
 BLOCKS = {"pre_norm": PreNormBlock, "post_norm": PostNormBlock, "parallel": ParallelBlock}
-
-
-def make_block(
-    config: TransformerConfig, *, cross_attention: bool = False, rngs: nnx.Rngs
-) -> Block:
-    """The block that a config describes, with cross-attention for a decoder's."""
-    return BLOCKS[config.block](
-        make_attention(config, position=make_position(config, rngs=rngs), rngs=rngs),
-        make_feed_forward(config, rngs=rngs),
-        make_model_norm(config),
-        make_model_norm(config),
-        cross_attention=make_attention(config, rngs=rngs) if cross_attention else None,
-        cross_attention_norm=make_model_norm(config) if cross_attention else None,
-        residual_dropout=config.residual_dropout,
-    )
-
-
-def make_attention(
-    config: TransformerConfig, *, position: NoPositions | None = None, rngs: nnx.Rngs
-) -> MultiHeadAttention:
-    """The attention that a config describes, around a position scheme."""
-    head_dim = config.head_dim or config.d_model // config.num_heads
-
-    def head_norm() -> Norm | None:
-        if not config.query_key_norm:
-            return None
-        return make_norm(config.norm, head_dim, eps=config.norm_eps, use_bias=config.norm_bias)
-
-    return MultiHeadAttention(
-        config.d_model,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        use_bias=config.qkv_bias,
-        output_bias=config.output_bias,
-        position=position,
-        q_norm=head_norm(),
-        k_norm=head_norm(),
-        scale=config.attention_scale,
-        score_soft_cap=config.score_soft_cap,
-        attention_dropout=config.attention_dropout,
-        output_dropout=config.output_dropout,
-        rngs=rngs,
-    )
-
-
-def make_position(config: TransformerConfig, *, rngs: nnx.Rngs) -> NoPositions:
-    """The position scheme inside the attention that a config describes."""
-    head_dim = config.head_dim or config.d_model // config.num_heads
-    if config.positions == "rotary":
-        return Rotary(
-            head_dim,
-            config.context_length,
-            base=config.rotary_base,
-            fraction=config.rotary_fraction,
-            interleaved=config.rotary_interleaved,
-            scaling=config.rotary_scaling,
-        )
-    if config.positions == "alibi":
-        return ALiBi(config.num_heads)
-    if config.positions == "relative":
-        return RelativePositions(config.max_relative_position, head_dim, rngs=rngs)
-    return NoPositions()
-
-
-def make_feed_forward(
-    config: TransformerConfig, *, rngs: nnx.Rngs
-) -> FeedForward | GatedFeedForward:
-    """The feed-forward that a config describes."""
-    gated = config.activation in GATED
-    return (GatedFeedForward if gated else FeedForward)(
-        config.d_model,
-        config.d_ff,
-        activation=GATED.get(config.activation, config.activation),
-        use_bias=config.feed_forward_bias,
-        hidden_dropout=config.hidden_dropout,
-        output_dropout=config.feed_forward_dropout,
-        rngs=rngs,
-    )
-
-
-def make_model_norm(config: TransformerConfig) -> Norm:
-    """A norm over the model's width, as a config describes it."""
-    return make_norm(config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias)
-
-
-def make_position_embedding(
-    config: TransformerConfig, *, rngs: nnx.Rngs
-) -> LearnedPositions | SinusoidalPositions | None:
-    """The rows that a config adds to the token embeddings, if any."""
-    if config.positions == "learned":
-        return LearnedPositions(config.context_length, config.d_model, rngs=rngs)
-    if config.positions == "sinusoidal":
-        return SinusoidalPositions(config.context_length, config.d_model)
-    return None
 
 
 def self_attention_mask(
@@ -283,14 +180,15 @@ def run_blocks(
     positions: Int[Array, "B T"] | None = None,
     cache: list[LayerCache] | None = None,
     return_weights: bool = False,
-) -> Hidden | tuple[Hidden, list[Float[Array, "B N T S"]]]:
-    """The residual stream after all blocks, and each self-attention's weights if asked for.
+) -> tuple[Hidden, list[Float[Array, "B N T S"]]]:
+    """The residual stream after all blocks, and the list of each self-attention's weights.
 
-    Arguments as in ``Block``, with one ``LayerCache`` a block.
+    The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
+    a block.
     """
     weights = []
     for layer, block in enumerate(blocks):
-        x = block(
+        result = block(
             x,
             mask,
             memory,
@@ -299,7 +197,9 @@ def run_blocks(
             cache=None if cache is None else cache[layer],
             return_weights=return_weights,
         )
-        if return_weights:
-            x, block_weights = x
+        if isinstance(result, tuple):
+            x, block_weights = result
             weights.append(block_weights)
-    return (x, weights) if return_weights else x
+        else:
+            x = result
+    return x, weights

@@ -1,4 +1,4 @@
-"""What a model is: frozen settings, checked on construction, free of JAX."""
+"""What a model is: frozen settings, checked on construction."""
 
 import math
 from dataclasses import dataclass, fields
@@ -8,82 +8,94 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh
 Norm = Literal["layer_norm", "rms_norm"]
 Block = Literal["pre_norm", "post_norm", "parallel"]
 Positions = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
+RotaryScaling = Literal["none", "linear", "llama3"]
 Initialization = Literal["gpt2", "torch", "xavier_uniform", "kaiming_uniform", "normal"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RotaryScaling:
-    """How rotary frequencies are stretched beyond the length they were trained for.
-
-    ``linear`` divides every frequency by ``factor`` (arXiv 2306.15595). ``llama3`` divides only
-    frequencies whose wavelength exceeds ``original_context_length / low_frequency_factor``, leaves
-    those below ``original_context_length / high_frequency_factor``, and blends in between
-    (the Llama 3.1 release).
-    """
-
-    kind: Literal["linear", "llama3"] = "linear"
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context_length: int = 8192
-
-    def __post_init__(self) -> None:
-        _check_finite(self)
-        _check_choice(self, "kind", ("linear", "llama3"))
-        _check_positive(self, "factor", "low_frequency_factor", "original_context_length")
-        if self.kind == "llama3" and self.high_frequency_factor <= self.low_frequency_factor:
-            raise ValueError(
-                "high_frequency_factor must exceed low_frequency_factor: got "
-                f"{self.high_frequency_factor} and {self.low_frequency_factor}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
     """The settings that every model shares: those of a layer, of positions and of embeddings.
 
-    Args that are None take the value that the part itself documents: ``num_kv_heads`` that of
-    ``num_heads``, ``head_dim`` d_model / num_heads, ``d_ff`` 4·d_model (8·d_model/3 where gated),
-    ``attention_scale`` 1/sqrt(head_dim).
-
     Raises:
         ValueError: a setting is out of its range, not finite, or does not fit the others.
     """
 
     d_model: int
+    """D, the width of the residual stream."""
     num_heads: int
+    """N, how many query heads."""
     context_length: int
+    """The most tokens that fit."""
     num_kv_heads: int | None = None
+    """K, how many key/value heads; default N."""
     head_dim: int | None = None
+    """H, the width of a head; default D / N."""
     d_ff: int | None = None
+    """F, the feed-forward's width; default 4·D, or int(8·D / 3) where it is gated."""
     activation: Activation = "gelu"
+    """Of the feed-forward; gelu is the exact one, the last three are gated."""
     norm: Norm = "layer_norm"
+    """Which norm."""
     norm_eps: float = 1e-5
+    """What is added to the variance."""
     norm_bias: bool = True
+    """Whether layer norms have a bias."""
     block: Block = "pre_norm"
+    """How branches, norms and residual stream are combined."""
     qkv_bias: bool = True
+    """Whether the projections to queries, keys and values have biases."""
     output_bias: bool = True
+    """Whether the attention's output projection has one."""
     feed_forward_bias: bool = True
+    """Whether the feed-forward's projections have biases."""
     query_key_norm: bool = False
+    """Whether queries and keys are normalised, head by head."""
     attention_scale: float | None = None
+    """What scores are multiplied by; default 1/sqrt(H)."""
     score_soft_cap: float | None = None
+    """Bound on attention scores, by tanh; default none."""
     sliding_window: int | None = None
+    """How many tokens a position sees on a side, itself included; default all."""
     positions: Positions = "learned"
+    """How a token's position is told."""
     rotary_base: float = 10000.0
+    """Pair i of a head turns by position / base^(2i / width) radians."""
     rotary_fraction: float = 1.0
+    """The share of a head that is turned."""
     rotary_interleaved: bool = False
-    rotary_scaling: RotaryScaling | None = None
+    """Whether pairs are neighbours, or lie half a head apart."""
+    rotary_scaling: RotaryScaling = "none"
+    """How rotary frequencies are stretched for longer texts."""
+    rotary_scaling_factor: float = 1.0
+    """What they are divided by."""
+    rotary_low_frequency_factor: float = 1.0
+    """llama3: fewer turns than this over the original context are divided."""
+    rotary_high_frequency_factor: float = 4.0
+    """llama3: more turns than this are left alone."""
+    rotary_original_context_length: int = 8192
+    """llama3: the context that the frequencies were trained for."""
     max_relative_position: int = 32
+    """The farthest distance that relative positions tell apart."""
     embedding_scale: float | None = None
+    """What token embeddings are multiplied by; default 1."""
     embedding_norm: bool = False
+    """Whether embeddings are normalised."""
     final_norm: bool = True
+    """Whether the last block is followed by a norm."""
     initialization: Initialization = "gpt2"
+    """The distribution of the initial weights."""
     embedding_dropout: float = 0.0
+    """Rate on what enters the first block."""
     attention_dropout: float = 0.0
+    """Rate on attention weights."""
     output_dropout: float = 0.0
+    """Rate on an attention's output."""
     hidden_dropout: float = 0.0
+    """Rate on a feed-forward's hidden activation."""
     feed_forward_dropout: float = 0.0
+    """Rate on a feed-forward's output."""
     residual_dropout: float = 0.0
+    """Rate on what a branch adds to the residual stream."""
 
     def __post_init__(self) -> None:
         _check_finite(self)
@@ -91,8 +103,16 @@ class TransformerConfig:
         _check_choice(self, "norm", get_args(Norm))
         _check_choice(self, "block", get_args(Block))
         _check_choice(self, "positions", get_args(Positions))
+        _check_choice(self, "rotary_scaling", get_args(RotaryScaling))
         _check_choice(self, "initialization", get_args(Initialization))
         _check_positive(self, "context_length", "rotary_base", "max_relative_position")
+        _check_positive(self, "rotary_scaling_factor", "rotary_low_frequency_factor")
+        _check_positive(self, "rotary_original_context_length")
+        if self.rotary_high_frequency_factor <= self.rotary_low_frequency_factor:
+            raise ValueError(
+                "rotary_high_frequency_factor must exceed rotary_low_frequency_factor: got "
+                f"{self.rotary_high_frequency_factor} and {self.rotary_low_frequency_factor}"
+            )
         _check_positive(self, "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff")
         _check_positive(self, "norm_eps", "attention_scale", "score_soft_cap", "sliding_window")
         _check_positive(self, "embedding_scale")
@@ -120,18 +140,22 @@ class TransformerConfig:
 class TransformerLMConfig(TransformerConfig):
     """The settings of a ``TransformerLM``: GPT, LLaMA, BERT and character models are values of it.
 
-    ``vocab_size`` may be left None only until the corpus is known (``train.py`` fills it in).
-
     Raises:
         ValueError: a setting is out of its range, not finite, or does not fit the others.
     """
 
-    vocab_size: int | None = None
     num_layers: int
+    """L, how many blocks."""
+    vocab_size: int | None = None
+    """V, how many different tokens; train.py takes it from the text."""
     causal: bool = True
+    """Whether a position is kept from later ones."""
     tie_embeddings: bool = True
+    """Whether the output head is the token embedding."""
     head_bias: bool = False
+    """Whether an untied output head has a bias."""
     logit_soft_cap: float | None = None
+    """Bound on logits, by tanh; default none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,26 +163,69 @@ class TransformerLMConfig(TransformerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(TransformerConfig):
+    """The settings of an ``EncoderDecoder``; the defaults are those of arXiv 1706.03762.
+
+    Raises:
+        ValueError: a setting is out of its range, not finite, or does not fit the others.
+    """
+
+    source_vocab_size: int
+    """How many different source tokens."""
+    target_vocab_size: int
+    """V, how many different target tokens."""
+    num_encoder_layers: int = 6
+    """How many blocks the encoder has."""
+    num_decoder_layers: int = 6
+    """How many blocks the decoder has."""
+    causal: bool = True
+    """Whether a target position is kept from later ones."""
+    head_bias: bool = True
+    """Whether the output head has a bias."""
+    activation: Activation = "relu"
+    """Of the feed-forward."""
+    block: Block = "post_norm"
+    """How branches, norms and residual stream are combined."""
+    positions: Positions = "sinusoidal"
+    """How a token's position is told."""
+    initialization: Initialization = "xavier_uniform"
+    """The distribution of the initial weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive(self, "source_vocab_size", "target_vocab_size")
+        _check_positive(self, "num_encoder_layers", "num_decoder_layers")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW, its schedule and its clipping; rates are per step.
 
-    The defaults are nanoGPT's for a character model. ``decay_steps`` is the step at which the
-    cosine reaches ``min_learning_rate``; None keeps the rate after warm-up (``train.py`` fills in
-    the number of steps). ``clip_norm`` None clips nothing.
+    The defaults are nanoGPT's for a character model. With ``decay_steps`` None the rate stays as it
+    is after warm-up.
 
     Raises:
         ValueError: a setting is out of its range or not finite.
     """
 
     learning_rate: float = 1e-3
+    """After warm-up."""
     min_learning_rate: float = 1e-4
+    """At the end of the cosine."""
     warmup_steps: int = 100
+    """Steps of linear warm-up."""
     decay_steps: int | None = None
+    """The step at which the cosine ends; train.py takes the number of steps."""
     weight_decay: float = 0.1
+    """Decoupled, on matrices and embeddings only."""
     beta1: float = 0.9
+    """Decay of the first moment."""
     beta2: float = 0.99
+    """Decay of the second moment."""
     eps: float = 1e-8
+    """What is added to the root of the second moment."""
     clip_norm: float | None = 1.0
+    """Bound on the norm of all gradients together; None clips nothing."""
 
     def __post_init__(self) -> None:
         _check_finite(self)
@@ -180,9 +247,6 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
     known = {field.name for field in fields(cls)}
     if unknown := sorted(set(values) - known):
         raise ValueError(f"unknown {cls.__name__} settings: {', '.join(unknown)}")
-    values = dict(values)
-    if isinstance(values.get("rotary_scaling"), dict):
-        values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
     try:
         return cls(**values)
     except TypeError as error:

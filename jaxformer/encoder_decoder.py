@@ -1,22 +1,18 @@
 """Encoder, decoder, and the two together: the sequence-to-sequence Transformer."""
 
+from typing import Any
+
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import (
-    make_block,
-    make_model_norm,
-    make_position_embedding,
-    run_blocks,
-    self_attention_mask,
-)
+from jaxformer.blocks import run_blocks, self_attention_mask
+from jaxformer.builders import make_block, make_model_norm, make_position_embedding
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig
 from jaxformer.initializers import initialize
-from jaxformer.layers import Dropout, Embedding, Linear
+from jaxformer.layers import Dropout, Embedding, Linear, widely
 
 Hidden = Float[Array, "B T D"]
-Weights = list[Float[Array, "B N T S"]]
 
 
 class Encoder(nnx.Module):
@@ -40,7 +36,7 @@ class Encoder(nnx.Module):
         *,
         positions: Int[Array, "B T"] | None = None,
         return_weights: bool = False,
-    ) -> Hidden | tuple[Hidden, Weights]:
+    ) -> Any:
         """The encoded sequence, and each layer's attention weights if asked for.
 
         Args:
@@ -51,11 +47,9 @@ class Encoder(nnx.Module):
         """
         length = x.shape[1]
         mask = self_attention_mask(length, length, causal=False, window=self.window, mask=mask)
-        x = run_blocks(
+        x, weights = run_blocks(
             self.blocks, x, mask, positions=positions, return_weights=return_weights
         )
-        if return_weights:
-            x, weights = x
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (x, weights) if return_weights else x
@@ -96,7 +90,7 @@ class Decoder(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
-    ) -> Hidden | tuple[Hidden, Weights]:
+    ) -> Any:
         """The decoded sequence, and each layer's self-attention weights if asked for.
 
         Args:
@@ -116,7 +110,7 @@ class Decoder(nnx.Module):
             start=0 if cache is None else cache[0].length,
             mask=mask,
         )
-        x = run_blocks(
+        x, weights = run_blocks(
             self.blocks,
             x,
             mask,
@@ -126,8 +120,6 @@ class Decoder(nnx.Module):
             cache=cache,
             return_weights=return_weights,
         )
-        if return_weights:
-            x, weights = x
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (x, weights) if return_weights else x
@@ -149,9 +141,7 @@ class EncoderDecoder(nnx.Module):
         self.source_embedding_dropout = Dropout(config.embedding_dropout)
         self.target_embedding_dropout = Dropout(config.embedding_dropout)
         self.encoder = Encoder(config, config.num_encoder_layers, rngs=rngs)
-        self.decoder = Decoder(
-            config, config.num_decoder_layers, causal=config.causal, rngs=rngs
-        )
+        self.decoder = Decoder(config, config.num_decoder_layers, causal=config.causal, rngs=rngs)
         self.lm_head = Linear(
             config.d_model, config.target_vocab_size, use_bias=config.head_bias, rngs=rngs
         )
@@ -206,8 +196,9 @@ class EncoderDecoder(nnx.Module):
                 f"{length} tokens do not fit context_length={self.config.context_length}"
             )
         x = embedding(tokens)
-        if self.config.embedding_scale is not None:
-            x = x * self.config.embedding_scale
+        scale = self.config.embedding_scale
+        if scale is not None:
+            x = widely(lambda e: e * scale, x)
         if self.position_embedding is not None:
             x = x + self.position_embedding(length).astype(x.dtype)
         return x

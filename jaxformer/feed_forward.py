@@ -1,13 +1,10 @@
 """The feed-forward part of a block, plain or gated."""
 
-from collections.abc import Callable
-
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxformer.layers import Dropout, Linear
+from jaxformer.layers import Dropout, Linear, widely
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -16,23 +13,18 @@ def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x · Φ(x) by the error function, PyTorch's default; ``jax.nn.gelu`` defaults to tanh."""
-    return _widely(lambda wide: jax.nn.gelu(wide, approximate=False), x)
+    """X · Φ(x) by the error function, PyTorch's default; ``jax.nn.gelu`` defaults to tanh."""
+    return widely(lambda wide: jax.nn.gelu(wide, approximate=False), x)
 
 
 def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """The tanh approximation of x · Φ(x) (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``."""
-    return _widely(lambda wide: jax.nn.gelu(wide, approximate=True), x)
+    return widely(lambda wide: jax.nn.gelu(wide, approximate=True), x)
 
 
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x · sigmoid(x)."""
-    return _widely(jax.nn.silu, x)
-
-
-def _widely(function: Callable[[Array], Array], x: Array) -> Array:
-    """Computes in float32 or wider and rounds once, as PyTorch's kernels do."""
-    return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+    """X · sigmoid(x)."""
+    return widely(jax.nn.silu, x)
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
@@ -71,6 +63,7 @@ class FeedForward(nnx.Module):
         self.output_dropout = Dropout(output_dropout)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The branch's output, in the dtype of x."""
         hidden = self.hidden_dropout(ACTIVATIONS[self.activation](self.up_proj(x)))
         return self.output_dropout(self.down_proj(hidden))
 
@@ -111,5 +104,6 @@ class GatedFeedForward(nnx.Module):
         self.output_dropout = Dropout(output_dropout)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The branch's output, in the dtype of x."""
         hidden = ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x)
         return self.output_dropout(self.down_proj(self.hidden_dropout(hidden)))

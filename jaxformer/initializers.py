@@ -55,8 +55,9 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
     - ``gpt2``: kernels and embeddings N(0, 0.02²), the last projection of each residual branch
       (``o_proj``, ``down_proj``) N(0, 0.02² / (2·num_layers)), biases zero (GPT-2; nanoGPT).
     - ``torch``: what the constructors of the PyTorch twins draw; nothing is changed.
-    - ``xavier_uniform``, ``kaiming_uniform``, ``normal`` (std 0.02): that distribution for every
-      parameter of two or more dimensions, biases zero.
+    - ``xavier_uniform``: that distribution for every parameter of two or more dimensions, biases as
+      constructed (``torch.nn.Transformer``).
+    - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
     Norm scales are left at one in every scheme.
 
@@ -70,6 +71,8 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
         if path[-1] == "scale":
             continue
         if path[-1] == "bias":
+            if scheme == "xavier_uniform":
+                continue
             parameter[...] = jnp.zeros_like(parameter[...])
             continue
         # torch reads an embedding (rows, features) as a weight (fan_out, fan_in).

@@ -1,6 +1,7 @@
 """The three modules that everything else is made of, in the layout of the naming rule."""
 
 import zlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,19 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.initializers import torch_linear
+
+
+def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The same values in float32 or wider."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def widely(function: Callable[[Array], Array], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """``function`` of x, computed in float32 or wider and rounded once, as PyTorch's kernels do.
+
+    A bfloat16 array times a Python float would otherwise round the float to bfloat16 first.
+    """
+    return function(widen(x)).astype(x.dtype)
 
 
 class Linear(nnx.Module):
@@ -30,6 +44,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(bias_init(rngs.params(), (out_features,))) if use_bias else None
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
+        """``x`` of any leading shape, projected."""
         kernel_IO = self.kernel[...]
         y = jnp.reshape(x, (-1, x.shape[-1])) @ kernel_IO
         if self.bias is not None:
@@ -48,6 +63,7 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), (num_embeddings, features)))
 
     def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+        """The rows of ``ids``."""
         return self.embedding[...][ids]
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
@@ -60,7 +76,8 @@ class Dropout(nnx.Module):
     """One place of dropout, named by its path in the model: x · keep / (1 - rate) while training.
 
     It draws its mask from the key that ``seed_dropout`` gave it, or takes ``keep_mask`` when a
-    test has put one there; after a call in training mode ``last_keep`` holds the mask used.
+    test has put one there. With ``recording`` on, ``last_keep`` holds the mask that the last call
+    used (not under ``jax.jit``, where it would be a tracer).
 
     Raises:
         ValueError: training mode, a rate above zero, and neither key nor mask.
@@ -69,10 +86,13 @@ class Dropout(nnx.Module):
     def __init__(self, rate: float):
         self.rate = rate
         self.deterministic = False
-        self.key = nnx.data(None)
+        self.key: Array | None = nnx.data(None)
         self.keep_mask: Bool[Array, "..."] | None = nnx.data(None)
+        self.recording = False
+        self.last_keep: Bool[Array, "..."] | None = nnx.data(None)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """``x`` of any shape, some of it dropped while training."""
         if self.deterministic or self.rate == 0:
             return x
         if self.keep_mask is not None:
@@ -81,7 +101,9 @@ class Dropout(nnx.Module):
             keep = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
         else:
             raise ValueError("dropout in training mode needs a key: call seed_dropout(model, key)")
-        return jnp.where(keep, x / (1 - self.rate), jnp.zeros((), x.dtype))
+        if self.recording:
+            self.last_keep = keep
+        return jnp.where(keep, widely(lambda y: y / (1 - self.rate), x), jnp.zeros((), x.dtype))
 
 
 def dropout_modules(module: nnx.Module) -> dict[str, Dropout]:

@@ -22,9 +22,7 @@ def cross_entropy(
     return jnp.sum(losses * kept) / jnp.maximum(jnp.sum(kept), 1)
 
 
-def token_losses(
-    logits: Float[Array, "B T V"], targets: Int[Array, "B T"]
-) -> Float[Array, "B T"]:
+def token_losses(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """-log softmax(logits)[target] of every token, in nats, in float32 or wider."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     # A comparison with every class fuses with the sum; picking by index would cost a scatter in

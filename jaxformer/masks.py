@@ -48,9 +48,7 @@ def padding_mask(tokens: Int[Array, "B S"], pad_token: int = 0) -> Bool[Array, "
     return (tokens != pad_token)[:, None, None, :]
 
 
-def padding_mask_from_lengths(
-    lengths: Int[Array, "B"], max_length: int
-) -> Bool[Array, "B 1 1 S"]:
+def padding_mask_from_lengths(lengths: Int[Array, "B"], max_length: int) -> Bool[Array, "B 1 1 S"]:
     """Every position may attend to the first ``lengths[b]`` tokens of row b."""
     return (jnp.arange(max_length)[None, :] < lengths[:, None])[:, None, None, :]
 

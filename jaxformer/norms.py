@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxformer.layers import widen
+
 
 class LayerNorm(nnx.Module):
     """(x - mean) / sqrt(variance + eps) · scale + bias (Ba et al., arXiv 1607.06450, eq. 4).
@@ -19,7 +21,8 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((features,))) if use_bias else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        wide = _widen(x)
+        """The normalised x, in its dtype."""
+        wide = widen(x)
         centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + self.eps) * _like(self.scale[...], wide)
@@ -36,7 +39,8 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((features,)))
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        wide = _widen(x)
+        """The normalised x, in its dtype."""
+        wide = widen(x)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         y = wide * jax.lax.rsqrt(mean_square + self.eps) * _like(self.scale[...], wide)
         return y.astype(x.dtype)
@@ -53,10 +57,6 @@ def make_norm(kind: str, features: int, *, eps: float, use_bias: bool) -> LayerN
     if kind == "rms_norm":
         return RMSNorm(features, eps=eps)
     raise ValueError(f"unknown norm {kind!r}")
-
-
-def _widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _like(parameter: Float[Array, "D"], x: Float[Array, "... D"]) -> Float[Array, "... D"]:

@@ -56,7 +56,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clipping, then AdamW with decoupled decay on matrices only (arXiv 1711.05101, algorithm 2)."""
+    """Clipping, then AdamW that decays matrices only (arXiv 1711.05101, algorithm 2)."""
     adamw = optax.adamw(
         lambda count: learning_rate(config, count),
         b1=config.beta1,

@@ -26,7 +26,7 @@ def merge(definition: nnx.GraphDef[Any], parameters: Parameters) -> Any:
 
     Cheap inside ``jax.jit``, where it runs once, while tracing.
     """
-    flat = {
+    flat: Any = {
         tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
         for name, value in parameters.items()
     }

@@ -9,6 +9,7 @@ afterwards: at position 5000 one bit of a float32 frequency is 3e-4 of the table
 them more exactly would part from every published checkpoint.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -17,8 +18,24 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import RotaryScaling
 from jaxformer.layers import Embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryScaling:
+    """How rotary frequencies are stretched beyond the length they were trained for.
+
+    ``linear`` divides every frequency by ``factor`` (arXiv 2306.15595). ``llama3`` divides only
+    frequencies that make fewer than ``low_frequency_factor`` turns over
+    ``original_context_length`` tokens, leaves those that make more than ``high_frequency_factor``,
+    and blends in between (the Llama 3.1 release).
+    """
+
+    kind: str = "linear"
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context_length: int = 8192
 
 
 class LearnedPositions(nnx.Module):
@@ -69,7 +86,7 @@ class NoPositions(nnx.Module):
 
 
 class Rotary(NoPositions):
-    """Turns pairs of dimensions by an angle that grows with the position (arXiv 2104.09864, eq. 34).
+    """Turns pairs of dimensions by an angle in proportion to the position (arXiv 2104.09864).
 
     Args:
         head_dim: H, the width of a head.
@@ -144,7 +161,7 @@ class ALiBi(NoPositions):
 
 
 class RelativePositions(NoPositions):
-    """A trained key for every distance up to ``max_distance`` (Shaw et al., arXiv 1803.02155, eq. 4).
+    """A trained key for every distance up to ``max_distance`` (arXiv 1803.02155, eq. 4).
 
     ``embedding`` has shape (2·max_distance + 1, head_dim), shared by all heads; farther keys use
     the last row on their side. Queries come in already multiplied by the attention's scale.
@@ -157,7 +174,7 @@ class RelativePositions(NoPositions):
     def bias(
         self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
     ) -> Float[Array, "B N T S"]:
-        """q · embedding[clip(distance, -max_distance, max_distance) + max_distance]."""
+        """Q · embedding[clip(distance, -max_distance, max_distance) + max_distance]."""
         index_TS = jnp.clip(distance_TS, -self.max_distance, self.max_distance) + self.max_distance
         by_distance_BNTR = jnp.einsum("btnh,rh->bntr", q_BTNH, self.embedding[...])
         return jnp.take_along_axis(by_distance_BNTR, index_TS[None, None], axis=-1)

@@ -92,7 +92,10 @@ def train_step(
 
     def loss(parameters: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
         micro_key = None if key is None else jax.random.fold_in(key, index)
-        return language_model_loss(definition, parameters, *micro, micro_key, compute_dtype)
+        inputs, targets = micro
+        return language_model_loss(
+            definition, parameters, inputs, targets, micro_key, compute_dtype
+        )
 
     value_and_grad = jax.value_and_grad(loss)
     count = batch[0].shape[0]

@@ -5,16 +5,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import (
-    make_block,
-    make_model_norm,
-    make_position_embedding,
-    run_blocks,
-    self_attention_mask,
-)
+from jaxformer.blocks import run_blocks, self_attention_mask
+from jaxformer.builders import make_block, make_model_norm, make_position_embedding
 from jaxformer.config import TransformerLMConfig
 from jaxformer.initializers import initialize
-from jaxformer.layers import Dropout, Embedding, Linear
+from jaxformer.layers import Dropout, Embedding, Linear, widely
 
 
 class TransformerLM(nnx.Module):
@@ -71,7 +66,7 @@ class TransformerLM(nnx.Module):
         hidden = self.hidden(
             tokens, mask, positions=positions, cache=cache, return_weights=return_weights
         )
-        if return_weights:
+        if isinstance(hidden, tuple):
             hidden, weights = hidden
             return self.logits(hidden), weights
         return self.logits(hidden)
@@ -103,7 +98,7 @@ class TransformerLM(nnx.Module):
             start=start,
             mask=mask,
         )
-        x = run_blocks(
+        x, weights = run_blocks(
             self.blocks,
             x,
             mask,
@@ -111,8 +106,6 @@ class TransformerLM(nnx.Module):
             cache=cache,
             return_weights=return_weights,
         )
-        if return_weights:
-            x, weights = x
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (x, weights) if return_weights else x
@@ -122,8 +115,9 @@ class TransformerLM(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """What enters the first block."""
         x = self.token_embedding(tokens)
-        if self.config.embedding_scale is not None:
-            x = x * self.config.embedding_scale
+        scale = self.config.embedding_scale
+        if scale is not None:
+            x = widely(lambda e: e * scale, x)
         if self.position_embedding is not None:
             x = x + self.position_embedding(tokens.shape[1], positions).astype(x.dtype)
         if self.embedding_norm is not None:
@@ -136,4 +130,4 @@ class TransformerLM(nnx.Module):
             self.token_embedding.attend(hidden) if self.lm_head is None else self.lm_head(hidden)
         )
         cap = self.config.logit_soft_cap
-        return logits if cap is None else cap * jnp.tanh(logits / cap)
+        return logits if cap is None else widely(lambda x: cap * jnp.tanh(x / cap), logits)

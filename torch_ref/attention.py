@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from torch_ref.layers import Dropout, Linear
-from torch_ref.masks import expand_mask
+from torch_ref.masks import combine_masks, expand_mask
 from torch_ref.norms import LayerNorm, RMSNorm
 from torch_ref.positions import NoPositions
 
@@ -261,6 +261,9 @@ class MultiHeadAttention(nn.Module):
             cache.append(k_BSKH, v_BSKH)
             k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
 
+        if bias is not None:
+            # A bias of -inf blocks; as part of the mask a row of nothing else gives zeros, not NaN.
+            mask = combine_masks(mask, bias > -torch.inf)
         if _overrides(self.position, "bias"):
             distance_TS = _slots(0, k_BSKH) - _slots(start, query).T
             position_bias = self.position.bias(q_BTNH * self.scale, distance_TS)

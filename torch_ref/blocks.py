@@ -1,22 +1,20 @@
 """Blocks: the order of attention, feed-forward, norms and residual sums.
 
-A block takes its parts ready made; ``make_block`` builds them from a config.
+A block takes its parts ready made; ``builders.make_block`` makes one from a config.
 """
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
 
 from torch_ref.attention import LayerCache, MultiHeadAttention
-from torch_ref.config import TransformerConfig
-from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
+from torch_ref.feed_forward import FeedForward, GatedFeedForward
 from torch_ref.layers import Dropout
 from torch_ref.masks import causal_mask, combine_masks, window_mask
-from torch_ref.norms import LayerNorm, RMSNorm, make_norm
-from torch_ref.positions import ALiBi, NoPositions, RelativePositions, Rotary
+from torch_ref.norms import LayerNorm, RMSNorm
 
 Norm = LayerNorm | RMSNorm
 Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor]]
@@ -147,85 +145,6 @@ class ParallelBlock(Block):
 BLOCKS = {"pre_norm": PreNormBlock, "post_norm": PostNormBlock, "parallel": ParallelBlock}
 
 
-def make_block(config: TransformerConfig, *, cross_attention: bool = False) -> Block:
-    """The block that a config describes, with cross-attention for a decoder's."""
-
-    def norm() -> Norm:
-        return make_norm(
-            config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias
-        )
-
-    return BLOCKS[config.block](
-        make_attention(config, position=make_position(config)),
-        make_feed_forward(config),
-        norm(),
-        norm(),
-        cross_attention=make_attention(config) if cross_attention else None,
-        cross_attention_norm=norm() if cross_attention else None,
-        residual_dropout=config.residual_dropout,
-    )
-
-
-def make_attention(
-    config: TransformerConfig, *, position: NoPositions | None = None
-) -> MultiHeadAttention:
-    """The attention that a config describes, around a position scheme."""
-    head_dim = config.head_dim or config.d_model // config.num_heads
-
-    def head_norm() -> Norm | None:
-        if not config.query_key_norm:
-            return None
-        return make_norm(config.norm, head_dim, eps=config.norm_eps, use_bias=config.norm_bias)
-
-    return MultiHeadAttention(
-        config.d_model,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        use_bias=config.qkv_bias,
-        output_bias=config.output_bias,
-        position=position,
-        q_norm=head_norm(),
-        k_norm=head_norm(),
-        scale=config.attention_scale,
-        score_soft_cap=config.score_soft_cap,
-        attention_dropout=config.attention_dropout,
-        output_dropout=config.output_dropout,
-    )
-
-
-def make_position(config: TransformerConfig) -> NoPositions:
-    """The position scheme inside the attention that a config describes."""
-    head_dim = config.head_dim or config.d_model // config.num_heads
-    if config.positions == "rotary":
-        return Rotary(
-            head_dim,
-            config.context_length,
-            base=config.rotary_base,
-            fraction=config.rotary_fraction,
-            interleaved=config.rotary_interleaved,
-            scaling=config.rotary_scaling,
-        )
-    if config.positions == "alibi":
-        return ALiBi(config.num_heads)
-    if config.positions == "relative":
-        return RelativePositions(config.max_relative_position, head_dim)
-    return NoPositions()
-
-
-def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForward:
-    """The feed-forward that a config describes."""
-    gated = config.activation in GATED
-    return (GatedFeedForward if gated else FeedForward)(
-        config.d_model,
-        config.d_ff,
-        activation=GATED.get(config.activation, config.activation),
-        use_bias=config.feed_forward_bias,
-        hidden_dropout=config.hidden_dropout,
-        output_dropout=config.feed_forward_dropout,
-    )
-
-
 def self_attention_mask(
     query_length: int,
     key_length: int,
@@ -254,3 +173,38 @@ def self_attention_mask(
         window_mask(query_slots, key_slots, window) if window is not None else None,
         mask,
     )
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    memory: torch.Tensor | None = None,
+    memory_mask: torch.Tensor | None = None,
+    *,
+    positions: torch.Tensor | None = None,
+    cache: list[LayerCache] | None = None,
+    return_weights: bool = False,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The residual stream after all blocks, and the list of each self-attention's weights.
+
+    The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
+    a block.
+    """
+    weights = []
+    for layer, block in enumerate(blocks):
+        result = block(
+            x,
+            mask,
+            memory,
+            memory_mask,
+            positions=positions,
+            cache=None if cache is None else cache[layer],
+            return_weights=return_weights,
+        )
+        if isinstance(result, tuple):
+            x, block_weights = result
+            weights.append(block_weights)
+        else:
+            x = result
+    return x, weights

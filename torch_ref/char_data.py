@@ -83,7 +83,7 @@ class CharTokenizer:
 
 
 class TokenIdsDataset:
-    """Every window of ``block_size`` ids with its successor: item i is (data[i:i+T], data[i+1:i+1+T]).
+    """Every window of T = ``block_size`` ids: item i is (data[i:i+T], data[i+1:i+1+T]).
 
     Args:
         data: the ids, one-dimensional.

@@ -55,8 +55,9 @@ def initialize(
       (``o_proj``, ``down_proj``) N(0, 0.02² / (2·num_layers)), biases zero (GPT-2; nanoGPT).
     - ``torch``: what the constructors draw. Nothing is changed, unless a generator is given: then
       the same distributions are drawn from it.
-    - ``xavier_uniform``, ``kaiming_uniform``, ``normal`` (std 0.02): that distribution for every
-      parameter of two or more dimensions, biases zero.
+    - ``xavier_uniform``: that distribution for every parameter of two or more dimensions, biases as
+      constructed (``torch.nn.Transformer``).
+    - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
     Norm weights are left at one in every scheme.
 
@@ -77,7 +78,7 @@ def initialize(
 
 
 def _bias(scheme: str, owner: nn.Module) -> Initializer:
-    if scheme == "torch" and isinstance(owner, nn.Linear):
+    if scheme in ("torch", "xavier_uniform") and isinstance(owner, nn.Linear):
         return torch_linear(owner.in_features)[1]
     return constant(0)
 

@@ -30,7 +30,9 @@ def decay_mask(module: torch.nn.Module) -> dict[str, bool]:
 
 def global_norm(module: torch.nn.Module) -> torch.Tensor:
     """sqrt(Σ g²) over every element of every gradient."""
-    return torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    return torch.nn.utils.get_total_norm(
+        [p.grad for p in module.parameters() if p.grad is not None]
+    )
 
 
 def clip_by_global_norm(module: torch.nn.Module, max_norm: float) -> torch.Tensor:

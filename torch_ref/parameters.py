@@ -32,4 +32,6 @@ def set_parameters(module: torch.nn.Module, parameters: Parameters) -> None:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A copy of the tensor as a numpy array."""
     tensor = tensor.detach().cpu()
-    return tensor.to(torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy().copy()
+    return (
+        tensor.to(torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy().copy()
+    )

@@ -10,6 +10,7 @@ would part from every published checkpoint. The tensors made of them are kept fo
 device, so no call builds or moves a table twice.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -18,8 +19,24 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torch_ref.config import RotaryScaling
 from torch_ref.layers import Embedding
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryScaling:
+    """How rotary frequencies are stretched beyond the length they were trained for.
+
+    ``linear`` divides every frequency by ``factor`` (arXiv 2306.15595). ``llama3`` divides only
+    frequencies that make fewer than ``low_frequency_factor`` turns over
+    ``original_context_length`` tokens, leaves those that make more than ``high_frequency_factor``,
+    and blends in between (the Llama 3.1 release).
+    """
+
+    kind: str = "linear"
+    factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_context_length: int = 8192
 
 
 class LearnedPositions(nn.Module):

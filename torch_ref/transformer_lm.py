@@ -4,12 +4,11 @@ import torch
 from torch import nn
 
 from torch_ref.attention import LayerCache
-from torch_ref.blocks import make_block, self_attention_mask
-from torch_ref.config import TransformerConfig, TransformerLMConfig
+from torch_ref.blocks import run_blocks, self_attention_mask
+from torch_ref.builders import make_block, make_model_norm, make_position_embedding
+from torch_ref.config import TransformerLMConfig
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
-from torch_ref.norms import LayerNorm, RMSNorm, make_norm
-from torch_ref.positions import LearnedPositions, SinusoidalPositions
 
 
 class TransformerLM(nn.Module):
@@ -32,10 +31,10 @@ class TransformerLM(nn.Module):
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, config.d_model)
         self.position_embedding = make_position_embedding(config)
-        self.embedding_norm = _model_norm(config) if config.embedding_norm else None
+        self.embedding_norm = make_model_norm(config) if config.embedding_norm else None
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.blocks = nn.ModuleList([make_block(config) for _ in range(config.num_layers)])
-        self.final_norm = _model_norm(config) if config.final_norm else None
+        self.final_norm = make_model_norm(config) if config.final_norm else None
         self.lm_head = (
             None
             if config.tie_embeddings
@@ -100,18 +99,14 @@ class TransformerLM(nn.Module):
             mask=mask,
             device=tokens.device,
         )
-        weights = []
-        for layer, block in enumerate(self.blocks):
-            x = block(
-                x,
-                mask,
-                positions=positions,
-                cache=None if cache is None else cache[layer],
-                return_weights=return_weights,
-            )
-            if return_weights:
-                x, block_weights = x
-                weights.append(block_weights)
+        x, weights = run_blocks(
+            self.blocks,
+            x,
+            mask,
+            positions=positions,
+            cache=cache,
+            return_weights=return_weights,
+        )
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (x, weights) if return_weights else x
@@ -134,18 +129,3 @@ class TransformerLM(nn.Module):
         )
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def make_position_embedding(
-    config: TransformerConfig,
-) -> LearnedPositions | SinusoidalPositions | None:
-    """The rows that a config adds to the token embeddings, if any."""
-    if config.positions == "learned":
-        return LearnedPositions(config.context_length, config.d_model)
-    if config.positions == "sinusoidal":
-        return SinusoidalPositions(config.context_length, config.d_model)
-    return None
-
-
-def _model_norm(config: TransformerConfig) -> LayerNorm | RMSNorm:
-    return make_norm(config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias)

@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,8 @@ class DataParallel:
 
     Several steps run in one call: a loop on the device cuts each step's windows out of the corpus,
     which lies there too. The loop's length is an argument, so one compilation serves every length
-    and a run cut anywhere computes the same bits as one that is not.
+    and a run cut anywhere computes the same bits as one that is not. The loop ends early, and
+    leaves the state as it was, at a step whose loss or gradient is not finite.
 
     Args:
         definition: the model without its parameters.
@@ -69,41 +70,47 @@ class DataParallel:
 
         def steps(
             state: TrainState, tokens: Int[Array, "C"], starts: Int[Array, "n A b"], count: Array
-        ) -> tuple[TrainState, dict[str, Float[Array, "n"]]]:
-            def one(index: Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-                state, history = carry
+        ) -> tuple[TrainState, dict[str, Float[Array, "n"]], Int[Array, ""]]:
+            def goes_on(carry: Any) -> Bool[Array, ""]:
+                _, _, index, finite = carry
+                return (index < count) & finite
+
+            def one(carry: Any) -> Any:
+                state, history, index, _ = carry
                 step_key = None
                 if key is not None:
                     step_key = jax.random.fold_in(key, state.step)
                     step_key = jax.random.fold_in(step_key, jax.lax.axis_index(AXIS))
                 batch = cut_windows(tokens, starts[index], context_length)
-                state, metrics = step(state, batch, step_key)
+                after, metrics = step(state, batch, step_key)
+                finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(metrics["grad_norm"])
+                state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
                 history = {k: v.at[index].set(metrics[k]) for k, v in history.items()}
-                return state, history
+                return state, history, index + 1, finite
 
             dtype = next(iter(state.parameters.values())).dtype
             empty = jnp.zeros(starts.shape[0], dtype)
             history = {k: empty for k in ("train_loss", "grad_norm", "learning_rate")}
-            return jax.lax.fori_loop(0, count, one, (state, history))
+            start = (state, history, jnp.int32(0), jnp.bool_(True))
+            state, history, made, _ = jax.lax.while_loop(goes_on, one, start)
+            return state, history, made
 
         def evaluate(
             parameters: Parameters,
             tokens: Int[Array, "C"],
-            starts: Int[Array, "n b"],
-            mask: Bool[Array, "n b T"],
+            starts: Int[Array, "b"],
+            mask: Bool[Array, "b T"],
         ) -> Float[Array, ""]:
-            def one(batch: Any) -> Float[Array, ""]:
-                inputs, targets = cut_windows(tokens, batch[0], context_length)
-                return evaluation_step(
-                    parameters,
-                    inputs,
-                    targets,
-                    batch[1],
-                    definition=definition,
-                    compute_dtype=compute_dtype,
-                )
-
-            return jax.lax.psum(jnp.sum(jax.lax.map(one, (starts, mask))), AXIS)
+            inputs, targets = cut_windows(tokens, starts, context_length)
+            loss = evaluation_step(
+                parameters,
+                inputs,
+                targets,
+                mask,
+                definition=definition,
+                compute_dtype=compute_dtype,
+            )
+            return jax.lax.psum(loss, AXIS)
 
         self._steps = jax.pmap(
             steps,
@@ -113,7 +120,7 @@ class DataParallel:
             devices=self.devices,
         )
         self._evaluate = jax.pmap(
-            evaluate, axis_name=AXIS, in_axes=(0, 0, 1, 1), devices=self.devices
+            evaluate, axis_name=AXIS, in_axes=(0, 0, 0, 0), devices=self.devices
         )
 
     def replicate(self, tree: Any) -> Any:
@@ -137,11 +144,13 @@ class DataParallel:
     ) -> tuple[TrainState, dict[str, Float[np.ndarray, "n"]]]:
         """Makes ``count`` steps of at most n, each from the windows that begin at its ``starts``.
 
-        The state is donated. Returns the next state and the metrics of each step.
+        The state is donated. Returns the next state and the metrics of each step. If a loss or
+        gradient norm is not finite, its step is the last in the metrics and is not in the state.
         """
         shaped = starts.reshape(len(starts), *self._batch_shape)
-        state, history = self._steps(state, tokens, shaped, np.int32(count))
-        return state, {k: v[:count] for k, v in self.fetch(history).items()}
+        state, history, made = self._steps(state, tokens, shaped, np.int32(count))
+        history, made = self.fetch((history, made))
+        return state, {k: v[:made] for k, v in history.items()}
 
     def evaluate(
         self,
@@ -150,7 +159,8 @@ class DataParallel:
         starts: Int[np.ndarray, "W"],
         mask: Bool[np.ndarray, "W T"],
         batch_size: int,
-    ) -> float:
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> float | None:
         """Mean loss over the targets that ``mask`` keeps, in nats per token.
 
         Args:
@@ -159,6 +169,7 @@ class DataParallel:
             starts: where the windows begin.
             mask: which of their targets count.
             batch_size: windows per device at a time.
+            stopped: asked before every batch; where it says True the result is None.
         """
         devices = len(self.devices)
         batch_size = min(batch_size, -(-len(starts) // devices))
@@ -166,8 +177,12 @@ class DataParallel:
         starts = np.pad(starts, (0, pad)).reshape(-1, devices, batch_size)
         padded = np.pad(mask, ((0, pad), (0, 0)))
         padded = padded.reshape(-1, devices, batch_size, mask.shape[1])
-        total = self._evaluate(parameters, tokens, starts, padded)
-        return float(self.fetch(total)) / int(mask.sum())
+        total = 0.0
+        for batch_starts, batch_mask in zip(starts, padded, strict=True):
+            if stopped():
+                return None
+            total += float(self.fetch(self._evaluate(parameters, tokens, batch_starts, batch_mask)))
+        return total / int(mask.sum())
 
 
 def cut_windows(

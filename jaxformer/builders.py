@@ -1,0 +1,126 @@
+"""Parts and blocks as a config describes them: the one place that reads a layer's settings."""
+
+from flax import nnx
+
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.blocks import BLOCKS, Block, Norm
+from jaxformer.config import TransformerConfig
+from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
+from jaxformer.norms import make_norm
+from jaxformer.positions import (
+    ALiBi,
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    Rotary,
+    RotaryScaling,
+    SinusoidalPositions,
+)
+
+
+def make_block(
+    config: TransformerConfig, *, cross_attention: bool = False, rngs: nnx.Rngs
+) -> Block:
+    """The block that a config describes, with cross-attention for a decoder's."""
+    return BLOCKS[config.block](
+        make_attention(config, position=make_position(config, rngs=rngs), rngs=rngs),
+        make_feed_forward(config, rngs=rngs),
+        make_model_norm(config),
+        make_model_norm(config),
+        cross_attention=make_attention(config, rngs=rngs) if cross_attention else None,
+        cross_attention_norm=make_model_norm(config) if cross_attention else None,
+        residual_dropout=config.residual_dropout,
+    )
+
+
+def make_attention(
+    config: TransformerConfig, *, position: NoPositions | None = None, rngs: nnx.Rngs
+) -> MultiHeadAttention:
+    """The attention that a config describes, around a position scheme."""
+    head_dim = config.head_dim or config.d_model // config.num_heads
+
+    def head_norm() -> Norm | None:
+        if not config.query_key_norm:
+            return None
+        return make_norm(config.norm, head_dim, eps=config.norm_eps, use_bias=config.norm_bias)
+
+    return MultiHeadAttention(
+        config.d_model,
+        config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        use_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        position=position,
+        q_norm=head_norm(),
+        k_norm=head_norm(),
+        scale=config.attention_scale,
+        score_soft_cap=config.score_soft_cap,
+        attention_dropout=config.attention_dropout,
+        output_dropout=config.output_dropout,
+        rngs=rngs,
+    )
+
+
+def make_position(config: TransformerConfig, *, rngs: nnx.Rngs) -> NoPositions:
+    """The position scheme inside the attention that a config describes."""
+    head_dim = config.head_dim or config.d_model // config.num_heads
+    if config.positions == "rotary":
+        return Rotary(
+            head_dim,
+            config.context_length,
+            base=config.rotary_base,
+            fraction=config.rotary_fraction,
+            interleaved=config.rotary_interleaved,
+            scaling=make_rotary_scaling(config),
+        )
+    if config.positions == "alibi":
+        return ALiBi(config.num_heads)
+    if config.positions == "relative":
+        return RelativePositions(config.max_relative_position, head_dim, rngs=rngs)
+    return NoPositions()
+
+
+def make_rotary_scaling(config: TransformerConfig) -> RotaryScaling | None:
+    """The stretching of rotary frequencies that a config describes, if any."""
+    if config.rotary_scaling == "none":
+        return None
+    return RotaryScaling(
+        config.rotary_scaling,
+        config.rotary_scaling_factor,
+        config.rotary_low_frequency_factor,
+        config.rotary_high_frequency_factor,
+        config.rotary_original_context_length,
+    )
+
+
+def make_feed_forward(
+    config: TransformerConfig, *, rngs: nnx.Rngs
+) -> FeedForward | GatedFeedForward:
+    """The feed-forward that a config describes."""
+    gated = config.activation in GATED
+    return (GatedFeedForward if gated else FeedForward)(
+        config.d_model,
+        config.d_ff,
+        activation=GATED.get(config.activation, config.activation),
+        use_bias=config.feed_forward_bias,
+        hidden_dropout=config.hidden_dropout,
+        output_dropout=config.feed_forward_dropout,
+        rngs=rngs,
+    )
+
+
+def make_model_norm(config: TransformerConfig) -> Norm:
+    """A norm over the model's width, as a config describes it."""
+    return make_norm(config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias)
+
+
+def make_position_embedding(
+    config: TransformerConfig, *, rngs: nnx.Rngs
+) -> LearnedPositions | SinusoidalPositions | None:
+    """The rows that a config adds to the token embeddings, if any."""
+    if config.positions == "learned":
+        return LearnedPositions(config.context_length, config.d_model, rngs=rngs)
+    if config.positions == "sinusoidal":
+        return SinusoidalPositions(config.context_length, config.d_model)
+    return None
