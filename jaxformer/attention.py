@@ -61,10 +61,13 @@ def scaled_dot_product_attention(
         mask = expand_mask(mask)
         weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(wide).min), axis=-1)
         weights = jnp.where(mask, weights, jnp.zeros((), wide))
-    weights = dropout(weights.astype(v_BSKH.dtype))
+    weights = dropout(weights)
+    # The product with the values is wide too: the gradient that comes back through it is a small
+    # difference of large terms where the softmax saturates.
     weights_BKGTS = weights.reshape(batch, num_kv_heads, -1, queries, keys)
-    out_BTKGH = jnp.einsum("bkgts,bskh->btkgh", weights_BKGTS, v_BSKH)
-    return out_BTKGH.reshape(batch, queries, num_heads, -1), weights
+    out_BTKGH = jnp.einsum("bkgts,bskh->btkgh", weights_BKGTS, v_BSKH.astype(wide))
+    out_BTNH = out_BTKGH.reshape(batch, queries, num_heads, -1)
+    return out_BTNH.astype(v_BSKH.dtype), weights.astype(v_BSKH.dtype)
 
 
 @jax.tree_util.register_dataclass

@@ -4,6 +4,9 @@ import contextlib
 import dataclasses
 import errno
 import io
+import itertools
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -26,6 +29,10 @@ jaxformer COMMAND --help lists a command's options.
 """
 
 
+# A flag without its --no- twin, which only settings that a preset may switch on need.
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """Train a character language model.
@@ -39,13 +46,13 @@ class TrainOptions:
     """Where the settings below come from."""
     out: Path | None = None
     """The run's folder; default runs/PRESET."""
-    resume: bool = False
+    resume: Switch = False
     """Go on with the run in that folder, from its newest checkpoint."""
-    download: bool = False
+    download: Switch = False
     """Fetch tiny-shakespeare (1.1 MB, its SHA-256 is pinned) if it is not on this machine."""
     tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Metrics services to write to, beside metrics.jsonl."""
-    debug: bool = False
+    debug: Switch = False
     """Show the traceback of an error."""
 
 
@@ -55,8 +62,8 @@ class SampleOptions:
 
     path: tyro.conf.Positional[Path]
     """A run's folder."""
-    prompt: str = "\n"
-    """What the text begins with."""
+    prompt: str = ""
+    """What the text begins with; default a new line."""
     tokens: int = 500
     """How many characters to write."""
     temperature: float = 0.8
@@ -67,17 +74,17 @@ class SampleOptions:
     """Choose among the most probable characters that together reach this probability."""
     seed: int = 0
     """The same seed writes the same text."""
-    greedy: bool = False
+    greedy: Switch = False
     """Always take the most probable character."""
     samples: int = 1
     """How many texts to write."""
     step: int | None = None
     """Which checkpoint to use; default the newest."""
-    best: bool = False
+    best: Switch = False
     """Use the checkpoint with the lowest validation loss."""
     unknown: Literal["error", "skip", "replace"] = "error"
     """What to do with a prompt's characters that the model does not know."""
-    debug: bool = False
+    debug: Switch = False
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
@@ -93,19 +100,23 @@ def run_train(arguments: Sequence[str]) -> None:
     if preset not in PRESETS:
         raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
     out = Path(known[1] or f"runs/{preset}")
-    config = PRESETS[preset]()
-    if "--resume" in arguments:
-        from jaxformer.training.run_folder import stored_config
+    resume = "--resume" in arguments
+    if resume:
+        from jaxformer.training.run_folder import check_settings, stored_config
 
-        config = stored_config(out) or config
+        before = stored_config(out)
+    config = before if resume else PRESETS[preset]()
     options = _parse(TrainOptions, "jaxformer train", arguments, TrainOptions(config=config))
+    config = options.config
+    if resume:
+        check_settings(before.to_dict(), config)
 
     from jaxformer.training.corpora import load_corpus
 
-    config = options.config
     corpus = load_corpus(config.data, encoding=config.encoding, download=options.download)
 
-    from jaxformer.training.loop import Experiment, train
+    from jaxformer.training.experiment import Experiment
+    from jaxformer.training.loop import train
 
     experiment = Experiment.prepare(config, corpus)
     train(experiment, out, resume=options.resume, trackers=options.tracker)
@@ -142,6 +153,8 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _refuse("stopped", 130, arguments)
     except BrokenPipeError:
+        # Whoever read our output has left; the interpreter must not try to flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
         refusal = _resource_refusal(error)
@@ -171,37 +184,52 @@ def _parse(cls: type, program: str, arguments: Sequence[str], default: Any = Non
                 cls,
                 prog=program,
                 args=list(arguments),
-                config=(tyro.conf.FlagCreatePairsOff,),
                 **settings,
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(_one_line(complaint.getvalue())) from None
+        raise UsageError(_one_line(complaint.getvalue(), program)) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _one_line(complaint: str) -> str:
-    """The words of tyro's framed message."""
-    words = " ".join(line.strip("│╭╮╰╯─ ") for line in complaint.splitlines())
-    return " ".join(words.split())
+def _one_line(complaint: str, program: str) -> str:
+    """What tyro's framed message says, without its frame and its help texts."""
+    # Its rules are drawn in box characters or in ASCII, as the terminal's encoding allows.
+    lines = [line.strip("│| ") for line in complaint.strip().splitlines()[1:]]
+    paragraphs = [
+        " ".join(words)
+        for rule, words in itertools.groupby(lines, lambda line: not line.strip("─╰╯+-"))
+        if not rule
+    ]
+    message = re.sub(r"^Error parsing ([\w.]+: )?", "", paragraphs[0]).rstrip(".")
+    similar = [p for p in paragraphs if p.startswith(("Perhaps you meant", "Arguments similar"))]
+    flags = re.findall(r"(?<!\S)--[\w-]+(?= |,|$)", " ".join(p.partition(":")[2] for p in similar))
+    hint = f"; did you mean {' or '.join(dict.fromkeys(flags))}?" if flags else ""
+    return f"{message[:1].lower()}{message[1:]}{hint} (see {program} --help)"
 
 
 def _peek(arguments: Sequence[str], flag: str) -> str | None:
-    """The value of a flag that decides the defaults of the others."""
+    """The last value of a flag that decides the defaults of the others."""
+    found = None
     for here, after in zip(arguments, [*arguments[1:], None], strict=True):
         if here == flag:
-            return after
-        if here.startswith(f"{flag}="):
-            return here.partition("=")[2]
-    return None
+            found = after
+        elif here.startswith(f"{flag}="):
+            found = here.partition("=")[2]
+    return found
 
 
 def _resource_refusal(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
         return "out of memory: use a smaller --batch-size, more --accumulation, or --dtype bfloat16"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EACCES,
+        errno.EROFS,
+    ):
         return f"{error.filename or 'a file'}: {error.strerror}"
     return None
 

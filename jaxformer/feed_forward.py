@@ -1,5 +1,7 @@
 """The feed-forward part of a block, plain or gated."""
 
+import math
+
 import jax
 from flax import nnx
 from jaxtyping import Array, Float
@@ -18,8 +20,17 @@ def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The tanh approximation of x · Φ(x) (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``."""
-    return widely(lambda wide: jax.nn.gelu(wide, approximate=True), x)
+    """The tanh approximation of x · Φ(x) (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``.
+
+    Written as x · sigmoid(2u), which equals x · (1 + tanh(u)) / 2: XLA's float32 tanh is less exact
+    where it is nearly 1, and its gradient twice as far from the truth as torch's.
+    """
+
+    def function(wide: Float[Array, "..."]) -> Float[Array, "..."]:
+        u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+        return wide * jax.nn.sigmoid(2 * u)
+
+    return widely(function, x)
 
 
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:

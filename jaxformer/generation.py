@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
 from jaxformer.config import TransformerLMConfig
-from jaxformer.layers import inject_keep_masks, seed_dropout
+from jaxformer.layers import dropout_modules
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.transformer_lm import TransformerLM
 
@@ -329,7 +329,7 @@ def _stream(
         while length < end:
             count = min(chunk, end - length)
             window = extend(window, key, np.int32(made), np.int32(count))
-            # A copy: on a CPU the array is the buffer itself, which the next call overwrites.
+            # A copy: on a CPU a mere view would keep the window from being donated.
             tokens = np.array(window.tokens_BS)
             yield tokens[:, length : length + count]
             length += count
@@ -341,8 +341,8 @@ def _evaluation_copy(model: TransformerLM) -> TransformerLM:
     """The same arrays in a module of their own, without anything that belongs to training."""
     copy = nnx.merge(*nnx.split(model))
     copy.eval()
-    seed_dropout(copy, None)
-    inject_keep_masks(copy, {})
+    for dropout in dropout_modules(copy).values():
+        dropout.key = dropout.keep_mask = None
     return copy
 
 

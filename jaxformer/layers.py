@@ -48,7 +48,8 @@ class Linear(nnx.Module):
         kernel_IO = self.kernel[...]
         y = jnp.reshape(x, (-1, x.shape[-1])) @ kernel_IO
         if self.bias is not None:
-            y = y + self.bias[...][None, :]
+            # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
+            y = (widen(y) + widen(self.bias[...])[None, :]).astype(y.dtype)
         return jnp.reshape(y, (*x.shape[:-1], kernel_IO.shape[-1]))
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,12 @@ import torch
 from flax import nnx
 
 from jaxformer import generation
-from jaxformer.config import RotaryScaling, TransformerLMConfig
+from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import dropout_modules, seed_dropout
 from jaxformer.parameters import abstract, merge
 from jaxformer.porting.naming import export_arrays
 from jaxformer.transformer_lm import TransformerLM
 from torch_ref import generation as torch_generation
-from torch_ref.config import RotaryScaling as TorchRotaryScaling
 from torch_ref.config import TransformerLMConfig as TorchTransformerLMConfig
 from torch_ref.transformer_lm import TransformerLM as TorchTransformerLM
 
@@ -44,7 +44,8 @@ MODELS = {
         "rotary_interleaved": True,
         "head_dim": 14,
         "rotary_fraction": 0.5714286,
-        "rotary_scaling": RotaryScaling(factor=2.0),
+        "rotary_scaling": "linear",
+        "rotary_scaling_factor": 2.0,
         "query_key_norm": True,
     },
     "alibi": {"positions": "alibi", "num_heads": 6, "num_kv_heads": 3, "sliding_window": 9},
@@ -80,10 +81,8 @@ def build(seed=7, dtype=np.float64, **settings):
     }
     model = merge(definition, {n: jnp.asarray(value, dtype) for n, value in parameters.items()})
     model.eval()
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    if config.rotary_scaling is not None:
-        values["rotary_scaling"] = TorchRotaryScaling(**dataclasses.asdict(config.rotary_scaling))
-    twin = TorchTransformerLM(TorchTransformerLMConfig(**values)).double().eval()
+    twin_config = TorchTransformerLMConfig(**dataclasses.asdict(config))
+    twin = TorchTransformerLM(twin_config).double().eval()
     arrays = export_arrays(parameters)
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in arrays.items()}, strict=True)
     return model, twin
@@ -252,7 +251,7 @@ def test_top_k_of_one_is_greedy(models):
 
 def test_tokens_are_drawn_with_the_filtered_probabilities(models):
     model, twin = models("none")
-    count = 20000
+    count = 5000
     prompt = np.repeat(prompts(batch=1), count, axis=0)
     settings = {"temperature": 5.0, "top_k": 17, "top_p": 0.8}
     with torch.no_grad():
@@ -271,9 +270,9 @@ def test_tokens_are_drawn_with_the_filtered_probabilities(models):
         assert (np.abs(frequency - p) <= 4 * np.sqrt(p * (1 - p) / count)).all(), side
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize("top_k", [None, 1, 5, V, V + 9])
-@pytest.mark.parametrize("top_p", [None, 1e-9, 0.4, 0.97, 1.0])
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
+@pytest.mark.parametrize("top_k", [None, 5, V + 9])
+@pytest.mark.parametrize("top_p", [None, 1e-9, 0.6, 1.0])
 def test_filtered_logits_equal_those_of_torch(temperature, top_k, top_p):
     logits = np.random.default_rng(7).normal(0, 2, (6, V))
     logits[1, 3:9] = logits[1].max()
@@ -367,9 +366,8 @@ def test_the_model_stays_in_its_mode_and_is_used_in_evaluation_mode():
     np.testing.assert_array_equal(torch.cat(parts, dim=1).numpy(), expected)
 
 
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_bfloat16_models_generate(positions):
-    model, twin = build(positions=positions, head_dim=10, num_layers=1, dtype=jnp.bfloat16)
+def test_bfloat16_models_generate():
+    model, twin = build(positions="rotary", head_dim=10, num_layers=1, dtype=jnp.bfloat16)
     tokens = generation.generate(model, prompts(), TOKENS, key=jax.random.key(0))
     twin_tokens = torch_generate(twin.bfloat16(), prompts(), TOKENS)
     for drawn in (tokens, twin_tokens):
@@ -419,16 +417,14 @@ def test_what_cannot_work_is_refused_before_anything_runs(models, message):
     model, twin = models("none")
     settings = {"prompt": prompts(), "num_tokens": 4, "mask": None, **REFUSED[message]}
     prompt, num_tokens, mask = (settings.pop(k) for k in ("prompt", "num_tokens", "mask"))
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         generation.stream(model, prompt, num_tokens, greedy=True, mask=mask, **settings)
-    assert message in str(error.value)
     assert "\n" not in str(error.value)
     torch_mask = None if mask is None else torch.from_numpy(mask)
-    with pytest.raises(ValueError) as torch_error:
+    with pytest.raises(ValueError, match=re.escape(message)):
         torch_generation.stream(
             twin, torch.from_numpy(prompt), num_tokens, greedy=True, mask=torch_mask, **settings
         )
-    assert message in str(torch_error.value)
 
 
 def test_sampling_needs_a_key(models):

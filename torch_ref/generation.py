@@ -90,7 +90,7 @@ def generate(
     use_cache: bool = True,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The next ``num_tokens`` tokens (B, num_tokens) of every row, int64; all of ``stream`` at once.
+    """The next tokens of every row, int64 (B, num_tokens); all that ``stream`` yields, in one.
 
     Arguments and errors as there.
     """

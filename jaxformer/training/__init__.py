@@ -1,1 +1,1 @@
-"""The engine around the step: corpora, strategies, loop, checkpoints, metrics. No twin in torch_ref."""
+"""The engine around the step: corpora, strategies, loop, checkpoints, metrics."""

@@ -19,7 +19,7 @@ class TrainConfig:
     """
 
     model: TransformerLMConfig
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     data: str = "python-docs"
     """A corpus by name (python-docs, tiny-shakespeare) or a text file by path."""
     encoding: str = "utf-8"
@@ -88,7 +88,7 @@ class TrainConfig:
 
 
 def nano() -> TrainConfig:
-    """nanoGPT's recipe for a CPU: 0.8 M parameters, about a minute on 2 cores.
+    """The recipe of nanoGPT for a CPU: 0.8 M parameters, about a minute on 2 cores.
 
     ``train.py --preset nano --data tiny-shakespeare``: VALIDATION_NANO.
     """
@@ -100,7 +100,7 @@ def nano() -> TrainConfig:
 
 
 def baby() -> TrainConfig:
-    """nanoGPT's recipe for a GPU: 10.7 M parameters, hours on 2 cores.
+    """The recipe of nanoGPT for a GPU: 10.7 M parameters, hours on 2 cores.
 
     ``train.py --preset baby --data tiny-shakespeare``: nanoGPT publishes a validation loss of
     1.4697 nats/char for this recipe; not yet measured here.

@@ -61,8 +61,7 @@ def _python_docs() -> str:
         from pydoc_data.topics import topics
     except ImportError:
         raise UsageError(
-            "this Python was packaged without pydoc_data, the text of python-docs: "
-            "give --data FILE"
+            "this Python was packaged without pydoc_data, the text of python-docs: give --data FILE"
         ) from None
     return "\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n"
 

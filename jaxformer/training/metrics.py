@@ -1,8 +1,10 @@
 """Where numbers go: metrics.jsonl always, a service on request, a picture at the end."""
 
+import importlib
+import importlib.util
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -10,6 +12,18 @@ from jaxformer.errors import UsageError
 from jaxformer.training.checkpoints import write_durably
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
+TRACKER_MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+
+
+def check_trackers(trackers: Sequence[Tracker]) -> None:
+    """Checks that the packages of the services are installed.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in trackers:
+        if importlib.util.find_spec(TRACKER_MODULES[name]) is None:
+            raise UsageError(f"--tracker {name} needs a package: pip install 'jaxformer[{name}]'")
 
 
 class Sink(Protocol):
@@ -59,44 +73,28 @@ class Service:
         folder: the run's folder.
         config: its settings.
         warn: told in one line what went wrong.
-
-    Raises:
-        UsageError: its package is not installed.
     """
 
     def __init__(self, name: Tracker, folder: Path, config: dict[str, Any], warn: Any):
         self._name = name
         self._warn = warn
         self._failed = False
+        self._log: Callable[[dict[str, float], int], Any] = lambda record, step: None
+        self._finish: Callable[[], Any] = lambda: None
         try:
+            tracker = importlib.import_module(TRACKER_MODULES[name])
             if name == "tensorboard":
-                import tensorboardX
-
-                writer = tensorboardX.SummaryWriter(str(folder / "tensorboard"))
+                writer = tracker.SummaryWriter(str(folder / "tensorboard"))
                 self._log = lambda record, step: [
                     writer.add_scalar(key, value, step) for key, value in record.items()
                 ]
                 self._finish = writer.close
             else:
-                if name == "wandb":
-                    import wandb as tracker
-                else:
-                    import trackio as tracker
-                self._open(tracker, folder, config)
-        except ImportError:
-            raise UsageError(
-                f"--tracker {name} needs a package: pip install 'jaxformer[{name}]'"
-            ) from None
-
-    def _open(self, tracker: Any, folder: Path, config: dict[str, Any]) -> None:
-        self._log, self._finish = lambda record, step: None, lambda: None
-        try:
-            tracker.init(project="jaxformer", name=folder.name, config=config)
+                tracker.init(project="jaxformer", name=folder.name, config=config)
+                self._log = lambda record, step: tracker.log(record, step=step)
+                self._finish = tracker.finish
         except Exception as error:
             self._fail(error)
-            return
-        self._log = lambda record, step: tracker.log(dict(record), step=step)
-        self._finish = tracker.finish
 
     def write(self, record: Mapping[str, float]) -> None:
         """Hands the numbers on."""
@@ -148,7 +146,9 @@ def plot_losses(records: Sequence[Mapping[str, Any]], path: Path, title: str) ->
         axes.plot(steps, losses, color="#9db4c0", linewidth=0.8, label="training, each step")
     if evaluated:
         steps, losses = zip(*evaluated, strict=True)
-        axes.plot(steps, losses, "o-", color="#c1121f", markersize=4, label="validation, whole split")
+        axes.plot(
+            steps, losses, "o-", color="#c1121f", markersize=4, label="validation, whole split"
+        )
         axes.annotate(
             f"{losses[-1]:.3f}", (steps[-1], losses[-1]), xytext=(0, 10),
             textcoords="offset points", ha="right", color="#c1121f",

@@ -124,8 +124,8 @@ def resident_bytes() -> int:
 
 
 def describe_parameters(count: int) -> str:
-    """A count of parameters as people say it: 0.8 M, 124.4 M."""
-    return f"{count / 1e6:.1f} M"
+    """A count of parameters as people say it: 3,512, 0.8 M, 124.4 M."""
+    return f"{count / 1e6:.1f} M" if count >= 100_000 else f"{count:,}"
 
 
 def _thousands(value: float) -> str:

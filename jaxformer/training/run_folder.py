@@ -1,30 +1,42 @@
 """A run's folder: its settings, its lock, and what counts as its checkpoints."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import types
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError, UsageError
 from jaxformer.training.checkpoints import CheckpointFolder, write_durably
 from jaxformer.training.config import TrainConfig
 
 # What a resumed run may not change: the state would no longer be that of the same experiment.
-FIXED = ("model", "data", "encoding", "seed", "batch_size", "accumulation", "dtype")
+FIXED = (
+    "model", "data", "encoding", "seed", "batch_size", "accumulation", "dtype",
+    "vocabulary", "corpus",
+)  # fmt: skip
 
 
 class RunFolder:
     """The folder of one run, held by one process at a time.
 
+    Used as a context manager: a fresh run that leaves without a step to show takes away all that
+    it made.
+
     Args:
         path: of the folder; made if need be.
         resume: whether to go on with the run that is there.
+
+    Attributes:
+        resumed: whether there is a checkpoint to go on from. A run that was cut off before its
+            first one starts over.
 
     Raises:
         UsageError: it holds a run and ``resume`` is False.
@@ -36,56 +48,99 @@ class RunFolder:
     def __init__(self, path: Path, *, resume: bool):
         self.path = Path(path)
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
-        started = (self.path / "config.json").exists() or bool(self.checkpoints.steps())
-        if started and not resume:
+        self._held_a_run = holds_run(self.path)
+        self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
+        # The lock comes first: a run that goes on is no run to resume.
+        lock = self._acquire() if (self.path / ".lock").exists() else None
+        if self._held_a_run and not resume:
             raise UsageError(
                 f"{self.path} already holds a run: go on with --resume, or give another --out"
             )
-        if resume and not self.checkpoints.steps():
+        if resume and not self._held_a_run:
+            raise CheckpointError(f"{self.path} holds no run: start one without --resume")
+        self.resumed = resume and bool(self.checkpoints.steps())
+        if resume and not self.resumed and self.checkpoints.others():
             raise CheckpointError(
-                f"{self.path} holds no checkpoint to resume: start a run without --resume"
+                f"{self.checkpoints.folder} holds no checkpoint that can be used: start a new run"
             )
+        self._lock = lock or self._acquire()
+
+    def _acquire(self) -> TextIO:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
-        except OSError as error:
-            raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.seek(0)
-            holder = self._lock.read().strip() or "another process"
-            self._lock.close()
+            lock = (self.path / ".lock").open("a+", encoding="utf-8")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            lock.close()
             raise DirectoryInUseError(
                 f"{self.path} is in use by {holder}: wait for it, or give another --out"
             ) from None
+        except OSError as error:
+            raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
+        return lock
+
+    def begin(self, config: TrainConfig) -> None:
+        """Writes the settings, and who holds the folder: from here on it is this run's."""
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(f"{socket.gethostname()}, process {os.getpid()}, run {uuid.uuid4().hex}")
         self._lock.flush()
-
-    def write_config(self, config: TrainConfig) -> None:
-        """Keeps the settings beside the checkpoints."""
         write_durably(self.path / "config.json", json.dumps(config.to_dict(), indent=1))
 
-    def close(self) -> None:
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Lets go of the folder."""
+        metrics = self.path / "metrics.jsonl"
+        made_steps = metrics.exists() and metrics.stat().st_size > 0
+        if not (self._held_a_run or made_steps or self.checkpoints.steps()):
+            self._discard()
         self._lock.close()
 
+    def _discard(self) -> None:
+        for name in ("checkpoints", "tensorboard"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in ("config.json", "metrics.jsonl", ".lock"):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
 
-def stored_config(path: Path) -> TrainConfig | None:
-    """The settings of the run in a folder, or None where there is no run.
+
+def holds_run(path: Path) -> bool:
+    """Whether a folder holds a run, however far it came."""
+    names = ("config.json", "metrics.jsonl", "checkpoints")
+    return any((Path(path) / name).exists() for name in names)
+
+
+def stored_config(path: Path) -> TrainConfig:
+    """The settings of the run in a folder.
 
     Raises:
-        CheckpointError: they cannot be read.
+        CheckpointError: there is no run, or its settings cannot be read.
     """
+    if not holds_run(path):
+        raise CheckpointError(f"{path} holds no run: start one without --resume")
     file = Path(path) / "config.json"
-    if not file.exists():
-        return None
     try:
         return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def check_settings(before: dict[str, Any], config: TrainConfig) -> dict[str, str]:
+    """Compares the settings of a run, as a plain dict, with those asked for now.
+
+    Returns:
+        What was changed and may be, by name.
+
+    Raises:
+        UsageError: something changed that a resumed run must keep; all of it is named.
+    """
+    return _refuse_fixed(dict(_differences(before, config.to_dict())))
 
 
 def check_resumable(
@@ -104,15 +159,18 @@ def check_resumable(
         changes["vocabulary"] = f"{len(before['vocabulary'])} -> {len(vocabulary)} characters"
     if before["corpus"]["sha256"] != corpus_sha256:
         changes["corpus"] = f"SHA-256 {before['corpus']['sha256'][:12]} -> {corpus_sha256[:12]}"
-    refused = {
-        name: change
-        for name, change in changes.items()
-        if name.partition(".")[0] in (*FIXED, "vocabulary", "corpus")
-    }
+    return [f"{name}: {change}" for name, change in _refuse_fixed(changes).items()]
+
+
+def _refuse_fixed(changes: dict[str, str]) -> dict[str, str]:
+    refused = [
+        f"{name} ({change})" for name, change in changes.items() if name.partition(".")[0] in FIXED
+    ]
     if refused:
-        listed = "; ".join(f"{name}: {change}" for name, change in refused.items())
-        raise UsageError(f"a resumed run must keep {listed}")
-    return [f"{name}: {change}" for name, change in changes.items()]
+        raise UsageError(
+            f"a resumed run must keep {', '.join(refused)}: leave that out, or start a new run"
+        )
+    return changes
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:

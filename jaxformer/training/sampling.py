@@ -47,7 +47,7 @@ def sample(
 
     Args:
         path: a run's folder.
-        prompt: what a text begins with; where it is empty, a newline.
+        prompt: what a text begins with; where it is empty, a new line that is not shown.
         tokens: how many characters to write after it.
         temperature: see ``generation.filter_logits``.
         top_k: see ``generation.filter_logits``.
@@ -73,15 +73,13 @@ def sample(
         prompt = ""
 
     import jax
-    from flax import nnx
 
     from jaxformer.generation import stream
-    from jaxformer.parameters import abstract, merge
+    from jaxformer.parameters import merge
     from jaxformer.training.config import TrainConfig
-    from jaxformer.transformer_lm import TransformerLM
+    from jaxformer.training.experiment import check_arrays
 
-    config = TrainConfig.from_dict(manifest["config"]).model
-    definition, _ = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    definition = check_arrays(arrays, TrainConfig.from_dict(manifest["config"]).model)
     model = merge(definition, jax.tree.map(jax.numpy.asarray, arrays["parameters"]))
     for n in range(samples):
         if samples > 1:
@@ -117,7 +115,16 @@ def _load(path: Path, step: int | None, best: bool) -> tuple[Any, dict[str, Any]
         raise CheckpointError(f"{path} has no step {step}: it has {', '.join(map(str, steps))}")
     if best:
         step = folder.best_step()
-    return folder.restore(steps[-1] if step is None else step)
+        if step is None:
+            raise CheckpointError(
+                f"{path} has no checkpoint with a validation loss: leave out --best"
+            )
+    if step is not None:
+        return folder.restore(step)
+    arrays, manifest, warnings = folder.restore_latest(quarantine=False)
+    for warning in warnings:
+        print(f"jaxformer: warning: {warning}", file=sys.stderr)
+    return arrays, manifest
 
 
 def _write(text: str) -> None:

@@ -84,13 +84,13 @@ class DataParallel:
                 batch = cut_windows(tokens, starts[index], context_length)
                 after, metrics = step(state, batch, step_key)
                 finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(metrics["grad_norm"])
-                state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+                state = jax.lax.cond(finite, lambda: after, lambda: state)
                 history = {k: v.at[index].set(metrics[k]) for k, v in history.items()}
                 return state, history, index + 1, finite
 
             dtype = next(iter(state.parameters.values())).dtype
             empty = jnp.zeros(starts.shape[0], dtype)
-            history = {k: empty for k in ("train_loss", "grad_norm", "learning_rate")}
+            history = dict.fromkeys(("train_loss", "grad_norm", "learning_rate"), empty)
             start = (state, history, jnp.int32(0), jnp.bool_(True))
             state, history, made, _ = jax.lax.while_loop(goes_on, one, start)
             return state, history, made

@@ -1,0 +1,331 @@
+"""What a model does inside, as numbers: numpy arrays and plain dicts, equal on both sides.
+
+Modules are called in the mode they are in: ``module.eval()`` beforehand leaves dropout out.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from jaxformer.attention import scaled_dot_product_attention
+from jaxformer.blocks import BLOCKS, Block
+from jaxformer.initializers import initialize
+from jaxformer.layers import widen
+from jaxformer.masks import causal_mask, combine_masks, padding_mask_from_lengths, window_mask
+from jaxformer.parameters import get_parameters, set_parameters
+from jaxformer.positions import (
+    ALiBi,
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    Rotary,
+    SinusoidalPositions,
+    rotary_tables,
+)
+
+INITIALIZATIONS = ("xavier_uniform", "kaiming_uniform", "normal")
+
+
+def attention_maps(
+    module: nnx.Module,
+    *inputs: Array,
+    layer: int | None = None,
+    head: int | Literal["mean"] | None = None,
+    mask: Bool[Array, "B N T S"] | None = None,
+) -> Float[np.ndarray, "..."]:
+    """The weights that a module's self-attention applied to its values (after dropout).
+
+    Args:
+        module: a model, an encoder, a decoder, a block or an attention: what takes
+            ``return_weights``. The last two count as one layer.
+        inputs: what the module is called with: tokens (B, T) for a model.
+        layer: which layer; None keeps all of them, as the first axis L.
+        head: which head; None keeps all of them, as the axis N; "mean" averages them.
+        mask: see ``MultiHeadAttention``.
+
+    Returns:
+        Weights (L, B, N, T, S), less the axes chosen from, in float32 or wider; over S they sum
+        to 1, or to 0 where no key is allowed.
+
+    Raises:
+        ValueError: there is no such layer or head.
+    """
+    _, weights = module(*inputs, mask=mask, return_weights=True)
+    layers = weights if isinstance(weights, list) else [weights]
+    maps_LBNTS = np.stack([np.asarray(widen(weights_BNTS)) for weights_BNTS in layers])
+    maps = maps_LBNTS.mean(axis=2) if head == "mean" else _pick(maps_LBNTS, 2, head, "head")
+    return _pick(maps, 0, layer, "layer")
+
+
+def gradient_norms(module: nnx.Module, *inputs: Array) -> dict[str, float]:
+    """The Euclidean norm of the gradient of sum(output), for every parameter by name.
+
+    Where the output is a layer norm's own, that sum does not depend on what came before it: the
+    norms are then zero but for rounding.
+
+    Args:
+        module: anything whose output is one array.
+        inputs: what it is called with.
+    """
+    definition, state, *rest = nnx.split(module, nnx.Param, ...)
+
+    def total(state: Any) -> Float[Array, ""]:
+        return jnp.sum(widen(nnx.merge(definition, state, *rest)(*inputs)))
+
+    gradients = nnx.to_flat_state(jax.jit(jax.grad(total))(state))
+    return {
+        ".".join(map(str, path)): float(np.linalg.norm(np.asarray(gradient[...], np.float64)))
+        for path, gradient in gradients
+    }
+
+
+def output_statistics(output: Float[Array, "..."]) -> dict[str, float]:
+    """Mean, standard deviation, least and largest of all elements, as mean, std, min and max.
+
+    The standard deviation is that of the population: divided by the count, not by one less.
+    """
+    values = np.asarray(output, np.float64)
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "min": float(values.min()),
+        "max": float(values.max()),
+    }
+
+
+@contextlib.contextmanager
+def reinitialized(module: nnx.Module, scheme: str, seed: int) -> Iterator[None]:
+    """While it lasts, the module has fresh weights: by ``initialize``, every bias zero.
+
+    Args:
+        module: gets its own weights back at the end.
+        scheme: ``xavier_uniform``, ``kaiming_uniform`` or ``normal`` (std 0.02), of every parameter
+            of two or more dimensions.
+        seed: of the draw, which is not that of the other framework.
+
+    Raises:
+        ValueError: the scheme is none of these.
+    """
+    if scheme not in INITIALIZATIONS:
+        raise ValueError(f"scheme must be one of {', '.join(INITIALIZATIONS)}: got {scheme!r}")
+    before = get_parameters(module)
+    try:
+        initialize(module, scheme, 1, nnx.Rngs(seed))
+        fresh = get_parameters(module)
+        set_parameters(
+            module,
+            {
+                name: jnp.zeros_like(old)
+                if name.rpartition(".")[2] == "bias"
+                else fresh[name].astype(old.dtype)
+                for name, old in before.items()
+            },
+        )
+        yield
+    finally:
+        set_parameters(module, before)
+
+
+def initialization_comparison(
+    module: nnx.Module, *inputs: Array, seed: int = 0
+) -> dict[str, dict[str, float]]:
+    """``output_statistics`` of the module by scheme, with weights drawn anew for each.
+
+    Args:
+        module: anything whose output is one array; it is left as it was.
+        inputs: what it is called with.
+        seed: see ``reinitialized``, which also names the schemes.
+    """
+    results = {}
+    for scheme in INITIALIZATIONS:
+        with reinitialized(module, scheme, seed):
+            results[scheme] = output_statistics(module(*inputs))
+    return results
+
+
+def depth_statistics(
+    blocks: Sequence[Block],
+    x: Float[Array, "B T D"],
+    mask: Bool[Array, "B N T S"] | None = None,
+) -> dict[str, Float[np.ndarray, "L+1"]]:
+    """``output_statistics`` of the residual stream: as it comes in, and after each block."""
+    statistics = [output_statistics(x)]
+    for block in blocks:
+        x = block(x, mask)  # type: ignore[assignment]
+        statistics.append(output_statistics(x))
+    return {name: np.array([one[name] for one in statistics]) for name in statistics[0]}
+
+
+def norm_order_comparison(
+    blocks: Sequence[Block],
+    x: Float[Array, "B T D"],
+    mask: Bool[Array, "B N T S"] | None = None,
+) -> dict[str, dict[str, Float[np.ndarray, "L+1"]]]:
+    """``depth_statistics`` of the same parts put together as pre-norm and as post-norm blocks.
+
+    Fresh layer norms end a post-norm block, so its output has a standard deviation of 1 (but for
+    eps) at every depth; a pre-norm block adds to the stream, which grows (arXiv 2002.04745).
+
+    Args:
+        blocks: whose attentions, feed-forwards and norms are used; without cross-attention.
+        x: the residual stream before the first.
+        mask: who may attend to whom.
+
+    Raises:
+        ValueError: a block has cross-attention.
+    """
+    if any(block.cross_attention is not None for block in blocks):
+        raise ValueError("norm orders are compared for blocks without cross-attention")
+    return {
+        order: depth_statistics([_reordered(block, order) for block in blocks], x, mask)
+        for order in ("pre_norm", "post_norm")
+    }
+
+
+def _reordered(block: Block, order: str) -> Block:
+    """A block around the very parts of another."""
+    result = BLOCKS[order](
+        block.attention, block.feed_forward, block.attention_norm, block.feed_forward_norm
+    )
+    result.attention_residual_dropout = block.attention_residual_dropout
+    result.feed_forward_residual_dropout = block.feed_forward_residual_dropout
+    return result
+
+
+def position_tables(*schemes: nnx.Module | None, length: int) -> dict[str, np.ndarray]:
+    """What position schemes know of the first ``length`` positions, in float32 or wider, by name.
+
+    - ``learned``, ``sinusoidal``: rows (T, D) that are added to embeddings.
+    - ``rotary_cos``, ``rotary_sin``: (T, half the turned width), of a pair of dimensions each.
+    - ``alibi``: bias (N, T, T) of a query, in rows, for a key, in columns.
+    - ``relative``: rows (2R + 1, H), from the key R before the query to that R after it.
+
+    Args:
+        schemes: a model's ``position_embedding``, its attentions' ``position``, or any other;
+            None and ``NoPositions`` have no table.
+        length: T, in tokens.
+
+    Raises:
+        ValueError: a scheme's own table is shorter than ``length``, or it is of another class.
+    """
+    tables: dict[str, Any] = {}
+    for scheme in schemes:
+        if isinstance(scheme, LearnedPositions):
+            tables["learned"] = widen(scheme(length)[0])
+        elif isinstance(scheme, SinusoidalPositions):
+            tables["sinusoidal"] = scheme(length)[0]
+        elif isinstance(scheme, Rotary):
+            rows = rotary_tables(scheme.max_length, scheme.width, scheme.base, scheme.scaling)
+            tables["rotary_cos"], tables["rotary_sin"] = (table[:length] for table in rows)
+        elif isinstance(scheme, ALiBi):
+            slots_T = jnp.arange(length)
+            distance_TS = slots_T[None, :] - slots_T[:, None]
+            tables["alibi"] = scheme.bias(jnp.zeros((1, length, 1, 1)), distance_TS)[0]
+        elif isinstance(scheme, RelativePositions):
+            tables["relative"] = widen(scheme.embedding[...])
+        elif scheme is not None and type(scheme) is not NoPositions:
+            raise ValueError(f"{type(scheme).__name__} is not a position scheme with a table")
+    arrays = {name: np.array(table) for name, table in tables.items()}
+    for name, array in arrays.items():
+        if name != "relative" and array.shape[-2] < length:
+            raise ValueError(f"{name} positions end at {array.shape[-2]}: got length={length}")
+    return arrays
+
+
+def mask_tables(
+    length: int, *, window: int, lengths: Sequence[int]
+) -> dict[str, Bool[np.ndarray, "B T T"]]:
+    """The causal, window and padding masks and their conjunction ``combined``, each (B, T, T).
+
+    Args:
+        length: T, in tokens.
+        window: how many tokens a position sees on each side, itself included.
+        lengths: how many tokens of each row are not padding.
+    """
+    masks = {
+        "causal": causal_mask(length),
+        "window": window_mask(length, None, window),
+        "padding": padding_mask_from_lengths(jnp.asarray(lengths), length),
+    }
+    masks["combined"] = combine_masks(*masks.values())  # type: ignore[assignment]
+    shape = (len(lengths), length, length)
+    return {
+        name: np.broadcast_to(np.asarray(mask)[:, 0], shape).copy() for name, mask in masks.items()
+    }
+
+
+def softmax_scaling(
+    head_sizes: Sequence[int] = (16, 64, 256, 1024),
+    *,
+    num_queries: int = 256,
+    num_keys: int = 64,
+    seed: int = 0,
+) -> dict[str, dict[str, Float[np.ndarray, "sizes"]]]:
+    """What scores times 1/sqrt(H) do to a softmax, for queries and keys of independent normals.
+
+    The variance of q·k is H; unscaled, a large head's softmax saturates and passes on hardly any
+    gradient (Vaswani et al., arXiv 1706.03762, section 3.2.1 and footnote 4).
+
+    Args:
+        head_sizes: H.
+        num_queries: over how many queries the results are averaged.
+        num_keys: S, from how many keys each chooses; an even choice has entropy ln(S).
+        seed: of the numpy generator that draws queries and keys.
+
+    Returns:
+        For ``scaled`` and ``unscaled``, an entry per head size of ``score_variance``,
+        ``max_weight`` (mean of the largest weight), ``entropy`` (mean, nats) and ``gradient`` (mean
+        over queries of Σ |∂weight_i / ∂score_j|, which is 2·(1 - Σ weight²): 2·(1 - 1/S) for an
+        even choice, 0 for a certain one; a root of squares would rise before it falls).
+    """
+    rows: dict[str, list[dict[str, float]]] = {"scaled": [], "unscaled": []}
+    for head_size in head_sizes:
+        random = np.random.default_rng((seed, head_size))
+        q = jnp.asarray(random.standard_normal((1, num_queries, 1, head_size)))
+        k = jnp.asarray(random.standard_normal((1, num_keys, 1, head_size)))
+        rows["scaled"].append(_softmax_statistics(q, k, head_size**-0.5))
+        rows["unscaled"].append(_softmax_statistics(q, k, 1.0))
+    return {
+        name: {key: np.array([one[key] for one in many]) for key in many[0]}
+        for name, many in rows.items()
+    }
+
+
+def _softmax_statistics(
+    q_BTNH: Float[Array, "1 T 1 H"], k_BSNH: Float[Array, "1 S 1 H"], scale: float
+) -> dict[str, float]:
+    queries, keys = q_BTNH.shape[1], k_BSNH.shape[1]
+
+    def weights_of(scores_TS: Float[Array, "T S"]) -> Float[Array, "T S"]:
+        # What is added to the scores has the gradient of the scores.
+        bias = scores_TS[None, None]
+        return scaled_dot_product_attention(q_BTNH, k_BSNH, k_BSNH, bias=bias, scale=scale)[1][0, 0]
+
+    def by_score(one_S: Float[Array, "S"]) -> Float[Array, "T S"]:
+        return jax.jvp(weights_of, (zero_TS,), (jnp.broadcast_to(one_S[None], zero_TS.shape),))[1]
+
+    zero_TS = jnp.zeros((queries, keys), q_BTNH.dtype)
+    p_TS = np.asarray(weights_of(zero_TS), np.float64)
+    jacobian_STS = np.asarray(jax.vmap(by_score)(jnp.eye(keys, dtype=q_BTNH.dtype)), np.float64)
+    scores_TS = np.asarray(jnp.einsum("btnh,bsnh->ts", q_BTNH, k_BSNH), np.float64) * scale
+    return {
+        "score_variance": float(scores_TS.var()),
+        "max_weight": float(p_TS.max(axis=1).mean()),
+        "entropy": float(-(p_TS * np.log(np.where(p_TS > 0, p_TS, 1))).sum(axis=1).mean()),
+        "gradient": float(np.abs(jacobian_STS).sum(axis=(0, 2)).mean()),
+    }
+
+
+def _pick(maps: np.ndarray, axis: int, index: int | None, name: str) -> np.ndarray:
+    if index is None:
+        return maps
+    count = maps.shape[axis]
+    if not 0 <= index < count:
+        raise ValueError(f"{name} must be in [0, {count}): got {index}")
+    return np.take(maps, index, axis=axis)

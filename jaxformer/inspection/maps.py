@@ -1,0 +1,163 @@
+"""Pictures of tables: attention maps, positions, masks."""
+
+import functools
+import math
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import MaxNLocator
+
+from jaxformer.inspection.style import BLUE, Numbers
+
+FAMILY = "DejaVu Sans Mono"
+VISIBLE = {"\n": "↵", " ": "␣", "\t": "⇥", "\r": "␍"}
+FIXED_TABLES = ("sinusoidal", "rotary_cos", "rotary_sin")
+POSITION_LABELS = {
+    "learned": ("learned", "dimension", "position"),
+    "sinusoidal": ("sinusoidal", "dimension", "position"),
+    "rotary_cos": ("rotary, cosine", "pair", "position"),
+    "rotary_sin": ("rotary, sine", "pair", "position"),
+    "alibi": ("ALiBi bias", "key position", "query position"),
+    "relative": ("relative, first layer", "dimension", "key - query"),
+}
+
+
+def attention(numbers: Numbers) -> Figure:
+    """A map for each layer and head asked for, on one colour scale."""
+    weights_LNTS, text = numbers["weights"], numbers["text"]
+    layers, heads = weights_LNTS.shape[:2]
+    count = layers * heads
+    if layers > 1 and heads > 1:
+        rows, columns = layers, heads
+    else:
+        columns = min(count, 4, max(2, round(count**0.5))) if count > 1 else 1
+        rows = -(-count // columns)
+    # A few maps can be large enough for every character to be read.
+    side = min(max(0.125 * len(text), 2.2), 7.0 if count == 1 else 5.0 if count <= 4 else 3.2)
+    size = (columns * (side + 0.35) + 1.0, rows * (side + 0.5) + 0.3)
+    figure = Figure(figsize=size, layout="compressed")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    # Queries with few keys cannot but give them much: the colours are for all the others.
+    high = float(np.quantile(weights_LNTS[weights_LNTS > 0], 0.995))
+    norm = PowerNorm(0.5, vmin=0, vmax=high)
+    colours = mpl.colormaps["viridis"].with_extremes(bad="#f1f1f1")
+    titles = [f"layer {i}, {_head(j)}" for i in numbers["layers"] for j in numbers["heads"]]
+    maps = weights_LNTS.reshape(count, len(text), -1)
+    for axes, map_TS, title in zip(grid.flat, maps, titles, strict=False):
+        image = axes.imshow(np.ma.masked_equal(map_TS, 0), cmap=colours, norm=norm)
+        axes.set_title(title)
+        _label_tokens(axes, text, side)
+        axes.spines[:].set_visible(False)
+    for axes in list(grid.flat)[count:]:
+        axes.set_visible(False)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("query")
+    for axes in grid[-1]:
+        axes.set_xlabel("key")
+    bar = figure.colorbar(
+        image, ax=grid, shrink=min(1.0, 3.2 / size[1]), aspect=25, pad=0.02,
+        extend="max" if weights_LNTS.max() > high else "neither",
+    )  # fmt: skip
+    bar.set_label("attention weight (grey: exactly 0)")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def positions(numbers: Numbers) -> Figure:
+    """A heat map of each table above the curves of its chosen dimensions."""
+    tables, chosen = numbers["tables"], numbers["dimensions"]
+    figure = Figure(figsize=(3.4 * len(tables) + 0.4, 6.2))
+    grid = figure.subplots(2, len(tables), squeeze=False, height_ratios=(1.25, 1))
+    for (map_axes, curve_axes), (name, table) in zip(grid.T, tables.items(), strict=True):
+        title, column, row = POSITION_LABELS[name]
+        at = np.arange(table.shape[-2])
+        if name == "alibi":
+            head = chosen[name][len(chosen[name]) // 2]
+            title, drawn = f"{title}, head {head}", table[head]
+            curves, low, high = {n: table[n, -1] for n in chosen[name]}, drawn.min(), 0.0
+        else:
+            drawn, curves = table, {d: table[:, d] for d in chosen[name]}
+            high = 1.0 if name in FIXED_TABLES else float(np.abs(table).max())
+            low = -high
+        if name == "relative":
+            at = at - len(at) // 2
+        image = map_axes.imshow(
+            drawn, aspect="auto", vmin=low, vmax=high,
+            extent=(-0.5, drawn.shape[1] - 0.5, at[-1] + 0.5, at[0] - 0.5),
+        )  # fmt: skip
+        map_axes.set(title=title, xlabel=column, ylabel=row)
+        map_axes.spines[:].set_visible(False)
+        figure.colorbar(image, ax=map_axes, aspect=30, pad=0.02).outline.set_visible(False)
+        colours = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(curves)))
+        for (number, curve), colour in zip(curves.items(), colours, strict=True):
+            curve_axes.plot(at, curve, color=colour, linewidth=1.3, label=str(number))
+        curve_axes.set(xlabel="key position, for the last query" if name == "alibi" else row)
+        curve_axes.set_xlim(at[0], at[-1])
+        curve_axes.legend(
+            title="head" if name == "alibi" else column, ncols=len(curves), fontsize=7.5,
+            title_fontsize=7.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1,
+            columnspacing=0.9, handletextpad=0.4,
+        )  # fmt: skip
+    return figure
+
+
+def masks(numbers: Numbers) -> Figure:
+    """The masks side by side, a cell for each pair of query and key."""
+    figure = Figure(figsize=(11.5, 3.5), layout="compressed")
+    row = figure.subplots(1, len(numbers), sharey=True)
+    for axes, (name, mask_TS) in zip(row, numbers.items(), strict=True):
+        length = len(mask_TS)
+        axes.imshow(mask_TS, cmap=ListedColormap(["#e9ebee", BLUE]), vmin=0, vmax=1)
+        if length <= 64:
+            edges = np.arange(length + 1) - 0.5
+            axes.set_xticks(edges, minor=True)
+            axes.set_yticks(edges, minor=True)
+            axes.grid(which="minor", color="white", linewidth=min(1.0, 24 / length))
+        axes.tick_params(which="both", length=0)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.spines[:].set_visible(False)
+        axes.set(title=f"{name}: {mask_TS.mean():.0%} may attend", xlabel="key")
+    row[0].set_ylabel("query")
+    figure.suptitle("blue: the query may attend to the key", fontsize=9, color=BLUE)
+    return figure
+
+
+def visible(character: str) -> str:
+    """A character as an axis can show it: ↵ for a new line, ␣ for a space, hex where unknown."""
+    shown = VISIBLE.get(character, character)
+    return shown if shown.isprintable() and _has_glyph(shown) else f"{ord(character):X}"
+
+
+def _head(head: int | str) -> str:
+    return "mean of heads" if head == "mean" else f"head {head}"
+
+
+def _label_tokens(axes: Any, text: str, side: float) -> None:
+    """Names every token on both axes, or every n-th where they would run into each other.
+
+    ``side`` is that of the axes, in inches.
+    """
+    labels = [visible(character) for character in text]
+    points = 72 * side / len(labels)
+    stride = max(1, math.ceil(5 / points))
+    size = min(9.0, max(4.5, 0.85 * points * stride))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(range(0, len(labels), stride), labels[::stride])
+        axis.set_tick_params(length=0, pad=1)
+        for text in axis.get_ticklabels():
+            text.set(parse_math=False, family=FAMILY, fontsize=size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_glyph(character: str) -> bool:
+    return bool(_token_font().get_char_index(ord(character)))
+
+
+@functools.lru_cache(maxsize=1)
+def _token_font() -> Any:
+    return get_font(findfont(FontProperties(family=FAMILY)))

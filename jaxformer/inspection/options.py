@@ -1,0 +1,193 @@
+"""The settings of ``jaxformer inspect``, free of JAX and matplotlib."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+
+USAGE = """\
+usage: jaxformer inspect WHAT RUN [OPTIONS]
+
+  attention   who attends to whom in a text: any layer and head, or their mean
+  gradients   the norm of every parameter's gradient
+  init        what three initialisations do to the model's output
+  norms       pre-norm and post-norm blocks: the residual stream by depth
+  positions   position tables, and chosen dimensions of them
+  masks       causal, window, padding and combined masks
+  scaling     what 1/sqrt(head size) does to a softmax
+  costs       time and memory against text length and width, measured and fitted
+
+Each writes RUN/inspect/WHAT.png and prints its path; jaxformer inspect WHAT --help lists options.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """What every inspection takes."""
+
+    path: tyro.conf.Positional[Path]
+    """A run's folder."""
+    step: int | None = None
+    """Which checkpoint to use; default the newest."""
+    best: Switch = False
+    """Use the checkpoint with the lowest validation loss."""
+    out: Path | None = None
+    """The file to write: .png, .svg or .pdf; .json writes the numbers alone. Default
+    RUN/inspect/WHAT.png."""
+    json: Switch = False
+    """Write the numbers too, beside the picture."""
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.step is not None and self.best:
+            raise ValueError("--step and --best exclude each other")
+        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf", ".json"):
+            raise ValueError(f"--out must end in .png, .svg, .pdf or .json: got {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(InspectOptions):
+    """What every inspection of a text takes."""
+
+    text: str | None = None
+    """What the model reads; default 40 characters that it writes itself."""
+    unknown: Literal["error", "skip", "replace"] = "error"
+    """What to do with a text's characters that the model does not know."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text == "":
+            raise ValueError("--text must not be empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(TextOptions):
+    """Draw who attends to whom: one map for each layer and head asked for."""
+
+    layer: int | None = None
+    """Which layer, from 0; default every one."""
+    head: int | Literal["mean", "all"] = "mean"
+    """Which head, from 0; their mean; or all, side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsOptions(TextOptions):
+    """Draw the norm of the gradient of sum(logits) by every parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions(InspectOptions):
+    """Draw the output of the run's model, untrained, for three initialisations."""
+
+    seed: int = 0
+    """Of weights and tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormsOptions(InitOptions):
+    """Draw the residual stream by depth for the run's blocks, untrained, in both orders."""
+
+    layers: int = 12
+    """How many blocks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self.layers >= 1, "layers", "at least 1", self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionsOptions(InspectOptions):
+    """Draw position tables in the run's sizes; learned ones as they are trained."""
+
+    length: int | None = None
+    """How many positions; default the run's context."""
+    dimensions: tuple[int, ...] = ()
+    """Which dimensions to draw as curves; default five over the width."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self.length is None or self.length >= 1, "length", "at least 1", self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasksOptions(InspectOptions):
+    """Draw masks: which key (column) each query (row) may attend to."""
+
+    length: int = 24
+    """How many tokens."""
+    window: int | None = None
+    """How many tokens a query sees on a side, itself included; default the run's, or a third."""
+    padded: int | None = None
+    """How many of the tokens, at the end, are padding; default a quarter."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self.length >= 1, "length", "at least 1", self.length)
+        _check(self.window is None or self.window >= 1, "window", "at least 1", self.window)
+        good = self.padded is None or 0 <= self.padded <= self.length
+        _check(good, "padded", f"in [0, {self.length}]", self.padded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions(InspectOptions):
+    """Draw a softmax over random scores with and without the factor 1/sqrt(head size)."""
+
+    head_sizes: tuple[int, ...] = (16, 64, 256, 1024)
+    """Which head sizes; the run's own is added."""
+    keys: int | None = None
+    """How many keys each query chooses among; default the run's context, at most 256."""
+    seed: int = 0
+    """Of queries and keys."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.head_sizes:
+            _check(size >= 1, "head-sizes", "at least 1", size)
+        _check(self.keys is None or self.keys >= 2, "keys", "at least 2", self.keys)
+        _check(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostsOptions(InspectOptions):
+    """Measure one block of the run, forward and backward, and fit O(T² D) + O(T D F)."""
+
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    """Text lengths T, in tokens."""
+    widths: tuple[int, ...] = (1, 2, 4)
+    """Widths, as multiples of the run's: heads and feed-forward grow with them."""
+    rounds: int = 7
+    """How many times each is timed; the median counts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lengths", "widths"):
+            for value in getattr(self, name):
+                _check(value >= 1, name, "at least 1", value)
+        _check(self.rounds >= 1, "rounds", "at least 1", self.rounds)
+        points = len(set(self.lengths)) * len(set(self.widths))
+        _check(points >= 3, "lengths and --widths", "at least 3 points together", points)
+
+
+def _check(good: bool, name: str, constraint: str, value: object) -> None:
+    if not good:
+        raise ValueError(f"--{name} must be {constraint}: got {value}")
+
+
+INSPECTIONS: dict[str, type[InspectOptions]] = {
+    "attention": AttentionOptions,
+    "gradients": GradientsOptions,
+    "init": InitOptions,
+    "norms": NormsOptions,
+    "positions": PositionsOptions,
+    "masks": MasksOptions,
+    "scaling": ScalingOptions,
+    "costs": CostsOptions,
+}

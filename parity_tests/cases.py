@@ -1,0 +1,323 @@
+"""The table: every component with every setting, as one row a case.
+
+Sizes are all distinct and no weight is square, so no two axes can be confused and no missing
+transpose can pass.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from parity_tests.harness import Case, Side
+
+Random = np.random.Generator
+B, T, S, D, N, K, H, F, V, L = 3, 7, 11, 20, 4, 2, 6, 34, 37, 2
+LONG = 311
+
+
+def x(*shape: int) -> Any:
+    """An input drawn from a standard normal."""
+    return lambda random: random.standard_normal(shape)
+
+
+def ids(*shape: int, below: int = V) -> Any:
+    """Token ids."""
+    return lambda random: random.integers(0, below, shape)
+
+
+def boolean(*shape: int) -> Any:
+    """A mask that blocks about a third, and one row of the last batch element altogether."""
+
+    def draw(random: Random) -> np.ndarray:
+        mask = random.random(shape) < 0.7
+        mask[-1, ..., 2 % shape[-2], :] = False
+        return mask
+
+    return draw
+
+
+def arange(*shape: int, start: int = 0) -> Any:
+    """Positions that rise along the last axis."""
+    return lambda random: np.broadcast_to(np.arange(start, start + shape[-1]), shape).copy()
+
+
+def given(**drawers: Any) -> Any:
+    """Keyword arguments, each drawn by its own drawer."""
+    return lambda random: {name: draw(random) for name, draw in drawers.items()}
+
+
+def attention(position: Any = None, **settings: Any) -> Any:
+    """A builder of attentions; ``position`` and norms are builders themselves."""
+
+    def build(side: Side) -> Any:
+        parts = {k: v(side) if callable(v) else v for k, v in settings.items()}
+        made = None if position is None else position(side)
+        return side.attention.MultiHeadAttention(
+            D, N, **{"head_dim": H, "position": made, **parts}, **side.init
+        )
+
+    return build
+
+
+def block(kind: str, cross: bool = False, **settings: Any) -> Any:
+    """A builder of blocks from their parts."""
+
+    def build(side: Side) -> Any:
+        dropout = settings.get("dropout", 0.0)
+        heads = {"head_dim": H, "attention_dropout": dropout, "output_dropout": dropout}
+        make = side.attention.MultiHeadAttention
+        return getattr(side.blocks, kind)(
+            make(D, N, **heads, **side.init),
+            side.feed_forward.FeedForward(
+                D, F, hidden_dropout=dropout, output_dropout=dropout, **side.init
+            ),
+            side.norms.LayerNorm(D),
+            side.norms.LayerNorm(D),
+            cross_attention=make(D, N, **heads, **side.init) if cross else None,
+            cross_attention_norm=side.norms.LayerNorm(D) if cross else None,
+            residual_dropout=dropout,
+        )
+
+    return build
+
+
+LM = {
+    "d_model": D,
+    "num_heads": N,
+    "head_dim": H,
+    "d_ff": F,
+    "num_layers": L,
+    "vocab_size": V,
+    "context_length": 13,
+}
+DROPOUTS = {
+    "embedding_dropout": 0.2,
+    "attention_dropout": 0.3,
+    "output_dropout": 0.1,
+    "hidden_dropout": 0.25,
+    "feed_forward_dropout": 0.15,
+    "residual_dropout": 0.35,
+}
+
+
+def lm(**settings: Any) -> Any:
+    """A builder of TransformerLMs."""
+    return lambda side: side.transformer_lm.TransformerLM(
+        side.config.TransformerLMConfig(**{**LM, **settings}), **side.init
+    )
+
+
+ENCDEC = {k: LM[k] for k in ("d_model", "num_heads", "head_dim", "d_ff", "context_length")} | {
+    "source_vocab_size": 41,
+    "target_vocab_size": V,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 3,
+}
+
+
+def encdec(cls: str, *arguments: Any, **settings: Any) -> Any:
+    """A builder of encoders, decoders and both."""
+
+    def build(side: Side) -> Any:
+        config = side.config.EncoderDecoderConfig(**{**ENCDEC, **settings})
+        return getattr(side.encoder_decoder, cls)(config, *arguments, **side.init)
+
+    return build
+
+
+def rotary(max_length: int = 50, **settings: Any) -> Any:
+    """A builder of rotary schemes."""
+
+    def build(side: Side) -> Any:
+        made = dict(settings)
+        if "scaling" in made:
+            made["scaling"] = side.positions.RotaryScaling(**made["scaling"])
+        return side.positions.Rotary(H, max_length, **made)
+
+    return build
+
+
+LINEAR = {"kind": "linear", "factor": 3.0}
+LLAMA3 = {
+    "kind": "llama3",
+    "factor": 8.0,
+    "low_frequency_factor": 1.0,
+    "high_frequency_factor": 4.0,
+    "original_context_length": 64,
+}
+
+
+def alibi(side: Side) -> Any:
+    """ALiBi for the attention of this table."""
+    return side.positions.ALiBi(N)
+
+
+def relative(side: Side) -> Any:
+    """Relative positions up to 5 away."""
+    return side.positions.RelativePositions(5, H, **side.init)
+
+
+def head_norm(side: Side) -> Any:
+    """A norm of queries or keys."""
+    return side.norms.RMSNorm(H)
+
+
+def integer(value: int) -> Any:
+    """A plain number that is part of the call."""
+    return lambda random: value
+
+
+SELF = given(query=x(B, T, D))
+CROSS = given(query=x(B, T, D), key=x(B, S, D), value=x(B, S, D), mask=boolean(B, 1, T, S))
+MASKED = given(query=x(B, T, D), mask=boolean(B, 1, T, T))
+FAR = given(query=x(1, LONG, D))
+QKV = given(q_BTNH=x(B, T, N, H), k_BSKH=x(B, S, K, H), v_BSKH=x(B, S, K, 9))
+HEADS = given(x_BTNH=x(B, T, N, H), positions=arange(1, T, start=3))
+SCORES = given(q_BTNH=x(B, T, N, H), distance_TS=lambda random: np.arange(S) - np.arange(T)[:, None])
+FLOW = given(x=x(B, T, D))
+TOKENS = given(tokens=ids(B, 13))
+FAR_TOKENS = given(tokens=ids(2, LONG))
+DECODING = given(
+    x=x(B, T, D), mask=boolean(B, 1, T, T), memory=x(B, S, D), memory_mask=boolean(B, 1, T, S)
+)
+BOTH = given(source=ids(B, S, below=41), target=ids(B, T))
+
+CASES = [
+    Case("layers/linear", lambda s: s.layers.Linear(D, F, **s.init), FLOW),
+    Case("layers/linear-no-bias", lambda s: s.layers.Linear(D, F, use_bias=False, **s.init), FLOW),
+    Case("layers/embedding", lambda s: s.layers.Embedding(V, D, **s.init), given(ids=ids(B, T))),
+    Case("layers/tied-head", lambda s: s.layers.Embedding(V, D, **s.init), FLOW, method="attend"),
+    Case("layers/dropout", lambda s: s.layers.Dropout(0.4), FLOW),
+    Case("norms/layer-norm", lambda s: s.norms.LayerNorm(D), FLOW),
+    Case("norms/layer-norm-no-bias", lambda s: s.norms.LayerNorm(D, use_bias=False), FLOW),
+    Case("norms/layer-norm-eps", lambda s: s.norms.LayerNorm(D, eps=1e-2), FLOW),
+    Case("norms/rms-norm", lambda s: s.norms.RMSNorm(D, eps=1e-6), FLOW),
+    Case("positions/learned", lambda s: s.positions.LearnedPositions(13, D, **s.init),
+         given(length=integer(T))),
+    Case("positions/learned-at", lambda s: s.positions.LearnedPositions(13, D, **s.init),
+         given(length=integer(T), positions=arange(B, T, start=4))),
+    Case("positions/sinusoidal", lambda s: s.positions.SinusoidalPositions(LONG, D),
+         given(length=integer(LONG))),
+    Case("positions/sinusoidal-at", lambda s: s.positions.SinusoidalPositions(5000, D),
+         given(length=integer(LONG), positions=arange(1, LONG, start=4600))),
+    Case("positions/rotary-half", rotary(), HEADS, method="rotate"),
+    Case("positions/rotary-interleaved", rotary(interleaved=True), HEADS, method="rotate"),
+    Case("positions/rotary-partial", rotary(fraction=0.67), HEADS, method="rotate"),
+    Case("positions/rotary-base", rotary(base=500.0), HEADS, method="rotate"),
+    Case("positions/rotary-linear", rotary(scaling=LINEAR), HEADS, method="rotate"),
+    Case("positions/rotary-llama3", rotary(scaling=LLAMA3), HEADS, method="rotate"),
+    Case("positions/alibi", alibi, SCORES, method="bias"),
+    Case("positions/alibi-6-heads", lambda s: s.positions.ALiBi(6), SCORES, method="bias"),
+    Case("positions/relative", relative, SCORES, method="bias"),
+    Case("attention/core", lambda s: s.attention.scaled_dot_product_attention, QKV, first=True),
+    Case("attention/core-masked", lambda s: s.attention.scaled_dot_product_attention,
+         lambda r: {**QKV(r), "mask": boolean(B, 1, T, S)(r), "bias": x(1, N, T, S)(r)},
+         first=True),
+    Case("attention/multi-head", attention(), SELF, weights=True),
+    Case("attention/masked", attention(), MASKED, weights=True),
+    Case("attention/no-bias", attention(use_bias=False, output_bias=False), MASKED, weights=True),
+    Case("attention/cross", attention(), CROSS, weights=True),
+    Case("attention/cross-key-only", attention(), given(query=x(B, T, D), key=x(B, S, D)),
+         weights=True),
+    Case("attention/grouped-query", attention(num_kv_heads=K), MASKED, weights=True),
+    Case("attention/multi-query", attention(num_kv_heads=1), CROSS, weights=True),
+    Case("attention/additive-bias", attention(),
+         given(query=x(B, T, D), bias=x(1, N, T, T), mask=boolean(B, 1, T, T)), weights=True),
+    Case("attention/scale", attention(scale=0.3), SELF, weights=True),
+    Case("attention/soft-cap", attention(score_soft_cap=3.0), MASKED, weights=True),
+    Case("attention/query-key-norm", attention(q_norm=head_norm, k_norm=head_norm), MASKED,
+         weights=True),
+    Case("attention/one-head-alone", lambda s: s.attention.MultiHeadAttention(
+        D, 1, head_dim=H, output_projection=False, **s.init), MASKED, weights=True),
+    Case("attention/dropout", attention(attention_dropout=0.3, output_dropout=0.2), MASKED,
+         weights=True),
+    Case("attention/rotary", attention(rotary(interleaved=True)), MASKED, weights=True),
+    Case("attention/rotary-at", attention(rotary(), num_kv_heads=K),
+         given(query=x(B, T, D), positions=arange(B, T, start=9)), weights=True),
+    Case("attention/alibi", attention(alibi), MASKED, weights=True),
+    Case("attention/relative", attention(relative), MASKED, weights=True),
+    Case("attention/relative-cross", attention(relative), CROSS, weights=True),
+    Case("attention/far-none", attention(), FAR, weights=True),
+    Case("attention/far-rotary-half", attention(rotary(LONG)), FAR, weights=True),
+    Case("attention/far-rotary-interleaved", attention(rotary(LONG, interleaved=True)), FAR,
+         weights=True),
+    Case("attention/far-rotary-llama3", attention(rotary(LONG, scaling=LLAMA3)), FAR,
+         weights=True),
+    Case("attention/far-alibi", attention(alibi), FAR, weights=True),
+    Case("attention/far-relative", attention(relative), FAR, weights=True),
+    *[
+        Case(f"feed_forward/{activation}", lambda s, a=activation: s.feed_forward.FeedForward(
+            D, F, activation=a, hidden_dropout=0.2, output_dropout=0.3, **s.init), FLOW)
+        for activation in ("relu", "gelu", "gelu_tanh", "silu")
+    ],
+    *[
+        Case(f"feed_forward/gated-{activation}", lambda s, a=activation:
+             s.feed_forward.GatedFeedForward(D, F, activation=a, use_bias=a == "gelu",
+                                             hidden_dropout=0.2, output_dropout=0.3, **s.init),
+             FLOW)
+        for activation in ("silu", "gelu", "gelu_tanh")
+    ],
+    Case("feed_forward/default-width", lambda s: s.feed_forward.GatedFeedForward(D, **s.init), FLOW),
+    *[
+        Case(f"blocks/{kind}", block(kind, dropout=0.2), given(x=x(B, T, D), mask=boolean(B, 1, T, T)),
+             weights=True)
+        for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
+    ],
+    *[
+        Case(f"blocks/{kind}-decoder", block(kind, cross=True, dropout=0.2), DECODING, weights=True)
+        for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
+    ],
+    Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True),
+    Case("transformer_lm/nanogpt", lm(qkv_bias=False, output_bias=False, feed_forward_bias=False,
+                                      norm_bias=False), TOKENS, weights=True),
+    Case("transformer_lm/char-lm", lm(qkv_bias=False, attention_dropout=0.1, output_dropout=0.1,
+                                      feed_forward_dropout=0.1), TOKENS, weights=True),
+    Case("transformer_lm/llama", lm(positions="rotary", norm="rms_norm", activation="swiglu",
+                                    num_kv_heads=K, qkv_bias=False, output_bias=False,
+                                    feed_forward_bias=False, tie_embeddings=False),
+         TOKENS, weights=True),
+    Case("transformer_lm/mistral", lm(positions="rotary", norm="rms_norm", activation="swiglu",
+                                      num_kv_heads=K, sliding_window=5), TOKENS, weights=True),
+    Case("transformer_lm/gemma2", lm(positions="rotary", norm="rms_norm", activation="geglu_tanh",
+                                     num_kv_heads=K, score_soft_cap=5.0, logit_soft_cap=3.0,
+                                     embedding_scale=D**0.5, attention_scale=0.4),
+         TOKENS, weights=True),
+    Case("transformer_lm/qwen3", lm(positions="rotary", norm="rms_norm", activation="swiglu",
+                                    num_kv_heads=K, query_key_norm=True), TOKENS, weights=True),
+    Case("transformer_lm/neox", lm(positions="rotary", rotary_fraction=0.67, block="parallel",
+                                   tie_embeddings=False, head_bias=True), TOKENS, weights=True),
+    Case("transformer_lm/bloom", lm(positions="alibi", embedding_norm=True,
+                                    activation="gelu_tanh"), TOKENS, weights=True),
+    Case("transformer_lm/bert", lm(causal=False, block="post_norm", final_norm=False,
+                                   embedding_norm=True, norm_eps=1e-12, **DROPOUTS),
+         given(tokens=ids(B, 13), mask=boolean(B, 1, 13, 13)), weights=True),
+    Case("transformer_lm/relative", lm(positions="relative", max_relative_position=3), TOKENS,
+         weights=True),
+    Case("transformer_lm/positions", lm(),
+         given(tokens=ids(B, T), positions=arange(B, T, start=6)), weights=True),
+    Case("transformer_lm/none", lm(positions="none", activation="relu"), TOKENS, weights=True),
+    *[
+        Case(f"transformer_lm/far-{positions}", lm(positions=positions, context_length=LONG),
+             FAR_TOKENS)
+        for positions in ("learned", "sinusoidal", "rotary", "alibi", "relative")
+    ],
+    Case("encoder_decoder/encoder", encdec("Encoder", 2), given(x=x(B, S, D),
+         mask=boolean(B, 1, S, S)), weights=True),
+    Case("encoder_decoder/decoder", encdec("Decoder", 2), DECODING, weights=True),
+    Case("encoder_decoder/model", encdec("EncoderDecoder", embedding_scale=D**0.5, **DROPOUTS), BOTH),
+    Case("encoder_decoder/model-masked", encdec("EncoderDecoder", block="pre_norm",
+         activation="gelu", positions="learned"),
+         lambda r: {**BOTH(r), "source_mask": boolean(B, 1, S, S)(r),
+                    "target_mask": boolean(B, 1, T, T)(r), "memory_mask": boolean(B, 1, T, S)(r)}),
+    Case("losses/cross-entropy", lambda s: s.losses.cross_entropy,
+         given(logits=x(B, T, V), targets=ids(B, T))),
+    Case("losses/cross-entropy-masked", lambda s: s.losses.cross_entropy,
+         given(logits=x(B, T, V), targets=ids(B, T), mask=lambda r: r.random((B, T)) < 0.6)),
+    Case("losses/each-token", lambda s: s.losses.token_losses,
+         given(logits=x(B, T, V), targets=ids(B, T))),
+]  # fmt: skip
+
+
+def cases_of(component: str) -> list[Case]:
+    """The rows of one file of the mirror."""
+    return [case for case in CASES if case.component == component]

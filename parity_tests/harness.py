@@ -1,0 +1,424 @@
+"""Runs one component on both sides and judges how far the results are apart.
+
+Nobody picks a tolerance by hand (see ``judge_float64`` and ``judge_rounding``). What is compared
+is a dict of arrays: ``output``, ``weights.<layer>``, ``input.<argument>`` and
+``parameter.<torch_ref name>``, the last two being gradients of Σ output · c with a fixed random c.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import torch
+from flax import nnx
+
+import jaxformer.layers
+import torch_ref.layers
+from jaxformer.parameters import get_parameters, merge, set_parameters, split
+from jaxformer.porting import export_arrays
+
+Arrays = dict[str, np.ndarray]
+STDS = (0.02, 1.0, 20.0)
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+FLOAT64 = np.dtype(np.float64)
+
+
+class Side:
+    """One side of the mirror: ``side.attention.MultiHeadAttention(…, **side.init)``."""
+
+    def __init__(self, package: str):
+        self.package = package
+
+    def __getattr__(self, module: str) -> Any:
+        return importlib.import_module(f"{self.package}.{module}")
+
+    @property
+    def init(self) -> dict[str, Any]:
+        """The keyword that only the JAX side has."""
+        return {"rngs": nnx.Rngs(0)} if self.package == "jaxformer" else {}
+
+
+JAX, TORCH = Side("jaxformer"), Side("torch_ref")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        name: ``component/variant``.
+        build: makes the module, or names the function, on the side that it is given.
+        inputs: keyword arguments drawn from a generator; float arrays have std 1, are scaled by
+            the harness and get gradients.
+        method: which method is called.
+        weights: whether it returns attention weights when asked.
+        first: whether the output is the first of several results.
+    """
+
+    name: str
+    build: Callable[[Side], Any]
+    inputs: Callable[[np.random.Generator], Arrays]
+    method: str = "__call__"
+    weights: bool = False
+    first: bool = False
+
+    def stds(self) -> tuple[float, ...]:
+        """The scales of its inputs that are worth a run: token ids have none."""
+        return STDS if floats(self.arguments(1.0)) else (1.0,)
+
+    @property
+    def component(self) -> str:
+        """The file of the mirror that it belongs to."""
+        return self.name.partition("/")[0]
+
+    def arguments(self, std: float, draw: int = 0) -> Arrays:
+        """The inputs with their floats at the given standard deviation, float64."""
+        drawn = self.inputs(np.random.default_rng((7, draw)))
+        return {
+            name: value * std if name in floats(drawn) else value
+            for name, value in drawn.items()
+        }
+
+
+def floats(arguments: Arrays) -> list[str]:
+    """The names of the arguments that have a gradient."""
+    return [
+        name
+        for name, value in arguments.items()
+        if isinstance(value, np.ndarray) and value.dtype.kind not in "iub"
+    ]
+
+
+class Pair:
+    """A case built on both sides with equal, perturbed parameters.
+
+    Args:
+        case: the row.
+        training: with dropout on, its masks recorded on the JAX side and injected into both.
+    """
+
+    def __init__(self, case: Case, training: bool = False):
+        self.case = case
+        self.training = training
+        self.module = case.build(JAX)
+        self.twin = case.build(TORCH)
+        self.is_module = isinstance(self.module, nnx.Module)
+        self.parameters = perturbed(self.module) if self.is_module else {}
+        if self.is_module:
+            (self.module.train if training else self.module.eval)()
+            self.twin.train(training)
+            set_parameters(self.module, self.parameters)
+        self.masks = self._record_masks() if training and self.is_module else {}
+        if self.is_module:
+            self.definition, _ = split(self.module)
+
+    def _record_masks(self) -> Arrays:
+        """The keep-masks of one run, which both sides then take."""
+        places = jaxformer.layers.dropout_modules(self.module)
+        jaxformer.layers.seed_dropout(self.module, jax.random.key(3))
+        for place in places.values():
+            place.recording = True
+        self._call_jax(self.module, self.case.arguments(1.0))
+        masks = {p: np.asarray(d.last_keep) for p, d in places.items() if d.last_keep is not None}
+        for place in places.values():
+            place.recording, place.last_keep = False, None
+        jaxformer.layers.seed_dropout(self.module, None)
+        if masks:
+            torch_ref.layers.inject_keep_masks(
+                self.twin, {path: torch.from_numpy(mask.copy()) for path, mask in masks.items()}
+            )
+        return masks
+
+    def _call_jax(self, module: Any, arguments: Any, **more: Any) -> Any:
+        return self._output(call(module, self.case.method, arguments, more))
+
+    def _output(self, result: Any) -> Any:
+        return result[0] if self.case.first else result
+
+    @functools.cached_property
+    def _jax_gradients(self) -> Callable[..., Any]:
+        def run(parameters: Any, variable: Any, fixed: Any, wide: Any) -> Any:
+            def loss(parameters: Any, variable: Any) -> Any:
+                module = self.module
+                if self.is_module:
+                    module = merge(self.definition, parameters)
+                    jaxformer.layers.inject_keep_masks(module, self.masks)
+                arguments = {**variable, **fixed}
+                ordered = {name: arguments[name] for name in self.case.arguments(1.0)}
+                output = self._call_jax(module, ordered)
+                cotangent = jnp.asarray(cotangent_of(output.shape), wide)
+                return jnp.sum(output.astype(wide) * cotangent), output
+
+            (_, output), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+                parameters, variable
+            )
+            return output, gradients
+
+        # Plain numbers in a call are settings: shapes may depend on them.
+        numbers = {n: v for n, v in self.case.arguments(1.0).items() if isinstance(v, int)}
+        return jax.jit(
+            lambda parameters, variable, fixed, wide: run(
+                parameters, variable, {**fixed, **numbers}, wide
+            ),
+            static_argnums=3,
+        )
+
+    def jax(
+        self,
+        std: float,
+        dtype: np.dtype = FLOAT64,
+        rounded: np.dtype = FLOAT64,
+        draw: int = 0,
+    ) -> Arrays:
+        """Output and gradients of the JAX side, jitted, computed in ``dtype``.
+
+        Parameters and inputs are first rounded to ``rounded``.
+        """
+        parameters, arguments = self._rounded(std, rounded, dtype, draw)
+        variable = floats(arguments)
+        wide = jnp.promote_types(dtype, jnp.float32)
+        output, (by_parameter, by_input) = self._jax_gradients(
+            parameters,
+            {name: arguments[name] for name in variable},
+            {n: v for n, v in arguments.items() if n not in variable and not isinstance(v, int)},
+            wide,
+        )
+        return {
+            "output": widened(output),
+            **{f"input.{name}": widened(g) for name, g in by_input.items()},
+            **{f"parameter.{n}": widened(g) for n, g in export_arrays(by_parameter).items()},
+        }
+
+    def jax_eagerly(self, std: float) -> Arrays:
+        """Output and weights of the JAX side in float64, one operation at a time."""
+        parameters, arguments = self._rounded(std, FLOAT64, FLOAT64)
+        if self.is_module:
+            set_parameters(self.module, parameters)
+            jaxformer.layers.inject_keep_masks(self.module, self.masks)
+        arguments = {n: v if isinstance(v, int) else jnp.asarray(v) for n, v in arguments.items()}
+        more = {"return_weights": True} if self.case.weights else {}
+        return named_outputs(self._call_jax(self.module, arguments, **more))
+
+    def torch(
+        self,
+        std: float,
+        dtype: np.dtype = FLOAT64,
+        rounded: np.dtype = FLOAT64,
+        draw: int = 0,
+        return_weights: bool = False,
+    ) -> Arrays:
+        """Output and gradients of the torch side, or output and weights."""
+        parameters, arguments = self._rounded(std, rounded, FLOAT64, draw)
+        torch_dtype = getattr(torch, dtype.name)
+        tensors = {
+            name: value if isinstance(value, int) else torch.from_numpy(np.array(value))
+            for name, value in arguments.items()
+        }
+        for name in floats(arguments):
+            tensors[name] = tensors[name].to(torch_dtype)
+        leaves = [tensors[n].requires_grad_() for n in floats(arguments)]
+        if self.is_module:
+            self.twin.to(torch.float64)
+            state = {n: torch.from_numpy(v.copy()) for n, v in export_arrays(parameters).items()}
+            self.twin.load_state_dict(state, strict=True)
+            self.twin.to(torch_dtype)
+        if return_weights:
+            more = {"return_weights": True} if self.case.weights else {}
+            return named_outputs(self._output(call(self.twin, self.case.method, tensors, more)))
+        output = self._output(call(self.twin, self.case.method, tensors, {}))
+        wide = torch.promote_types(torch_dtype, torch.float32)
+        cotangent = torch.from_numpy(cotangent_of(tuple(output.shape))).to(wide)
+        names = [f"input.{name}" for name in floats(arguments)]
+        if self.is_module:
+            for name, parameter in self.twin.named_parameters():
+                names.append(f"parameter.{name}")
+                leaves.append(parameter)
+        loss = torch.sum(output.to(wide) * cotangent)
+        gradients = [None] * len(leaves)
+        if loss.requires_grad:
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        return {
+            "output": widened(output),
+            **{
+                name: np.zeros(tuple(leaf.shape)) if gradient is None else widened(gradient)
+                for name, leaf, gradient in zip(names, leaves, gradients, strict=True)
+            },
+        }
+
+    def _rounded(
+        self, std: float, rounded: np.dtype, dtype: np.dtype, draw: int = 0
+    ) -> tuple[Any, Any]:
+        """Parameters and inputs with the values of ``rounded``, in ``dtype``."""
+        arguments = self.case.arguments(std, draw)
+        for name in floats(arguments):
+            arguments[name] = arguments[name].astype(rounded).astype(dtype)
+        parameters = {n: p.astype(rounded).astype(dtype) for n, p in self.parameters.items()}
+        return parameters, arguments
+
+
+def call(target: Any, method: str, arguments: Any, more: Any) -> Any:
+    """Calls a module, its method, or a function: the first argument by place, the rest by name."""
+    function = target if method == "__call__" else getattr(target, method)
+    first, *rest = arguments
+    return function(arguments[first], **{name: arguments[name] for name in rest}, **more)
+
+
+def perturbed(module: nnx.Module, std: float = 0.1) -> Arrays:
+    """The module's parameters moved away from their initial values: ones and zeros hide swaps."""
+    random = np.random.default_rng(11)
+    return {
+        name: np.asarray(p, np.float64) + std * random.standard_normal(p.shape)
+        for name, p in sorted(get_parameters(module).items())
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def cotangent_of(shape: tuple[int, ...]) -> np.ndarray:
+    """What outputs are multiplied by before they are summed."""
+    return np.random.default_rng(13).standard_normal(shape)
+
+
+def named_outputs(result: Any) -> Arrays:
+    """An output, or an output with the weights of one attention or of each layer."""
+    if not isinstance(result, tuple):
+        return {"output": widened(result)}
+    output, weights = result
+    weights = weights if isinstance(weights, list) else [weights]
+    return {
+        "output": widened(output),
+        **{f"weights.{layer}": widened(w) for layer, w in enumerate(weights)},
+    }
+
+
+def widened(array: Any) -> np.ndarray:
+    """The values as a float64 numpy array."""
+    if isinstance(array, torch.Tensor):
+        return array.detach().to(torch.float64).numpy()
+    return np.asarray(array).astype(np.float64)
+
+
+def kind_of(name: str) -> str:
+    """``output``, ``weights``, ``input`` or ``parameter``."""
+    return name.partition(".")[0]
+
+
+def scales(reference: Arrays) -> dict[str, float]:
+    """The size that errors of each array are measured against.
+
+    Its largest element; for gradients at least 1e-3 of the largest of their kind, as a small one is
+    what is left of larger terms that cancelled. One below 1e-10 of its kind is zero in exact
+    arithmetic (that of a key bias: adding the same to all scores of a query changes no weight); it
+    holds nothing but rounding, and is measured against the largest.
+    """
+    largest = {name: float(np.max(np.abs(a), initial=0.0)) for name, a in reference.items()}
+    kinds = {kind_of(name): 0.0 for name in largest}
+    for name, size in largest.items():
+        kinds[kind_of(name)] = max(kinds[kind_of(name)], size)
+    result = {}
+    for name, size in largest.items():
+        kind = kinds[kind_of(name)]
+        result[name] = (kind if size < 1e-10 * kind else max(size, 1e-3 * kind)) or 1.0
+    return result
+
+
+def float64_errors(ours: Arrays, theirs: Arrays) -> dict[str, float]:
+    """Largest difference of each array over its scale.
+
+    Raises:
+        AssertionError: the two sides give different arrays or shapes, or numbers that are not
+            finite.
+    """
+    assert ours.keys() == theirs.keys(), (sorted(ours), sorted(theirs))
+    size = scales(theirs)
+    errors = {}
+    for name, array in ours.items():
+        assert array.shape == theirs[name].shape, (name, array.shape, theirs[name].shape)
+        assert np.isfinite(array).all(), f"{name} is not finite in JAX"
+        assert np.isfinite(theirs[name]).all(), f"{name} is not finite in torch"
+        difference = float(np.max(np.abs(array - theirs[name]), initial=0.0))
+        errors[name] = difference / size[name]
+    return errors
+
+
+def judge_float64(ours: Arrays, theirs: Arrays) -> dict[str, float]:
+    """Float64 against float64: at most 1e-12 of the scale, so the mathematics is the same."""
+    errors = float64_errors(ours, theirs)
+    wrong = {name: error for name, error in errors.items() if not error <= 1e-12}
+    assert not wrong, f"float64 differs: {wrong}"
+    return errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """Root-mean-square errors against the float64 answer, over the largest element of the kind.
+
+    Attributes:
+        ours: JAX's, the root mean square over the draws.
+        theirs: torch's.
+        ratio: the geometric mean over the draws of ours / max(theirs, one rounding).
+    """
+
+    ours: float
+    theirs: float
+    ratio: float
+
+
+def judge_rounding(
+    draws: list[tuple[Arrays, Arrays, Arrays]], dtype: np.dtype
+) -> dict[str, Rounding]:
+    """A narrower dtype: our error against float64 is at most twice torch's.
+
+    Nobody can do better than one rounding of the exact answer to the dtype, so torch's error
+    counts as at least that. Output, input gradients and parameter gradients are judged as one
+    vector each. Both sides round the same mathematics in another order, so their errors are alike
+    on average but not in every draw: where inputs at std 20 saturate a softmax, one or two
+    near-ties make nearly all of the error, and the ratio of a single draw was seen anywhere from
+    0.04 to 6.5 in float32. Its geometric mean over 12 draws lay between 0.3 and 1.25, so that is
+    what is judged.
+
+    Args:
+        draws: ours, theirs and the float64 answer, for each draw of the inputs.
+        dtype: that ours and theirs were computed in.
+
+    Raises:
+        AssertionError: a ratio is above 2.
+    """
+    result = {}
+    for kind in dict.fromkeys(kind_of(name) for name in draws[0][2]):
+        pairs = []
+        for ours, theirs, exact in draws:
+            names = [name for name in exact if kind_of(name) == kind]
+            scale = max(float(np.max(np.abs(exact[n]), initial=0.0)) for n in names) or 1.0
+            once = {name: exact[name].astype(dtype).astype(np.float64) for name in names}
+            pairs.append(
+                [joined_rms(side, exact, names) / scale for side in (ours, theirs, once)]
+            )
+        our_errors, their_errors, one_rounding = np.asarray(pairs).T
+        best = np.maximum(their_errors, one_rounding)
+        ratios = np.divide(our_errors, best, out=np.where(our_errors > 0, np.inf, 0.0), where=best > 0)
+        # A draw that happens to come out exact says no more than one that is 8 times better.
+        ratios = np.maximum(ratios, 1 / 8)
+        result[kind] = Rounding(
+            rms(our_errors), rms(their_errors), float(np.exp(np.mean(np.log(ratios))))
+        )
+    wrong = {kind: rounding for kind, rounding in result.items() if not rounding.ratio <= 2}
+    assert not wrong, f"{dtype.name} errs more than rounding does: {wrong}"
+    return result
+
+
+def joined_rms(side: Arrays, exact: Arrays, names: list[str]) -> float:
+    """The root mean square of the differences of several arrays, as of one vector."""
+    for name in names:
+        assert np.isfinite(side[name]).all(), f"{name} is not finite"
+    return rms(np.concatenate([np.ravel(side[name] - exact[name]) for name in names]))
+
+
+def rms(x: np.ndarray) -> float:
+    """The root of the mean square."""
+    return float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0

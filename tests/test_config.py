@@ -1,0 +1,168 @@
+"""Settings: what is refused, what the presets are, and that nothing is set for nobody."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import jaxformer
+from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.training.config import PRESETS, TrainConfig
+
+MODEL = {"num_layers": 2, "d_model": 12, "num_heads": 4, "context_length": 8}
+CLASSES = (TransformerLMConfig, OptimizerConfig, TrainConfig)
+
+
+def build(cls, **changes):
+    if cls is TransformerLMConfig:
+        return cls(**{**MODEL, **changes})
+    if cls is TrainConfig:
+        return cls(**{"model": TransformerLMConfig(**MODEL), **changes})
+    return cls(**changes)
+
+
+def fields_of(cls, *types):
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if any(re.search(rf"\b{kind}\b", str(field.type)) for kind in types)
+    ]
+
+
+NUMBERS = [(cls, name) for cls in CLASSES for name in fields_of(cls, "float", "int")]
+
+
+@pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=lambda x: getattr(x, "__name__", x))
+def test_no_number_may_be_negative(cls, name):
+    with pytest.raises(ValueError, match=name):
+        build(cls, **{name: -1})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [(cls, name) for cls in CLASSES for name in fields_of(cls, "float")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_no_number_may_be_infinite_or_nan(cls, name, value):
+    with pytest.raises(ValueError, match=name):
+        build(cls, **{name: value})
+
+
+MAY_BE_ZERO = {
+    "warmup_steps", "weight_decay", "min_learning_rate", "beta1", "beta2", "seed", "sample_tokens"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=lambda x: getattr(x, "__name__", x))
+def test_zero_is_refused_where_it_makes_no_sense(cls, name):
+    if name in MAY_BE_ZERO or name.endswith("_dropout"):
+        assert getattr(build(cls, **{name: 0}), name) == 0
+    else:
+        with pytest.raises(ValueError, match=f"{name} must .*: got 0"):
+            build(cls, **{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "message"),
+    [
+        (TransformerLMConfig, {"num_heads": 5}, "d_model=12, num_heads=5"),
+        (TransformerLMConfig, {"num_kv_heads": 3}, "num_heads=4, num_kv_heads=3"),
+        (TransformerLMConfig, {"residual_dropout": 1.0}, r"residual_dropout must be in \[0, 1\)"),
+        (TransformerLMConfig, {"rotary_fraction": 1.5}, "rotary_fraction"),
+        (TransformerLMConfig, {"activation": "swish"}, "activation must be one of .*: got 'swish'"),
+        (TransformerLMConfig, {"norm": "batch"}, "norm must be one of"),
+        (TransformerLMConfig, {"positions": "learnt"}, "positions must be one of"),
+        (TransformerLMConfig, {"initialization": "zero"}, "initialization must be one of"),
+        (OptimizerConfig, {"beta2": 1.0}, r"beta2 must be in \[0, 1\): got 1.0"),
+        (TrainConfig, {"seed": 2**63}, "seed must be in"),
+        (TrainConfig, {"dtype": "float16"}, "dtype must be float32 or bfloat16: got 'float16'"),
+        (TrainConfig, {"batch_size": 10, "accumulation": 4}, "batch_size=10, accumulation=4"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_its_values(cls, changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(cls, **changes)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_survives_json(name):
+    config = PRESETS[name]()
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_a_stored_config_with_unknown_or_missing_settings_is_refused():
+    values = PRESETS["nano"]().to_dict()
+    with pytest.raises(ValueError, match="unknown TrainConfig settings: momentum, speed"):
+        TrainConfig.from_dict({**values, "speed": 1, "momentum": 2})
+    with pytest.raises(ValueError, match="unknown OptimizerConfig settings: lr"):
+        TrainConfig.from_dict({**values, "optimizer": {"lr": 1}})
+    with pytest.raises(ValueError, match=r"incomplete TransformerLMConfig.*d_model"):
+        TrainConfig.from_dict({**values, "model": {}})
+
+
+EXPECTED = {
+    # nanoGPT's README, "Quick start", on a CPU, with config/train_shakespeare_char.py.
+    "nano": {
+        "num_layers": 4, "num_heads": 4, "d_model": 128, "context_length": 64, "batch_size": 12,
+        "steps": 2000, "dropout": 0.0, "learning_rate": 1e-3, "min_learning_rate": 1e-4,
+        "warmup_steps": 100, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "clip_norm": 1.0,
+        "bias": False, "qkv_bias": False,
+    },
+    # The same file on a GPU.
+    "baby": {
+        "num_layers": 6, "num_heads": 6, "d_model": 384, "context_length": 256, "batch_size": 64,
+        "steps": 5000, "dropout": 0.2, "learning_rate": 1e-3, "min_learning_rate": 1e-4,
+        "warmup_steps": 100, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "clip_norm": 1.0,
+        "bias": False, "qkv_bias": False,
+    },
+    "char-lm": {
+        "num_layers": 10, "num_heads": 12, "d_model": 768, "context_length": 256, "dropout": 0.1,
+        "bias": True, "qkv_bias": False,
+    },
+    "gpt2-small": {
+        "num_layers": 12, "num_heads": 12, "d_model": 768, "context_length": 1024,
+        "vocab_size": 50257, "dropout": 0.1, "bias": True, "qkv_bias": True,
+        "activation": "gelu_tanh",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_the_published_recipes(name):
+    config = PRESETS[name]()
+    found = {
+        **dataclasses.asdict(config),
+        **dataclasses.asdict(config.model),
+        **dataclasses.asdict(config.optimizer),
+    }
+    biases = {found[f] for f in ("output_bias", "feed_forward_bias", "norm_bias")}
+    places = ("embedding", "attention", "output", "feed_forward")
+    rates = {found[f"{place}_dropout"] for place in places}
+    assert len(biases) == len(rates) == 1
+    found |= {"bias": biases.pop(), "dropout": rates.pop()}
+    assert {key: found[key] for key in EXPECTED[name]} == EXPECTED[name]
+    assert found["tie_embeddings"]
+    assert found["positions"] == "learned"
+    assert found["block"] == "pre_norm"
+    assert found["initialization"] == "gpt2"
+    assert found["hidden_dropout"] == found["residual_dropout"] == 0
+
+
+def test_every_presets_docstring_is_an_experiment_record():
+    for name, preset in PRESETS.items():
+        assert f"--preset {name}" in preset.__doc__
+
+
+def test_every_setting_is_read_by_something():
+    package = Path(jaxformer.__file__).parent
+    sources = "\n".join(
+        path.read_text() for path in package.rglob("*.py") if path.name != "config.py"
+    )
+    names = {field.name for cls in CLASSES for field in dataclasses.fields(cls)}
+    # Rates of dropout are read as a group by uses_dropout, and each by the part that it belongs to.
+    unread = {name for name in names if not re.search(rf"config\.(\w+\.)?{name}\b", sources)}
+    assert unread == set()

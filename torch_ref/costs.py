@@ -1,0 +1,168 @@
+"""What a block costs: operations counted, time and memory measured, and both fitted.
+
+One pass of a block is forward and backward: its output, and the gradient of sum(output) by its
+input and parameters. Its operations fall into two terms: attention, O(T² · D), and the products
+with weight matrices, O(T · D · F) where F is in proportion to D.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from torch_ref.blocks import Block
+from torch_ref.builders import make_block
+from torch_ref.config import TransformerConfig
+from torch_ref.layers import Linear
+
+Costs = dict[str, np.ndarray]
+
+
+def count_operations(block: Block, length: int) -> dict[str, int]:
+    """Additions and multiplications in the matrix products of a block's forward pass, per text.
+
+    ``attention`` is 4 · T² · N · H: scores, and weights times values, whatever the mask. ``dense``
+    is 2 · T · the number of elements in the block's weight matrices: 4 · T · D · (N + K) · H for
+    the projections and 4 · T · D · F for the feed-forward, 6 where it is gated. A pass forward and
+    backward takes three times as many.
+
+    Args:
+        block: without cross-attention; relative positions' own products are not counted.
+        length: T, in tokens.
+    """
+    matrices = (node.weight.numel() for node in block.modules() if isinstance(node, Linear))
+    return {
+        "attention": 4 * length**2 * block.attention.num_heads * block.attention.head_dim,
+        "dense": 2 * length * sum(matrices),
+    }
+
+
+def measure_blocks(
+    configs: Sequence[TransformerConfig],
+    lengths: Sequence[int],
+    *,
+    batch_size: int = 1,
+    rounds: int = 7,
+) -> Costs:
+    """Time and memory of one pass of a block, for every config and length.
+
+    Time is the median over rounds that take every point in turn, so that a slow moment of the
+    machine falls on all of them. Memory is that of the tensors which the forward pass saves for the
+    backward pass, parameters and input apart; torch's fused attention saves no weights.
+
+    Args:
+        configs: of the blocks; no position embedding and no mask take part.
+        lengths: T, in tokens.
+        batch_size: B, texts at once.
+        rounds: how many times each point is timed, after one run that is not.
+
+    Returns:
+        For every point, config by config: ``length``, ``d_model``, ``attention_operations`` and
+        ``dense_operations`` (of the whole pass), ``attention_weights`` (B · N · T² elements),
+        ``activations`` (B · T · (D + F) elements), ``seconds`` and ``bytes``.
+    """
+    points, runs = [], []
+    for config in configs:
+        block = make_block(config).eval()
+        d_ff = block.feed_forward.up_proj.weight.shape[0]
+        for length in lengths:
+            operations = count_operations(block, length)
+            run, memory = _prepare_pass(block, (batch_size, length, config.d_model))
+            runs.append(run)
+            points.append(
+                {
+                    "length": length,
+                    "d_model": config.d_model,
+                    "attention_operations": 3 * batch_size * operations["attention"],
+                    "dense_operations": 3 * batch_size * operations["dense"],
+                    "attention_weights": batch_size * config.num_heads * length**2,
+                    "activations": batch_size * length * (config.d_model + d_ff),
+                    "bytes": memory,
+                }
+            )
+    costs = {name: np.array([point[name] for point in points], float) for name in points[0]}
+    return {**costs, "seconds": np.array(_time_in_turn(runs, rounds))}
+
+
+def fit_costs(costs: Costs) -> dict[str, dict[str, float]]:
+    """The least-squares fit of time and memory to their two terms and a constant.
+
+    seconds = constant + a · attention_operations + b · dense_operations, and bytes = constant +
+    a · attention_weights + b · activations. Errors are relative, so that short texts count as much
+    as long ones.
+
+    Args:
+        costs: as ``measure_blocks`` returns them.
+
+    Returns:
+        For ``seconds`` and ``bytes`` the coefficients by the names of their terms (seconds per
+        operation, bytes per element), and ``error``, the median of |fitted / measured - 1|.
+
+    Raises:
+        ValueError: fewer than three points.
+    """
+    return {
+        "seconds": _fit(costs, "seconds", ("attention_operations", "dense_operations")),
+        "bytes": _fit(costs, "bytes", ("attention_weights", "activations")),
+    }
+
+
+def evaluate_fit(fit: dict[str, float], costs: Costs) -> np.ndarray:
+    """The time or memory that one entry of ``fit_costs`` gives for the points of ``costs``."""
+    terms = [fit[name] * costs[name] for name in fit if name not in ("constant", "error")]
+    return fit["constant"] + np.sum(terms, axis=0)
+
+
+def _fit(costs: Costs, measured: str, terms: tuple[str, ...]) -> dict[str, float]:
+    y = costs[measured]
+    if len(y) <= len(terms):
+        raise ValueError(f"a fit needs {1 + len(terms)} points or more: got {len(y)}")
+    columns = np.stack([np.ones_like(y), *(costs[name] for name in terms)], axis=1)
+    # One size for all columns: seconds and operations lie ten powers of ten apart.
+    size = columns.max(axis=0)
+    coefficients = np.linalg.lstsq(columns / size / y[:, None], np.ones_like(y), rcond=None)[0]
+    fit = dict(zip(("constant", *terms), map(float, coefficients / size), strict=True))
+    return {**fit, "error": float(np.median(np.abs(evaluate_fit(fit, costs) / y - 1)))}
+
+
+def _time_in_turn(runs: Sequence[Callable[[], None]], rounds: int) -> list[float]:
+    """The median seconds of each run."""
+    for run in runs:
+        run()
+    seconds: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for run, taken in zip(runs, seconds, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in seconds]
+
+
+def _prepare_pass(block: Block, shape: tuple[int, int, int]) -> tuple[Callable[[], None], int]:
+    """One pass, ready to be run to its end, and the bytes that its forward pass saves."""
+    x_BTD = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    inputs = [x_BTD, *block.parameters()]
+
+    def run() -> None:
+        torch.autograd.grad(block(x_BTD).sum(), inputs)
+
+    return run, _saved_bytes(block, x_BTD)
+
+
+def _saved_bytes(block: nn.Module, x_BTD: torch.Tensor) -> int:
+    """The bytes of all that the forward pass saves, each storage once."""
+    own = {p.untyped_storage().data_ptr() for p in (x_BTD, *block.parameters())}
+    kept = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = block(x_BTD)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    del output
+    return sum(size for pointer, size in storages.items() if pointer not in own)
