@@ -85,7 +85,7 @@ def gradient_norms(module: nnx.Module, *inputs: Array) -> dict[str, float]:
     }
 
 
-def output_statistics(output: Float[Array, "..."]) -> dict[str, float]:
+def output_statistics(output: Float[Array | np.ndarray, "..."]) -> dict[str, float]:
     """Mean, standard deviation, least and largest of all elements, as mean, std, min and max.
 
     The standard deviation is that of the population: divided by the count, not by one less.
@@ -300,6 +300,21 @@ def softmax_scaling(
 def _softmax_statistics(
     q_BTNH: Float[Array, "1 T 1 H"], k_BSNH: Float[Array, "1 S 1 H"], scale: float
 ) -> dict[str, float]:
+    results = _softmax_and_jacobian(q_BTNH, k_BSNH, scale)
+    scores_TS, p_TS, jacobian_STS = (np.asarray(result, np.float64) for result in results)
+    return {
+        "score_variance": float(scores_TS.var()),
+        "max_weight": float(p_TS.max(axis=1).mean()),
+        "entropy": float(-(p_TS * np.log(np.where(p_TS > 0, p_TS, 1))).sum(axis=1).mean()),
+        "gradient": float(np.abs(jacobian_STS).sum(axis=(0, 2)).mean()),
+    }
+
+
+@jax.jit
+def _softmax_and_jacobian(
+    q_BTNH: Float[Array, "1 T 1 H"], k_BSNH: Float[Array, "1 S 1 H"], scale: float
+) -> tuple[Float[Array, "T S"], Float[Array, "T S"], Float[Array, "S T S"]]:
+    """Scores, weights, and the gradient of each weight by all scores of its query."""
     queries, keys = q_BTNH.shape[1], k_BSNH.shape[1]
 
     def weights_of(scores_TS: Float[Array, "T S"]) -> Float[Array, "T S"]:
@@ -307,19 +322,10 @@ def _softmax_statistics(
         bias = scores_TS[None, None]
         return scaled_dot_product_attention(q_BTNH, k_BSNH, k_BSNH, bias=bias, scale=scale)[1][0, 0]
 
-    def by_score(one_S: Float[Array, "S"]) -> Float[Array, "T S"]:
-        return jax.jvp(weights_of, (zero_TS,), (jnp.broadcast_to(one_S[None], zero_TS.shape),))[1]
-
-    zero_TS = jnp.zeros((queries, keys), q_BTNH.dtype)
-    p_TS = np.asarray(weights_of(zero_TS), np.float64)
-    jacobian_STS = np.asarray(jax.vmap(by_score)(jnp.eye(keys, dtype=q_BTNH.dtype)), np.float64)
-    scores_TS = np.asarray(jnp.einsum("btnh,bsnh->ts", q_BTNH, k_BSNH), np.float64) * scale
-    return {
-        "score_variance": float(scores_TS.var()),
-        "max_weight": float(p_TS.max(axis=1).mean()),
-        "entropy": float(-(p_TS * np.log(np.where(p_TS > 0, p_TS, 1))).sum(axis=1).mean()),
-        "gradient": float(np.abs(jacobian_STS).sum(axis=(0, 2)).mean()),
-    }
+    p_TS, by_weight = jax.vjp(weights_of, jnp.zeros((queries, keys), q_BTNH.dtype))
+    each_STS = jnp.broadcast_to(jnp.eye(keys, dtype=q_BTNH.dtype)[:, None], (keys, queries, keys))
+    scores_TS = jnp.einsum("btnh,bsnh->ts", q_BTNH, k_BSNH) * scale
+    return scores_TS, p_TS, jax.vmap(by_weight)(each_STS)[0]
 
 
 def _pick(maps: np.ndarray, axis: int, index: int | None, name: str) -> np.ndarray:

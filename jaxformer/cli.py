@@ -24,6 +24,7 @@ usage: jaxformer COMMAND [OPTIONS]
 
   train     train a character language model (the same as train.py)
   sample    write text with a trained model
+  inspect   draw what is inside: attention, gradients, init, norms, positions, masks, scaling, costs
 
 jaxformer COMMAND --help lists a command's options.
 """
@@ -131,11 +132,35 @@ def run_sample(arguments: Sequence[str]) -> None:
     sample(**{k: v for k, v in dataclasses.asdict(options).items() if k != "debug"})
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"train": run_train, "sample": run_sample}
+def run_inspect(arguments: Sequence[str]) -> None:
+    """``jaxformer inspect``."""
+    from jaxformer.inspection.options import INSPECTIONS, USAGE
+
+    what, *rest = arguments or ["nothing"]
+    if what in ("-h", "--help"):
+        print(USAGE, end="")
+        return
+    if what not in INSPECTIONS:
+        raise UsageError(f"{what} is not to be inspected: use {', '.join(INSPECTIONS)}")
+    options = _parse(INSPECTIONS[what], f"jaxformer inspect {what}", rest)
+
+    from jaxformer.inspection.command import inspect
+
+    inspect(what, options)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "train": run_train,
+    "sample": run_sample,
+    "inspect": run_inspect,
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit code; a refusal is one line on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal without our characters is no reason to stop.
+        sys.stdout.reconfigure(errors="replace")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if arguments else 2

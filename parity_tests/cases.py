@@ -187,7 +187,7 @@ CASES = [
     Case("layers/linear-no-bias", lambda s: s.layers.Linear(D, F, use_bias=False, **s.init), FLOW),
     Case("layers/embedding", lambda s: s.layers.Embedding(V, D, **s.init), given(ids=ids(B, T))),
     Case("layers/tied-head", lambda s: s.layers.Embedding(V, D, **s.init), FLOW, method="attend"),
-    Case("layers/dropout", lambda s: s.layers.Dropout(0.4), FLOW),
+    Case("layers/dropout", lambda s: s.layers.Dropout(0.4), FLOW, dropout=True),
     Case("norms/layer-norm", lambda s: s.norms.LayerNorm(D), FLOW),
     Case("norms/layer-norm-no-bias", lambda s: s.norms.LayerNorm(D, use_bias=False), FLOW),
     Case("norms/layer-norm-eps", lambda s: s.norms.LayerNorm(D, eps=1e-2), FLOW),
@@ -230,7 +230,7 @@ CASES = [
     Case("attention/one-head-alone", lambda s: s.attention.MultiHeadAttention(
         D, 1, head_dim=H, output_projection=False, **s.init), MASKED, weights=True),
     Case("attention/dropout", attention(attention_dropout=0.3, output_dropout=0.2), MASKED,
-         weights=True),
+         weights=True, dropout=True),
     Case("attention/rotary", attention(rotary(interleaved=True)), MASKED, weights=True),
     Case("attention/rotary-at", attention(rotary(), num_kv_heads=K),
          given(query=x(B, T, D), positions=arange(B, T, start=9)), weights=True),
@@ -247,31 +247,31 @@ CASES = [
     Case("attention/far-relative", attention(relative), FAR, weights=True),
     *[
         Case(f"feed_forward/{activation}", lambda s, a=activation: s.feed_forward.FeedForward(
-            D, F, activation=a, hidden_dropout=0.2, output_dropout=0.3, **s.init), FLOW)
+            D, F, activation=a, hidden_dropout=0.2, output_dropout=0.3, **s.init), FLOW, dropout=True)
         for activation in ("relu", "gelu", "gelu_tanh", "silu")
     ],
     *[
         Case(f"feed_forward/gated-{activation}", lambda s, a=activation:
              s.feed_forward.GatedFeedForward(D, F, activation=a, use_bias=a == "gelu",
                                              hidden_dropout=0.2, output_dropout=0.3, **s.init),
-             FLOW)
+             FLOW, dropout=True)
         for activation in ("silu", "gelu", "gelu_tanh")
     ],
     Case("feed_forward/default-width", lambda s: s.feed_forward.GatedFeedForward(D, **s.init), FLOW),
     *[
         Case(f"blocks/{kind}", block(kind, dropout=0.2), given(x=x(B, T, D), mask=boolean(B, 1, T, T)),
-             weights=True)
+             weights=True, dropout=True)
         for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
     ],
     *[
-        Case(f"blocks/{kind}-decoder", block(kind, cross=True, dropout=0.2), DECODING, weights=True)
+        Case(f"blocks/{kind}-decoder", block(kind, cross=True, dropout=0.2), DECODING, weights=True, dropout=True)
         for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
     ],
-    Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True),
+    Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True, dropout=True),
     Case("transformer_lm/nanogpt", lm(qkv_bias=False, output_bias=False, feed_forward_bias=False,
                                       norm_bias=False), TOKENS, weights=True),
     Case("transformer_lm/char-lm", lm(qkv_bias=False, attention_dropout=0.1, output_dropout=0.1,
-                                      feed_forward_dropout=0.1), TOKENS, weights=True),
+                                      feed_forward_dropout=0.1), TOKENS, weights=True, dropout=True),
     Case("transformer_lm/llama", lm(positions="rotary", norm="rms_norm", activation="swiglu",
                                     num_kv_heads=K, qkv_bias=False, output_bias=False,
                                     feed_forward_bias=False, tie_embeddings=False),
@@ -290,7 +290,7 @@ CASES = [
                                     activation="gelu_tanh"), TOKENS, weights=True),
     Case("transformer_lm/bert", lm(causal=False, block="post_norm", final_norm=False,
                                    embedding_norm=True, norm_eps=1e-12, **DROPOUTS),
-         given(tokens=ids(B, 13), mask=boolean(B, 1, 13, 13)), weights=True),
+         given(tokens=ids(B, 13), mask=boolean(B, 1, 13, 13)), weights=True, dropout=True),
     Case("transformer_lm/relative", lm(positions="relative", max_relative_position=3), TOKENS,
          weights=True),
     Case("transformer_lm/positions", lm(),
@@ -304,7 +304,8 @@ CASES = [
     Case("encoder_decoder/encoder", encdec("Encoder", 2), given(x=x(B, S, D),
          mask=boolean(B, 1, S, S)), weights=True),
     Case("encoder_decoder/decoder", encdec("Decoder", 2), DECODING, weights=True),
-    Case("encoder_decoder/model", encdec("EncoderDecoder", embedding_scale=D**0.5, **DROPOUTS), BOTH),
+    Case("encoder_decoder/model", encdec("EncoderDecoder", embedding_scale=D**0.5, **DROPOUTS), BOTH,
+         dropout=True),
     Case("encoder_decoder/model-masked", encdec("EncoderDecoder", block="pre_norm",
          activation="gelu", positions="learned"),
          lambda r: {**BOTH(r), "source_mask": boolean(B, 1, S, S)(r),

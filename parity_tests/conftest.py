@@ -3,10 +3,12 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def float64():
     """Parity is first of all a statement about the mathematics: float64 is switched on."""
-    before = torch.get_default_dtype()
+    threads = torch.get_num_threads()
+    # The arrays are tiny: a second thread would only wait.
+    torch.set_num_threads(1)
     with jax.enable_x64(True):
         yield
-    torch.set_default_dtype(before)
+    torch.set_num_threads(threads)

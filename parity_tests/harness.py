@@ -59,6 +59,7 @@ class Case:
         method: which method is called.
         weights: whether it returns attention weights when asked.
         first: whether the output is the first of several results.
+        dropout: whether it has a place of dropout whose rate is above zero.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Case:
     method: str = "__call__"
     weights: bool = False
     first: bool = False
+    dropout: bool = False
 
     def stds(self) -> tuple[float, ...]:
         """The scales of its inputs that are worth a run: token ids have none."""
@@ -410,6 +412,20 @@ def judge_rounding(
     wrong = {kind: rounding for kind, rounding in result.items() if not rounding.ratio <= 2}
     assert not wrong, f"{dtype.name} errs more than rounding does: {wrong}"
     return result
+
+
+def rounding_draws(
+    pair: Pair, std: float, dtype: np.dtype, draws: int = 8
+) -> list[tuple[Arrays, Arrays, Arrays]]:
+    """Ours, theirs and the float64 answer, for several draws of the inputs."""
+    return [
+        (
+            pair.jax(std, dtype, dtype, draw),
+            pair.torch(std, dtype, dtype, draw),
+            pair.torch(std, FLOAT64, dtype, draw),
+        )
+        for draw in range(draws)
+    ]
 
 
 def joined_rms(side: Arrays, exact: Arrays, names: list[str]) -> float:

@@ -1,6 +1,8 @@
 """The command line: instant help, and every refusal one line with its exit code."""
 
 import fcntl
+import json
+import shutil
 import subprocess
 import sys
 import time
@@ -10,15 +12,13 @@ import pytest
 
 from jaxformer.cli import main
 from jaxformer.training.run_folder import RunFolder
-from tests.tiny import ROOT, TINY, manifest, snapshot, start, steps, train_arguments
+from tests.tiny import ROOT, TEXT, TINY, manifest, snapshot, start, steps, train_arguments
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A finished run of 20 steps, only to be read, and its text."""
     folder = tmp_path_factory.mktemp("finished")
-    from tests.tiny import TEXT
-
     (folder / "text.txt").write_text(TEXT)
     assert main(train_arguments(folder / "text.txt", folder / "run", "--steps", 20)) == 0
     return folder
@@ -189,8 +189,6 @@ class TestRunFolders:
     @pytest.fixture
     def here(self, run, empty_folder):
         """A finished run, linked into the folder that may not change."""
-        import shutil
-
         shutil.copytree(run, empty_folder, dirs_exist_ok=True)
         return empty_folder
 
@@ -279,8 +277,6 @@ with RunFolder(sys.argv[1], resume=True) as folder:
 
 
 def run_text(folder):
-    import json
-
     return json.loads((folder / "run" / "config.json").read_text())["data"]
 
 
@@ -370,8 +366,6 @@ class TestSampleCommand:
     def test_a_damaged_checkpoint_is_refused_by_number_and_passed_over_otherwise(
         self, refuse, capsys, run, empty_folder
     ):
-        import shutil
-
         shutil.copytree(run / "run", empty_folder / "run")
         (empty_folder / "run" / "checkpoints" / "20" / "arrays" / "_METADATA").unlink()
         refuse(["sample", "run", "--step", 20], 4, "20 is damaged", "missing _METADATA")

@@ -296,6 +296,20 @@ def softmax_scaling(
 def _softmax_statistics(
     q_BTNH: torch.Tensor, k_BSNH: torch.Tensor, scale: float
 ) -> dict[str, float]:
+    results = _softmax_and_jacobian(q_BTNH, k_BSNH, scale)
+    scores_TS, p_TS, jacobian_STS = (to_numpy(result) for result in results)
+    return {
+        "score_variance": float(scores_TS.var()),
+        "max_weight": float(p_TS.max(axis=1).mean()),
+        "entropy": float(-(p_TS * np.log(np.where(p_TS > 0, p_TS, 1))).sum(axis=1).mean()),
+        "gradient": float(np.abs(jacobian_STS).sum(axis=(0, 2)).mean()),
+    }
+
+
+def _softmax_and_jacobian(
+    q_BTNH: torch.Tensor, k_BSNH: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores, weights (T, S), and the gradient of each weight by its query's scores (S, T, S)."""
     queries, keys = q_BTNH.shape[1], k_BSNH.shape[1]
 
     def weights_of(scores_TS: torch.Tensor) -> torch.Tensor:
@@ -303,19 +317,11 @@ def _softmax_statistics(
         bias = scores_TS[None, None]
         return scaled_dot_product_attention(q_BTNH, k_BSNH, k_BSNH, bias=bias, scale=scale)[1][0, 0]
 
-    def by_score(one_S: torch.Tensor) -> torch.Tensor:
-        return torch.func.jvp(weights_of, (zero_TS,), (one_S.expand(queries, keys),))[1]
-
     zero_TS = torch.zeros(queries, keys, dtype=q_BTNH.dtype)
-    p_TS = to_numpy(weights_of(zero_TS))
-    jacobian_STS = to_numpy(torch.func.vmap(by_score)(torch.eye(keys, dtype=q_BTNH.dtype)))
-    scores_TS = to_numpy(torch.einsum("btnh,bsnh->ts", q_BTNH, k_BSNH)) * scale
-    return {
-        "score_variance": float(scores_TS.var()),
-        "max_weight": float(p_TS.max(axis=1).mean()),
-        "entropy": float(-(p_TS * np.log(np.where(p_TS > 0, p_TS, 1))).sum(axis=1).mean()),
-        "gradient": float(np.abs(jacobian_STS).sum(axis=(0, 2)).mean()),
-    }
+    p_TS, by_weight = torch.func.vjp(weights_of, zero_TS)  # type: ignore[misc]
+    each_STS = torch.eye(keys, dtype=q_BTNH.dtype)[:, None].expand(keys, queries, keys)
+    scores_TS = torch.einsum("btnh,bsnh->ts", q_BTNH, k_BSNH) * scale
+    return scores_TS, p_TS, torch.func.vmap(by_weight)(each_STS)[0]
 
 
 def _pick(maps: np.ndarray, axis: int, index: int | None, name: str) -> np.ndarray:

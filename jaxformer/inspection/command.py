@@ -30,6 +30,7 @@ from jaxformer.inspection.options import (
     TextOptions,
 )
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
+from jaxformer.training.sampling import build_model, load_checkpoint
 from jaxformer.transformer_lm import TransformerLM
 
 Numbers = dict[str, Any]
@@ -112,13 +113,16 @@ def gradients(run: Run, options: GradientsOptions) -> Numbers:
 
 
 def init(run: Run, options: InitOptions) -> Numbers:
-    """``analysis.initialization_comparison`` on random tokens, with histograms beside it."""
-    ids = _random_tokens(run, options.seed)
+    """As ``analysis.initialization_comparison`` on random tokens, with a histogram beside it."""
+    vocab_size = run.config.vocab_size or run.tokenizer.vocabulary_size()
+    shape = (4, run.config.context_length)
+    ids = jnp.asarray(np.random.default_rng(options.seed).integers(0, vocab_size, shape, np.int32))
     results: Numbers = {}
-    compared = analysis.initialization_comparison(run.model, ids, seed=options.seed)
-    for scheme, statistics in compared.items():
+    for scheme in analysis.INITIALIZATIONS:
         with analysis.reinitialized(run.model, scheme, options.seed):
-            density, edges = np.histogram(run.model(ids), bins=60, density=True)
+            output = np.asarray(run.model(ids))
+        density, edges = np.histogram(output, bins=60, density=True)
+        statistics = analysis.output_statistics(output)
         results[scheme] = {**statistics, "density": density, "edges": edges}
     return results
 
@@ -152,10 +156,7 @@ def positions(run: Run, options: PositionsOptions) -> Numbers:
         raise UsageError(f"--length {length} is too long: {error}") from None
     # What the model has comes first, and as the model has it.
     tables = {**tables, **analysis.position_tables(*fixed, length=length), **tables}
-    return {
-        "tables": tables,
-        "dimensions": {name: _choose(options, table) for name, table in tables.items()},
-    }
+    return {"tables": tables, "dimensions": _choose(tables, options.dimensions)}
 
 
 def masks(run: Run, options: MasksOptions) -> Numbers:
@@ -207,14 +208,8 @@ EXAMINATIONS: dict[str, Callable[[Run, Any], Numbers]] = {
 
 
 def _load(options: InspectOptions) -> Run:
-    from jaxformer.parameters import merge
-    from jaxformer.training.config import TrainConfig
-    from jaxformer.training.experiment import check_arrays
-    from jaxformer.training.sampling import _load as load
-
-    arrays, manifest = load(options.path, options.step, options.best)
-    definition = check_arrays(arrays, TrainConfig.from_dict(manifest["config"]).model)
-    model = merge(definition, jax.tree.map(jnp.asarray, arrays["parameters"]))
+    arrays, manifest = load_checkpoint(options.path, options.step, options.best)
+    model = build_model(arrays, manifest)
     model.eval()
     return Run(model, CharTokenizer(manifest["vocabulary"]))
 
@@ -234,17 +229,19 @@ def _text(run: Run, options: TextOptions) -> tuple[str, np.ndarray]:
     return run.tokenizer.decode(ids), ids
 
 
-def _random_tokens(run: Run, seed: int) -> jax.Array:
-    shape = (4, run.config.context_length)
-    vocab_size = run.config.vocab_size or run.tokenizer.vocabulary_size()
-    return jnp.asarray(np.random.default_rng(seed).integers(0, vocab_size, shape, dtype=np.int32))
-
-
-def _choose(options: PositionsOptions, table: np.ndarray) -> list[int]:
-    """The columns of a table, or heads of a bias, that are drawn as curves."""
-    count = table.shape[0] if table.ndim == 3 else table.shape[1]
-    chosen = [d for d in options.dimensions if 0 <= d < count]
-    return chosen or [count * i // min(count, 5) for i in range(min(count, 5))]
+def _choose(tables: dict[str, np.ndarray], dimensions: tuple[int, ...]) -> dict[str, list[int]]:
+    """Of each table the columns, and of a bias the heads, that are drawn as curves."""
+    counts = {name: t.shape[0 if t.ndim == 3 else 1] for name, t in tables.items()}
+    for dimension in dimensions:
+        if not 0 <= dimension < max(counts.values()):
+            raise UsageError(
+                f"--dimensions must be in [0, {max(counts.values())}): got {dimension}"
+            )
+    return {
+        name: [d for d in dimensions if d < count]
+        or [count * i // min(count, 5) for i in range(min(count, 5))]
+        for name, count in counts.items()
+    }
 
 
 def _check_index(name: str, index: int | None, count: int) -> None:

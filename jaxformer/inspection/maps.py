@@ -37,7 +37,8 @@ def attention(numbers: Numbers) -> Figure:
         columns = min(count, 4, max(2, round(count**0.5))) if count > 1 else 1
         rows = -(-count // columns)
     # A few maps can be large enough for every character to be read.
-    side = min(max(0.125 * len(text), 2.2), 7.0 if count == 1 else 5.0 if count <= 4 else 3.2)
+    largest = 7.0 if count == 1 else 5.0 if count <= 4 else 3.2 if count <= 16 else 2.2
+    side = min(max(0.125 * len(text), 2.2), largest)
     size = (columns * (side + 0.35) + 1.0, rows * (side + 0.5) + 0.3)
     figure = Figure(figsize=size, layout="compressed")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -147,10 +148,11 @@ def _label_tokens(axes: Any, text: str, side: float) -> None:
     stride = max(1, math.ceil(5 / points))
     size = min(9.0, max(4.5, 0.85 * points * stride))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(range(0, len(labels), stride), labels[::stride])
+        axis.set_ticks(
+            range(0, len(labels), stride), labels[::stride],
+            parse_math=False, family=FAMILY, fontsize=size,
+        )  # fmt: skip
         axis.set_tick_params(length=0, pad=1)
-        for text in axis.get_ticklabels():
-            text.set(parse_math=False, family=FAMILY, fontsize=size)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -35,8 +35,7 @@ class InspectOptions:
     best: Switch = False
     """Use the checkpoint with the lowest validation loss."""
     out: Path | None = None
-    """The file to write: .png, .svg or .pdf; .json writes the numbers alone. Default
-    RUN/inspect/WHAT.png."""
+    """The file to write, .png, .svg or .pdf; .json is the numbers alone. Default in RUN/inspect."""
     json: Switch = False
     """Write the numbers too, beside the picture."""
     debug: Switch = False
@@ -110,7 +109,7 @@ class PositionsOptions(InspectOptions):
     length: int | None = None
     """How many positions; default the run's context."""
     dimensions: tuple[int, ...] = ()
-    """Which dimensions to draw as curves; default five over the width."""
+    """Which dimensions to draw as curves, of the tables that have them; default five over each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -65,7 +65,7 @@ def sample(
     """
     from jaxformer.char_data import CharTokenizer
 
-    arrays, manifest = _load(path, step, best)
+    arrays, manifest = load_checkpoint(path, step, best)
     tokenizer = CharTokenizer(manifest["vocabulary"])
     ids = tokenizer.encode(prompt, unknown=unknown)
     if not len(ids):
@@ -75,12 +75,8 @@ def sample(
     import jax
 
     from jaxformer.generation import stream
-    from jaxformer.parameters import merge
-    from jaxformer.training.config import TrainConfig
-    from jaxformer.training.experiment import check_arrays
 
-    definition = check_arrays(arrays, TrainConfig.from_dict(manifest["config"]).model)
-    model = merge(definition, jax.tree.map(jax.numpy.asarray, arrays["parameters"]))
+    model = build_model(arrays, manifest)
     for n in range(samples):
         if samples > 1:
             _write(("\n\n" if n else "") + f"--- {n + 1} of {samples} ---\n")
@@ -100,7 +96,18 @@ def sample(
     _write("\n")
 
 
-def _load(path: Path, step: int | None, best: bool) -> tuple[Any, dict[str, Any]]:
+def load_checkpoint(path: Path, step: int | None, best: bool) -> tuple[Any, dict[str, Any]]:
+    """The arrays and the manifest of a run's checkpoint.
+
+    Args:
+        path: the run's folder.
+        step: of the checkpoint; default the newest that verifies.
+        best: the checkpoint with the lowest validation loss.
+
+    Raises:
+        UsageError: the path is not a folder.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
     from jaxformer.training.checkpoints import CheckpointFolder
 
     if not path.is_dir():
@@ -125,6 +132,22 @@ def _load(path: Path, step: int | None, best: bool) -> tuple[Any, dict[str, Any]
     for warning in warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
     return arrays, manifest
+
+
+def build_model(arrays: Any, manifest: dict[str, Any]) -> Any:
+    """The ``TransformerLM`` of a checkpoint, in training mode as every fresh module.
+
+    Raises:
+        CheckpointError: names or shapes of the arrays are not the model's.
+    """
+    import jax
+
+    from jaxformer.parameters import merge
+    from jaxformer.training.config import TrainConfig
+    from jaxformer.training.experiment import check_arrays
+
+    definition = check_arrays(arrays, TrainConfig.from_dict(manifest["config"]).model)
+    return merge(definition, jax.tree.map(jax.numpy.asarray, arrays["parameters"]))
 
 
 def _write(text: str) -> None:

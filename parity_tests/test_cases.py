@@ -1,0 +1,48 @@
+"""The table: every row of ``cases.py`` against every proof."""
+
+import pytest
+
+from parity_tests.cases import CASES
+from parity_tests.harness import DTYPES, Pair, judge_float64, judge_rounding, rounding_draws
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def pair(request):
+    return Pair(request.param)
+
+
+def test_float64_output_and_gradients_agree(pair):
+    for std in pair.case.stds():
+        judge_float64(pair.jax(std), pair.torch(std))
+
+
+def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
+    for std in pair.case.stds():
+        eager = pair.jax_eagerly(std)
+        judge_float64(eager, pair.torch(std, return_weights=True))
+        judge_float64({"output": eager["output"]}, {"output": pair.jax(std)["output"]})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_left_is_rounding(pair, dtype):
+    for std in pair.case.stds():
+        judge_rounding(rounding_draws(pair, std, DTYPES[dtype]), DTYPES[dtype])
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.dropout], ids=lambda case: case.name)
+def test_float64_agrees_with_dropout_on(case):
+    pair = Pair(case, training=True)
+    assert pair.masks
+    for path, keep in pair.masks.items():
+        assert 0 < keep.mean() < 1, path
+    ours, theirs = pair.jax(1.0), pair.torch(1.0)
+    judge_float64(ours, theirs)
+    if case.weights:
+        judge_float64(pair.jax_eagerly(1.0), pair.torch(1.0, return_weights=True))
+
+
+def test_every_case_with_dropout_says_so(pair):
+    from jaxformer.layers import dropout_modules
+
+    places = dropout_modules(pair.module) if pair.is_module else {}
+    assert any(place.rate > 0 for place in places.values()) == pair.case.dropout
