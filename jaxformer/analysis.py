@@ -56,7 +56,8 @@ def attention_maps(
     Raises:
         ValueError: there is no such layer or head.
     """
-    _, weights = module(*inputs, mask=mask, return_weights=True)
+    call = nnx.jit(lambda module: module(*inputs, mask=mask, return_weights=True)[1])
+    weights = call(module)
     layers = weights if isinstance(weights, list) else [weights]
     maps_LBNTS = np.stack([np.asarray(widen(weights_BNTS)) for weights_BNTS in layers])
     maps = maps_LBNTS.mean(axis=2) if head == "mean" else _pick(maps_LBNTS, 2, head, "head")
@@ -143,9 +144,10 @@ def initialization_comparison(
         seed: see ``reinitialized``, which also names the schemes.
     """
     results = {}
+    call = nnx.jit(lambda module: module(*inputs))
     for scheme in INITIALIZATIONS:
         with reinitialized(module, scheme, seed):
-            results[scheme] = output_statistics(module(*inputs))
+            results[scheme] = output_statistics(call(module))
     return results
 
 

@@ -10,12 +10,20 @@ import jax
 from flax import nnx
 from jaxtyping import Array
 
+from jaxformer.layers import inject_keep_masks, seed_dropout
+
 Parameters = dict[str, Array]
 
 
 def split(module: nnx.Module) -> tuple[nnx.GraphDef[Any], Parameters]:
     """The module without its arrays, and its parameters by path."""
-    definition, state = nnx.split(module, nnx.Param)
+    definition, state, rest = nnx.split(module, nnx.Param, ...)
+    if jax.tree.leaves(rest):
+        # Keys and masks of dropout belong to one call, not to the module.
+        module = nnx.clone(module)
+        seed_dropout(module, None)
+        inject_keep_masks(module, {})
+        definition, state = nnx.split(module, nnx.Param)
     return definition, {
         ".".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(state)
     }

@@ -1,7 +1,8 @@
 import jax
 import pytest
 
-from tests.tiny import TEXT
+from jaxformer.cli import main
+from tests.tiny import DROPOUT, TEXT, snapshot, train
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,3 +29,39 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(TEXT, encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """A run of 30 steps with dropout, in one go."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "text.txt").write_text(TEXT)
+    assert train(folder / "text.txt", folder / "run", "--steps", 30, *DROPOUT) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def whole_text(whole):
+    return whole.parent / "text.txt"
+
+
+@pytest.fixture
+def refuse(capsys, caplog, tmp_path):
+    """Runs a command that must end with ``code``, one line, nothing compiled, nothing changed."""
+
+    def check(arguments, code, *words):
+        before = snapshot(tmp_path)
+        with jax.log_compiles():
+            assert main([str(a) for a in arguments]) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        lines = captured.err.splitlines()
+        assert len(lines) == 1, captured.err
+        assert lines[0].startswith("jaxformer: ")
+        for word in words:
+            assert word in lines[0]
+        assert [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()] == []
+        assert snapshot(tmp_path) == before
+        return lines[0]
+
+    return check

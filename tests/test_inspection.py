@@ -19,7 +19,7 @@ from jaxformer.inspection.options import INSPECTIONS
 from jaxformer.training.sampling import build_model, load_checkpoint
 from tests.tiny import ROOT, TEXT, train_arguments
 
-QUICK = {"costs": ["--lengths", "8", "16", "--widths", "1", "3", "--rounds", "1"]}
+QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,8 @@ def test_attention_is_that_of_the_model(inspect, run):
     found = inspect("attention", "--text", "the cat.", "--layer", "1")
     assert (found["layers"], found["heads"]) == ([1], ["mean"])
     np.testing.assert_allclose(found["weights"], maps[1:].mean(axis=1, keepdims=True), atol=1e-6)
-    found = inspect("attention", "--text", "the $$ cat.", "--unknown", "skip", "--head", "0")
-    assert found["text"] == "the  cat"[:8] or found["text"].startswith("the ")
+    found = inspect("attention", "--text", "the $$ cat", "--unknown", "skip", "--head", "0")
+    assert found["text"] == "the  cat"
     assert np.shape(found["weights"])[:2] == (2, 1)
 
 
@@ -147,9 +147,9 @@ def test_costs_are_measured_and_fitted(inspect):
     found = inspect("costs")
     measured = found["measured"]
     assert list(zip(measured["d_model"], measured["length"], strict=True)) == [
-        (16, 8), (16, 16), (48, 8), (48, 16),
+        (48, 8), (48, 16), (48, 24),
     ]  # fmt: skip
-    assert measured["attention_operations"][3] == 3 * 4 * 16**2 * 48
+    assert measured["attention_operations"][1] == 3 * 4 * 16**2 * 48
     assert min(measured["seconds"]) > 0
     assert {"constant", "dense_operations", "error"} <= found["fit"]["seconds"].keys()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxformer.cli import main
+
 ROOT = Path(__file__).parent.parent
 WORDS = shlex.split("the cat sat on a mat and saw two big dogs run home not one of them was fed")
 TEXT = "".join(
@@ -26,8 +28,25 @@ TINY = shlex.split(
 )
 
 
+DROPOUT = ["--residual-dropout", 0.1, "--embedding-dropout", 0.1]
+
+
 def train_arguments(text, out, *more):
     return ["train", "--data", str(text), "--out", str(out), *TINY, *map(str, more)]
+
+
+def train(text, out, *more):
+    return main(train_arguments(text, out, *more))
+
+
+def resume(out, *more):
+    return main(["train", "--out", str(out), "--resume", *map(str, more)])
+
+
+def same_run(out, whole, last=30):
+    assert losses(out) == losses(whole)
+    assert losses(out, "val_loss") == losses(whole, "val_loss")
+    assert manifest(out, last)["state_sha256"] == manifest(whole, last)["state_sha256"]
 
 
 def start(*arguments):
@@ -60,7 +79,9 @@ def manifest(out, step):
 
 
 def steps(out):
-    return sorted(int(path.name) for path in (Path(out) / "checkpoints").iterdir())
+    """The steps saved in a run's folder, and nothing else may be there."""
+    folder = Path(out) / "checkpoints"
+    return sorted(int(path.name) for path in folder.iterdir()) if folder.exists() else []
 
 
 def snapshot(*folders):

@@ -118,9 +118,10 @@ def init(run: Run, options: InitOptions) -> Numbers:
     shape = (4, run.config.context_length)
     ids = jnp.asarray(np.random.default_rng(options.seed).integers(0, vocab_size, shape, np.int32))
     results: Numbers = {}
+    call = nnx.jit(lambda model: model(ids))
     for scheme in analysis.INITIALIZATIONS:
         with analysis.reinitialized(run.model, scheme, options.seed):
-            output = np.asarray(run.model(ids))
+            output = np.asarray(call(run.model))
         density, edges = np.histogram(output, bins=60, density=True)
         statistics = analysis.output_statistics(output)
         results[scheme] = {**statistics, "density": density, "edges": edges}
@@ -225,7 +226,7 @@ def _text(run: Run, options: TextOptions) -> tuple[str, np.ndarray]:
         return run.tokenizer.decode(ids), ids
     ids = run.tokenizer.encode(options.text, unknown=options.unknown)
     if not 1 <= len(ids) <= context:
-        raise UsageError(f"--text must have 1 to {context} characters that fit: got {len(ids)}")
+        raise UsageError(f"--text must have 1 to {context} characters to read: got {len(ids)}")
     return run.tokenizer.decode(ids), ids
 
 

@@ -65,4 +65,5 @@ def import_arrays(
 
 
 def _transpose(name: str, array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array.T if name.endswith("kernel") else array)
+    # A copy: numpy's view of a JAX array is read-only, and a transposed view is not contiguous.
+    return np.array(array.T if name.endswith("kernel") else array, order="C")

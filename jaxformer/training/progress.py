@@ -42,7 +42,9 @@ class Reporter:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=steps, completed=first_step, numbers="")
+        self._task = self._bar.add_task(
+            "train", total=steps, completed=first_step, numbers="compiling"
+        )
         self._bar.start()
 
     def summary(self, rows: dict[str, str]) -> None:

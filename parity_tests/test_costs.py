@@ -1,0 +1,136 @@
+"""The same operations counted and the same fit made on both sides; time and memory measured."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch.utils.flop_counter import FlopCounterMode
+
+import torch_ref.builders
+import torch_ref.config
+import torch_ref.costs
+from jaxformer import costs
+from jaxformer.builders import make_block
+from jaxformer.config import TransformerConfig
+from jaxformer.parameters import merge, split
+
+CONFIG = TransformerConfig(d_model=24, num_heads=4, context_length=64, d_ff=40)
+CONFIGS = {
+    "multi-head": CONFIG,
+    "grouped, gated, own head size": dataclasses.replace(
+        CONFIG, num_kv_heads=2, head_dim=10, activation="swiglu", d_ff=None, positions="rotary"
+    ),
+}
+
+
+def twin_of(config):
+    return torch_ref.config.TransformerConfig(**dataclasses.asdict(config))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_counted_operations_are_those_that_torch_carries_out(name):
+    config, length = CONFIGS[name], 17
+    block = torch_ref.builders.make_block(twin_of(config))
+    counted = torch_ref.costs.count_operations(block, length)
+    assert costs.count_operations(make_block(config, rngs=nnx.Rngs(0)), length) == counted
+
+    x = torch.randn(3, length, 24, requires_grad=True)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        # With the weights asked for, attention is made of plain products.
+        output = block(x, return_weights=True)[0]
+    assert counter.get_total_flops() == 3 * (counted["attention"] + counted["dense"])
+    # The counter starts anew: backward alone takes twice as many.
+    with counter:
+        output.sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * (counted["attention"] + counted["dense"])
+
+
+def test_counted_operations_are_nearly_all_that_xla_carries_out():
+    config, length = dataclasses.replace(CONFIG, d_model=96, d_ff=200), 64
+    block = make_block(config, rngs=nnx.Rngs(0))
+    definition, parameters = split(block)
+    x = jnp.zeros((1, length, 96), jnp.float32)
+    compiled = jax.jit(lambda p, x: merge(definition, p)(x)).lower(parameters, x).compile()
+    counted = sum(costs.count_operations(block, length).values())
+    assert 1 <= compiled.cost_analysis()["flops"] / counted < 1.15
+
+
+def test_the_terms_grow_as_they_are_named():
+    def count(length=16, **settings):
+        config = dataclasses.replace(CONFIG, **settings)
+        return costs.count_operations(make_block(config, rngs=nnx.Rngs(0)), length)
+
+    one, longer, wider = count(), count(32), count(d_model=48, d_ff=80)
+    assert longer == {"attention": 4 * one["attention"], "dense": 2 * one["dense"]}
+    assert wider == {"attention": 2 * one["attention"], "dense": 4 * one["dense"]}
+    assert one == {"attention": 4 * 16**2 * 24, "dense": 8 * 16 * 24**2 + 4 * 16 * 24 * 40}
+
+
+def synthetic(noise):
+    random = np.random.default_rng(0)
+    length, d_model = (grid.ravel() for grid in np.meshgrid([32, 64, 128, 512], [64.0, 96, 256]))
+    terms = {
+        "length": length,
+        "d_model": d_model,
+        "attention_operations": 12.0 * length**2 * d_model,
+        "dense_operations": 72.0 * length * d_model**2,
+        "attention_weights": 4.0 * length**2,
+        "activations": 5.0 * length * d_model,
+    }
+    seconds = 2e-4 + 3e-11 * terms["attention_operations"] + 5e-12 * terms["dense_operations"]
+    size = 1e5 + 16 * terms["attention_weights"] + 6 * terms["activations"]
+    factors = 1 + noise * random.standard_normal((2, len(length)))
+    return {**terms, "seconds": seconds * factors[0], "bytes": size * factors[1]}
+
+
+def test_the_fit_finds_the_coefficients_and_agrees():
+    measured = synthetic(0)
+    fit = costs.fit_costs(measured)
+    expected = {
+        "seconds": {"constant": 2e-4, "attention_operations": 3e-11, "dense_operations": 5e-12},
+        "bytes": {"constant": 1e5, "attention_weights": 16, "activations": 6},
+    }
+    for what, coefficients in expected.items():
+        assert fit[what].pop("error") < 1e-9
+        assert fit[what] == pytest.approx(coefficients, rel=1e-9)
+        fitted = costs.evaluate_fit(fit[what], measured)
+        np.testing.assert_allclose(fitted, measured[what], rtol=1e-9)
+
+    noisy = synthetic(0.05)
+    fit = costs.fit_costs(noisy)
+    assert fit == torch_ref.costs.fit_costs(noisy)
+    assert 0.01 < fit["seconds"]["error"] < 0.08
+    for what, coefficients in expected.items():
+        for name, value in coefficients.items():
+            assert fit[what][name] == pytest.approx(value, rel=0.5)
+    for side in (costs, torch_ref.costs):
+        with pytest.raises(ValueError, match="a fit needs 3 points or more: got 2"):
+            side.fit_costs({name: column[:2] for name, column in noisy.items()})
+
+
+def test_measured_points_agree_in_all_but_time_and_memory():
+    configs = [CONFIG, dataclasses.replace(CONFIG, d_model=48, d_ff=80)]
+    with jax.enable_x64(False):
+        ours = costs.measure_blocks(configs, [64, 256], batch_size=2, rounds=1)
+    theirs = torch_ref.costs.measure_blocks(
+        [twin_of(config) for config in configs], [64, 256], batch_size=2, rounds=1
+    )
+    assert ours.keys() == theirs.keys()
+    for name in ours.keys() - {"seconds", "bytes"}:
+        assert (ours[name] == theirs[name]).all(), name
+    for measured in (ours, theirs):
+        assert measured["length"].tolist() == [64, 256, 64, 256]
+        assert measured["d_model"].tolist() == [24, 24, 48, 48]
+        assert (measured["seconds"] > 0).all()
+    # XLA keeps the weights for the backward pass: four times the length, up to 16 times the bytes.
+    kept = 4 * ours["attention_weights"]
+    assert (ours["bytes"] > kept).all()
+    assert (ours["bytes"][[1, 3]] > 8 * ours["bytes"][[0, 2]]).all()
+    # Torch's fused attention does not, and its saved tensors grow with the length alone.
+    np.testing.assert_allclose(theirs["bytes"][[1, 3]], 4 * theirs["bytes"][[0, 2]], rtol=0.02)
+    assert (theirs["bytes"] > 4 * theirs["activations"]).all()

@@ -1,0 +1,185 @@
+"""What must hold of each side by itself, beside the comparisons."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import jaxformer.masks
+import torch_ref.masks
+from jaxformer.attention import MultiHeadAttention, scaled_dot_product_attention
+from jaxformer.config import TransformerLMConfig
+from jaxformer.masks import padding_mask
+from jaxformer.parameters import get_parameters, set_parameters
+from jaxformer.positions import Rotary
+from jaxformer.transformer_lm import TransformerLM
+from parity_tests.cases import attention
+from parity_tests.harness import JAX, TORCH, perturbed
+
+SCHEMES = ["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
+RANDOM = np.random.default_rng(17)
+
+
+def language_model(**settings):
+    config = TransformerLMConfig(
+        **{"vocab_size": 23, "context_length": 12, "d_model": 20, "num_heads": 4, "head_dim": 6,
+           "num_layers": 2, "d_ff": 34, **settings}
+    )  # fmt: skip
+    model = TransformerLM(config, rngs=nnx.Rngs(0))
+    set_parameters(model, perturbed(model))
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_later_tokens_have_no_gradient_on_earlier_outputs(positions, monkeypatch):
+    model = language_model(positions=positions)
+    tokens = RANDOM.integers(0, 23, (2, 9))
+    embed = TransformerLM.embed
+
+    def early_outputs(delta):
+        monkeypatch.setattr(TransformerLM, "embed", lambda self, *a: embed(self, *a) + delta)
+        return jnp.sum(model(tokens)[:, :5] ** 2)
+
+    gradient = jax.grad(early_outputs)(jnp.zeros((2, 9, 20)))
+    assert (gradient[:, 5:] == 0).all()
+    assert (jnp.abs(gradient[:, :5]).max(axis=(0, 2)) > 0).all()
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+def test_permuting_the_batch_permutes_the_output(positions):
+    model = language_model(positions=positions)
+    tokens = RANDOM.integers(0, 23, (5, 7))
+    order = np.array([3, 0, 4, 1, 2])
+    np.testing.assert_allclose(model(tokens)[order], model(tokens[order]), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("positions", SCHEMES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_stands_in_padding_never_shows(positions, causal):
+    model = language_model(positions=positions, causal=causal)
+    tokens = RANDOM.integers(1, 23, (3, 8))
+    tokens[0, 5:], tokens[1, 3:] = 0, 0
+    mask = padding_mask(jnp.asarray(tokens))
+    other = np.where(tokens == 0, RANDOM.integers(1, 23, tokens.shape), tokens)
+    kept = tokens != 0
+    assert (model(tokens, mask)[kept] == model(other, mask)[kept]).all()
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rotary_scores_depend_on_the_distance_only(interleaved):
+    rotary = Rotary(6, 400, interleaved=interleaved)
+    q, k = RANDOM.standard_normal((2, 1, 1, 3, 6))
+
+    def score(query_position, key_position):
+        turned = rotary.rotate(jnp.asarray(q), jnp.array([[query_position]]))
+        other = rotary.rotate(jnp.asarray(k), jnp.array([[key_position]]))
+        return np.asarray(jnp.sum(turned * other, axis=-1))
+
+    size = np.linalg.norm(q) * np.linalg.norm(k)
+    for shift in (1, 30, 300):
+        # Angles are float32: at position p they are off by up to p ulps, on both sides.
+        bound = 2 * (60 + shift) * np.finfo(np.float32).eps * size
+        np.testing.assert_allclose(score(57 + shift, 40 + shift), score(57, 40), rtol=0, atol=bound)
+    assert np.abs(score(57, 40) - score(57, 41)).max() > 1e-2
+
+
+def test_grouped_query_with_all_heads_is_multi_head():
+    whole = MultiHeadAttention(20, 4, head_dim=6, rngs=nnx.Rngs(0))
+    grouped = MultiHeadAttention(20, 4, num_kv_heads=4, head_dim=6, rngs=nnx.Rngs(1))
+    set_parameters(grouped, get_parameters(whole))
+    x = jnp.asarray(RANDOM.standard_normal((2, 7, 20)))
+    whole.eval()
+    grouped.eval()
+    assert (whole(x) == grouped(x)).all()
+
+
+def test_grouped_query_is_multi_head_with_repeated_keys():
+    q, k, v = (jnp.asarray(RANDOM.standard_normal((2, 7, n, 6))) for n in (4, 2, 2))
+    grouped, _ = scaled_dot_product_attention(q, k, v)
+    whole, _ = scaled_dot_product_attention(q, jnp.repeat(k, 2, axis=2), jnp.repeat(v, 2, axis=2))
+    np.testing.assert_allclose(grouped, whole, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("blocked_by", ["mask", "bias"])
+def test_a_fully_masked_row_gives_zeros_and_finite_gradients_on_both_sides(blocked_by):
+    build = attention(output_bias=False)
+    ours, theirs = build(JAX), build(TORCH)
+    ours.eval()
+    theirs.eval()
+    x = RANDOM.standard_normal((2, 5, 20))
+    mask = np.ones((2, 1, 5, 5), bool)
+    mask[1, 0, 3] = False
+    blocked = {
+        "mask": mask,
+        "bias": np.where(mask, 0.0, -np.inf),
+    }[blocked_by]
+
+    out, weights = ours(jnp.asarray(x), **{blocked_by: jnp.asarray(blocked)}, return_weights=True)
+    assert (out[1, 3] == 0).all()
+    assert (weights[1, :, 3] == 0).all()
+    assert (jnp.abs(weights.sum(-1)[0] - 1) < 1e-6).all()
+    gradient = jax.grad(
+        lambda y: jnp.sum(ours(y, **{blocked_by: jnp.asarray(blocked)}) ** 2)
+    )(jnp.asarray(x))
+    assert jnp.isfinite(gradient).all()
+
+    for fused in (True, False):
+        leaf = torch.tensor(x, dtype=torch.float32, requires_grad=True)
+        argument = torch.from_numpy(blocked)
+        argument = argument if blocked_by == "mask" else argument.float()
+        result = theirs(leaf, **{blocked_by: argument}, return_weights=not fused)
+        result = result if fused else result[0]
+        assert (result[1, 3] == 0).all()
+        result.square().sum().backward()
+        assert torch.isfinite(leaf.grad).all()
+
+
+def test_masks_are_the_same_on_both_sides():
+    tokens = RANDOM.integers(0, 3, (4, 6))
+    lengths = np.array([1, 6, 0, 3])
+    ours, theirs = jaxformer.masks, torch_ref.masks
+    pairs = [
+        (ours.causal_mask(5), theirs.causal_mask(5)),
+        (ours.causal_mask(3, 7), theirs.causal_mask(3, 7)),
+        (ours.window_mask(6, None, 2), theirs.window_mask(6, None, 2)),
+        (ours.padding_mask(jnp.asarray(tokens)), theirs.padding_mask(torch.from_numpy(tokens))),
+        (
+            ours.padding_mask(jnp.asarray(tokens), pad_token=2),
+            theirs.padding_mask(torch.from_numpy(tokens), pad_token=2),
+        ),
+        (
+            ours.padding_mask_from_lengths(jnp.asarray(lengths), 6),
+            theirs.padding_mask_from_lengths(torch.from_numpy(lengths), 6),
+        ),
+    ]
+    for mine, torchs in pairs:
+        assert mine.dtype == bool
+        np.testing.assert_array_equal(np.asarray(mine), torchs.numpy())
+    both = ours.combine_masks(pairs[0][0][..., :5, :5], None, pairs[5][0][..., :5])
+    expected = theirs.combine_masks(pairs[0][1], None, pairs[5][1][..., :5])
+    np.testing.assert_array_equal(np.asarray(both), expected.numpy())
+    assert ours.combine_masks(None, None) is None
+
+
+def test_additive_and_boolean_masks_turn_into_each_other():
+    mask = RANDOM.random((3, 4)) < 0.5
+    for side, make, back in (
+        (jaxformer.masks, jnp.asarray, np.asarray),
+        (torch_ref.masks, torch.from_numpy, lambda t: t.numpy()),
+    ):
+        bias = back(side.boolean_to_additive(make(mask)))
+        assert (bias[mask] == 0).all()
+        assert np.isneginf(bias[~mask]).all()
+        assert not np.isnan(bias).any()
+        np.testing.assert_array_equal(back(side.additive_to_boolean(make(bias.copy()))), mask)
+        assert not back(side.additive_to_boolean(make(np.array([-1e9, -np.inf, -1e4])))).any()
+
+
+def test_a_mask_that_is_not_boolean_or_has_no_shape_is_refused():
+    with pytest.raises(ValueError, match="boolean"):
+        jaxformer.masks.expand_mask(jnp.zeros((2, 2)))
+    with pytest.raises(ValueError, match="dimensions"):
+        jaxformer.masks.expand_mask(jnp.zeros(2, bool))

@@ -1,0 +1,312 @@
+"""Planted bugs: each must be caught by its row of the table, or the table proves nothing."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxformer.attention as attention
+import jaxformer.blocks as blocks
+import jaxformer.encoder_decoder as encoder_decoder
+import jaxformer.feed_forward as feed_forward
+import jaxformer.layers as layers
+import jaxformer.losses as losses
+import jaxformer.norms as norms
+import jaxformer.positions as positions
+import jaxformer.transformer_lm as transformer_lm
+from parity_tests.cases import CASES
+from parity_tests.harness import DTYPES, Pair, judge_float64, judge_rounding, rounding_draws
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclasses.dataclass(frozen=True)
+class Plant:
+    """A bug, and the row that must catch it.
+
+    Attributes:
+        name: what is wrong.
+        case: the row.
+        plant: makes it wrong on the JAX side.
+        proof: which proof of the row must fail.
+    """
+
+    name: str
+    case: str
+    plant: Callable[[Patch], None]
+    proof: str = "float64"
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[Patch], None]:
+    """Puts ``make(original)`` in the place of an attribute."""
+    return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def setting(cls: type, name: str, value: Any) -> Callable[[Patch], None]:
+    """Changes a setting of every new object of a class."""
+
+    def make(original: Any) -> Any:
+        def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            setattr(self, name, value(self) if callable(value) else value)
+
+        return constructor
+
+    return replace(cls, "__init__", make)
+
+
+def swapped_pair(original: Any) -> Any:
+    """Rotates by the opposite angle."""
+    return lambda *args: (original(*args)[0], -original(*args)[1])
+
+
+def narrow_layer_norm(self: Any, x: Any) -> Any:
+    """A LayerNorm computed in the dtype of its input."""
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    scale, bias = (p[...].reshape(1, 1, -1) for p in (self.scale, self.bias))
+    return centred * jax.lax.rsqrt(variance + self.eps) * scale + bias
+
+
+def fast_variance(self: Any, x: Any) -> Any:
+    """A LayerNorm whose variance is E[x²] - E[x]², with one degree of freedom less."""
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.var(x, axis=-1, keepdims=True, ddof=1)
+    scale, bias = (p[...].reshape(1, 1, -1) for p in (self.scale, self.bias))
+    return (x - mean) * jax.lax.rsqrt(variance + self.eps) * scale + bias
+
+
+def post_norm_formula(self: Any, x: Any, branches: Any) -> Any:
+    """Post-norm where pre-norm belongs."""
+    for norm, branch in branches:
+        x = norm(x + branch(x))
+    return x
+
+
+def sequential_formula(self: Any, x: Any, branches: Any) -> Any:
+    """Branch after branch where they belong side by side."""
+    for norm, branch in branches:
+        x = x + branch(norm(x))
+    return x
+
+
+def no_residual(self: Any, x: Any, branches: Any) -> Any:
+    """The first branch replaces the residual stream."""
+    (norm, branch), *rest = branches
+    x = branch(norm(x))
+    for norm, branch in rest:
+        x = x + branch(norm(x))
+    return x
+
+
+def dropout_before_activation(self: Any, x: Any) -> Any:
+    """The hidden dropout in front of the activation."""
+    hidden = feed_forward.ACTIVATIONS[self.activation](self.hidden_dropout(self.up_proj(x)))
+    return self.output_dropout(self.down_proj(hidden))
+
+
+def unscaled_dropout(self: Any, x: Any) -> Any:
+    """Dropout that does not make up for what it drops."""
+    if self.deterministic or self.rate == 0:
+        return x
+    keep = self.keep_mask
+    if keep is None:
+        keep = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
+    self.last_keep = keep if self.recording else None
+    return jnp.where(keep, x, 0)
+
+
+def shifted_targets(original: Any) -> Any:
+    """Compares each logit with the target after its own."""
+    return lambda logits, targets: original(logits, jnp.roll(targets, -1, axis=1))
+
+
+def swapped_attributes(cls: type, one: str, other: str) -> Callable[[Patch], None]:
+    """Exchanges two sub-modules while a module is called."""
+
+    def make(original: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            first, second = getattr(self, one), getattr(self, other)
+            setattr(self, one, second)
+            setattr(self, other, first)
+            result = original(self, *args, **kwargs)
+            setattr(self, one, first)
+            setattr(self, other, second)
+            return result
+
+        return call
+
+    return replace(cls, "__call__", make)
+
+
+def core(**changes: Any) -> Callable[[Patch], None]:
+    """The attention core called with changed arguments."""
+
+    def make(original: Any) -> Any:
+        def call(q: Any, k: Any, v: Any, **kwargs: Any) -> Any:
+            for name, change in changes.items():
+                kwargs[name] = change(kwargs.get(name))
+            return original(q, k, v, **kwargs)
+
+        return call
+
+    return replace(attention, "scaled_dot_product_attention", make)
+
+
+def without(cls: type, name: str, method: str = "__call__") -> Callable[[Patch], None]:
+    """Takes away a part while a method runs."""
+
+    def make(original: Any) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            part = getattr(self, name)
+            setattr(self, name, None)
+            result = original(self, *args, **kwargs)
+            setattr(self, name, part)
+            return result
+
+        return call
+
+    return replace(cls, method, make)
+
+
+def interleaved_heads(original: Any) -> Any:
+    """Query head n with key/value head n mod K."""
+
+    def call(q: Any, k: Any, v: Any, **kwargs: Any) -> Any:
+        groups = q.shape[2] // k.shape[2]
+        k, v = (jnp.tile(x, (1, 1, groups, 1)) for x in (k, v))
+        return original(q, k, v, **kwargs)
+
+    return call
+
+
+PLANTS = [
+    Plant("a linear layer forgets its bias", "layers/linear",
+          without(layers.Linear, "bias")),
+    Plant("an embedding is off by one row", "layers/embedding", replace(
+        layers.Embedding, "__call__", lambda original: lambda self, i: original(self, i - 1))),
+    Plant("dropout does not rescale", "layers/dropout",
+          replace(layers.Dropout, "__call__", lambda _: unscaled_dropout), "dropout"),
+    Plant("LayerNorm with Flax's eps", "norms/layer-norm", setting(norms.LayerNorm, "eps", 1e-6)),
+    Plant("LayerNorm with the unbiased variance", "norms/layer-norm",
+          replace(norms.LayerNorm, "__call__", lambda _: fast_variance)),
+    Plant("LayerNorm computed in bfloat16", "norms/layer-norm",
+          replace(norms.LayerNorm, "__call__", lambda _: narrow_layer_norm), "bfloat16"),
+    Plant("RMSNorm without eps", "norms/rms-norm", setting(norms.RMSNorm, "eps", 0.0)),
+    Plant("sinusoids with sin and cos swapped", "positions/sinusoidal", replace(
+        positions, "sinusoidal_table", lambda original: lambda *a: np.roll(original(*a), 1, 1))),
+    Plant("rotary pairs laid out the other way", "positions/rotary-half",
+          setting(positions.Rotary, "interleaved", True)),
+    Plant("rotary turns the wrong way", "positions/rotary-interleaved",
+          replace(positions, "rotary_tables", swapped_pair)),
+    Plant("rotary positions start at one", "positions/rotary-half", replace(
+        positions.Rotary, "rotate", lambda original: lambda self, x, positions:
+        original(self, x, positions + 1))),
+    Plant("rotary forgets its scaling", "positions/rotary-llama3",
+          setting(positions.Rotary, "scaling", None)),
+    Plant("rotary keys are not turned", "attention/rotary-at", replace(
+        positions.Rotary, "rotate",
+        lambda original: lambda self, x, p: x if x.shape[2] == 2 else original(self, x, p))),
+    Plant("ALiBi slopes for the next head count", "positions/alibi", replace(
+        positions, "alibi_slopes", lambda original: lambda n: original(2 * n)[:n])),
+    Plant("ALiBi in the wrong direction", "attention/alibi", replace(
+        positions.ALiBi, "bias", lambda original: lambda self, q, d: -original(self, q, d))),
+    Plant("relative distances mirrored", "positions/relative", replace(
+        positions.RelativePositions, "bias", lambda original: lambda self, q, distance_TS:
+        original(self, q, -distance_TS))),
+    Plant("relative scores are not scaled", "attention/relative", replace(
+        positions.RelativePositions, "bias",
+        lambda original: lambda self, q, d: original(self, q, d) * math.sqrt(6))),
+    Plant("scores are not scaled", "attention/multi-head", core(scale=lambda _: 1.0)),
+    Plant("scores are scaled by the model's width", "attention/multi-head",
+          core(scale=lambda _: 1 / math.sqrt(20))),
+    Plant("the mask is ignored", "attention/masked", core(mask=lambda _: None)),
+    Plant("the mask is inverted", "attention/masked", core(mask=lambda mask: ~mask)),
+    Plant("the soft cap is forgotten", "attention/soft-cap", core(soft_cap=lambda _: None)),
+    Plant("queries and keys swapped", "attention/multi-head",
+          swapped_attributes(attention.MultiHeadAttention, "q_proj", "k_proj")),
+    Plant("values and output swapped", "attention/cross",
+          swapped_attributes(attention.MultiHeadAttention, "k_proj", "v_proj")),
+    Plant("query heads share the wrong key heads", "attention/grouped-query",
+          replace(attention, "scaled_dot_product_attention", interleaved_heads)),
+    Plant("attention dropout left out", "attention/dropout",
+          core(dropout=lambda _: lambda weights: weights), "dropout"),
+    Plant("tanh GELU for the exact one", "feed_forward/gelu", lambda patch: patch.setitem(
+        feed_forward.ACTIVATIONS, "gelu", feed_forward.gelu_tanh)),
+    Plant("gate and up swapped", "feed_forward/gated-silu",
+          swapped_attributes(feed_forward.GatedFeedForward, "gate_proj", "up_proj")),
+    Plant("dropout before the activation", "feed_forward/gelu",
+          replace(feed_forward.FeedForward, "__call__", lambda _: dropout_before_activation),
+          "dropout"),
+    Plant("post-norm for pre-norm", "blocks/PreNormBlock",
+          replace(blocks.PreNormBlock, "combine", lambda _: post_norm_formula)),
+    Plant("a parallel block in sequence", "blocks/ParallelBlock",
+          replace(blocks.ParallelBlock, "combine", lambda _: sequential_formula)),
+    Plant("a residual sum is missing", "blocks/PreNormBlock",
+          replace(blocks.PreNormBlock, "combine", lambda _: no_residual)),
+    Plant("norms of the branches swapped", "blocks/PostNormBlock",
+          swapped_attributes(blocks.Block, "attention_norm", "feed_forward_norm")),
+    Plant("residual dropouts swapped", "blocks/PreNormBlock", swapped_attributes(
+        blocks.Block, "attention_residual_dropout", "feed_forward_residual_dropout"), "dropout"),
+    Plant("the causal mask is off by one", "transformer_lm/gpt2", replace(
+        blocks, "causal_mask", lambda original: lambda q, k: original(q + 1, k))),
+    Plant("the causal mask is missing", "transformer_lm/llama",
+          replace(blocks, "causal_mask", lambda original: lambda q, k: original(q + 99, k))),
+    Plant("the window is one too wide", "transformer_lm/mistral", replace(
+        blocks, "window_mask", lambda original: lambda q, k, w: original(q, k, w + 1))),
+    Plant("the embedding scale is forgotten", "transformer_lm/gemma2", replace(
+        transformer_lm, "widely", lambda original: lambda f, x: x if x.shape[-1] == 20
+        else original(f, x))),
+    Plant("the final norm is left out", "transformer_lm/gpt2",
+          without(transformer_lm.TransformerLM, "final_norm", "hidden")),
+    Plant("two layers swapped", "transformer_lm/gpt2", replace(
+        transformer_lm, "run_blocks",
+        lambda original: lambda b, *a, **k: original(list(b)[::-1], *a, **k))),
+    Plant("positions start at one", "transformer_lm/positions", replace(
+        positions.LearnedPositions, "__call__",
+        lambda original: lambda self, length, p=None: original(self, length, p + 1))),
+    Plant("cross-attention sees the source's mask transposed away", "encoder_decoder/model-masked",
+          replace(encoder_decoder, "run_blocks", lambda original:
+                  lambda b, x, m=None, mem=None, mm=None, **k: original(b, x, m, mem, None, **k))),
+    Plant("targets are not shifted alike", "losses/each-token",
+          replace(losses, "token_losses", shifted_targets)),
+    Plant("the loss counts what its mask leaves out", "losses/cross-entropy-masked", replace(
+        losses, "cross_entropy", lambda original: lambda logits, targets, mask=None:
+        original(logits, targets))),
+]  # fmt: skip
+
+
+def caught_by(plant: Plant) -> None:
+    """Runs the proof that must fail."""
+    case = next(case for case in CASES if case.name == plant.case)
+    pair = Pair(case, training=plant.proof == "dropout")
+    if plant.proof in DTYPES:
+        dtype = DTYPES[plant.proof]
+        judge_rounding(rounding_draws(pair, 1.0, dtype), dtype)
+    else:
+        judge_float64(pair.jax(1.0), pair.torch(1.0))
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_a_planted_bug_is_caught(plant, monkeypatch):
+    plant.plant(monkeypatch)
+    with pytest.raises(AssertionError, match=r"differs|errs more|not finite"):
+        caught_by(plant)
+
+
+@pytest.mark.parametrize(
+    "plant", {(p.case, p.proof): p for p in PLANTS}.values(), ids=lambda p: f"{p.case}-{p.proof}"
+)
+def test_the_row_passes_without_the_bug(plant):
+    caught_by(plant)
+
+
+def test_there_are_enough_plants_in_every_component():
+    assert len(PLANTS) >= 25
+    components = {plant.case.partition("/")[0] for plant in PLANTS}
+    assert components == {case.component for case in CASES}

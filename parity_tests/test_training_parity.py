@@ -1,0 +1,174 @@
+"""Two hundred steps on real text from equal weights, on both sides."""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import torch_ref.config
+import torch_ref.layers
+import torch_ref.parameters
+import torch_ref.train_step
+import torch_ref.transformer_lm
+from jaxformer.char_data import CharTokenizer, TokenIdsDataset, batch_at
+from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.layers import dropout_modules, seed_dropout
+from jaxformer.parameters import merge, split
+from jaxformer.porting import export_arrays
+from jaxformer.train_step import TrainState, train_step
+from jaxformer.transformer_lm import TransformerLM
+
+STEPS = 200
+CONFIG = TransformerLMConfig(
+    vocab_size=65, context_length=18, d_model=24, num_layers=2, num_heads=3, d_ff=40
+)
+OPTIMIZER = OptimizerConfig(
+    learning_rate=3e-3, warmup_steps=20, decay_steps=STEPS, clip_norm=0.7, weight_decay=0.1
+)
+DROPOUTS = {"embedding_dropout": 0.1, "attention_dropout": 0.2, "feed_forward_dropout": 0.15}
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    folder = os.environ.get("JAXFORMER_DATA_DIR")
+    path = Path(folder or ".") / "tiny-shakespeare.txt"
+    if not folder or not path.exists():
+        pytest.skip("JAXFORMER_DATA_DIR names no folder with tiny-shakespeare.txt")
+    text = path.read_text(encoding="utf-8")
+    return TokenIdsDataset(CharTokenizer.train_from_text(text).encode(text), CONFIG.context_length)
+
+
+@dataclasses.dataclass
+class Trajectory:
+    losses: np.ndarray
+    gradient_norms: np.ndarray
+    parameters: dict[str, np.ndarray]
+
+
+def initial_parameters(config, dtype):
+    definition, parameters = split(TransformerLM(config, rngs=nnx.Rngs(0)))
+    # The same float32 values in either dtype.
+    return definition, {
+        name: p.astype("float32").astype(dtype) for name, p in parameters.items()
+    }
+
+
+def step_key(config, number):
+    uses_dropout = config.attention_dropout > 0
+    return jax.random.fold_in(jax.random.key(9), number) if uses_dropout else None
+
+
+def batch_of(dataset, number):
+    return tuple(a[None] for a in batch_at(dataset, 4, number, 7))
+
+
+def run_jax(dataset, config, dtype):
+    definition, parameters = initial_parameters(config, dtype)
+    state = TrainState.create(parameters, OPTIMIZER)
+    step = jax.jit(functools.partial(train_step, definition=definition, optimizer=OPTIMIZER))
+    losses, norms = [], []
+    for number in range(STEPS):
+        state, metrics = step(state, batch_of(dataset, number), step_key(config, number))
+        losses.append(float(metrics["train_loss"]))
+        norms.append(float(metrics["grad_norm"]))
+    return Trajectory(np.array(losses), np.array(norms), export_arrays(state.parameters))
+
+
+def run_torch(dataset, config, dtype):
+    definition, parameters = initial_parameters(config, dtype)
+    twin = torch_ref.transformer_lm.TransformerLM(
+        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
+    ).to(getattr(torch, dtype))
+    torch_ref.parameters.set_parameters(twin, export_arrays(parameters))
+    optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(OPTIMIZER))
+    state = torch_ref.train_step.TrainState.create(twin, optimizer)
+
+    @jax.jit
+    def masks_of(inputs, key):
+        """The masks that the JAX step draws from its key."""
+        model = merge(definition, parameters)
+        model.train()
+        seed_dropout(model, jax.random.fold_in(key, 0))
+        places = dropout_modules(model)
+        for place in places.values():
+            place.recording = True
+        model(inputs)
+        return {path: p.last_keep for path, p in places.items() if p.last_keep is not None}
+
+    losses, norms = [], []
+    for number in range(STEPS):
+        batch = batch_of(dataset, number)
+        key = step_key(config, number)
+        if key is not None:
+            masks = masks_of(batch[0][0], key)
+            torch_ref.layers.inject_keep_masks(
+                twin, {path: torch.from_numpy(np.array(mask)) for path, mask in masks.items()}
+            )
+        state, metrics = torch_ref.train_step.train_step(
+            state, tuple(torch.from_numpy(a).long() for a in batch), optimizer=optimizer
+        )
+        losses.append(float(metrics["train_loss"]))
+        norms.append(float(metrics["grad_norm"]))
+    parameters = torch_ref.parameters.get_parameters(twin)
+    return Trajectory(np.array(losses), np.array(norms), parameters)
+
+
+@pytest.fixture(scope="module", params=["without dropout", "with dropout"])
+def config(request):
+    return dataclasses.replace(CONFIG, **(DROPOUTS if request.param == "with dropout" else {}))
+
+
+@pytest.fixture(scope="module")
+def oracles(dataset, config):
+    return run_jax(dataset, config, "float64"), run_torch(dataset, config, "float64")
+
+
+def comparable(name):
+    # The gradient of a key bias is zero in exact arithmetic, as it adds the same to all scores of a
+    # query. Adam divides its rounding noise by its own size and makes steps of it.
+    return not name.endswith("k_proj.bias")
+
+
+def test_float64_trajectories_agree(oracles):
+    ours, theirs = oracles
+    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(ours.gradient_norms, theirs.gradient_norms, rtol=0, atol=1e-9)
+    for name in filter(comparable, ours.parameters):
+        np.testing.assert_allclose(
+            ours.parameters[name], theirs.parameters[name], rtol=0, atol=1e-9, err_msg=name
+        )
+
+
+def test_the_model_learned_and_was_clipped(oracles):
+    ours, _ = oracles
+    assert ours.losses[-20:].mean() < ours.losses[:5].mean() - 1
+    assert (ours.gradient_norms > OPTIMIZER.clip_norm).any()
+    assert (ours.gradient_norms < OPTIMIZER.clip_norm).any()
+
+
+def test_float32_trajectories_stay_in_the_band_of_their_distance_to_float64(
+    dataset, config, oracles
+):
+    exact, _ = oracles
+    ours, theirs = run_jax(dataset, config, "float32"), run_torch(dataset, config, "float32")
+
+    def distance(run):
+        return np.sqrt(np.mean(np.square(run.losses - exact.losses)))
+
+    def parameter_distance(run):
+        names = filter(comparable, exact.parameters)
+        apart = [np.ravel(run.parameters[name] - exact.parameters[name]) for name in names]
+        return np.sqrt(np.mean(np.square(np.concatenate(apart))))
+
+    # A trajectory's own distance to float64 is the size of what rounding does to it; two that
+    # differ only in rounding are no farther apart than both distances together.
+    assert distance(theirs) > 0
+    assert distance(ours) <= 2 * distance(theirs)
+    assert np.sqrt(np.mean((ours.losses - theirs.losses) ** 2)) <= distance(ours) + distance(theirs)
+    assert parameter_distance(ours) <= 2 * parameter_distance(theirs)
