@@ -17,17 +17,9 @@ def cross_entropy(
     """
     losses = token_losses(logits, targets)
     if mask is None:
-        return _mean(losses)
+        return jnp.mean(losses)
     kept = mask.astype(losses.dtype)
-    count = jnp.sum(kept)
-    return _mean(losses * kept) * (losses.size / jnp.maximum(count, 1))
-
-
-def _mean(x: Float[Array, "B T"]) -> Float[Array, ""]:
-    """The mean of means: XLA on CPU adds one number after another, which over many rows rounds."""
-    while x.ndim:
-        x = jnp.mean(x, axis=-1)
-    return x
+    return jnp.sum(losses * kept) / jnp.maximum(jnp.sum(kept), 1)
 
 
 def token_losses(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:

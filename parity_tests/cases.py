@@ -173,8 +173,12 @@ MASKED = given(query=x(B, T, D), mask=boolean(B, 1, T, T))
 FAR = given(query=x(1, LONG, D))
 QKV = given(q_BTNH=x(B, T, N, H), k_BSKH=x(B, S, K, H), v_BSKH=x(B, S, K, 9))
 HEADS = given(x_BTNH=x(B, T, N, H), positions=arange(1, T, start=3))
-SCORES = given(q_BTNH=x(B, T, N, H), distance_TS=lambda random: np.arange(S) - np.arange(T)[:, None])
+SCORES = given(
+    q_BTNH=x(B, T, N, H), distance_TS=lambda random: np.arange(S) - np.arange(T)[:, None]
+)
 FLOW = given(x=x(B, T, D))
+MASKED_FLOW = given(x=x(B, T, D), mask=boolean(B, 1, T, T))
+FEED_FORWARD_DROPOUTS = {"hidden_dropout": 0.2, "output_dropout": 0.3}
 TOKENS = given(tokens=ids(B, 13))
 FAR_TOKENS = given(tokens=ids(2, LONG))
 DECODING = given(
@@ -247,31 +251,35 @@ CASES = [
     Case("attention/far-relative", attention(relative), FAR, weights=True),
     *[
         Case(f"feed_forward/{activation}", lambda s, a=activation: s.feed_forward.FeedForward(
-            D, F, activation=a, hidden_dropout=0.2, output_dropout=0.3, **s.init), FLOW, dropout=True)
+            D, F, activation=a, **FEED_FORWARD_DROPOUTS, **s.init), FLOW, dropout=True)
         for activation in ("relu", "gelu", "gelu_tanh", "silu")
     ],
     *[
         Case(f"feed_forward/gated-{activation}", lambda s, a=activation:
              s.feed_forward.GatedFeedForward(D, F, activation=a, use_bias=a == "gelu",
-                                             hidden_dropout=0.2, output_dropout=0.3, **s.init),
+                                             **FEED_FORWARD_DROPOUTS, **s.init),
              FLOW, dropout=True)
         for activation in ("silu", "gelu", "gelu_tanh")
     ],
-    Case("feed_forward/default-width", lambda s: s.feed_forward.GatedFeedForward(D, **s.init), FLOW),
+    Case("feed_forward/default-width", lambda s: s.feed_forward.GatedFeedForward(D, **s.init),
+         FLOW),
     *[
-        Case(f"blocks/{kind}", block(kind, dropout=0.2), given(x=x(B, T, D), mask=boolean(B, 1, T, T)),
+        Case(f"blocks/{kind}", block(kind, dropout=0.2), MASKED_FLOW,
              weights=True, dropout=True)
         for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
     ],
     *[
-        Case(f"blocks/{kind}-decoder", block(kind, cross=True, dropout=0.2), DECODING, weights=True, dropout=True)
+        Case(f"blocks/{kind}-decoder", block(kind, cross=True, dropout=0.2), DECODING,
+             weights=True, dropout=True)
         for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
     ],
-    Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True, dropout=True),
+    Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True,
+         dropout=True),
     Case("transformer_lm/nanogpt", lm(qkv_bias=False, output_bias=False, feed_forward_bias=False,
                                       norm_bias=False), TOKENS, weights=True),
     Case("transformer_lm/char-lm", lm(qkv_bias=False, attention_dropout=0.1, output_dropout=0.1,
-                                      feed_forward_dropout=0.1), TOKENS, weights=True, dropout=True),
+                                      feed_forward_dropout=0.1), TOKENS, weights=True,
+         dropout=True),
     Case("transformer_lm/llama", lm(positions="rotary", norm="rms_norm", activation="swiglu",
                                     num_kv_heads=K, qkv_bias=False, output_bias=False,
                                     feed_forward_bias=False, tie_embeddings=False),

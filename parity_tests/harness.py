@@ -83,8 +83,7 @@ class Case:
         """The inputs with their floats at the given standard deviation, float64."""
         drawn = self.inputs(np.random.default_rng((7, draw)))
         return {
-            name: value * std if name in floats(drawn) else value
-            for name, value in drawn.items()
+            name: value * std if name in floats(drawn) else value for name, value in drawn.items()
         }
 
 
@@ -398,12 +397,12 @@ def judge_rounding(
             names = [name for name in exact if kind_of(name) == kind]
             scale = max(float(np.max(np.abs(exact[n]), initial=0.0)) for n in names) or 1.0
             once = {name: exact[name].astype(dtype).astype(np.float64) for name in names}
-            pairs.append(
-                [joined_rms(side, exact, names) / scale for side in (ours, theirs, once)]
-            )
+            pairs.append([joined_rms(side, exact, names) / scale for side in (ours, theirs, once)])
         our_errors, their_errors, one_rounding = np.asarray(pairs).T
         best = np.maximum(their_errors, one_rounding)
-        ratios = np.divide(our_errors, best, out=np.where(our_errors > 0, np.inf, 0.0), where=best > 0)
+        ratios = np.divide(
+            our_errors, best, out=np.where(our_errors > 0, np.inf, 0.0), where=best > 0
+        )
         # A draw that happens to come out exact says no more than one that is 8 times better.
         ratios = np.maximum(ratios, 1 / 8)
         result[kind] = Rounding(

@@ -31,7 +31,7 @@ from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch, perturb
 
 CONFIG = TransformerLMConfig(
-    vocab_size=29, context_length=17, d_model=24, num_layers=3, num_heads=4, d_ff=40
+    vocab_size=29, context_length=17, d_model=24, num_layers=2, num_heads=4, d_ff=40
 )
 CONFIGS = {
     "learned": CONFIG,
@@ -91,7 +91,7 @@ def test_attention_maps_agree(name):
         twin, torch.from_numpy(TOKENS), mask=torch.from_numpy(allowed)[:, None, None]
     )
     assert_same(ours, theirs)
-    assert ours.shape == (3, 2, 4, 17, 17)
+    assert ours.shape == (2, 2, 4, 17, 17)
     np.testing.assert_allclose(ours[:, 0].sum(axis=-1), 1, rtol=0, atol=1e-12)
     assert (ours[:, 1, :, :, 11:] == 0).all()
     assert (np.triu(ours, 1) == 0).all()
@@ -102,7 +102,7 @@ def test_layers_and_heads_are_chosen_from_the_whole():
     tokens, torch_tokens = jnp.asarray(TOKENS), torch.from_numpy(TOKENS)
     whole = analysis.attention_maps(model, tokens)
     for choice, expected in (
-        ({"layer": 2}, whole[2]),
+        ({"layer": 1}, whole[1]),
         ({"head": 1}, whole[:, :, 1]),
         ({"layer": 1, "head": 3}, whole[1, :, 3]),
         ({"layer": 0, "head": "mean"}, whole[0].mean(axis=1)),
@@ -115,7 +115,7 @@ def test_layers_and_heads_are_chosen_from_the_whole():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"layer": 3}, r"layer must be in \[0, 3\): got 3"),
+        ({"layer": 2}, r"layer must be in \[0, 2\): got 2"),
         ({"head": -1}, r"head must be in \[0, 4\): got -1"),
     ],
 )
@@ -189,20 +189,19 @@ def test_the_sum_of_a_fresh_layer_norm_has_no_gradient_before_it():
     assert max(norm for name, norm in norms.items() if name not in after) < 1e-10
 
 
-@pytest.mark.parametrize("scheme", analysis.INITIALIZATIONS)
-def test_statistics_of_the_same_fresh_weights_agree(scheme):
+def test_statistics_of_the_same_fresh_weights_agree():
     model, twin = build()
     tokens, torch_tokens = jnp.asarray(TOKENS), torch.from_numpy(TOKENS)
     before = get_parameters(model)
-    with analysis.reinitialized(model, scheme, 5):
-        fresh = get_parameters(model)
-        copy_to_torch(model, twin)
-        ours = analysis.output_statistics(model(tokens))
-        assert_same(ours, torch_ref.analysis.output_statistics(twin(torch_tokens)))
-        compared = analysis.initialization_comparison(model, tokens, seed=5)
-        assert_same(compared[scheme], ours)
-    assert all((fresh[name] == 0).all() for name in fresh if name.endswith("bias"))
-    assert all((fresh[name] != before[name]).any() for name in fresh if fresh[name].ndim > 1)
+    compared = analysis.initialization_comparison(model, tokens, seed=5)
+    assert list(compared) == ["xavier_uniform", "kaiming_uniform", "normal"]
+    for scheme, statistics in compared.items():
+        with analysis.reinitialized(model, scheme, 5):
+            fresh = get_parameters(model)
+            copy_to_torch(model, twin)
+        assert_same(statistics, torch_ref.analysis.output_statistics(twin(torch_tokens)))
+        assert all((fresh[name] == 0).all() for name in fresh if name.endswith("bias"))
+        assert all((fresh[name] != before[name]).any() for name in fresh if fresh[name].ndim > 1)
     after = get_parameters(model)
     assert all((after[name] == before[name]).all() for name in before)
 
@@ -213,7 +212,7 @@ def test_initializations_have_the_same_distribution_on_both_sides():
     before = {name: p.detach().clone() for name, p in twin.named_parameters()}
     ours = analysis.initialization_comparison(model, jnp.asarray(TOKENS))
     theirs = torch_ref.analysis.initialization_comparison(twin, torch.from_numpy(TOKENS))
-    assert list(ours) == list(theirs) == ["xavier_uniform", "kaiming_uniform", "normal"]
+    assert list(ours) == list(theirs)
     for scheme in ours:
         assert 0.85 < ours[scheme]["std"] / theirs[scheme]["std"] < 1.18
         assert ours[scheme]["min"] < -2 * ours[scheme]["std"]

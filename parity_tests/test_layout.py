@@ -41,9 +41,7 @@ def keywords(function: ast.FunctionDef) -> list[str]:
 
 def method(node: ast.ClassDef, *names: str) -> ast.FunctionDef | None:
     """The first method of that name."""
-    return next(
-        (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name in names), None
-    )
+    return next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name in names), None)
 
 
 def attributes(node: ast.ClassDef) -> set[str]:

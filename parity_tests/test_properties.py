@@ -121,9 +121,9 @@ def test_a_fully_masked_row_gives_zeros_and_finite_gradients_on_both_sides(block
     assert (out[1, 3] == 0).all()
     assert (weights[1, :, 3] == 0).all()
     assert (jnp.abs(weights.sum(-1)[0] - 1) < 1e-6).all()
-    gradient = jax.grad(
-        lambda y: jnp.sum(ours(y, **{blocked_by: jnp.asarray(blocked)}) ** 2)
-    )(jnp.asarray(x))
+    gradient = jax.grad(lambda y: jnp.sum(ours(y, **{blocked_by: jnp.asarray(blocked)}) ** 2))(
+        jnp.asarray(x)
+    )
     assert jnp.isfinite(gradient).all()
 
     for fused in (True, False):

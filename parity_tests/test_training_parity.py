@@ -23,6 +23,7 @@ from jaxformer.parameters import merge, split
 from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, train_step
 from jaxformer.transformer_lm import TransformerLM
+from parity_tests.harness import rms
 
 STEPS = 200
 CONFIG = TransformerLMConfig(
@@ -54,9 +55,7 @@ class Trajectory:
 def initial_parameters(config, dtype):
     definition, parameters = split(TransformerLM(config, rngs=nnx.Rngs(0)))
     # The same float32 values in either dtype.
-    return definition, {
-        name: p.astype("float32").astype(dtype) for name, p in parameters.items()
-    }
+    return definition, {name: p.astype("float32").astype(dtype) for name, p in parameters.items()}
 
 
 def step_key(config, number):
@@ -64,34 +63,35 @@ def step_key(config, number):
     return jax.random.fold_in(jax.random.key(9), number) if uses_dropout else None
 
 
-def batch_of(dataset, number):
-    return tuple(a[None] for a in batch_at(dataset, 4, number, 7))
+def batch_of(dataset, number, seed):
+    return tuple(a[None] for a in batch_at(dataset, seed, number, 7))
 
 
-def run_jax(dataset, config, dtype):
-    definition, parameters = initial_parameters(config, dtype)
+@functools.cache
+def compiled_step(config):
+    definition, _ = initial_parameters(config, "float64")
+    return jax.jit(functools.partial(train_step, definition=definition, optimizer=OPTIMIZER))
+
+
+def run_jax(dataset, config, dtype, seed=4):
+    _, parameters = initial_parameters(config, dtype)
     state = TrainState.create(parameters, OPTIMIZER)
-    step = jax.jit(functools.partial(train_step, definition=definition, optimizer=OPTIMIZER))
+    step = compiled_step(config)
     losses, norms = [], []
     for number in range(STEPS):
-        state, metrics = step(state, batch_of(dataset, number), step_key(config, number))
+        state, metrics = step(state, batch_of(dataset, number, seed), step_key(config, number))
         losses.append(float(metrics["train_loss"]))
         norms.append(float(metrics["grad_norm"]))
     return Trajectory(np.array(losses), np.array(norms), export_arrays(state.parameters))
 
 
-def run_torch(dataset, config, dtype):
-    definition, parameters = initial_parameters(config, dtype)
-    twin = torch_ref.transformer_lm.TransformerLM(
-        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
-    ).to(getattr(torch, dtype))
-    torch_ref.parameters.set_parameters(twin, export_arrays(parameters))
-    optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(OPTIMIZER))
-    state = torch_ref.train_step.TrainState.create(twin, optimizer)
+@functools.cache
+def compiled_masks(config):
+    """The masks that the JAX step draws from its key."""
+    definition, parameters = initial_parameters(config, "float64")
 
     @jax.jit
     def masks_of(inputs, key):
-        """The masks that the JAX step draws from its key."""
         model = merge(definition, parameters)
         model.train()
         seed_dropout(model, jax.random.fold_in(key, 0))
@@ -101,12 +101,24 @@ def run_torch(dataset, config, dtype):
         model(inputs)
         return {path: p.last_keep for path, p in places.items() if p.last_keep is not None}
 
+    return masks_of
+
+
+def run_torch(dataset, config, dtype, seed=4):
+    _, parameters = initial_parameters(config, dtype)
+    twin = torch_ref.transformer_lm.TransformerLM(
+        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
+    ).to(getattr(torch, dtype))
+    torch_ref.parameters.set_parameters(twin, export_arrays(parameters))
+    optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(OPTIMIZER))
+    state = torch_ref.train_step.TrainState.create(twin, optimizer)
+
     losses, norms = [], []
     for number in range(STEPS):
-        batch = batch_of(dataset, number)
+        batch = batch_of(dataset, number, seed)
         key = step_key(config, number)
         if key is not None:
-            masks = masks_of(batch[0][0], key)
+            masks = compiled_masks(config)(batch[0][0], key)
             torch_ref.layers.inject_keep_masks(
                 twin, {path: torch.from_numpy(np.array(mask)) for path, mask in masks.items()}
             )
@@ -152,23 +164,28 @@ def test_the_model_learned_and_was_clipped(oracles):
     assert (ours.gradient_norms < OPTIMIZER.clip_norm).any()
 
 
-def test_float32_trajectories_stay_in_the_band_of_their_distance_to_float64(
-    dataset, config, oracles
-):
-    exact, _ = oracles
-    ours, theirs = run_jax(dataset, config, "float32"), run_torch(dataset, config, "float32")
+def test_float32_trajectories_stay_in_the_band_of_their_distance_to_float64(dataset, config):
+    """Rounding is amplified from step to step, so how far one run strays is a matter of chance.
 
-    def distance(run):
-        return np.sqrt(np.mean(np.square(run.losses - exact.losses)))
-
-    def parameter_distance(run):
-        names = filter(comparable, exact.parameters)
-        apart = [np.ravel(run.parameters[name] - exact.parameters[name]) for name in names]
-        return np.sqrt(np.mean(np.square(np.concatenate(apart))))
-
-    # A trajectory's own distance to float64 is the size of what rounding does to it; two that
-    # differ only in rounding are no farther apart than both distances together.
-    assert distance(theirs) > 0
-    assert distance(ours) <= 2 * distance(theirs)
-    assert np.sqrt(np.mean((ours.losses - theirs.losses) ** 2)) <= distance(ours) + distance(theirs)
-    assert parameter_distance(ours) <= 2 * parameter_distance(theirs)
+    Over several orders of the data the distance of our float32 run from the float64 one is, in the
+    geometric mean, at most twice torch's: the rule of ``judge_rounding`` for whole trajectories.
+    """
+    ratios = {"losses": [], "parameters": []}
+    for seed in range(4, 10):
+        exact, ours = (run_jax(dataset, config, dtype, seed) for dtype in ("float64", "float32"))
+        theirs = run_torch(dataset, config, "float32", seed)
+        ratios["losses"].append(rms(ours.losses - exact.losses) / rms(theirs.losses - exact.losses))
+        distances = [
+            rms(
+                np.concatenate(
+                    [
+                        np.ravel(run.parameters[name] - exact.parameters[name])
+                        for name in filter(comparable, exact.parameters)
+                    ]
+                )
+            )
+            for run in (ours, theirs)
+        ]
+        ratios["parameters"].append(distances[0] / distances[1])
+    for what, values in ratios.items():
+        assert np.exp(np.mean(np.log(values))) <= 2, (what, values)
