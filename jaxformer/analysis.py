@@ -56,8 +56,7 @@ def attention_maps(
     Raises:
         ValueError: there is no such layer or head.
     """
-    call = nnx.jit(lambda module: module(*inputs, mask=mask, return_weights=True)[1])
-    weights = call(module)
+    weights = _weights(module, inputs, mask)
     layers = weights if isinstance(weights, list) else [weights]
     maps_LBNTS = np.stack([np.asarray(widen(weights_BNTS)) for weights_BNTS in layers])
     maps = maps_LBNTS.mean(axis=2) if head == "mean" else _pick(maps_LBNTS, 2, head, "head")
@@ -144,10 +143,9 @@ def initialization_comparison(
         seed: see ``reinitialized``, which also names the schemes.
     """
     results = {}
-    call = nnx.jit(lambda module: module(*inputs))
     for scheme in INITIALIZATIONS:
         with reinitialized(module, scheme, seed):
-            results[scheme] = output_statistics(call(module))
+            results[scheme] = output_statistics(_output(module, inputs))
     return results
 
 
@@ -297,6 +295,16 @@ def softmax_scaling(
         name: {key: np.array([one[key] for one in many]) for key in many[0]}
         for name, many in rows.items()
     }
+
+
+@nnx.jit
+def _output(module: Any, inputs: tuple[Array, ...]) -> Any:
+    return module(*inputs)
+
+
+@nnx.jit
+def _weights(module: Any, inputs: tuple[Array, ...], mask: Any) -> Any:
+    return module(*inputs, mask=mask, return_weights=True)[1]
 
 
 def _softmax_statistics(

@@ -8,7 +8,6 @@ then extended token by token, without one it is read anew for every token: the r
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
 from jaxformer.config import TransformerLMConfig
-from jaxformer.layers import dropout_modules
+from jaxformer.logits import check_sampling, filter_logits
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.transformer_lm import TransformerLM
 
@@ -30,47 +29,6 @@ SHORTEST_PREFILL = 16
 SHORTEST_CACHE = 1024
 
 Definition = nnx.GraphDef[Any]
-
-
-def filter_logits(
-    logits_BV: Float[Array, "*B V"],
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-) -> Float[Array, "*B V"]:
-    """The logits that sampling draws from: over temperature, and -inf for what is not to be drawn.
-
-    Args:
-        logits_BV: in nats, of any dtype; the result is in float32 or wider.
-        temperature: what they are divided by; below 1 sharpens.
-        top_k: keep those not below the k-th largest (all of them on a tie).
-        top_p: of what ``top_k`` kept, keep the smallest set of most probable tokens whose
-            probability reaches ``top_p``, the lower id first on a tie; 1 keeps everything
-            (Holtzman et al., arXiv 1904.09751, section 3.1).
-
-    Raises:
-        ValueError: temperature is not positive and finite, top_k is below 1, or top_p is outside
-            (0, 1].
-
-    >>> filter_logits(jnp.array([[3.0, 1.0, 2.0]]), temperature=2.0, top_k=2).tolist()
-    [[1.5, -inf, 1.0]]
-    """
-    _check_sampling(temperature, top_k, top_p)
-    wide = jnp.promote_types(logits_BV.dtype, jnp.float32)
-    logits = logits_BV.astype(wide) / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        kth = jax.lax.top_k(logits, top_k)[0][..., -1:]
-        logits = jnp.where(logits < kth, -jnp.inf, logits)
-    if top_p is not None and top_p < 1:
-        order = jnp.argsort(logits, axis=-1, descending=True, stable=True)
-        ranked = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
-        before = jnp.cumsum(ranked, axis=-1)[..., :-1]
-        first = jnp.ones_like(before[..., :1], bool)
-        kept = jnp.concatenate((first, before < top_p), axis=-1)[..., : logits.shape[-1]]
-        kept = jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
-        logits = jnp.where(kept, logits, -jnp.inf)
-    return logits
 
 
 def make_cache(
@@ -160,7 +118,7 @@ def stream(
             outside [0, V); the mask is not left padding; a setting is out of its range; or
             sampling has no key. Raised by this call, not by the first ``next``.
     """
-    _check_sampling(temperature, top_k, top_p)
+    check_sampling(temperature, top_k, top_p)
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
     if chunk < 1:
@@ -170,7 +128,9 @@ def stream(
     if not greedy and key is None:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
     rows = _read_prompt(prompt_BT, mask, model.token_embedding.embedding[...].shape[0])
-    definition, parameters = split(_evaluation_copy(model))
+    copy = merge(*split(model))
+    copy.eval()
+    definition, parameters = split(copy)
     settings = None if greedy else (temperature, top_k, top_p)
     prefill = _compile_prefill(definition) if use_cache else None
     extend = functools.partial(_compile_extend(definition, settings), parameters)
@@ -337,15 +297,6 @@ def _stream(
         rows = [row[start:length] for row, start in zip(tokens, padding, strict=True)]
 
 
-def _evaluation_copy(model: TransformerLM) -> TransformerLM:
-    """The same arrays in a module of their own, without anything that belongs to training."""
-    copy = nnx.merge(*nnx.split(model))
-    copy.eval()
-    for dropout in dropout_modules(copy).values():
-        dropout.key = dropout.keep_mask = None
-    return copy
-
-
 def _read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]:
     """The tokens of each row, without padding."""
     prompt = np.asarray(prompt_BT)
@@ -367,15 +318,6 @@ def _read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]
             bad = row[(row < 0) | (row >= vocab_size)][0]
             raise ValueError(f"prompt ids must be in [0, {vocab_size}): got {bad}")
     return rows
-
-
-def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise ValueError(f"temperature must be positive and finite: got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1: got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1]: got {top_p}")
 
 
 def _round_up(length: int, shortest: int, longest: int) -> int:

@@ -3,7 +3,8 @@
 import pytest
 
 from parity_tests.cases import CASES
-from parity_tests.harness import DTYPES, Pair, judge_float64, judge_rounding, rounding_draws
+from parity_tests.harness import DTYPES, Pair, rounding_draws
+from parity_tests.verdict import judge_float64, judge_rounding
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)

@@ -11,11 +11,13 @@ from flax import nnx
 from jaxformer import generation
 from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import dropout_modules, seed_dropout
+from jaxformer.logits import filter_logits
 from jaxformer.parameters import abstract, merge
 from jaxformer.porting.naming import export_arrays
 from jaxformer.transformer_lm import TransformerLM
 from torch_ref import generation as torch_generation
 from torch_ref.config import TransformerLMConfig as TorchTransformerLMConfig
+from torch_ref.logits import filter_logits as torch_filter_logits
 from torch_ref.transformer_lm import TransformerLM as TorchTransformerLM
 
 V, CONTEXT, TOKENS = 31, 24, 60
@@ -256,7 +258,7 @@ def test_tokens_are_drawn_with_the_filtered_probabilities(models):
     settings = {"temperature": 5.0, "top_k": 17, "top_p": 0.8}
     with torch.no_grad():
         logits = twin(torch.from_numpy(prompt[:1]))[0, -1]
-    p = torch_generation.filter_logits(logits, **settings).softmax(dim=-1).numpy()
+    p = torch_filter_logits(logits, **settings).softmax(dim=-1).numpy()
     assert 5 < np.count_nonzero(p) < 17
     drawn = {
         "jax": generation.generate(model, prompt, 1, key=jax.random.key(2), **settings),
@@ -278,8 +280,8 @@ def test_filtered_logits_equal_those_of_torch(temperature, top_k, top_p):
     logits[1, 3:9] = logits[1].max()
     logits[2] = 0.0
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    kept = np.asarray(generation.filter_logits(jnp.asarray(logits), **settings))
-    twin = torch_generation.filter_logits(torch.from_numpy(logits), **settings).numpy()
+    kept = np.asarray(filter_logits(jnp.asarray(logits), **settings))
+    twin = torch_filter_logits(torch.from_numpy(logits), **settings).numpy()
     assert kept.dtype == np.float64
     # XLA divides by a scalar as a product with its inverse: one unit in the last place.
     np.testing.assert_allclose(kept, twin, rtol=3e-16, atol=0)
@@ -290,8 +292,8 @@ def test_filtered_logits_equal_those_of_torch(temperature, top_k, top_p):
 
 def both_filters(logits, **settings):
     logits = np.asarray(logits, np.float64)
-    kept = np.isfinite(np.asarray(generation.filter_logits(jnp.asarray(logits), **settings)))
-    twin = torch_generation.filter_logits(torch.from_numpy(logits), **settings).isfinite().numpy()
+    kept = np.isfinite(np.asarray(filter_logits(jnp.asarray(logits), **settings)))
+    twin = torch_filter_logits(torch.from_numpy(logits), **settings).isfinite().numpy()
     np.testing.assert_array_equal(kept, twin)
     return kept.astype(int).tolist()
 
@@ -321,8 +323,8 @@ def test_top_p_counts_the_probability_that_top_k_left():
 
 
 def test_filtering_widens_bfloat16():
-    assert generation.filter_logits(jnp.ones((1, 3), jnp.bfloat16)).dtype == jnp.float32
-    assert torch_generation.filter_logits(torch.ones(1, 3).bfloat16()).dtype == torch.float32
+    assert filter_logits(jnp.ones((1, 3), jnp.bfloat16)).dtype == jnp.float32
+    assert torch_filter_logits(torch.ones(1, 3).bfloat16()).dtype == torch.float32
 
 
 def test_another_prompt_length_or_count_compiles_nothing(caplog):

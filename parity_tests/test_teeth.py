@@ -20,7 +20,8 @@ import jaxformer.norms as norms
 import jaxformer.positions as positions
 import jaxformer.transformer_lm as transformer_lm
 from parity_tests.cases import CASES
-from parity_tests.harness import DTYPES, Pair, judge_float64, judge_rounding, rounding_draws
+from parity_tests.harness import DTYPES, Pair, rounding_draws
+from parity_tests.verdict import judge_float64, judge_rounding
 
 Patch = pytest.MonkeyPatch
 

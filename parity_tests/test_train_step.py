@@ -70,7 +70,7 @@ def test_fifty_steps_of_adamw_agree_with_torch(accumulation):
             np.testing.assert_allclose(
                 float(ours[name]), float(theirs[name]), rtol=0, atol=1e-10, err_msg=name
             )
-    assert 0 < clipped
+    assert clipped > 0
     assert float(ours["train_loss"]) < 3.0
     expected = {name: p.detach().numpy() for name, p in twin.named_parameters()}
     for name, value in export_arrays(state.parameters).items():

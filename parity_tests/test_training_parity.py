@@ -23,7 +23,7 @@ from jaxformer.parameters import merge, split
 from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, train_step
 from jaxformer.transformer_lm import TransformerLM
-from parity_tests.harness import rms
+from parity_tests.verdict import rms
 
 STEPS = 200
 CONFIG = TransformerLMConfig(
