@@ -128,7 +128,8 @@ def train_validation_split(
     parts = ids[:boundary], ids[boundary:]
     for name, part in zip(("training", "validation"), parts, strict=True):
         if len(part) <= context_length:
-            share = train_fraction if name == "training" else 1 - train_fraction
+            # Both splits must hold a window, so the smaller one decides.
+            share = min(train_fraction, 1 - train_fraction)
             needed = int(np.ceil((context_length + 1) / share)) + 1
             raise TextError(
                 f"the {name} split has {len(part)} characters, a window needs "

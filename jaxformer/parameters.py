@@ -17,7 +17,8 @@ Parameters = dict[str, Array]
 
 def split(module: nnx.Module) -> tuple[nnx.GraphDef[Any], Parameters]:
     """The module without its arrays, and its parameters by path."""
-    definition, state, rest = nnx.split(module, nnx.Param, ...)
+    split_state: Any = nnx.split(module, nnx.Param, ...)
+    definition, state, rest = split_state
     if jax.tree.leaves(rest):
         # Keys and masks of dropout belong to one call, not to the module.
         module = nnx.clone(module)

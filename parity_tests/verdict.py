@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import ml_dtypes  # noqa: F401  (gives numpy its bfloat16)
 import numpy as np
 
 Arrays = dict[str, np.ndarray]

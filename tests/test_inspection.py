@@ -45,7 +45,8 @@ def inspect(run, capsys, tmp_path):
         assert capsys.readouterr().out == f"{picture}\n{numbers}\n"
         pixels = matplotlib.image.imread(picture)
         assert min(pixels.shape[:2]) > 300
-        assert len(np.unique((pixels * 255).astype(np.uint8).reshape(-1, 4), axis=0)) > 30
+        colours = np.ascontiguousarray(np.round(pixels[::3, ::3] * 255), np.uint8).view(np.uint32)
+        assert len(np.unique(colours)) > 30
         return json.loads(numbers.read_text())
 
     return check
@@ -119,6 +120,7 @@ def test_norm_orders_are_drawn_over_any_depth(inspect):
 
 
 def test_positions_are_the_trained_ones_and_the_fixed_ones(inspect, run):
+    assert np.shape(inspect("positions", "--length", "1")["tables"]["alibi"]) == (2, 1, 1)
     found = inspect("positions", "--dimensions", "1", "6")
     assert list(found["tables"]) == ["learned", "sinusoidal", "rotary_cos", "rotary_sin", "alibi"]
     model, _ = load(run)

@@ -1,1 +1,1 @@
-"""``jaxformer inspect``: the numbers of ``analysis`` and ``costs`` for a trained run, drawn."""
+"""``jaxformer inspect``: the numbers of analysis, scaling and costs for a trained run, drawn."""

@@ -30,6 +30,7 @@ from jaxformer.inspection.options import (
     TextOptions,
 )
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
+from jaxformer.scaling import softmax_scaling
 from jaxformer.training.sampling import build_model, load_checkpoint
 from jaxformer.transformer_lm import TransformerLM
 
@@ -170,11 +171,11 @@ def masks(run: Run, options: MasksOptions) -> Numbers:
 
 
 def scaling(run: Run, options: ScalingOptions) -> Numbers:
-    """``analysis.softmax_scaling`` for the head sizes asked for and the run's own."""
+    """``scaling.softmax_scaling`` for the head sizes asked for and the run's own."""
     own = run.config.head_dim or run.config.d_model // run.config.num_heads
     sizes = sorted({*options.head_sizes, own})
     keys = options.keys or max(2, min(run.config.context_length, 256))
-    results = analysis.softmax_scaling(sizes, num_keys=keys, seed=options.seed)
+    results = softmax_scaling(sizes, num_keys=keys, seed=options.seed)
     return {"head_sizes": sizes, "keys": keys, **results}
 
 

@@ -34,7 +34,7 @@ def attention(numbers: Numbers) -> Figure:
     if layers > 1 and heads > 1:
         rows, columns = layers, heads
     else:
-        columns = min(count, 4, max(2, round(count**0.5))) if count > 1 else 1
+        columns = count if count <= 3 else min(4, max(2, round(count**0.5)))
         rows = -(-count // columns)
     # A few maps can be large enough for every character to be read.
     largest = 7.0 if count == 1 else 5.0 if count <= 4 else 3.2 if count <= 16 else 2.2
@@ -57,7 +57,7 @@ def attention(numbers: Numbers) -> Figure:
         axes.set_visible(False)
     for axes in grid[:, 0]:
         axes.set_ylabel("query")
-    for axes in grid[-1]:
+    for axes in grid.flat[max(0, count - columns) : count]:
         axes.set_xlabel("key")
     bar = figure.colorbar(
         image, ax=grid, shrink=min(1.0, 3.2 / size[1]), aspect=25, pad=0.02,
@@ -97,7 +97,7 @@ def positions(numbers: Numbers) -> Figure:
         for (number, curve), colour in zip(curves.items(), colours, strict=True):
             curve_axes.plot(at, curve, color=colour, linewidth=1.3, label=str(number))
         curve_axes.set(xlabel="key position, for the last query" if name == "alibi" else row)
-        curve_axes.set_xlim(at[0], at[-1])
+        curve_axes.set_xlim(at[0], max(at[-1], at[0] + 1))
         curve_axes.legend(
             title="head" if name == "alibi" else column, ncols=len(curves), fontsize=7.5,
             title_fontsize=7.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1,

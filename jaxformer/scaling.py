@@ -1,0 +1,78 @@
+"""What scaling scores by 1/sqrt(head size) does to a softmax."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxformer.attention import scaled_dot_product_attention
+
+
+def softmax_scaling(
+    head_sizes: Sequence[int] = (16, 64, 256, 1024),
+    *,
+    num_queries: int = 256,
+    num_keys: int = 64,
+    seed: int = 0,
+) -> dict[str, dict[str, Float[np.ndarray, "sizes"]]]:
+    """What scores times 1/sqrt(H) do to a softmax, for queries and keys of independent normals.
+
+    The variance of q·k is H; unscaled, a large head's softmax saturates and passes on hardly any
+    gradient (Vaswani et al., arXiv 1706.03762, section 3.2.1 and footnote 4).
+
+    Args:
+        head_sizes: H.
+        num_queries: over how many queries the results are averaged.
+        num_keys: S, from how many keys each chooses; an even choice has entropy ln(S).
+        seed: of the numpy generator that draws queries and keys.
+
+    Returns:
+        For ``scaled`` and ``unscaled``, an entry per head size of ``score_variance``,
+        ``max_weight`` (mean of the largest weight), ``entropy`` (mean, nats) and ``gradient`` (mean
+        over queries of Σ |∂weight_i / ∂score_j|, which is 2·(1 - Σ weight²): 2·(1 - 1/S) for an
+        even choice, 0 for a certain one; a root of squares would rise before it falls).
+    """
+    rows: dict[str, list[dict[str, float]]] = {"scaled": [], "unscaled": []}
+    for head_size in head_sizes:
+        random = np.random.default_rng((seed, head_size))
+        q = jnp.asarray(random.standard_normal((1, num_queries, 1, head_size)))
+        k = jnp.asarray(random.standard_normal((1, num_keys, 1, head_size)))
+        rows["scaled"].append(_softmax_statistics(q, k, head_size**-0.5))
+        rows["unscaled"].append(_softmax_statistics(q, k, 1.0))
+    return {
+        name: {key: np.array([one[key] for one in many]) for key in many[0]}
+        for name, many in rows.items()
+    }
+
+
+def _softmax_statistics(
+    q_BTNH: Float[Array, "1 T 1 H"], k_BSNH: Float[Array, "1 S 1 H"], scale: float
+) -> dict[str, float]:
+    results = _softmax_and_jacobian(q_BTNH, k_BSNH, scale)
+    scores_TS, p_TS, jacobian_STS = (np.asarray(result, np.float64) for result in results)
+    return {
+        "score_variance": float(scores_TS.var()),
+        "max_weight": float(p_TS.max(axis=1).mean()),
+        "entropy": float(-(p_TS * np.log(np.where(p_TS > 0, p_TS, 1))).sum(axis=1).mean()),
+        "gradient": float(np.abs(jacobian_STS).sum(axis=(0, 2)).mean()),
+    }
+
+
+@jax.jit
+def _softmax_and_jacobian(
+    q_BTNH: Float[Array, "1 T 1 H"], k_BSNH: Float[Array, "1 S 1 H"], scale: float
+) -> tuple[Float[Array, "T S"], Float[Array, "T S"], Float[Array, "S T S"]]:
+    """Scores, weights, and the gradient of each weight by all scores of its query."""
+    queries, keys = q_BTNH.shape[1], k_BSNH.shape[1]
+
+    def weights_of(scores_TS: Float[Array, "T S"]) -> Float[Array, "T S"]:
+        # What is added to the scores has the gradient of the scores.
+        bias = scores_TS[None, None]
+        return scaled_dot_product_attention(q_BTNH, k_BSNH, k_BSNH, bias=bias, scale=scale)[1][0, 0]
+
+    p_TS, by_weight = jax.vjp(weights_of, jnp.zeros((queries, keys), q_BTNH.dtype))
+    each_STS = jnp.broadcast_to(jnp.eye(keys, dtype=q_BTNH.dtype)[:, None], (keys, queries, keys))
+    scores_TS = jnp.einsum("btnh,bsnh->ts", q_BTNH, k_BSNH) * scale
+    return scores_TS, p_TS, jax.vmap(by_weight)(each_STS)[0]
