@@ -1,0 +1,246 @@
+"""The lines of docs/families.md as code: parsed, evaluated on three sides, given equal weights."""
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from flax import nnx
+
+from jaxformer.parameters import set_parameters, split
+from jaxformer.porting import import_arrays
+from jaxformer.positions import rotary_tables, sinusoidal_table
+from parity_tests.harness import JAX, TORCH, Side
+
+DOCUMENT = Path(__file__).parent.parent / "docs/families.md"
+FAMILIES = ("prepost", "encdec", "charlm", "unified", "minimal")
+FILES = (
+    "layers", "masks", "norms", "positions", "attention", "feed_forward", "blocks", "config",
+    "transformer_lm", "encoder_decoder", "generation", "char_data",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        family: whose table it is in.
+        theirs: constructor and call in the family's terms, or one expression for a function.
+        ours: the same in ours.
+        place: which row of the family's table it is.
+    """
+
+    family: str
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    place: int
+
+    @property
+    def name(self) -> str:
+        """The foreign class or function."""
+        return self.theirs[0].partition("(")[0].partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.place}-{self.name}"
+
+
+def read_rows(text: str) -> Iterator[Row]:
+    """Every line of every table.
+
+    Raises:
+        ValueError: a line is not two cells of one or two pieces of code, and a note.
+    """
+    family, place = "", 0
+    for line in text.splitlines():
+        if heading := re.match(r"## `(\w+)`", line):
+            family, place = heading[1], 0
+        if not line.startswith("|") or line in ("| theirs | ours | note |", "|---|---|---|"):
+            continue
+        cells = line.strip("|").split(" | ")
+        spans = [re.findall(r"`([^`]+)`", cell) for cell in cells[:2]]
+        written = ["<br>".join(f"`{code}`" for code in codes) for codes in spans]
+        if written != [cell.strip() for cell in cells[:2]] or len(spans[0]) != len(spans[1]):
+            raise ValueError(f"not a line of code beside another: {line}")
+        yield Row(family, tuple(spans[0]), tuple(spans[1]), place := place + 1)
+
+
+ROWS = list(read_rows(DOCUMENT.read_text(encoding="utf-8")))
+
+
+def family_module(family: str) -> ModuleType:
+    """The file that stands for the family's code."""
+    return importlib.import_module(f"parity_tests.families.{family}")
+
+
+def defined_in(module: ModuleType) -> dict[str, Any]:
+    """The public classes and functions of a file."""
+    return {
+        name: member
+        for name, member in vars(module).items()
+        if getattr(member, "__module__", None) == module.__name__ and not name.startswith("_")
+    }
+
+
+def vocabulary(side: Side) -> dict[str, Any]:
+    """Our public names, with the arguments that only JAX needs already filled in."""
+    filled = {"rngs": nnx.Rngs(0), "key": jax.random.key(0)}
+    names = {}
+    for file in FILES:
+        for name, member in defined_in(getattr(side, file)).items():
+            taken = inspect.signature(member).parameters
+            given = {k: v for k, v in filled.items() if k in taken and side is JAX}
+            names[name] = functools.partial(member, **given) if given else member
+    return names
+
+
+# Regular expressions in order, from the family's parameter names to torch_ref's.
+KEYS = {
+    "prepost": [
+        (r"\bw_([qkvo])\b", r"\1_proj"),
+        (r"\bff\.0\b", "feed_forward.up_proj"),
+        (r"\bff\.2\b", "feed_forward.down_proj"),
+        (r"\bnorm1\b", "attention_norm"),
+        (r"\bnorm2\b", "feed_forward_norm"),
+    ],
+    "encdec": [
+        (r"\bW_([qkvo])\b", r"\1_proj"),
+        (r"\blinear1\b", "up_proj"),
+        (r"\blinear2\b", "down_proj"),
+        (r"\b(self_)?attn\b", "attention"),
+        (r"\bcross_attn\b", "cross_attention"),
+        (r"\bnorm1\b", "attention_norm"),
+        (r"\bnorm2_of_3\b", "cross_attention_norm"),
+        (r"\bnorm[23]\b", "feed_forward_norm"),
+        (r"\blayers\b", "blocks"),
+        (r"\bnorm\b", "final_norm"),
+        (r"\bsrc_embedding\b", "source_embedding"),
+        (r"\btgt_embedding\b", "target_embedding"),
+        (r"\boutput_proj\b", "lm_head"),
+        (r"\brelative_position_embedding\b", "position"),
+        (r"^embedding\b", "0"),
+    ],
+    "charlm": [
+        (r"\b([QKV])_weights\b", lambda match: f"{match[1].lower()}_proj"),
+        (r"\bheads\.\d+\.", ""),
+        (r"\bmulti_head\b", "attention"),
+        (r"\blinear\b", "o_proj"),
+        (r"\blayer_norm_1\b", "attention_norm"),
+        (r"\blayer_norm_2\b", "feed_forward_norm"),
+        (r"\blinear_layers\.0\b", "up_proj"),
+        (r"\blinear_layers\.2\b", "down_proj"),
+    ],
+    "unified": [
+        (r"\bW_([qkvo])\b", r"\1_proj"),
+        (r"\bffn\b", "feed_forward"),
+        (r"\bnet\.0\b", "up_proj"),
+        (r"\bnet\.3\b", "down_proj"),
+        (r"\bw_(gate|up|down)\b", r"\1_proj"),
+        (r"\bnorm1\b", "attention_norm"),
+        (r"\bnorm2\b", "feed_forward_norm"),
+        (r"\blayers\b", "blocks"),
+        (r"\btok_emb\b", "token_embedding"),
+        (r"\bpos_enc\.pe\b", "position_embedding"),
+        (r"^pe\.", ""),
+    ],
+    "minimal": [
+        (r"\bw_([qkvo])\b", r"\1_proj"),
+        (r"\blinear1\b", "up_proj"),
+        (r"\blinear2\b", "down_proj"),
+        (r"\bnorm1\b", "attention_norm"),
+        (r"\bnorm2\b", "feed_forward_norm"),
+    ],
+}
+
+
+def translate(family: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The family's arrays by torch_ref's names; what separate heads hold is put side by side."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for key, array in arrays.items():
+        name = key
+        if key.replace("norm2", "norm3") in arrays:
+            name = name.replace("norm2", "norm2_of_3")
+        for pattern, replacement in KEYS[family]:
+            name = re.sub(pattern, replacement, name)
+        parts.setdefault(name, []).append(array)
+    assert family == "charlm" or all(len(part) == 1 for part in parts.values())
+    return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def numbers(tensors: Any) -> dict[str, np.ndarray]:
+    """Named tensors as float64 arrays."""
+    return {name: tensor.detach().double().numpy() for name, tensor in tensors}
+
+
+class Subject:
+    """A row built on the three sides: the family's own code, JAX and torch_ref, in equal state.
+
+    Args:
+        row: of the document.
+        settings: the values of its constructors' free variables.
+        perturb: whether parameters are moved away from their initial values.
+    """
+
+    def __init__(self, row: Row, settings: dict[str, Any], perturb: bool = True):
+        self.row = row
+        self.words = {"jax": vocabulary(JAX), "torch": vocabulary(TORCH)}
+        torch.manual_seed(5)
+        self.theirs = eval(row.theirs[0], {**defined_in(family_module(row.family)), **settings})
+        self.module = eval(row.ours[0], {**self.words["jax"], **settings})
+        self.twin = eval(row.ours[0], {**self.words["torch"], **settings})
+        self.is_module = isinstance(self.theirs, torch.nn.Module)
+        if not self.is_module:
+            return
+        if isinstance(self.module, tuple):
+            self.module, self.twin = nnx.List(self.module), torch.nn.ModuleList(self.twin)
+        random = np.random.default_rng(11)
+        self.theirs.double()
+        with torch.no_grad():
+            for parameter in self.theirs.parameters() if perturb else ():
+                parameter += torch.from_numpy(0.1 * random.standard_normal(parameter.shape))
+        use_our_tables(self.theirs)
+        weights = translate(row.family, numbers(self.theirs.named_parameters()))
+        self.twin.double()
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
+        self.twin.load_state_dict(tensors, strict=True)
+        shapes = {name: p.shape for name, p in split(self.module)[1].items()}
+        set_parameters(self.module, import_arrays(weights, shapes))
+
+    def train(self, training: bool) -> None:
+        """Sets the mode of all three."""
+        self.theirs.train(training)
+        self.twin.train(training)
+        (self.module.train if training else self.module.eval)()
+
+
+def use_our_tables(theirs: torch.nn.Module) -> None:
+    """Puts our position tables in place of the family's, which are within float32 rounding of them.
+
+    The two libraries' exp and pow differ in the last bit of a frequency, which grows with the
+    position; what is left of a comparison is then the mathematics.
+    """
+    for name, buffer in theirs.named_buffers():
+        leaf, (length, width) = name.rpartition(".")[2], buffer.shape[-2:]
+        if leaf == "pe":
+            table = sinusoidal_table(length, width)
+        elif leaf in ("cos", "sin"):
+            table = dict(zip(("cos", "sin"), rotary_tables(length, 2 * width), strict=True))[leaf]
+        else:
+            continue
+        check_table(buffer.numpy(), table)
+        buffer.copy_(torch.from_numpy(np.array(table)))
+
+
+def check_table(theirs: np.ndarray, ours: np.ndarray) -> None:
+    """Angles of up to p radians at position p, off by at most one unit of float32 on each side."""
+    positions = np.arange(len(ours))[:, None]
+    bound = 2 * np.finfo(np.float32).eps * (1 + positions)
+    assert (np.abs(theirs.reshape(ours.shape) - ours) <= bound).all()
