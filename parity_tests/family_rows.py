@@ -92,12 +92,12 @@ def defined_in(module: ModuleType) -> dict[str, Any]:
 
 def vocabulary(side: Side) -> dict[str, Any]:
     """Our public names, with the arguments that only JAX needs already filled in."""
-    filled = {"rngs": nnx.Rngs(0), "key": jax.random.key(0)}
+    filled = {"rngs": nnx.Rngs(0), "key": jax.random.key(0)} if side is JAX else {}
     names = {}
     for file in FILES:
         for name, member in defined_in(getattr(side, file)).items():
-            taken = inspect.signature(member).parameters
-            given = {k: v for k, v in filled.items() if k in taken and side is JAX}
+            make = member.__init__ if isinstance(member, type) else member
+            given = {k: v for k, v in filled.items() if k in inspect.signature(make).parameters}
             names[name] = functools.partial(member, **given) if given else member
     return names
 
@@ -186,10 +186,10 @@ class Subject:
     Args:
         row: of the document.
         settings: the values of its constructors' free variables.
-        perturb: whether parameters are moved away from their initial values.
+        perturb: standard deviation of what is added to the initial parameters.
     """
 
-    def __init__(self, row: Row, settings: dict[str, Any], perturb: bool = True):
+    def __init__(self, row: Row, settings: dict[str, Any], perturb: float = 0.1):
         self.row = row
         self.words = {"jax": vocabulary(JAX), "torch": vocabulary(TORCH)}
         torch.manual_seed(5)
@@ -204,8 +204,8 @@ class Subject:
         random = np.random.default_rng(11)
         self.theirs.double()
         with torch.no_grad():
-            for parameter in self.theirs.parameters() if perturb else ():
-                parameter += torch.from_numpy(0.1 * random.standard_normal(parameter.shape))
+            for parameter in self.theirs.parameters():
+                parameter += torch.from_numpy(perturb * random.standard_normal(parameter.shape))
         use_our_tables(self.theirs)
         weights = translate(row.family, numbers(self.theirs.named_parameters()))
         self.twin.double()

@@ -14,11 +14,21 @@ import jaxformer.layers
 import torch_ref.layers
 from jaxformer.parameters import abstract, merge, split
 from jaxformer.porting import export_arrays
+from parity_tests.family_cases import (
+    FUNCTION_ROWS,
+    INPUTS,
+    MODULE_ROWS,
+    SETTINGS,
+    WITH_GRADIENT,
+    XFAIL,
+    arguments_of,
+    places_of,
+    variants_of,
+)
 from parity_tests.family_rows import (
     DOCUMENT,
     FAMILIES,
     ROWS,
-    Row,
     Subject,
     defined_in,
     family_module,
@@ -28,179 +38,6 @@ from parity_tests.family_rows import (
 )
 from parity_tests.harness import JAX, TORCH, cotangent_of, widened
 from parity_tests.verdict import judge_float64
-
-B, T, S, D, N, K, F, V = 3, 7, 11, 24, 4, 2, 34, 37
-RANDOM = np.random.default_rng(3)
-TEXT = "the quick brown fox jumps over the lazy dog"
-
-SETTINGS: dict[str, Any] = {
-    "d_model": D, "num_heads": N, "n_heads": N, "n_kv_heads": K, "d_ff": F, "d_k": 10,
-    "num_layers": 2, "n_layers": 2, "num_encoder_layers": 2, "num_decoder_layers": 3,
-    "vocab_size": V, "src_vocab_size": 41, "tgt_vocab_size": V, "max_len": 19,
-    "max_relative_position": 3, "dropout": 0.3, "pad_token": 2, "T": T, "max_T": 8,
-    "text": TEXT, "data": np.arange(13) ** 2, "block_size": 5,
-    "max_new_tokens": 12, "temperature": 0.7, "top_k": 1,
-    "config": {
-        "vocabulary_size": V, "context_size": 19, "embedding_dim": D, "heads_num": N,
-        "head_size": 6, "layers_num": 2, "dropout_rate": 0.3, "use_bias": False,
-    },
-}  # fmt: skip
-
-
-def mask(*shape: int) -> np.ndarray:
-    """A mask that blocks about a third; every query may attend to something."""
-    allowed = RANDOM.random(shape) < 0.65
-    allowed[..., 1] = True
-    return allowed
-
-
-def additive(allowed: np.ndarray) -> np.ndarray:
-    return np.where(allowed, 0.0, -np.inf)
-
-
-def normal(*shape: int) -> np.ndarray:
-    return RANDOM.standard_normal(shape)
-
-
-def ids(*shape: int, below: int = V) -> np.ndarray:
-    return RANDOM.integers(0, below, shape)
-
-
-CAUSAL = np.tril(np.ones((T, T), bool))
-WITH_GRADIENT = {name: normal(B, T, D) for name in ("x", "query", "q_input")} | {
-    name: normal(B, S, D) for name in ("key", "value", "kv_input", "kv", "encoder_output")
-}
-WITH_GRADIENT["q"] = normal(B, N, T, 10)
-INPUTS: dict[str, np.ndarray | None] = {
-    **WITH_GRADIENT,
-    "mask": mask(B, 1, T, S),
-    "self_attn_mask": CAUSAL & mask(B, 1, T, T), "cross_attn_mask": mask(B, 1, 1, S),
-    "cross_mask": additive(mask(B, 1, 1, S)),
-    "tokens": ids(B, T), "src": ids(B, S, below=41), "tgt": ids(B, T),
-    "src_mask": mask(B, 1, 1, S), "tgt_mask": CAUSAL[None, None],
-    "seq": ids(B, S, below=4), "lengths": np.array([1, 8, 5]),
-    "positions": np.arange(T)[None], "distance": np.arange(T) - np.arange(T)[:, None],
-    "query_vector": normal(6), "keys": normal(S, 6), "values": normal(S, 9),
-    "start_tokens": ids(B, 5),
-}  # fmt: skip
-# The family's masks and lengths, where they are not the ones above.
-SELF = {"key": normal(B, T, D), "value": normal(B, T, D)}
-OF_FAMILY: dict[str, dict[str, Any]] = {
-    "prepost": {**SELF, "mask": mask(B, 1, T, T).astype(int)},
-    "encdec": {},
-    "charlm": {},
-    "unified": {"mask": additive(CAUSAL & mask(B, 1, T, T))},
-    "minimal": {"mask": mask(B, N, T, T).astype(float)},
-}
-IN_BLOCK = {"mask": mask(B, 1, T, T)}
-CROSS = {"mask": additive(mask(B, 1, 1, S))}
-# Other ways to call or to construct a row, each run as well: inputs and settings that differ.
-VARIANTS: dict[str, dict[str, list[dict[str, Any]]]] = {
-    "prepost": {"MultiHeadAttention": [{}, {"mask": CAUSAL}]},
-    "encdec": {
-        "MultiHeadAttention": [{}, {"mask": None}],
-        "RelativePositionalAttention": [{}, {"mask": None}, {"max_relative_position": 15}],
-        "MultiQueryAttention": [{}, {"mask": None}],
-        **{name: [IN_BLOCK, {"mask": None}]
-           for name in ("EncoderLayer", "TransformerEncoder", "GPTBlock")},
-        "DecoderLayer": [{}, {"self_attn_mask": None, "cross_attn_mask": None}],
-        "TransformerDecoder": [{}, {"self_attn_mask": None, "cross_attn_mask": None}],
-        "Transformer": [{}, {"src_mask": None, "tgt_mask": None}],
-    },
-    "charlm": {
-        name: [{}, {"config": {**SETTINGS["config"], "use_bias": True, "head_size": 5}}]
-        for name in ("AttentionHead", "MultiHeadAttention", "Block")
-    },
-    "unified": {
-        **{name: [{"kv_input": None}, CROSS]
-           for name in ("MultiHeadAttention", "MultiQueryAttention", "GroupedQueryAttention")},
-        "ALiBi": [{}, {"n_heads": 6}],
-        "FeedForward": [{}, {"d_ff": None}],
-        "SwiGLUFFN": [{}, {"d_ff": None}],
-    },
-}  # fmt: skip
-XFAIL = {
-    ("unified", "module(x, additive_to_boolean(cross_mask), kv)"): "a Block without cross-attention"
-    " ignores the memory it is given; it should attend to it",
-}
-
-BRANCHES = ("attention_residual_dropout", "feed_forward_residual_dropout")
-ATTENTION, FEED_FORWARD = BRANCHES
-WEIGHTS = "attention.attention_dropout"
-PREPOST = [WEIGHTS, *BRANCHES]
-ENCODER = ["attention.output_dropout", ATTENTION, "feed_forward.hidden_dropout", FEED_FORWARD]
-DECODER = [
-    *ENCODER[:2], "cross_attention.output_dropout", "cross_attention_residual_dropout", *ENCODER[2:]
-]  # fmt: skip
-GPT = ["attention.output_dropout", "feed_forward.hidden_dropout"]
-CHARLM = [WEIGHTS] * N + ["attention.output_dropout", "feed_forward.output_dropout"]
-GATED = [WEIGHTS, ATTENTION, "feed_forward.output_dropout", FEED_FORWARD]
-PLAIN = [WEIGHTS, ATTENTION, "feed_forward.hidden_dropout", *GATED[2:]]
-MINIMAL = [WEIGHTS, ATTENTION, "feed_forward.hidden_dropout", FEED_FORWARD]
-
-
-def stack(places: list[str], layers: int, path: str = "blocks") -> list[str]:
-    return [f"{path}.{layer}.{place}" for layer in range(layers) for place in places]
-
-
-# Where each class drops, in the order in which it does, by our paths.
-PLACES: dict[str, dict[str, list[str]]] = {
-    "prepost": {
-        "MultiHeadAttention": ["attention_dropout"],
-        "TransformerBlock": PREPOST,
-        "PostNormTransformerBlock": PREPOST,
-        "PreNormTransformerBlock": PREPOST,
-    },
-    "encdec": {
-        "MultiHeadAttention": ["output_dropout"],
-        "PositionalEncoding": ["1"],
-        "LearnedPositionalEmbedding": ["1"],
-        "FeedForward": ["hidden_dropout"],
-        "EncoderLayer": ENCODER,
-        "TransformerEncoder": stack(ENCODER, 2),
-        "DecoderLayer": DECODER,
-        "TransformerDecoder": stack(DECODER, 2),
-        "Transformer": [
-            "source_embedding_dropout", *stack(ENCODER, 2, "encoder.blocks"),
-            "target_embedding_dropout", *stack(DECODER, 3, "decoder.blocks"),
-        ],
-        "GPTBlock": GPT,
-        "GPT": ["embedding_dropout", *stack(GPT, 2)],
-        "RelativePositionalAttention": [],
-        "MultiQueryAttention": ["attention_dropout"],
-    },
-    "charlm": {
-        "AttentionHead": ["attention_dropout"],
-        "MultiHeadAttention": ["attention_dropout"] * N + ["output_dropout"],
-        "FeedForward": ["output_dropout"],
-        "Block": CHARLM,
-    },
-    "unified": {
-        **{name: ["attention_dropout"]
-           for name in ("MultiHeadAttention", "MultiQueryAttention", "GroupedQueryAttention")},
-        **{name: [] for name in ("SinusoidalPE", "LearnedPE", "RoPE", "ALiBi")},
-        "FeedForward": ["hidden_dropout", "output_dropout"],
-        "SwiGLUFFN": ["output_dropout"],
-        "TransformerBlock": PLAIN,
-        "Transformer": ["embedding_dropout", *stack(PLAIN, 2)],
-        "gpt2_small": ["embedding_dropout", *stack(PLAIN, 2)],
-        "llama_style": ["embedding_dropout", *stack(GATED, 2)],
-    },
-    "minimal": {
-        "MinimalAttention": ["attention_dropout"],
-        "FeedForward": ["hidden_dropout"],
-        "TransformerBlock": MINIMAL,
-    },
-}  # fmt: skip
-
-
-def places_of(row: Row) -> list[str]:
-    places = PLACES[row.family][row.name]
-    return GATED if places is PLAIN and "Gated" in row.ours[0] else places
-
-
-def arguments_of(row: Row, variant: dict[str, Any]) -> dict[str, Any]:
-    return {**INPUTS, **OF_FAMILY[row.family], **variant}
 
 
 def on(side: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +76,7 @@ def used(code: str, arguments: dict[str, Any]) -> list[str]:
 
 
 def run_jax(subject: Subject, masks: dict, arguments: dict) -> dict[str, np.ndarray]:
-    """The same of our JAX side, jitted, by torch_ref's names."""
+    """The same of our JAX side, by torch_ref's names."""
     code = subject.row.ours[1]
     definition, parameters = split(subject.module)
     words = {**SETTINGS, **subject.words["jax"], **on("jax", arguments)}
@@ -251,7 +88,8 @@ def run_jax(subject: Subject, masks: dict, arguments: dict) -> dict[str, np.ndar
         output, *weights = flatten(eval(code, {**words, **inputs, "module": module}))
         return jnp.sum(output * cotangent_of(output.shape)), (output, weights)
 
-    run = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
+    # Not jitted: operations are compiled once for all rows.
+    run = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
     (_, (output, weights)), (by_parameter, by_input) = run(parameters, inputs)
     return {
         "output": widened(output),
@@ -276,28 +114,171 @@ def compare(subject: Subject, arguments: dict, masks: dict, theirs: dict) -> Non
         run_jax(subject, masks, arguments),
         run_torch(subject.twin, subject.row.ours[1], subject.words["torch"], arguments),
     ):
-        if "ALiBi" == subject.row.name:
+        if subject.row.name == "ALiBi":
             ours = {"output": ours["output"]}
         judge_float64(ours, theirs)
 
 
-def module_rows() -> list[Any]:
-    """Every row of a module in each of its variants."""
+def module_rows(*, every_variant: bool) -> list[Any]:
+    """Every row of a module, once or in each of its variants."""
     parameters = []
-    for row in ROWS:
-        variants = VARIANTS.get(row.family, {}).get(row.name, [{}])
-        if len(row.theirs) == 2 and row.name in PLACES[row.family]:
-            reason = XFAIL.get((row.family, row.ours[1]))
-            marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-            for number, variant in enumerate(variants):
-                parameters.append(pytest.param(row, variant, id=f"{row}-{number}", marks=marks))
+    for row in MODULE_ROWS:
+        reason = XFAIL.get(row.ours[1])
+        marks = [pytest.mark.xfail(strict=True, raises=ValueError, reason=reason)] if reason else []
+        for number, variant in enumerate(variants_of(row)):
+            if every_variant or number == 0:
+                name = f"{row}-{number}"
+                parameters.append(pytest.param(row, variant, id=name, marks=marks))
     return parameters
 
 
-@pytest.mark.parametrize(("row", "variant"), module_rows())
+@pytest.mark.parametrize(("row", "variant"), module_rows(every_variant=True))
 def test_a_module_computes_the_same_in_evaluation_mode(row, variant):
     subject = Subject(row, {**SETTINGS, **variant})
     subject.train(False)
     arguments = arguments_of(row, variant)
     theirs = run_torch(subject.theirs, row.theirs[1], {}, arguments)
     compare(subject, arguments, {}, theirs)
+
+
+def recorded_dropout(records: list[tuple[float, np.ndarray]]) -> Any:
+    """A stand-in for ``torch.nn.functional.dropout`` that notes each rate and mask it used."""
+    random = np.random.default_rng(19)
+
+    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not training or p == 0:
+            return x
+        keep = random.random(tuple(x.shape)) >= p
+        records.append((p, keep))
+        return torch.where(torch.from_numpy(keep), x / (1 - p), 0)
+
+    return dropout
+
+
+def masks_by_path(places: list[str], records: list[tuple[float, np.ndarray]]) -> dict:
+    """The recorded masks by our paths; those of one path are of one head each."""
+    found: dict[str, list[np.ndarray]] = {}
+    for place, (_, keep) in zip(places, records, strict=True):
+        found.setdefault(place, []).append(keep)
+    return {
+        place: np.stack(keeps, axis=1) if keeps[0].ndim == 3 and "attention_dropout" in place
+        else keeps[0]
+        for place, keeps in found.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "variant"), module_rows(every_variant=False))
+def test_a_module_drops_in_the_same_places(row, variant, monkeypatch):
+    subject = Subject(row, {**SETTINGS, **variant})
+    subject.train(True)
+    arguments = arguments_of(row, variant)
+    records: list[tuple[float, np.ndarray]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.functional, "dropout", recorded_dropout(records))
+        theirs = run_torch(subject.theirs, row.theirs[1], {}, arguments)
+    masks = masks_by_path(places_of(row), records)
+    for found in (
+        jaxformer.layers.dropout_modules(subject.module),
+        torch_ref.layers.dropout_modules(subject.twin),
+    ):
+        assert {path for path, place in found.items() if place.rate > 0} == masks.keys()
+        assert {place.rate for place in found.values()} - {0.0} == {rate for rate, _ in records}
+    torch_ref.layers.inject_keep_masks(subject.twin, on("torch", masks))
+    compare(subject, arguments, masks, theirs)
+
+
+def same(theirs: Any, ours: Any) -> None:
+    """Equal to the last bit, but for the rounding of a softmax and for a NaN that should be 0."""
+    expected, results = flatten(theirs), flatten(ours)
+    assert len(expected) == len(results)
+    for one, other in zip(expected, results, strict=True):
+        if isinstance(one, str):
+            assert one == other
+            continue
+        one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+        one = np.where(np.isnan(one), 0, one)
+        assert one.shape == other.shape
+        assert not np.isnan(other).any()
+        np.testing.assert_allclose(other, one, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("row", FUNCTION_ROWS, ids=str)
+def test_a_function_gives_the_same(row):
+    arguments = {**arguments_of(row, {}), "start_tokens": INPUTS["start_tokens"]}
+    made = {"theirs": {}, "jax": {}, "torch": {}}
+    if row.name == "generate":
+        gpt = next(r for r in ROWS if r.family == row.family and r.name == "GPT")
+        subject = Subject(gpt, SETTINGS, perturb=0.7)
+        subject.train(False)
+        models = (subject.theirs, subject.module, subject.twin)
+        made = {side: {"model": m} for side, m in zip(made, models, strict=True)}
+    elif len(row.theirs) == 2:
+        subject = Subject(row, SETTINGS)
+        sides = (subject.theirs, subject.module, subject.twin)
+        made = {side: {"module": m} for side, m in zip(made, sides, strict=True)}
+    own = defined_in(family_module(row.family))
+    theirs = eval(row.theirs[-1], {**SETTINGS, **on("torch", arguments), **own, **made["theirs"]})
+    for side in (JAX, TORCH):
+        name = "jax" if side is JAX else "torch"
+        words = {**SETTINGS, **on(name, arguments), **vocabulary(side), **made[name]}
+        same(theirs, eval(row.ours[-1], words))
+    if row.name == "generate":
+        assert theirs.shape == (3, SETTINGS["max_new_tokens"])
+        assert len(theirs.unique()) >= 5
+
+
+def test_the_familys_own_padding_mask_is_nan_where_it_should_allow():
+    lengths = torch.tensor([1, 8, 5])
+    bias = family_module("unified").padding_mask(lengths, 8)
+    assert torch.isnan(bias).sum() == lengths.sum()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_class_and_function_has_a_line(family):
+    helpers = {"encdec": {"split_heads", "join_heads", "masked_softmax"}}.get(family, set())
+    named = {row.name for row in ROWS if row.family == family}
+    assert named == defined_in(family_module(family)).keys() - helpers
+
+
+def test_every_line_is_run():
+    assert {row.family for row in ROWS} == set(FAMILIES)
+    run = {parameter.values[0] for parameter in module_rows(every_variant=True)}
+    assert run | set(FUNCTION_ROWS) == set(ROWS)
+    assert XFAIL.keys() <= {row.ours[-1] for row in ROWS}
+
+
+def test_the_example_in_the_document_holds():
+    example = doctest.DocTestParser().get_doctest(
+        DOCUMENT.read_text(encoding="utf-8"), {}, DOCUMENT.name, str(DOCUMENT), 0
+    )
+    assert len(example.examples) > 5
+    with jax.enable_x64(False):
+        assert doctest.DocTestRunner().run(example).failed == 0
+
+
+@pytest.mark.parametrize("name", ["PostNormTransformerBlock", "PreNormTransformerBlock"])
+def test_only_a_post_norm_block_has_outputs_of_standard_deviation_one(name):
+    row = next(r for r in ROWS if r.family == "prepost" and r.name == name)
+    subject = Subject(row, SETTINGS, perturb=0.0)
+    subject.train(False)
+    arguments = {"x": INPUTS["x"], "mask": np.ones((1, 1, 1, 1), int)}
+    theirs = run_torch(subject.theirs, row.theirs[1], {}, arguments)["output"]
+    ours = run_jax(subject, {}, arguments)["output"]
+    assert ours.std() == pytest.approx(theirs.std(), rel=1e-12)
+    assert (abs(ours.std() - 1) < 1e-3) == (name == "PostNormTransformerBlock")
+
+
+@pytest.mark.parametrize("name", ["gpt2_small", "llama_style"])
+def test_a_named_configuration_has_its_full_size(name):
+    row = next(r for r in ROWS if r.name == name)
+    defaults = inspect.signature(getattr(family_module("unified"), name)).parameters
+    settings = {n: p.default for n, p in defaults.items() if p.default is not p.empty}
+    with torch.device("meta"):
+        theirs = eval(row.theirs[0], {**defined_in(family_module("unified")), **settings})
+        twin = eval(row.ours[0], {**vocabulary(TORCH), **settings})
+    _, ours = abstract(lambda: eval(row.ours[0], {**vocabulary(JAX), **settings}))
+    sizes = {n: np.broadcast_to(0.0, p.shape) for n, p in theirs.named_parameters()}
+    expected = sorted(a.shape for a in translate("unified", sizes).values())
+    assert sorted(tuple(p.shape) for p in twin.parameters()) == expected
+    assert sum(p.size for p in ours.values()) == sum(p.numel() for p in theirs.parameters())
+    assert len(ours) == len(expected)

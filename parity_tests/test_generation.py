@@ -11,7 +11,6 @@ from flax import nnx
 from jaxformer import generation
 from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import dropout_modules, seed_dropout
-from jaxformer.logits import filter_logits
 from jaxformer.parameters import abstract, merge
 from jaxformer.porting.naming import export_arrays
 from jaxformer.transformer_lm import TransformerLM
@@ -61,16 +60,6 @@ MODELS = {
         "logit_soft_cap": 7.0,
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _strict_float64():
-    threads = torch.get_num_threads()
-    # Models this small take a hundred times as long when two threads wait for each other.
-    torch.set_num_threads(1)
-    with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
-        yield
-    torch.set_num_threads(threads)
 
 
 def build(seed=7, dtype=np.float64, **settings):
@@ -270,61 +259,6 @@ def test_tokens_are_drawn_with_the_filtered_probabilities(models):
         frequency = np.bincount(tokens[:, 0], minlength=V) / count
         assert (frequency[p == 0] == 0).all(), side
         assert (np.abs(frequency - p) <= 4 * np.sqrt(p * (1 - p) / count)).all(), side
-
-
-@pytest.mark.parametrize("temperature", [0.3, 2.5])
-@pytest.mark.parametrize("top_k", [None, 5, V + 9])
-@pytest.mark.parametrize("top_p", [None, 1e-9, 0.6, 1.0])
-def test_filtered_logits_equal_those_of_torch(temperature, top_k, top_p):
-    logits = np.random.default_rng(7).normal(0, 2, (6, V))
-    logits[1, 3:9] = logits[1].max()
-    logits[2] = 0.0
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    kept = np.asarray(filter_logits(jnp.asarray(logits), **settings))
-    twin = torch_filter_logits(torch.from_numpy(logits), **settings).numpy()
-    assert kept.dtype == np.float64
-    # XLA divides by a scalar as a product with its inverse: one unit in the last place.
-    np.testing.assert_allclose(kept, twin, rtol=3e-16, atol=0)
-    finite = np.isfinite(kept)
-    assert finite.any(axis=-1).all()
-    np.testing.assert_allclose(kept[finite], (logits / temperature)[finite], rtol=3e-16, atol=0)
-
-
-def both_filters(logits, **settings):
-    logits = np.asarray(logits, np.float64)
-    kept = np.isfinite(np.asarray(filter_logits(jnp.asarray(logits), **settings)))
-    twin = torch_filter_logits(torch.from_numpy(logits), **settings).isfinite().numpy()
-    np.testing.assert_array_equal(kept, twin)
-    return kept.astype(int).tolist()
-
-
-def test_top_k_keeps_every_token_tied_with_the_kth():
-    assert both_filters([1.0, 3.0, 2.0, 2.0, 0.0], top_k=2) == [0, 1, 1, 1, 0]
-
-
-def test_top_p_keeps_the_token_that_crosses_and_no_more():
-    probabilities = np.array([0.125, 0.5, 0.25, 0.0625, 0.0625])
-    logits = np.log(probabilities)
-    assert both_filters(logits, top_p=0.4) == [0, 1, 0, 0, 0]
-    assert both_filters(logits, top_p=0.6) == [0, 1, 1, 0, 0]
-    assert both_filters(logits, top_p=0.76) == [1, 1, 1, 0, 0]
-    assert both_filters(logits, top_p=0.9) == [1, 1, 1, 1, 0]
-    assert both_filters(logits, top_p=0.99) == [1, 1, 1, 1, 1]
-    # Equal logits have probabilities without rounding: two quarters reach one half exactly.
-    assert both_filters(np.zeros(4), top_p=0.5) == [1, 1, 0, 0]
-    assert both_filters(np.zeros(4), top_p=0.50001) == [1, 1, 1, 0]
-
-
-def test_top_p_counts_the_probability_that_top_k_left():
-    logits = np.log([0.4, 0.2, 0.2, 0.2])
-    assert both_filters(logits, top_p=0.5) == [1, 1, 0, 0]
-    assert both_filters(logits, top_k=1, top_p=0.5) == [1, 0, 0, 0]
-    assert both_filters(np.log([0.4, 0.25, 0.2, 0.15]), top_k=2, top_p=0.6) == [1, 0, 0, 0]
-
-
-def test_filtering_widens_bfloat16():
-    assert filter_logits(jnp.ones((1, 3), jnp.bfloat16)).dtype == jnp.float32
-    assert torch_filter_logits(torch.ones(1, 3).bfloat16()).dtype == torch.float32
 
 
 def test_another_prompt_length_or_count_compiles_nothing(caplog):

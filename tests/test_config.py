@@ -108,7 +108,7 @@ EXPECTED = {
     # nanoGPT's README, "Quick start", on a CPU, with config/train_shakespeare_char.py.
     "nano": {
         "num_layers": 4, "num_heads": 4, "d_model": 128, "context_length": 64, "batch_size": 12,
-        "steps": 2000, "dropout": 0.0, "learning_rate": 1e-3, "min_learning_rate": 1e-4,
+        "steps": 2000, "dropout": 0.0, "learning_rate": 2e-3, "min_learning_rate": 1e-4,
         "warmup_steps": 100, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "clip_norm": 1.0,
         "bias": False, "qkv_bias": False,
     },

@@ -88,12 +88,15 @@ class TrainConfig:
 
 
 def nano() -> TrainConfig:
-    """The recipe of nanoGPT for a CPU: 0.8 M parameters, about a minute on 2 cores.
+    """The recipe of nanoGPT for a CPU, at twice its learning rate: 0.8 M parameters.
 
-    ``train.py --preset nano --data tiny-shakespeare``: VALIDATION_NANO.
+    ``train.py --preset nano --data tiny-shakespeare``, about a minute on 2 cores: @@SEEDS@@.
+    With nanoGPT's own ``--learning-rate 1e-3`` it ends at 1.906; nanoGPT publishes 1.88, as the
+    mean of 20 random batches.
     """
     return TrainConfig(
         model=_nanogpt(num_layers=4, num_heads=4, d_model=128, context_length=64, dropout=0.0),
+        optimizer=OptimizerConfig(learning_rate=2e-3),
         batch_size=12,
         steps=2000,
     )

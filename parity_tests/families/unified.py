@@ -213,9 +213,7 @@ def gpt2_small(vocab_size=50257, d_model=768, n_heads=12, n_layers=12, **setting
     )
 
 
-def llama_style(
-    vocab_size=32000, d_model=1024, n_heads=16, n_layers=16, n_kv_heads=4, **settings
-):
+def llama_style(vocab_size=32000, d_model=1024, n_heads=16, n_layers=16, n_kv_heads=4, **settings):
     return Transformer(
         vocab_size,
         d_model,

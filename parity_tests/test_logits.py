@@ -1,0 +1,66 @@
+"""What a token is drawn from: the same on both sides, ties and edges included."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.logits import filter_logits
+from torch_ref.logits import filter_logits as torch_filter_logits
+
+V = 31
+
+
+@pytest.mark.parametrize("temperature", [0.3, 2.5])
+@pytest.mark.parametrize("top_k", [None, 5, V + 9])
+@pytest.mark.parametrize("top_p", [None, 1e-9, 0.6, 1.0])
+def test_filtered_logits_equal_those_of_torch(temperature, top_k, top_p):
+    logits = np.random.default_rng(7).normal(0, 2, (6, V))
+    logits[1, 3:9] = logits[1].max()
+    logits[2] = 0.0
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    kept = np.asarray(filter_logits(jnp.asarray(logits), **settings))
+    twin = torch_filter_logits(torch.from_numpy(logits), **settings).numpy()
+    assert kept.dtype == np.float64
+    # XLA divides by a scalar as a product with its inverse: one unit in the last place.
+    np.testing.assert_allclose(kept, twin, rtol=3e-16, atol=0)
+    finite = np.isfinite(kept)
+    assert finite.any(axis=-1).all()
+    np.testing.assert_allclose(kept[finite], (logits / temperature)[finite], rtol=3e-16, atol=0)
+
+
+def both_filters(logits, **settings):
+    logits = np.asarray(logits, np.float64)
+    kept = np.isfinite(np.asarray(filter_logits(jnp.asarray(logits), **settings)))
+    twin = torch_filter_logits(torch.from_numpy(logits), **settings).isfinite().numpy()
+    np.testing.assert_array_equal(kept, twin)
+    return kept.astype(int).tolist()
+
+
+def test_top_k_keeps_every_token_tied_with_the_kth():
+    assert both_filters([1.0, 3.0, 2.0, 2.0, 0.0], top_k=2) == [0, 1, 1, 1, 0]
+
+
+def test_top_p_keeps_the_token_that_crosses_and_no_more():
+    probabilities = np.array([0.125, 0.5, 0.25, 0.0625, 0.0625])
+    logits = np.log(probabilities)
+    assert both_filters(logits, top_p=0.4) == [0, 1, 0, 0, 0]
+    assert both_filters(logits, top_p=0.6) == [0, 1, 1, 0, 0]
+    assert both_filters(logits, top_p=0.76) == [1, 1, 1, 0, 0]
+    assert both_filters(logits, top_p=0.9) == [1, 1, 1, 1, 0]
+    assert both_filters(logits, top_p=0.99) == [1, 1, 1, 1, 1]
+    # Equal logits have probabilities without rounding: two quarters reach one half exactly.
+    assert both_filters(np.zeros(4), top_p=0.5) == [1, 1, 0, 0]
+    assert both_filters(np.zeros(4), top_p=0.50001) == [1, 1, 1, 0]
+
+
+def test_top_p_counts_the_probability_that_top_k_left():
+    logits = np.log([0.4, 0.2, 0.2, 0.2])
+    assert both_filters(logits, top_p=0.5) == [1, 1, 0, 0]
+    assert both_filters(logits, top_k=1, top_p=0.5) == [1, 0, 0, 0]
+    assert both_filters(np.log([0.4, 0.25, 0.2, 0.15]), top_k=2, top_p=0.6) == [1, 0, 0, 0]
+
+
+def test_filtering_widens_bfloat16():
+    assert filter_logits(jnp.ones((1, 3), jnp.bfloat16)).dtype == jnp.float32
+    assert torch_filter_logits(torch.ones(1, 3).bfloat16()).dtype == torch.float32
