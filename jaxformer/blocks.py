@@ -76,7 +76,8 @@ class Block(nnx.Module):
         Args:
             x: the residual stream.
             mask: who may attend to whom in the self-attention.
-            memory: the encoder's output, for a block with cross-attention.
+            memory: what the cross-attention attends to, or the attention of a block that has none;
+                default x itself.
             memory_mask: who may attend to what in the cross-attention.
             positions: see ``MultiHeadAttention``.
             cache: see ``MultiHeadAttention``.
@@ -86,7 +87,12 @@ class Block(nnx.Module):
 
         def attend(h: Hidden) -> Hidden:
             result = self.attention(
-                h, mask=mask, positions=positions, cache=cache, return_weights=return_weights
+                h,
+                memory if self.cross_attention is None else None,
+                mask=mask,
+                positions=positions,
+                cache=cache,
+                return_weights=return_weights,
             )
             if isinstance(result, tuple):
                 result, attention_weights = result

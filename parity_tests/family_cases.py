@@ -96,12 +96,6 @@ VARIANTS: dict[str, dict[str, list[dict[str, Any]]]] = {
         "SwiGLUFFN": [{}, {"d_ff": None}],
     },
 }  # fmt: skip
-# Calls that ours cannot express yet, and why.
-XFAIL = {
-    "module(x, additive_to_boolean(cross_mask), kv)": "a Block without cross-attention ignores the "
-    "memory that it is given; it should attend to it",
-}
-
 BRANCHES = ("attention_residual_dropout", "feed_forward_residual_dropout")
 ATTENTION, FEED_FORWARD = BRANCHES
 WEIGHTS = "attention.attention_dropout"

@@ -20,7 +20,6 @@ from parity_tests.family_cases import (
     MODULE_ROWS,
     SETTINGS,
     WITH_GRADIENT,
-    XFAIL,
     arguments_of,
     places_of,
     variants_of,
@@ -123,12 +122,10 @@ def module_rows(*, every_variant: bool) -> list[Any]:
     """Every row of a module, once or in each of its variants."""
     parameters = []
     for row in MODULE_ROWS:
-        reason = XFAIL.get(row.ours[1])
-        marks = [pytest.mark.xfail(strict=True, raises=ValueError, reason=reason)] if reason else []
         for number, variant in enumerate(variants_of(row)):
             if every_variant or number == 0:
                 name = f"{row}-{number}"
-                parameters.append(pytest.param(row, variant, id=name, marks=marks))
+                parameters.append(pytest.param(row, variant, id=name))
     return parameters
 
 
@@ -244,7 +241,6 @@ def test_every_line_is_run():
     assert {row.family for row in ROWS} == set(FAMILIES)
     run = {parameter.values[0] for parameter in module_rows(every_variant=True)}
     assert run | set(FUNCTION_ROWS) == set(ROWS)
-    assert XFAIL.keys() <= {row.ours[-1] for row in ROWS}
 
 
 def test_the_example_in_the_document_holds():

@@ -76,7 +76,8 @@ class Block(nn.Module):
         Args:
             x: the residual stream, (B, T, D).
             mask: who may attend to whom in the self-attention, broadcastable to (B, N, T, S).
-            memory: the encoder's output (B, S, D), for a block with cross-attention.
+            memory: what the cross-attention attends to, or the attention of a block that has none;
+                default x itself. (B, S, D).
             memory_mask: who may attend to what in the cross-attention.
             positions: see ``MultiHeadAttention``.
             cache: see ``MultiHeadAttention``.
@@ -86,7 +87,12 @@ class Block(nn.Module):
 
         def attend(h: torch.Tensor) -> torch.Tensor:
             h = self.attention(
-                h, mask=mask, positions=positions, cache=cache, return_weights=return_weights
+                h,
+                memory if self.cross_attention is None else None,
+                mask=mask,
+                positions=positions,
+                cache=cache,
+                return_weights=return_weights,
             )
             if return_weights:
                 h, attention_weights = h

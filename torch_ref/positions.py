@@ -13,6 +13,7 @@ device, so no call builds or moves a table twice.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -183,10 +184,10 @@ def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
     """Float32 (max_length, d_model): sin and cos of position · exp(-ln(10000) · 2i / d_model)."""
     position = np.arange(max_length, dtype=np.float32)[:, None]
     steps = np.arange(0, d_model, 2, dtype=np.float32)
-    frequency = np.exp(steps * np.float32(-math.log(10000.0) / d_model))
+    frequency = _rounded(np.exp, steps * np.float32(-math.log(10000.0) / d_model))
     table = np.zeros((max_length, d_model), np.float32)
-    table[:, 0::2] = np.sin(position * frequency)
-    table[:, 1::2] = np.cos(position * frequency)
+    table[:, 0::2] = _rounded(np.sin, position * frequency)
+    table[:, 1::2] = _rounded(np.cos, position * frequency)
     return table
 
 
@@ -196,11 +197,11 @@ def rotary_tables(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines, each float32 (max_length, width / 2)."""
     exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-    frequency = np.float32(1.0) / np.power(np.float32(base), exponent)
+    frequency = np.float32(1.0) / _rounded(lambda x: np.float64(base) ** x, exponent)
     if scaling is not None:
         frequency = _scale_frequency(frequency, scaling)
     angle = np.arange(max_length, dtype=np.float32)[:, None] * frequency[None, :]
-    return np.cos(angle), np.sin(angle)
+    return _rounded(np.cos, angle), _rounded(np.sin, angle)
 
 
 def _scale_frequency(frequency: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
@@ -261,3 +262,8 @@ def _tensor(table: np.ndarray, dtype: torch.dtype, device: torch.device) -> torc
     # A tensor born in inference mode could not serve a later training step.
     with torch.inference_mode(False):
         return torch.from_numpy(table).to(device, dtype)
+
+
+def _rounded(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """One float32 operation, correctly rounded; numpy's own are an ulp off on some processors."""
+    return function(x.astype(np.float64)).astype(np.float32)

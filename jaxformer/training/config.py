@@ -90,7 +90,8 @@ class TrainConfig:
 def nano() -> TrainConfig:
     """The recipe of nanoGPT for a CPU, at twice its learning rate: 0.8 M parameters.
 
-    ``train.py --preset nano --data tiny-shakespeare``, about a minute on 2 cores: @@SEEDS@@.
+    ``train.py --preset nano --data tiny-shakespeare``, about a minute on 2 cores: validation loss
+    1.820, 1.813 and 1.814 for seeds 1337, 1 and 2.
     With nanoGPT's own ``--learning-rate 1e-3`` it ends at 1.906; nanoGPT publishes 1.88, as the
     mean of 20 random batches.
     """
