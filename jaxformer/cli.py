@@ -238,9 +238,9 @@ def _one_line(complaint: str, program: str) -> str:
 def _peek(arguments: Sequence[str], flag: str) -> str | None:
     """The last value of a flag that decides the defaults of the others."""
     found = None
-    for here, after in zip(arguments, [*arguments[1:], None], strict=True):
+    for place, here in enumerate(arguments):
         if here == flag:
-            found = after
+            found = next(iter(arguments[place + 1 :]), None)
         elif here.startswith(f"{flag}="):
             found = here.partition("=")[2]
     return found

@@ -194,3 +194,19 @@ def test_a_lack_of_memory_or_disk_is_code_7(text, capsys, monkeypatch, error, wo
     assert words in err
     assert err.count("\n") == 1
     assert list(empty_folder.iterdir()) == []
+
+
+def test_without_arguments_the_main_job_is_run(monkeypatch, tmp_path):
+    import jaxformer.training.loop
+
+    calls = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        jaxformer.training.loop, "train", lambda *a, **k: calls.append((a[0].config, a[1], k))
+    )
+    assert main(["train"]) == 0
+    ((config, out, settings),) = calls
+    assert config.data == "python-docs"
+    assert config.steps == 2000
+    assert str(out) == "runs/nano"
+    assert settings == {"resume": False, "trackers": ()}
