@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 import torch
 from flax import nnx
@@ -50,6 +51,7 @@ class Trajectory:
     losses: np.ndarray
     gradient_norms: np.ndarray
     parameters: dict[str, np.ndarray]
+    moments: dict[str, np.ndarray]
 
 
 def initial_parameters(config, dtype):
@@ -82,7 +84,15 @@ def run_jax(dataset, config, dtype, seed=4):
         state, metrics = step(state, batch_of(dataset, number, seed), step_key(config, number))
         losses.append(float(metrics["train_loss"]))
         norms.append(float(metrics["grad_norm"]))
-    return Trajectory(np.array(losses), np.array(norms), export_arrays(state.parameters))
+    moments = {
+        f"{which}.{name}": array
+        for which in ("mu", "nu")
+        for name, array in export_arrays(
+            optax.tree_utils.tree_get(state.optimizer_state, which)
+        ).items()
+    }
+    parameters = export_arrays(state.parameters)
+    return Trajectory(np.array(losses), np.array(norms), parameters, moments)
 
 
 @functools.cache
@@ -127,8 +137,13 @@ def run_torch(dataset, config, dtype, seed=4):
         )
         losses.append(float(metrics["train_loss"]))
         norms.append(float(metrics["grad_norm"]))
+    moments = {
+        f"{ours}.{name}": torch_ref.parameters.to_numpy(state.optimizer_state.state[p][theirs])
+        for ours, theirs in (("mu", "exp_avg"), ("nu", "exp_avg_sq"))
+        for name, p in twin.named_parameters()
+    }
     parameters = torch_ref.parameters.get_parameters(twin)
-    return Trajectory(np.array(losses), np.array(norms), parameters)
+    return Trajectory(np.array(losses), np.array(norms), parameters, moments)
 
 
 @pytest.fixture(scope="module", params=["without dropout", "with dropout"])
@@ -155,6 +170,10 @@ def test_float64_trajectories_agree(oracles):
         np.testing.assert_allclose(
             ours.parameters[name], theirs.parameters[name], rtol=0, atol=1e-9, err_msg=name
         )
+    # Running means of the gradients and of their squares: every gradient of the run is in them.
+    assert ours.moments.keys() == theirs.moments.keys()
+    for name, moment in ours.moments.items():
+        np.testing.assert_allclose(moment, theirs.moments[name], rtol=0, atol=1e-9, err_msg=name)
 
 
 def test_the_model_learned_and_was_clipped(oracles):
