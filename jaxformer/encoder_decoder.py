@@ -6,11 +6,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import run_blocks, self_attention_mask
+from jaxformer.blocks import Norm, run_blocks, self_attention_mask
 from jaxformer.builders import make_block, make_model_norm, make_position_embedding
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig
 from jaxformer.initializers import initialize
-from jaxformer.layers import Dropout, Embedding, Linear, widely
+from jaxformer.layers import Dropout, Embedding, Linear
+from jaxformer.positions import embed_tokens
 
 Hidden = Float[Array, "B T D"]
 
@@ -138,6 +139,8 @@ class EncoderDecoder(nnx.Module):
         self.source_embedding = Embedding(config.source_vocab_size, config.d_model, rngs=rngs)
         self.target_embedding = Embedding(config.target_vocab_size, config.d_model, rngs=rngs)
         self.position_embedding = make_position_embedding(config, rngs=rngs)
+        self.source_embedding_norm = make_model_norm(config) if config.embedding_norm else None
+        self.target_embedding_norm = make_model_norm(config) if config.embedding_norm else None
         self.source_embedding_dropout = Dropout(config.embedding_dropout)
         self.target_embedding_dropout = Dropout(config.embedding_dropout)
         self.encoder = Encoder(config, config.num_encoder_layers, rngs=rngs)
@@ -175,7 +178,7 @@ class EncoderDecoder(nnx.Module):
         self, source: Int[Array, "B S"], source_mask: Bool[Array, "B N S S"] | None = None
     ) -> Float[Array, "B S D"]:
         """The encoder's output."""
-        x = self._embed(source, self.source_embedding)
+        x = self._embed(source, self.source_embedding, self.source_embedding_norm)
         return self.encoder(self.source_embedding_dropout(x), source_mask)
 
     def decode(
@@ -186,19 +189,15 @@ class EncoderDecoder(nnx.Module):
         memory_mask: Bool[Array, "B N T S"] | None = None,
     ) -> Hidden:
         """The decoder's output, before the head."""
-        x = self._embed(target, self.target_embedding)
+        x = self._embed(target, self.target_embedding, self.target_embedding_norm)
         return self.decoder(self.target_embedding_dropout(x), memory, target_mask, memory_mask)
 
-    def _embed(self, tokens: Int[Array, "B T"], embedding: Embedding) -> Hidden:
-        length = tokens.shape[1]
-        if length > self.config.context_length:
-            raise ValueError(
-                f"{length} tokens do not fit context_length={self.config.context_length}"
-            )
-        x = embedding(tokens)
-        scale = self.config.embedding_scale
-        if scale is not None:
-            x = widely(lambda e: e * scale, x)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(length).astype(x.dtype)
-        return x
+    def _embed(self, tokens: Int[Array, "B T"], embedding: Embedding, norm: Norm | None) -> Hidden:
+        x = embed_tokens(
+            tokens,
+            embedding,
+            self.position_embedding,
+            context_length=self.config.context_length,
+            scale=self.config.embedding_scale,
+        )
+        return x if norm is None else norm(x)

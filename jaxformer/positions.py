@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxformer.layers import Embedding
+from jaxformer.layers import Embedding, widely
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +68,31 @@ class SinusoidalPositions(nnx.Module):
         if positions is None:
             return jnp.asarray(table_SD[None, :length])
         return jnp.asarray(table_SD)[positions]
+
+
+def embed_tokens(
+    tokens: Int[Array, "B T"],
+    token_embedding: Embedding,
+    position_embedding: LearnedPositions | SinusoidalPositions | None,
+    *,
+    context_length: int,
+    scale: float | None = None,
+    positions: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T D"]:
+    """The tokens' rows, times ``scale`` where given, plus the rows of their positions.
+
+    Raises:
+        ValueError: more tokens than ``context_length``.
+    """
+    length = tokens.shape[1]
+    if length > context_length:
+        raise ValueError(f"{length} tokens do not fit context_length={context_length}")
+    x = token_embedding(tokens)
+    if scale is not None:
+        x = widely(lambda e: e * scale, x)
+    if position_embedding is not None:
+        x = x + position_embedding(length, positions).astype(x.dtype)
+    return x
 
 
 class NoPositions(nnx.Module):

@@ -10,6 +10,7 @@ from jaxformer.builders import make_block, make_model_norm, make_position_embedd
 from jaxformer.config import TransformerLMConfig
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear, widely
+from jaxformer.positions import embed_tokens
 
 
 class TransformerLM(nnx.Module):
@@ -82,10 +83,6 @@ class TransformerLM(nnx.Module):
     ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], list[Float[Array, "B N T S"]]]:
         """The residual stream after the final norm. Arguments as in ``__call__``."""
         length = tokens.shape[1]
-        if length > self.config.context_length:
-            raise ValueError(
-                f"{length} tokens do not fit context_length={self.config.context_length}"
-            )
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
             positions = (start + jnp.arange(length))[None]
@@ -114,12 +111,14 @@ class TransformerLM(nnx.Module):
         self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
         """What enters the first block."""
-        x = self.token_embedding(tokens)
-        scale = self.config.embedding_scale
-        if scale is not None:
-            x = widely(lambda e: e * scale, x)
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(tokens.shape[1], positions).astype(x.dtype)
+        x = embed_tokens(
+            tokens,
+            self.token_embedding,
+            self.position_embedding,
+            context_length=self.config.context_length,
+            scale=self.config.embedding_scale,
+            positions=positions,
+        )
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return self.embedding_dropout(x)

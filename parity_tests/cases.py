@@ -315,7 +315,7 @@ CASES = [
     Case("encoder_decoder/model", encdec("EncoderDecoder", embedding_scale=D**0.5, **DROPOUTS),
          BOTH, dropout=True),
     Case("encoder_decoder/model-masked", encdec("EncoderDecoder", block="pre_norm",
-         activation="gelu", positions="learned"),
+         activation="gelu", positions="learned", embedding_norm=True),
          lambda r: {**BOTH(r), "source_mask": boolean(B, 1, S, S)(r),
                     "target_mask": boolean(B, 1, T, T)(r), "memory_mask": boolean(B, 1, T, S)(r)}),
     Case("losses/cross-entropy", lambda s: s.losses.cross_entropy,
@@ -325,8 +325,3 @@ CASES = [
     Case("losses/each-token", lambda s: s.losses.token_losses,
          given(logits=x(B, T, V), targets=ids(B, T))),
 ]  # fmt: skip
-
-
-def cases_of(component: str) -> list[Case]:
-    """The rows of one file of the mirror."""
-    return [case for case in CASES if case.component == component]

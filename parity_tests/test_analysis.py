@@ -17,7 +17,7 @@ import torch_ref.transformer_lm
 from jaxformer import analysis
 from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import Dropout, inject_keep_masks
-from jaxformer.parameters import get_parameters, merge, split
+from jaxformer.parameters import get_parameters, merge, set_parameters, split
 from jaxformer.porting.naming import torch_name
 from jaxformer.positions import (
     ALiBi,
@@ -28,7 +28,8 @@ from jaxformer.positions import (
     SinusoidalPositions,
 )
 from jaxformer.transformer_lm import TransformerLM
-from parity_tests.twins import copy_to_torch, perturb
+from parity_tests.harness import perturbed
+from parity_tests.twins import copy_to_torch
 
 CONFIG = TransformerLMConfig(
     vocab_size=29, context_length=17, d_model=24, num_layers=2, num_heads=4, d_ff=40
@@ -52,7 +53,7 @@ TOKENS = np.random.default_rng(3).integers(0, 29, (2, 17))
 
 def build(config=CONFIG, training=False):
     model = TransformerLM(config, rngs=nnx.Rngs(0))
-    perturb(model)
+    set_parameters(model, perturbed(model))
     twin = torch_ref.transformer_lm.TransformerLM(
         torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
     )

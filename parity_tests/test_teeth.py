@@ -261,7 +261,7 @@ PLANTS = [
     Plant("the window is one too wide", "transformer_lm/mistral", replace(
         blocks, "window_mask", lambda original: lambda q, k, w: original(q, k, w + 1))),
     Plant("the embedding scale is forgotten", "transformer_lm/gemma2", replace(
-        transformer_lm, "widely", lambda original: lambda f, x: x if x.shape[-1] == 20
+        positions, "widely", lambda original: lambda f, x: x if x.shape[-1] == 20
         else original(f, x))),
     Plant("the final norm is left out", "transformer_lm/gpt2",
           without(transformer_lm.TransformerLM, "final_norm", "hidden")),

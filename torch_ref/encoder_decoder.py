@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from torch_ref.attention import LayerCache
-from torch_ref.blocks import run_blocks, self_attention_mask
+from torch_ref.blocks import Norm, run_blocks, self_attention_mask
 from torch_ref.builders import make_block, make_model_norm, make_position_embedding
 from torch_ref.config import EncoderDecoderConfig, TransformerConfig
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
+from torch_ref.positions import embed_tokens
 
 Hidden = torch.Tensor
 
@@ -138,6 +139,8 @@ class EncoderDecoder(nn.Module):
         self.source_embedding = Embedding(config.source_vocab_size, config.d_model)
         self.target_embedding = Embedding(config.target_vocab_size, config.d_model)
         self.position_embedding = make_position_embedding(config)
+        self.source_embedding_norm = make_model_norm(config) if config.embedding_norm else None
+        self.target_embedding_norm = make_model_norm(config) if config.embedding_norm else None
         self.source_embedding_dropout = Dropout(config.embedding_dropout)
         self.target_embedding_dropout = Dropout(config.embedding_dropout)
         self.encoder = Encoder(config, config.num_encoder_layers)
@@ -171,7 +174,7 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, source: torch.Tensor, source_mask: torch.Tensor | None = None) -> torch.Tensor:
         """The encoder's output."""
-        x = self._embed(source, self.source_embedding)
+        x = self._embed(source, self.source_embedding, self.source_embedding_norm)
         return self.encoder(self.source_embedding_dropout(x), source_mask)
 
     def decode(
@@ -182,18 +185,15 @@ class EncoderDecoder(nn.Module):
         memory_mask: torch.Tensor | None = None,
     ) -> Hidden:
         """The decoder's output, before the head."""
-        x = self._embed(target, self.target_embedding)
+        x = self._embed(target, self.target_embedding, self.target_embedding_norm)
         return self.decoder(self.target_embedding_dropout(x), memory, target_mask, memory_mask)
 
-    def _embed(self, tokens: torch.Tensor, embedding: Embedding) -> Hidden:
-        length = tokens.shape[1]
-        if length > self.config.context_length:
-            raise ValueError(
-                f"{length} tokens do not fit context_length={self.config.context_length}"
-            )
-        x = embedding(tokens)
-        if self.config.embedding_scale is not None:
-            x = x * self.config.embedding_scale
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(length).to(x.dtype)
-        return x
+    def _embed(self, tokens: torch.Tensor, embedding: Embedding, norm: Norm | None) -> Hidden:
+        x = embed_tokens(
+            tokens,
+            embedding,
+            self.position_embedding,
+            context_length=self.config.context_length,
+            scale=self.config.embedding_scale,
+        )
+        return x if norm is None else norm(x)

@@ -11,14 +11,6 @@ def get_parameters(module: torch.nn.Module) -> Parameters:
     return {name: to_numpy(parameter) for name, parameter in module.named_parameters()}
 
 
-def get_gradients(module: torch.nn.Module) -> Parameters:
-    """Copies of the parameters' gradients by path, zero where there is none."""
-    return {
-        name: to_numpy(torch.zeros_like(p) if p.grad is None else p.grad)
-        for name, p in module.named_parameters()
-    }
-
-
 def set_parameters(module: torch.nn.Module, parameters: Parameters) -> None:
     """Puts new values in place of the module's parameters, each kept in the parameter's dtype.
 

@@ -68,6 +68,31 @@ class SinusoidalPositions(nn.Module):
         return table_SD[None, :length] if positions is None else table_SD[positions]
 
 
+def embed_tokens(
+    tokens: torch.Tensor,
+    token_embedding: Embedding,
+    position_embedding: LearnedPositions | SinusoidalPositions | None,
+    *,
+    context_length: int,
+    scale: float | None = None,
+    positions: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The tokens' rows (B, T, D), times ``scale`` where given, plus the rows of their positions.
+
+    Raises:
+        ValueError: more tokens than ``context_length``.
+    """
+    length = tokens.shape[1]
+    if length > context_length:
+        raise ValueError(f"{length} tokens do not fit context_length={context_length}")
+    x = token_embedding(tokens)
+    if scale is not None:
+        x = x * scale
+    if position_embedding is not None:
+        x = x + position_embedding(length, positions).to(x.dtype)
+    return x
+
+
 class NoPositions(nn.Module):
     """Attention that does not know the order of its keys; also the base of those that do.
 

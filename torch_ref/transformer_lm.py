@@ -9,6 +9,7 @@ from torch_ref.builders import make_block, make_model_norm, make_position_embedd
 from torch_ref.config import TransformerLMConfig
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
+from torch_ref.positions import embed_tokens
 
 
 class TransformerLM(nn.Module):
@@ -82,10 +83,6 @@ class TransformerLM(nn.Module):
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """The residual stream (B, T, D) after the final norm. Arguments as in ``forward``."""
         length = tokens.shape[1]
-        if length > self.config.context_length:
-            raise ValueError(
-                f"{length} tokens do not fit context_length={self.config.context_length}"
-            )
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
             positions = torch.arange(start, start + length, device=tokens.device)[None]
@@ -113,11 +110,14 @@ class TransformerLM(nn.Module):
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """What enters the first block, (B, T, D)."""
-        x = self.token_embedding(tokens)
-        if self.config.embedding_scale is not None:
-            x = x * self.config.embedding_scale
-        if self.position_embedding is not None:
-            x = x + self.position_embedding(tokens.shape[1], positions).to(x.dtype)
+        x = embed_tokens(
+            tokens,
+            self.token_embedding,
+            self.position_embedding,
+            context_length=self.config.context_length,
+            scale=self.config.embedding_scale,
+            positions=positions,
+        )
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return self.embedding_dropout(x)

@@ -49,9 +49,9 @@ def sample(
         path: a run's folder.
         prompt: what a text begins with; where it is empty, a new line that is not shown.
         tokens: how many characters to write after it.
-        temperature: see ``generation.filter_logits``.
-        top_k: see ``generation.filter_logits``.
-        top_p: see ``generation.filter_logits``.
+        temperature: see ``logits.filter_logits``.
+        top_k: see ``logits.filter_logits``.
+        top_p: see ``logits.filter_logits``.
         seed: text n is drawn from seed + n.
         greedy: take the most probable character.
         samples: how many texts.
