@@ -1,5 +1,34 @@
-"""Weights between PyTorch and JAX."""
+"""Weights, optimizer state and settings between PyTorch and JAX."""
+
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.porting.naming import export_arrays, import_arrays
 
-__all__ = ["export_arrays", "import_arrays"]
+if TYPE_CHECKING:
+    from jaxformer.porting.convert import from_torch, to_torch
+    from jaxformer.porting.train_states import train_state_from_torch, train_state_to_torch
+
+__all__ = [
+    "export_arrays",
+    "from_torch",
+    "import_arrays",
+    "to_torch",
+    "train_state_from_torch",
+    "train_state_to_torch",
+]
+
+_MODULES = {
+    "from_torch": "convert",
+    "to_torch": "convert",
+    "train_state_from_torch": "train_states",
+    "train_state_to_torch": "train_states",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # JAX is imported only by who needs it: the command line's --help does not.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

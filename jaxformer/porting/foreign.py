@@ -1,0 +1,154 @@
+"""A foreign model as a dialect reads it: the shapes of its arrays and its settings.
+
+Settings are read off a PyTorch module's attributes, or out of a config (a Hugging Face config.json,
+nanoGPT's ``model_args``, the arguments of a constructor), so that a dialect says once how a foreign
+model becomes one of ours. No torch is imported: a module is looked at through its attributes.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxformer.errors import CheckpointError, UsageError
+
+Shape = tuple[int, ...]
+_REQUIRED = object()
+
+# What constructors call the same thing.
+NUM_HEADS = ("num_heads", "n_heads", "heads", "n_head", "nhead", "heads_num", "h")
+HEAD_DIM = ("head_dim", "d_k", "head_size", "d_head", "dim_head")
+DROPOUT = ("dropout", "dropout_rate", "dropout_p", "p")
+EPS = ("eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+
+
+class MissingSettingError(UsageError):
+    """A setting that neither a module nor a config tells; whatever was read before it was found."""
+
+
+class Foreign:
+    """One module of a foreign model.
+
+    Args:
+        shapes: of its arrays, by their names; of buffers too.
+        kind: the name of its class, where known.
+        module: the PyTorch module itself, where there is one.
+        config: settings by name, which go before those of the module.
+        guess: whether the shape of a missing array is taken from the one with the likest name, so
+            that all that is missing can be listed.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Shape],
+        *,
+        kind: str = "",
+        module: Any = None,
+        config: Mapping[str, Any] | None = None,
+        guess: bool = False,
+    ):
+        self.guess = guess
+        self.shapes = dict(shapes)
+        self.kind = kind
+        self.module = module
+        self.config = dict(config or {})
+
+    def setting(self, *names: str, default: Any = _REQUIRED) -> Any:
+        """The first of the settings by these names that there is.
+
+        Raises:
+            UsageError: there is none, and no default.
+        """
+        for name in names:
+            value = self.config.get(name)
+            value = getattr(self.module, name, None) if value is None else value
+            if value is not None:
+                return value
+        if default is _REQUIRED:
+            where = f"{self.kind or 'the model'} has no " + " or ".join(names)
+            raise MissingSettingError(f'{where}: give it as config={{"{names[0]}": …}}')
+        return default
+
+    def number(self, *names: str) -> int | None:
+        """The first of the settings by these names that is an integer, if one is."""
+        values = (self.setting(name, default=None) for name in names)
+        return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)
+
+    def shape(self, name: str, axes: int | None = None) -> Shape:
+        """The shape of one of its arrays.
+
+        Args:
+            name: of the array.
+            axes: how many it must have.
+
+        Raises:
+            CheckpointError: it is missing, or has another number of axes.
+        """
+        if name not in self.shapes and self.guess:
+            likest = difflib.get_close_matches(name, self.shapes, 1, 0.0)
+            name = likest[0] if likest else name
+        if name not in self.shapes:
+            raise CheckpointError(f"missing {name}, which the sizes of the model are read from")
+        shape = self.shapes[name]
+        if axes is not None and len(shape) != axes:
+            raise CheckpointError(f"{name} has shape {shape}, where {axes} axes are needed")
+        return shape
+
+    def has(self, name: str) -> bool:
+        """Whether there is an array by that name, or a module that holds some."""
+        return name in self.shapes or any(key.startswith(f"{name}.") for key in self.shapes)
+
+    def child(self, path: str) -> "Foreign":
+        """A module inside of it, by its path."""
+        module = self.module
+        for part in path.split("."):
+            module = getattr(module, part, None)
+        start = f"{path}."
+        return Foreign(
+            {key[len(start) :]: shape for key, shape in self.shapes.items() if key.startswith(start)},
+            kind=type(module).__name__ if module is not None else "",
+            module=module,
+            config=self.config,
+            guess=self.guess,
+        )
+
+    def count(self, path: str) -> int:
+        """How many modules the list at ``path`` has."""
+        start = f"{path}."
+        return len({key[len(start) :].partition(".")[0] for key in self.shapes if key.startswith(start)})
+
+    def children(self, path: str) -> Iterator["Foreign"]:
+        """The modules of the list at ``path``."""
+        return (self.child(f"{path}.{n}") for n in range(self.count(path)))
+
+    def num_heads(self, width: int) -> int:
+        """How many heads share ``width`` features, from their number or their size."""
+        heads, head_dim = self.number(*NUM_HEADS), self.number(*HEAD_DIM)
+        if heads is None and head_dim is not None:
+            heads = width // head_dim
+        return int(self.setting(*NUM_HEADS)) if heads is None else heads
+
+    def dropout(self) -> float:
+        """Its one rate of dropout: that of its own ``Dropout``, of those inside, or a setting.
+
+        Raises:
+            UsageError: it has several rates.
+        """
+        for name in DROPOUT:
+            if isinstance(self.config.get(name), int | float):
+                return float(self.config[name])
+        if hasattr(self.module, "modules"):
+            inside = list(self.module.modules())
+            for modules in ([self.module, *self.module.children()], inside):
+                rates = {m.p for m in modules if type(m).__name__ == "Dropout"}
+                if len(rates) > 1:
+                    listed = " and ".join(map(str, sorted(rates)))
+                    raise UsageError(f"{self.kind} drops at the rates {listed}, where it has one")
+                if rates:
+                    return float(rates.pop())
+        rate = self.setting(*DROPOUT, default=0.0)
+        return float(rate) if isinstance(rate, int | float) else 0.0
+
+    def eps(self, path: str = "") -> float:
+        """What a norm adds to the variance; PyTorch's default is 1e-5."""
+        norm = self.child(path) if path else self
+        return float(norm.setting(*EPS, default=1e-5))
