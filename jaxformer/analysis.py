@@ -190,7 +190,12 @@ def norm_order_comparison(
 def _reordered(block: Block, order: str) -> Block:
     """A block around the very parts of another."""
     result = BLOCKS[order](
-        block.attention, block.feed_forward, block.attention_norm, block.feed_forward_norm
+        block.attention,
+        block.feed_forward,
+        block.attention_norm,
+        block.feed_forward_norm,
+        attention_output_norm=block.attention_output_norm,
+        feed_forward_output_norm=block.feed_forward_output_norm,
     )
     result.attention_residual_dropout = block.attention_residual_dropout
     result.feed_forward_residual_dropout = block.feed_forward_residual_dropout

@@ -18,6 +18,7 @@ from jaxformer.norms import LayerNorm, RMSNorm
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm
+Mask = Bool[Array, "B N T S"] | None
 Branch = tuple[Norm, Callable[[Hidden], Hidden]]
 
 
@@ -25,15 +26,20 @@ class Block(nnx.Module):
     """Branches around a residual stream; a subclass says how they are combined.
 
     The branches are self-attention, cross-attention where given (a decoder's block), and
-    feed-forward, each with its norm and a dropout on what it adds.
+    feed-forward, each with its norm and a dropout on what it adds. Where an output norm is given,
+    drop(branch(…)) below stands for drop(output_norm(branch(…))) (Gemma 2, arXiv 2408.00118,
+    section 2).
 
     Args:
         attention: the self-attention.
         feed_forward: a ``FeedForward`` or ``GatedFeedForward``.
         attention_norm: the norm beside the self-attention.
-        feed_forward_norm: the norm beside the feed-forward.
+        feed_forward_norm: the norm beside the feed-forward; None is the self-attention's.
         cross_attention: attends to an encoder's output.
         cross_attention_norm: the norm beside the cross-attention.
+        attention_output_norm: a norm of the self-attention's result.
+        feed_forward_output_norm: a norm of the feed-forward's result.
+        cross_attention_output_norm: a norm of the cross-attention's result.
         residual_dropout: rate on what each branch adds.
     """
 
@@ -42,10 +48,13 @@ class Block(nnx.Module):
         attention: MultiHeadAttention,
         feed_forward: FeedForward | GatedFeedForward,
         attention_norm: Norm,
-        feed_forward_norm: Norm,
+        feed_forward_norm: Norm | None,
         *,
         cross_attention: MultiHeadAttention | None = None,
         cross_attention_norm: Norm | None = None,
+        attention_output_norm: Norm | None = None,
+        feed_forward_output_norm: Norm | None = None,
+        cross_attention_output_norm: Norm | None = None,
         residual_dropout: float = 0.0,
     ):
         self.attention = attention
@@ -54,6 +63,9 @@ class Block(nnx.Module):
         self.attention_norm = attention_norm
         self.cross_attention_norm = cross_attention_norm
         self.feed_forward_norm = feed_forward_norm
+        self.attention_output_norm = attention_output_norm
+        self.feed_forward_output_norm = feed_forward_output_norm
+        self.cross_attention_output_norm = cross_attention_output_norm
         self.attention_residual_dropout = Dropout(residual_dropout)
         self.cross_attention_residual_dropout: Any = (
             None if cross_attention is None else Dropout(residual_dropout)
@@ -97,16 +109,19 @@ class Block(nnx.Module):
             if isinstance(result, tuple):
                 result, attention_weights = result
                 weights.append(attention_weights)
-            return self.attention_residual_dropout(result)
+            return self.attention_residual_dropout(_apply(self.attention_output_norm, result))
 
         def attend_to_memory(h: Hidden) -> Hidden:
             h = self.cross_attention(h, memory, mask=memory_mask)
+            h = _apply(self.cross_attention_output_norm, h)
             return self.cross_attention_residual_dropout(h)
 
         def feed(h: Hidden) -> Hidden:
-            return self.feed_forward_residual_dropout(self.feed_forward(h))
+            h = _apply(self.feed_forward_output_norm, self.feed_forward(h))
+            return self.feed_forward_residual_dropout(h)
 
-        branches: list[Branch] = [(self.attention_norm, attend), (self.feed_forward_norm, feed)]
+        feed_norm = self.feed_forward_norm or self.attention_norm
+        branches: list[Branch] = [(self.attention_norm, attend), (feed_norm, feed)]
         if self.cross_attention_norm is not None:
             branches.insert(1, (self.cross_attention_norm, attend_to_memory))
         x = self.combine(x, branches)
@@ -115,6 +130,10 @@ class Block(nnx.Module):
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """The formula of the block."""
         raise NotImplementedError
+
+
+def _apply(norm: Norm | None, x: Hidden) -> Hidden:
+    return x if norm is None else norm(x)
 
 
 class PreNormBlock(Block):
@@ -138,7 +157,10 @@ class PostNormBlock(Block):
 
 
 class ParallelBlock(Block):
-    """x + Σ drop(branch(norm(x))), every branch from the same x (GPT-NeoX, arXiv 2204.06745)."""
+    """x + Σ drop(branch(norm(x))), every branch from the same x (GPT-NeoX, arXiv 2204.06745).
+
+    GPT-J and Phi give both branches one norm: ``feed_forward_norm`` is None.
+    """
 
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """The formula of the block."""
@@ -179,7 +201,7 @@ def self_attention_mask(
 def run_blocks(
     blocks: Sequence[Block],
     x: Hidden,
-    mask: Bool[Array, "B N T S"] | None = None,
+    mask: Mask | list[Mask] = None,
     memory: Float[Array, "B S D"] | None = None,
     memory_mask: Bool[Array, "B N T S"] | None = None,
     *,
@@ -190,13 +212,13 @@ def run_blocks(
     """The residual stream after all blocks, and the list of each self-attention's weights.
 
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
-    a block.
+    a block, and one mask for all blocks or a list of one a block.
     """
     weights = []
     for layer, block in enumerate(blocks):
         result = block(
             x,
-            mask,
+            mask[layer] if isinstance(mask, list) else mask,
             memory,
             memory_mask,
             positions=positions,

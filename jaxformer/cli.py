@@ -1,7 +1,6 @@
 """The ``jaxformer`` command: parse, build, run. JAX is imported only once the arguments stand."""
 
 import contextlib
-import dataclasses
 import errno
 import io
 import itertools
@@ -23,8 +22,10 @@ USAGE = """\
 usage: jaxformer COMMAND [OPTIONS]
 
   train     train a character language model (the same as train.py)
-  sample    write text with a trained model
-  inspect   draw what is inside: attention, gradients, init, norms, positions, masks, scaling, costs
+  sample    write text with a trained or a ported model
+  port      move a checkpoint between PyTorch and JAX
+  inspect   list what is in a checkpoint, or draw what is inside a model: attention, gradients,
+            init, norms, positions, masks, scaling, costs
 
 jaxformer COMMAND --help lists a command's options.
 """
@@ -59,24 +60,26 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """Write text with a trained model; standard output holds the text alone."""
+    """Write text with a model; standard output holds the text alone."""
 
     path: tyro.conf.Positional[Path]
-    """A run's folder."""
+    """A run's folder, or any checkpoint that jaxformer port reads."""
     prompt: str = ""
-    """What the text begins with; default a new line."""
+    """What the text begins with; default a new line, or the model's own first token."""
+    prompt_ids: str = ""
+    """The same as ids (1,2,3), for a model without a tokenizer."""
     tokens: int = 500
-    """How many characters to write."""
+    """How many tokens to write: characters, where the model was trained on such."""
     temperature: float = 0.8
     """Below 1 plays safe, above 1 takes chances."""
     top_k: int | None = None
-    """Choose among the k most probable characters."""
+    """Choose among the k most probable tokens."""
     top_p: float | None = None
-    """Choose among the most probable characters that together reach this probability."""
+    """Choose among the most probable tokens that together reach this probability."""
     seed: int = 0
     """The same seed writes the same text."""
     greedy: Switch = False
-    """Always take the most probable character."""
+    """Always take the most probable token."""
     samples: int = 1
     """How many texts to write."""
     step: int | None = None
@@ -85,6 +88,12 @@ class SampleOptions:
     """Use the checkpoint with the lowest validation loss."""
     unknown: Literal["error", "skip", "replace"] = "error"
     """What to do with a prompt's characters that the model does not know."""
+    dialect: str | None = None
+    """Whose names the checkpoint's arrays have; default what it shows."""
+    config: Path | None = None
+    """The model's settings as JSON, which go before those in the checkpoint."""
+    meta: Path | None = None
+    """nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside the checkpoint."""
     debug: Switch = False
     """Show the traceback of an error."""
 
@@ -127,21 +136,82 @@ def run_sample(arguments: Sequence[str]) -> None:
     """``jaxformer sample``."""
     options = _parse(SampleOptions, "jaxformer sample", arguments)
 
-    from jaxformer.training.sampling import sample
+    from jaxformer.porting.checkpoint import in_float32, language_model, open_checkpoint
+    from jaxformer.training.sampling import parse_ids, sample
 
-    sample(**{k: v for k, v in dataclasses.asdict(options).items() if k != "debug"})
+    checkpoint = open_checkpoint(
+        options.path,
+        dialect=options.dialect,
+        config=options.config,
+        meta=options.meta,
+        step=options.step,
+        best=options.best,
+    )
+    for warning in checkpoint.contents.warnings:
+        print(f"jaxformer: warning: {warning}", file=sys.stderr)
+    plan = language_model(checkpoint)
+    ids = parse_ids(options.prompt_ids)
+
+    def model() -> Any:
+        from jaxformer.porting.convert import build
+
+        return build(in_float32(plan))
+
+    try:
+        tokenizer = checkpoint.tokenizer(plan.module.config.vocab_size)
+    except UsageError:
+        # What is missing matters only to those who want text.
+        if not ids:
+            raise
+        tokenizer = None
+    sample(
+        model,
+        tokenizer,
+        prompt=options.prompt,
+        prompt_ids=ids,
+        first_ids=checkpoint.first_ids(),
+        last_ids=checkpoint.last_ids(),
+        tokens=options.tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        seed=options.seed,
+        greedy=options.greedy,
+        samples=options.samples,
+        unknown=options.unknown,
+    )
+
+
+def run_port(arguments: Sequence[str]) -> None:
+    """``jaxformer port``."""
+    from jaxformer.porting.options import PortOptions
+
+    options = _parse(PortOptions, "jaxformer port", arguments)
+
+    from jaxformer.porting.command import port
+
+    port(options, list(arguments))
 
 
 def run_inspect(arguments: Sequence[str]) -> None:
     """``jaxformer inspect``."""
-    from jaxformer.inspection.options import INSPECTIONS, USAGE
+    from jaxformer.inspection.options import INSPECTIONS, USAGE, TreeOptions
 
     what, *rest = arguments or ["nothing"]
     if what in ("-h", "--help"):
         print(USAGE, end="")
         return
+    if what not in INSPECTIONS and not _is_path(what):
+        raise UsageError(
+            f"{what} is not to be inspected: use {', '.join(INSPECTIONS)}, or a checkpoint's path"
+        )
     if what not in INSPECTIONS:
-        raise UsageError(f"{what} is not to be inspected: use {', '.join(INSPECTIONS)}")
+        options = _parse(TreeOptions, "jaxformer inspect", arguments)
+
+        from jaxformer.inspection.checkpoint_tree import show
+
+        show(options)
+        return
     options = _parse(INSPECTIONS[what], f"jaxformer inspect {what}", rest)
 
     from jaxformer.inspection.command import inspect
@@ -152,6 +222,7 @@ def run_inspect(arguments: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": run_train,
     "sample": run_sample,
+    "port": run_port,
     "inspect": run_inspect,
 }
 
@@ -182,7 +253,7 @@ def main(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        refusal = _resource_refusal(error)
+        refusal = _resource_refusal(error, arguments[0])
         if refusal is not None:
             return _refuse(refusal, ResourceError.exit_code, arguments)
         message = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -235,6 +306,11 @@ def _one_line(complaint: str, program: str) -> str:
     return f"{message[:1].lower()}{message[1:]}{hint} (see {program} --help)"
 
 
+def _is_path(argument: str) -> bool:
+    """Whether an argument can only be meant as a path."""
+    return os.path.lexists(argument) or os.sep in argument or "." in argument
+
+
 def _peek(arguments: Sequence[str], flag: str) -> str | None:
     """The last value of a flag that decides the defaults of the others."""
     found = None
@@ -246,8 +322,10 @@ def _peek(arguments: Sequence[str], flag: str) -> str | None:
     return found
 
 
-def _resource_refusal(error: Exception) -> str | None:
+def _resource_refusal(error: Exception, command: str) -> str | None:
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+        if command != "train":
+            return "out of memory: free some, or use a smaller model"
         return "out of memory: use a smaller --batch-size, more --accumulation, or --dtype bfloat16"
     if isinstance(error, OSError) and error.errno in (
         errno.ENOSPC,
@@ -262,5 +340,8 @@ def _resource_refusal(error: Exception) -> str | None:
 def _refuse(message: str, code: int, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
+    # What the library calls by its keywords, this command calls by its flags.
+    message = re.sub(r"\bconfig=(?=\{)", "a JSON file for --config: ", message)
+    message = re.sub(r"(?<![\w-])(dialect|config)=(?=\W|$)", r"--\1", message)
     print(f"jaxformer: {message}", file=sys.stderr)
     return code

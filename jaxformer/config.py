@@ -4,12 +4,14 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "swiglu", "geglu", "geglu_tanh"]
+GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", GatedActivation]
 Norm = Literal["layer_norm", "rms_norm"]
 Block = Literal["pre_norm", "post_norm", "parallel"]
 Positions = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
 RotaryScaling = Literal["none", "linear", "llama3"]
 Initialization = Literal["gpt2", "torch", "xavier_uniform", "kaiming_uniform", "normal"]
+Head = Literal["linear", "masked_lm", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,14 @@ class TransformerConfig:
     """What is added to the variance."""
     norm_bias: bool = True
     """Whether layer norms have a bias."""
+    norm_unit_offset: bool = False
+    """Whether RMS norms multiply by 1 + scale, and scale starts at 0 (Gemma)."""
     block: Block = "pre_norm"
     """How branches, norms and residual stream are combined."""
+    shared_norm: bool = False
+    """Whether attention and feed-forward of a parallel block share one norm (GPT-J, Phi)."""
+    branch_output_norm: bool = False
+    """Whether what a branch adds is normalised too (Gemma 2)."""
     qkv_bias: bool = True
     """Whether the projections to queries, keys and values have biases."""
     output_bias: bool = True
@@ -58,6 +66,8 @@ class TransformerConfig:
     """How many tokens a position sees on a side, itself included; default all."""
     positions: Positions = "learned"
     """How a token's position is told."""
+    position_offset: int = 0
+    """Which row of the learned table belongs to the first position (OPT: 2)."""
     rotary_base: float = 10000.0
     """Pair i of a head turns by position / base^(2i / width) radians."""
     rotary_fraction: float = 1.0
@@ -116,6 +126,16 @@ class TransformerConfig:
         _check_positive(self, "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff")
         _check_positive(self, "norm_eps", "attention_scale", "score_soft_cap", "sliding_window")
         _check_positive(self, "embedding_scale")
+        _check_not_negative(self, "position_offset")
+        if self.norm_unit_offset and self.norm != "rms_norm":
+            raise ValueError(f"norm_unit_offset needs norm='rms_norm': got norm={self.norm!r}")
+        if self.shared_norm and self.block != "parallel":
+            raise ValueError(f"shared_norm needs block='parallel': got block={self.block!r}")
+        if self.position_offset and self.positions != "learned":
+            raise ValueError(
+                "position_offset needs positions='learned': got "
+                f"position_offset={self.position_offset}, positions={self.positions!r}"
+            )
         for field in fields(self):
             rate = getattr(self, field.name)
             if field.name.endswith("_dropout") and not 0 <= rate < 1:
@@ -150,16 +170,49 @@ class TransformerLMConfig(TransformerConfig):
     """V, how many different tokens; train.py takes it from the text."""
     causal: bool = True
     """Whether a position is kept from later ones."""
+    full_attention_layers: tuple[int, ...] = ()
+    """Which layers, from 0 and rising, see past the sliding window (Gemma 2, Qwen2)."""
+    num_token_types: int = 0
+    """How many kinds of tokens have a row of their own, added to the token's (BERT: 2)."""
+    head: Head = "linear"
+    """What makes logits of the last layer: a matrix, BERT's masked-LM head, or nothing."""
     tie_embeddings: bool = True
-    """Whether the output head is the token embedding."""
+    """Whether the output head's matrix is the token embedding."""
     head_bias: bool = False
-    """Whether an untied output head has a bias."""
+    """Whether the output head has a bias."""
     logit_soft_cap: float | None = None
     """Bound on logits, by tanh; default none."""
+    pooler: bool = False
+    """Whether the first token's output can be pooled (BERT)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_choice(self, "head", get_args(Head))
         _check_positive(self, "vocab_size", "num_layers", "logit_soft_cap")
+        _check_not_negative(self, "num_token_types")
+        layers = self.full_attention_layers
+        if list(layers) != sorted({i for i in layers if 0 <= i < self.num_layers}):
+            raise ValueError(
+                "full_attention_layers must rise within [0, num_layers): got "
+                f"full_attention_layers={layers}, num_layers={self.num_layers}"
+            )
+        if layers and self.sliding_window is None:
+            raise ValueError(
+                "full_attention_layers needs a sliding_window for the others: got "
+                f"full_attention_layers={layers}, sliding_window=None"
+            )
+        if self.head == "masked_lm" and self.activation in get_args(GatedActivation):
+            raise ValueError(
+                "head='masked_lm' needs an activation that is not gated: got "
+                f"activation={self.activation!r}"
+            )
+        if self.head == "none" and (self.head_bias or self.logit_soft_cap is not None):
+            raise ValueError(
+                "head='none' has neither bias nor cap: got "
+                f"head_bias={self.head_bias}, logit_soft_cap={self.logit_soft_cap}"
+            )
+        if self.pooler and self.causal:
+            raise ValueError("pooler needs causal=False: the first of causal tokens sees no other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,9 +283,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         _check_finite(self)
         _check_positive(self, "learning_rate", "eps", "clip_norm", "decay_steps")
-        for name in ("min_learning_rate", "warmup_steps", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative: got {getattr(self, name)}")
+        _check_not_negative(self, "min_learning_rate", "warmup_steps", "weight_decay")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1): got {getattr(self, name)}")
@@ -241,6 +292,8 @@ class OptimizerConfig:
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
     """Builds the config class ``cls`` from the plain dict that ``dataclasses.asdict`` made of one.
 
+    Lists, which is what JSON makes of tuples, become tuples again.
+
     Raises:
         ValueError: a key is unknown or missing, or a value is refused by the class.
     """
@@ -248,7 +301,7 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
     if unknown := sorted(set(values) - known):
         raise ValueError(f"unknown {cls.__name__} settings: {', '.join(unknown)}")
     try:
-        return cls(**values)
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except TypeError as error:
         raise ValueError(f"incomplete {cls.__name__}: {error}") from error
 
@@ -265,6 +318,13 @@ def _check_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be positive: got {value}")
+
+
+def _check_not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value < 0:
+            raise ValueError(f"{name} must not be negative: got {value}")
 
 
 def _check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:

@@ -19,18 +19,24 @@ def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return widely(lambda wide: jax.nn.gelu(wide, approximate=False), x)
 
 
-def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def gelu_tanh(x: Float[Array, "..."], root: float = math.sqrt(2 / math.pi)) -> Float[Array, "..."]:
     """The tanh approximation of x · Φ(x) (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``.
 
-    Written as x · sigmoid(2u), which equals x · (1 + tanh(u)) / 2: XLA's float32 tanh is less exact
-    where it is nearly 1, and its gradient twice as far from the truth as torch's.
+    x · (1 + tanh(u)) / 2 with u = root · (x + 0.044715 · x³), written as x · sigmoid(2u), which is
+    equal: XLA's float32 tanh is less exact where it is nearly 1, and its gradient twice as far from
+    the truth as torch's.
     """
 
     def function(wide: Float[Array, "..."]) -> Float[Array, "..."]:
-        u = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+        u = root * (wide + 0.044715 * wide * wide * wide)
         return wide * jax.nn.sigmoid(2 * u)
 
     return widely(function, x)
+
+
+def gelu_bloom(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """``gelu_tanh`` with sqrt(2/π) cut to eight digits, as BLOOM has it (arXiv 2211.05100)."""
+    return gelu_tanh(x, 0.79788456)
 
 
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -38,7 +44,13 @@ def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return widely(jax.nn.silu, x)
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+ACTIVATIONS = {
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_bloom": gelu_bloom,
+    "silu": silu,
+}
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
@@ -48,7 +60,7 @@ class FeedForward(nnx.Module):
     Args:
         d_model: D.
         d_ff: F, default 4·D.
-        activation: relu, gelu (exact), gelu_tanh or silu.
+        activation: relu, gelu (exact), gelu_tanh, gelu_bloom or silu.
         use_bias: whether both projections have biases.
         hidden_dropout: rate on the hidden activation.
         output_dropout: rate on the result.

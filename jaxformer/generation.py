@@ -114,9 +114,9 @@ def stream(
         chunk: the most tokens to yield at once; it does not change them.
 
     Raises:
-        ValueError: the model is not causal; the prompt or one of its rows is empty, or has an id
-            outside [0, V); the mask is not left padding; a setting is out of its range; or
-            sampling has no key. Raised by this call, not by the first ``next``.
+        ValueError: the model is not causal or has no head; the prompt or one of its rows is empty,
+            or has an id outside [0, V); the mask is not left padding; a setting is out of its
+            range; or sampling has no key. Raised by this call, not by the first ``next``.
     """
     check_sampling(temperature, top_k, top_p)
     if num_tokens < 0:
@@ -125,6 +125,8 @@ def stream(
         raise ValueError(f"chunk must be at least 1: got {chunk}")
     if not model.config.causal:
         raise ValueError("only a causal model can generate: got causal=False")
+    if model.config.head == "none":
+        raise ValueError("only a model with a head can generate: got head='none'")
     if not greedy and key is None:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
     rows = _read_prompt(prompt_BT, mask, model.token_embedding.embedding[...].shape[0])

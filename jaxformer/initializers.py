@@ -59,7 +59,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
       constructed (``torch.nn.Transformer``).
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
-    Norm scales are left at one in every scheme.
+    Norm scales are left as constructed in every scheme: at one, or at zero where one is added.
 
     Raises:
         ValueError: the scheme is unknown.

@@ -32,21 +32,30 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x²) + eps) · scale (Zhang and Sennrich, arXiv 1910.07467, eq. 4)."""
+    """x / sqrt(mean(x²) + eps) · scale (Zhang and Sennrich, arXiv 1910.07467, eq. 4).
 
-    def __init__(self, features: int, *, eps: float = 1e-5):
+    With ``unit_offset`` the factor is 1 + scale, and scale starts at zero (Gemma, arXiv
+    2403.08295): the same norm, whose parameter weight decay would draw to one, not to zero.
+    """
+
+    def __init__(self, features: int, *, eps: float = 1e-5, unit_offset: bool = False):
         self.eps = eps
-        self.scale = nnx.Param(jnp.ones((features,)))
+        self.unit_offset = unit_offset
+        self.scale = nnx.Param(jnp.zeros((features,)) if unit_offset else jnp.ones((features,)))
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """The normalised x, in its dtype."""
         wide = widen(x)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        y = wide * jax.lax.rsqrt(mean_square + self.eps) * _like(self.scale[...], wide)
+        scale = _like(self.scale[...], wide)
+        factor = 1 + scale if self.unit_offset else scale
+        y = wide * jax.lax.rsqrt(mean_square + self.eps) * factor
         return y.astype(x.dtype)
 
 
-def make_norm(kind: str, features: int, *, eps: float, use_bias: bool) -> LayerNorm | RMSNorm:
+def make_norm(
+    kind: str, features: int, *, eps: float, use_bias: bool, unit_offset: bool = False
+) -> LayerNorm | RMSNorm:
     """The norm that a config names.
 
     Raises:
@@ -55,7 +64,7 @@ def make_norm(kind: str, features: int, *, eps: float, use_bias: bool) -> LayerN
     if kind == "layer_norm":
         return LayerNorm(features, eps=eps, use_bias=use_bias)
     if kind == "rms_norm":
-        return RMSNorm(features, eps=eps)
+        return RMSNorm(features, eps=eps, unit_offset=unit_offset)
     raise ValueError(f"unknown norm {kind!r}")
 
 

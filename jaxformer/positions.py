@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,21 +41,31 @@ class RotaryScaling:
 
 
 class LearnedPositions(nnx.Module):
-    """One trained row for each of ``max_length`` positions."""
+    """One trained row for each of ``max_length`` positions: position t has row t + ``offset``.
 
-    def __init__(self, max_length: int, d_model: int, *, rngs: nnx.Rngs):
-        self.embedding = Embedding(max_length, d_model, rngs=rngs).embedding
+    The table has ``offset`` rows more, which no position reads (OPT, arXiv 2205.01068, has 2).
+    """
+
+    def __init__(self, max_length: int, d_model: int, *, offset: int = 0, rngs: nnx.Rngs):
+        self.offset = offset
+        self.embedding = Embedding(max_length + offset, d_model, rngs=rngs).embedding
 
     def __call__(
         self, length: int, positions: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
         """The rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
-        table_SD = self.embedding[...]
+        table_SD = self.embedding[...][self.offset :]
         return table_SD[None, :length] if positions is None else table_SD[positions]
 
 
 class SinusoidalPositions(nnx.Module):
-    """Fixed rows, sin in even dimensions and cos in odd ones (arXiv 1706.03762, section 3.5)."""
+    """Fixed rows, sin in even dimensions and cos in odd ones (arXiv 1706.03762, section 3.5).
+
+    A module that was ported computes with the rows it came with, ``table``, a hashable object that
+    holds them as ``array``; they may differ from ours in last bits.
+    """
+
+    table: Any = None
 
     def __init__(self, max_length: int, d_model: int):
         self.max_length = max_length
@@ -63,11 +74,17 @@ class SinusoidalPositions(nnx.Module):
     def __call__(
         self, length: int, positions: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
-        """The float32 rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
-        table_SD = sinusoidal_table(self.max_length, self.d_model)
+        """The rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
+        table_SD = self.rows()
         if positions is None:
             return jnp.asarray(table_SD[None, :length])
         return jnp.asarray(table_SD)[positions]
+
+    def rows(self) -> np.ndarray:
+        """All rows (max_length, d_model)."""
+        if self.table is not None:
+            return np.asarray(self.table.array)
+        return sinusoidal_table(self.max_length, self.d_model)
 
 
 def embed_tokens(
@@ -77,9 +94,10 @@ def embed_tokens(
     *,
     context_length: int,
     scale: float | None = None,
+    added: Float[Array, "B T D"] | None = None,
     positions: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """The tokens' rows, times ``scale`` where given, plus the rows of their positions.
+    """The tokens' rows, times ``scale`` where given, plus ``added``, plus their positions' rows.
 
     Raises:
         ValueError: more tokens than ``context_length``.
@@ -90,6 +108,8 @@ def embed_tokens(
     x = token_embedding(tokens)
     if scale is not None:
         x = widely(lambda e: e * scale, x)
+    if added is not None:
+        x = x + added
     if position_embedding is not None:
         x = x + position_embedding(length, positions).astype(x.dtype)
     return x
@@ -123,9 +143,15 @@ class Rotary(NoPositions):
             Llama's published weights.
         scaling: see ``RotaryScaling``.
 
+    A module that was ported computes with the tables it came with, ``cos`` and ``sin``, see
+    ``SinusoidalPositions``.
+
     Raises:
         ValueError: the turned width is odd or zero.
     """
+
+    cos: Any = None
+    sin: Any = None
 
     def __init__(
         self,
@@ -152,8 +178,7 @@ class Rotary(NoPositions):
         self, x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T N H"]:
         """The first ``width`` dimensions of every head, turned; the rest as they are."""
-        tables = rotary_tables(self.max_length, self.width, self.base, self.scaling)
-        cos, sin = (jnp.asarray(t, x_BTNH.dtype)[positions][:, :, None, :] for t in tables)
+        cos, sin = (jnp.asarray(t, x_BTNH.dtype)[positions][:, :, None, :] for t in self.tables())
         turned, rest = x_BTNH[..., : self.width], x_BTNH[..., self.width :]
         if self.interleaved:
             first, second = turned[..., 0::2], turned[..., 1::2]
@@ -165,6 +190,12 @@ class Rotary(NoPositions):
         else:
             turned = jnp.concatenate(pair, axis=-1)
         return jnp.concatenate((turned, rest), axis=-1)
+
+    def tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """All cosines and sines, each (max_length, width / 2)."""
+        cos, sin = rotary_tables(self.max_length, self.width, self.base, self.scaling)
+        cos = cos if self.cos is None else np.asarray(self.cos.array)
+        return cos, sin if self.sin is None else np.asarray(self.sin.array)
 
 
 class ALiBi(NoPositions):

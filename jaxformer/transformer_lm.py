@@ -6,7 +6,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
 from jaxformer.blocks import run_blocks, self_attention_mask
-from jaxformer.builders import make_block, make_model_norm, make_position_embedding
+from jaxformer.builders import (
+    make_block,
+    make_head_transform,
+    make_lm_head,
+    make_model_norm,
+    make_position_embedding,
+)
 from jaxformer.config import TransformerLMConfig
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear, widely
@@ -16,7 +22,7 @@ from jaxformer.positions import embed_tokens
 class TransformerLM(nnx.Module):
     """Tokens to logits: embeddings, positions, blocks, final norm, head.
 
-    A tied head has no parameter of its own: it multiplies by ``token_embedding``.
+    A tied head multiplies by ``token_embedding`` and has no matrix of its own, at most a bias.
 
     Args:
         config: the settings.
@@ -31,22 +37,26 @@ class TransformerLM(nnx.Module):
             raise ValueError("vocab_size must be set before a model is built")
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, config.d_model, rngs=rngs)
+        self.token_type_embedding = (
+            Embedding(config.num_token_types, config.d_model, rngs=rngs)
+            if config.num_token_types
+            else None
+        )
         self.position_embedding = make_position_embedding(config, rngs=rngs)
         self.embedding_norm = make_model_norm(config) if config.embedding_norm else None
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.blocks = nnx.List([make_block(config, rngs=rngs) for _ in range(config.num_layers)])
         self.final_norm = make_model_norm(config) if config.final_norm else None
-        self.lm_head = (
-            None
-            if config.tie_embeddings
-            else Linear(config.d_model, config.vocab_size, use_bias=config.head_bias, rngs=rngs)
-        )
+        self.pooler = Linear(config.d_model, config.d_model, rngs=rngs) if config.pooler else None
+        self.head_transform = make_head_transform(config, rngs=rngs)
+        self.lm_head = make_lm_head(config, config.vocab_size, rngs=rngs)
         initialize(self, config.initialization, config.num_layers, rngs)
 
     def __call__(
         self,
         tokens: Int[Array, "B T"],
         mask: Bool[Array, "B N T S"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
         *,
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
@@ -54,19 +64,29 @@ class TransformerLM(nnx.Module):
     ) -> Float[Array, "B T V"] | tuple[Float[Array, "B T V"], list[Float[Array, "B N T S"]]]:
         """Logits of the next token (causal) or of this one (bidirectional), in nats.
 
+        With ``head="none"`` what ``hidden`` returns.
+
         Args:
             tokens: ids in [0, V); the caller has checked them.
             mask: True = may attend; joined with the causal mask and window of the config.
+            token_types: kinds of the tokens, in [0, num_token_types); default 0.
             positions: of the tokens; default 0 … T - 1.
             cache: one ``LayerCache`` a layer, which this call extends; S is then its length.
             return_weights: also return each layer's attention weights.
 
         Raises:
-            ValueError: more tokens than ``context_length``.
+            ValueError: more tokens than ``context_length``, or types of a model that has none.
         """
         hidden = self.hidden(
-            tokens, mask, positions=positions, cache=cache, return_weights=return_weights
+            tokens,
+            mask,
+            token_types,
+            positions=positions,
+            cache=cache,
+            return_weights=return_weights,
         )
+        if self.config.head == "none":
+            return hidden
         if isinstance(hidden, tuple):
             hidden, weights = hidden
             return self.logits(hidden), weights
@@ -76,6 +96,7 @@ class TransformerLM(nnx.Module):
         self,
         tokens: Int[Array, "B T"],
         mask: Bool[Array, "B N T S"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
         *,
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
@@ -86,19 +107,26 @@ class TransformerLM(nnx.Module):
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
             positions = (start + jnp.arange(length))[None]
-        x = self.embed(tokens, positions)
-        mask = self_attention_mask(
-            length,
-            length if cache is None else cache[0].k_BSKH.shape[1],
-            causal=self.config.causal,
-            window=self.config.sliding_window,
-            start=start,
-            mask=mask,
-        )
+        x = self.embed(tokens, positions, token_types)
+        windows = [
+            None if layer in self.config.full_attention_layers else self.config.sliding_window
+            for layer in range(self.config.num_layers)
+        ]
+        masks = {
+            window: self_attention_mask(
+                length,
+                length if cache is None else cache[0].k_BSKH.shape[1],
+                causal=self.config.causal,
+                window=window,
+                start=start,
+                mask=mask,
+            )
+            for window in set(windows)
+        }
         x, weights = run_blocks(
             self.blocks,
             x,
-            mask,
+            [masks[window] for window in windows],
             positions=positions,
             cache=cache,
             return_weights=return_weights,
@@ -108,15 +136,26 @@ class TransformerLM(nnx.Module):
         return (x, weights) if return_weights else x
 
     def embed(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"] | None = None
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"] | None = None,
+        token_types: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """What enters the first block."""
+        """What enters the first block: rows of tokens, types and positions (arXiv 1810.04805)."""
+        types = None
+        if self.token_type_embedding is not None:
+            types = self.token_type_embedding(
+                jnp.zeros_like(tokens) if token_types is None else token_types
+            )
+        elif token_types is not None:
+            raise ValueError("token_types need num_token_types above 0: got num_token_types=0")
         x = embed_tokens(
             tokens,
             self.token_embedding,
             self.position_embedding,
             context_length=self.config.context_length,
             scale=self.config.embedding_scale,
+            added=types,
             positions=positions,
         )
         if self.embedding_norm is not None:
@@ -124,9 +163,27 @@ class TransformerLM(nnx.Module):
         return self.embedding_dropout(x)
 
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """The output head."""
-        logits = (
-            self.token_embedding.attend(hidden) if self.lm_head is None else self.lm_head(hidden)
-        )
+        """The output head.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.config.head == "none":
+            raise ValueError("logits need a head: got head='none'")
+        if self.head_transform is not None:
+            hidden = self.head_transform(hidden)
+        if self.config.tie_embeddings:
+            hidden = self.token_embedding.attend(hidden)
+        logits = hidden if self.lm_head is None else self.lm_head(hidden)
         cap = self.config.logit_soft_cap
         return logits if cap is None else widely(lambda x: cap * jnp.tanh(x / cap), logits)
+
+    def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
+        """The text as one vector: tanh(pooler(the first token's)) of ``hidden`` (BERT's code).
+
+        Raises:
+            ValueError: there is no pooler.
+        """
+        if self.pooler is None:
+            raise ValueError("pooled needs a pooler: got pooler=False")
+        return widely(jnp.tanh, self.pooler(hidden[:, 0]))

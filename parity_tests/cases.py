@@ -1,7 +1,7 @@
 """The table: every component with every setting, as one row a case.
 
-Sizes are all distinct and no weight is square, so no two axes can be confused and no missing
-transpose can pass.
+Sizes are all distinct and no weight is square but those that must be (BERT's head and pooler), so
+no two axes can be confused and no missing transpose can pass.
 """
 
 from typing import Any
@@ -59,7 +59,9 @@ def attention(position: Any = None, **settings: Any) -> Any:
     return build
 
 
-def block(kind: str, cross: bool = False, **settings: Any) -> Any:
+def block(
+    kind: str, cross: bool = False, shared: bool = False, sandwich: bool = False, **settings: Any
+) -> Any:
     """A builder of blocks from their parts."""
 
     def build(side: Side) -> Any:
@@ -72,9 +74,12 @@ def block(kind: str, cross: bool = False, **settings: Any) -> Any:
                 D, F, hidden_dropout=dropout, output_dropout=dropout, **side.init
             ),
             side.norms.LayerNorm(D),
-            side.norms.LayerNorm(D),
+            None if shared else side.norms.LayerNorm(D),
             cross_attention=make(D, N, **heads, **side.init) if cross else None,
             cross_attention_norm=side.norms.LayerNorm(D) if cross else None,
+            attention_output_norm=side.norms.LayerNorm(D) if sandwich else None,
+            feed_forward_output_norm=side.norms.LayerNorm(D) if sandwich else None,
+            cross_attention_output_norm=side.norms.LayerNorm(D) if sandwich and cross else None,
             residual_dropout=dropout,
         )
 
@@ -89,6 +94,24 @@ LM = {
     "num_layers": L,
     "vocab_size": V,
     "context_length": 13,
+}
+GEMMA = {
+    "positions": "rotary",
+    "norm": "rms_norm",
+    "norm_unit_offset": True,
+    "activation": "geglu_tanh",
+    "qkv_bias": False,
+    "output_bias": False,
+    "feed_forward_bias": False,
+    "embedding_scale": D**0.5,
+}
+BERT = {
+    "causal": False,
+    "block": "post_norm",
+    "final_norm": False,
+    "embedding_norm": True,
+    "norm_eps": 1e-12,
+    "num_token_types": 2,
 }
 DROPOUTS = {
     "embedding_dropout": 0.2,
@@ -105,6 +128,19 @@ def lm(**settings: Any) -> Any:
     return lambda side: side.transformer_lm.TransformerLM(
         side.config.TransformerLMConfig(**{**LM, **settings}), **side.init
     )
+
+
+def pooling_lm(**settings: Any) -> Any:
+    """A builder of TransformerLMs that give the pooled text."""
+
+    def build(side: Side) -> Any:
+        class Pooling(side.transformer_lm.TransformerLM):
+            def __call__(self, tokens: Any) -> Any:
+                return self.pooled(self.hidden(tokens))
+
+        return Pooling(side.config.TransformerLMConfig(**{**LM, **settings}), **side.init)
+
+    return build
 
 
 ENCDEC = {k: LM[k] for k in ("d_model", "num_heads", "head_dim", "d_ff", "context_length")} | {
@@ -196,10 +232,15 @@ CASES = [
     Case("norms/layer-norm-no-bias", lambda s: s.norms.LayerNorm(D, use_bias=False), FLOW),
     Case("norms/layer-norm-eps", lambda s: s.norms.LayerNorm(D, eps=1e-2), FLOW),
     Case("norms/rms-norm", lambda s: s.norms.RMSNorm(D, eps=1e-6), FLOW),
+    Case("norms/rms-norm-unit-offset", lambda s: s.norms.RMSNorm(D, unit_offset=True), FLOW),
     Case("positions/learned", lambda s: s.positions.LearnedPositions(13, D, **s.init),
          given(length=integer(T))),
     Case("positions/learned-at", lambda s: s.positions.LearnedPositions(13, D, **s.init),
          given(length=integer(T), positions=arange(B, T, start=4))),
+    Case("positions/learned-offset", lambda s: s.positions.LearnedPositions(
+        13, D, offset=2, **s.init), given(length=integer(T))),
+    Case("positions/learned-offset-at", lambda s: s.positions.LearnedPositions(
+        13, D, offset=2, **s.init), given(length=integer(T), positions=arange(B, T, start=6))),
     Case("positions/sinusoidal", lambda s: s.positions.SinusoidalPositions(LONG, D),
          given(length=integer(LONG))),
     Case("positions/sinusoidal-at", lambda s: s.positions.SinusoidalPositions(5000, D),
@@ -252,7 +293,7 @@ CASES = [
     *[
         Case(f"feed_forward/{activation}", lambda s, a=activation: s.feed_forward.FeedForward(
             D, F, activation=a, **FEED_FORWARD_DROPOUTS, **s.init), FLOW, dropout=True)
-        for activation in ("relu", "gelu", "gelu_tanh", "silu")
+        for activation in ("relu", "gelu", "gelu_tanh", "gelu_bloom", "silu")
     ],
     *[
         Case(f"feed_forward/gated-{activation}", lambda s, a=activation:
@@ -273,6 +314,13 @@ CASES = [
              weights=True, dropout=True)
         for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
     ],
+    Case("blocks/PreNormBlock-sandwich", block("PreNormBlock", cross=True, sandwich=True,
+                                               dropout=0.2), DECODING, weights=True, dropout=True),
+    Case("blocks/ParallelBlock-shared", block("ParallelBlock", shared=True, dropout=0.2),
+         MASKED_FLOW, weights=True, dropout=True),
+    Case("heads/transform", lambda s: s.heads.HeadTransform(
+        D, s.norms.LayerNorm(D, eps=1e-12), activation="gelu", **s.init), FLOW),
+    Case("heads/bias", lambda s: s.heads.OutputBias(D), FLOW),
     Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True,
          dropout=True),
     Case("transformer_lm/nanogpt", lm(qkv_bias=False, output_bias=False, feed_forward_bias=False,
@@ -286,19 +334,34 @@ CASES = [
          TOKENS, weights=True),
     Case("transformer_lm/mistral", lm(positions="rotary", norm="rms_norm", activation="swiglu",
                                       num_kv_heads=K, sliding_window=5), TOKENS, weights=True),
-    Case("transformer_lm/gemma2", lm(positions="rotary", norm="rms_norm", activation="geglu_tanh",
-                                     num_kv_heads=K, score_soft_cap=5.0, logit_soft_cap=3.0,
-                                     embedding_scale=D**0.5, attention_scale=0.4),
+    Case("transformer_lm/qwen2", lm(positions="rotary", norm="rms_norm", activation="swiglu",
+                                    num_kv_heads=K, output_bias=False, feed_forward_bias=False,
+                                    sliding_window=4, full_attention_layers=(0,)),
+         TOKENS, weights=True),
+    Case("transformer_lm/gemma", lm(**GEMMA, num_kv_heads=1), TOKENS, weights=True),
+    Case("transformer_lm/gemma2", lm(**GEMMA, num_layers=4, num_kv_heads=K, score_soft_cap=5.0,
+                                     logit_soft_cap=3.0, attention_scale=0.4, sliding_window=5,
+                                     full_attention_layers=(1, 3), branch_output_norm=True),
          TOKENS, weights=True),
     Case("transformer_lm/qwen3", lm(positions="rotary", norm="rms_norm", activation="swiglu",
                                     num_kv_heads=K, query_key_norm=True), TOKENS, weights=True),
     Case("transformer_lm/neox", lm(positions="rotary", rotary_fraction=0.67, block="parallel",
                                    tie_embeddings=False, head_bias=True), TOKENS, weights=True),
+    Case("transformer_lm/phi", lm(positions="rotary", rotary_fraction=0.67, block="parallel",
+                                  shared_norm=True, activation="gelu_tanh", tie_embeddings=False,
+                                  head_bias=True, **DROPOUTS), TOKENS, weights=True, dropout=True),
+    Case("transformer_lm/opt", lm(activation="relu", position_offset=2), TOKENS, weights=True),
     Case("transformer_lm/bloom", lm(positions="alibi", embedding_norm=True,
-                                    activation="gelu_tanh"), TOKENS, weights=True),
-    Case("transformer_lm/bert", lm(causal=False, block="post_norm", final_norm=False,
-                                   embedding_norm=True, norm_eps=1e-12, **DROPOUTS),
-         given(tokens=ids(B, 13), mask=boolean(B, 1, 13, 13)), weights=True, dropout=True),
+                                    activation="gelu_bloom"), TOKENS, weights=True),
+    Case("transformer_lm/bert", lm(**BERT, head="masked_lm", head_bias=True, **DROPOUTS),
+         given(tokens=ids(B, 13), mask=boolean(B, 1, 13, 13), token_types=ids(B, 13, below=2)),
+         weights=True, dropout=True),
+    Case("transformer_lm/bert-untied", lm(**BERT, head="masked_lm", head_bias=True,
+                                          tie_embeddings=False), TOKENS, weights=True),
+    Case("transformer_lm/bert-encoder", lm(**BERT, head="none", pooler=True),
+         given(tokens=ids(B, 13), token_types=ids(B, 13, below=2)), weights=True),
+    Case("transformer_lm/bert-pooled", pooling_lm(**BERT, head="none", pooler=True), TOKENS),
+    Case("transformer_lm/tied-head-bias", lm(head_bias=True), TOKENS, weights=True),
     Case("transformer_lm/relative", lm(positions="relative", max_relative_position=3), TOKENS,
          weights=True),
     Case("transformer_lm/positions", lm(),
@@ -318,6 +381,9 @@ CASES = [
          activation="gelu", positions="learned", embedding_norm=True),
          lambda r: {**BOTH(r), "source_mask": boolean(B, 1, S, S)(r),
                     "target_mask": boolean(B, 1, T, T)(r), "memory_mask": boolean(B, 1, T, S)(r)}),
+    Case("encoder_decoder/model-sandwich", encdec("EncoderDecoder", block="pre_norm",
+         activation="silu", norm="rms_norm", norm_unit_offset=True, branch_output_norm=True,
+         positions="learned", position_offset=2), BOTH),
     Case("losses/cross-entropy", lambda s: s.losses.cross_entropy,
          given(logits=x(B, T, V), targets=ids(B, T))),
     Case("losses/cross-entropy-masked", lambda s: s.losses.cross_entropy,

@@ -47,6 +47,19 @@ CONFIGS = {
         score_soft_cap=9.0,
         tie_embeddings=False,
     ),
+    "one windowed layer, output norms": dataclasses.replace(
+        CONFIG,
+        position_offset=2,
+        norm="rms_norm",
+        norm_unit_offset=True,
+        branch_output_norm=True,
+        sliding_window=5,
+        full_attention_layers=(1,),
+        head_bias=True,
+    ),
+    "shared norm, token types, masked-LM head": dataclasses.replace(
+        CONFIG, block="parallel", shared_norm=True, num_token_types=3, head="masked_lm"
+    ),
 }
 TOKENS = np.random.default_rng(3).integers(0, 29, (2, 17))
 
@@ -261,6 +274,20 @@ def test_norm_orders_agree_and_only_post_norm_keeps_the_scale():
     assert facts["pre_norm"]["std"][-1] > 1.1
 
 
+@pytest.mark.parametrize(
+    "settings", [{"branch_output_norm": True}, {"block": "parallel", "shared_norm": True}], ids=str
+)
+def test_norm_orders_use_all_norms_of_the_blocks(settings):
+    model, twin = build(dataclasses.replace(CONFIG, **settings))
+    x, torch_x = stream()
+    ours = analysis.norm_order_comparison(model.blocks, x)
+    assert_same(ours, torch_ref.analysis.norm_order_comparison(twin.blocks, torch_x))
+    plain = analysis.norm_order_comparison(build()[0].blocks, x)
+    assert (ours["pre_norm"]["std"][1:] != plain["pre_norm"]["std"][1:]).all()
+    if settings.get("branch_output_norm"):
+        assert_same(ours["pre_norm"], analysis.depth_statistics(model.blocks, x))
+
+
 def test_norm_orders_keep_the_mode_of_the_blocks():
     config = dataclasses.replace(CONFIG, residual_dropout=0.5)
     model, twin = build(config)
@@ -271,7 +298,7 @@ def test_norm_orders_keep_the_mode_of_the_blocks():
 
 def test_position_tables_agree():
     ours = [
-        LearnedPositions(23, 10, rngs=nnx.Rngs(0)),
+        LearnedPositions(23, 10, offset=2, rngs=nnx.Rngs(0)),
         SinusoidalPositions(23, 10),
         Rotary(8, 23, base=500.0),
         ALiBi(3),
@@ -279,7 +306,7 @@ def test_position_tables_agree():
         NoPositions(),
     ]
     theirs = [
-        torch_ref.positions.LearnedPositions(23, 10),
+        torch_ref.positions.LearnedPositions(23, 10, offset=2),
         torch_ref.positions.SinusoidalPositions(23, 10),
         torch_ref.positions.Rotary(8, 23, base=500.0),
         torch_ref.positions.ALiBi(3),
@@ -299,6 +326,7 @@ def test_position_tables_agree():
         "alibi": (3, 19, 19),
         "relative": (9, 6),
     }
+    np.testing.assert_array_equal(tables["learned"], ours[0].embedding[2:21])
     assert tables["alibi"][0, 7, 2] == -5 * 2**-4
     np.testing.assert_allclose(
         tables["rotary_cos"][5], np.cos(5 * 500.0 ** (-np.arange(4) / 4)), atol=1e-6

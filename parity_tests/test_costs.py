@@ -24,6 +24,10 @@ CONFIGS = {
     "grouped, gated, own head size": dataclasses.replace(
         CONFIG, num_kv_heads=2, head_dim=10, activation="swiglu", d_ff=None, positions="rotary"
     ),
+    "output norms": dataclasses.replace(CONFIG, branch_output_norm=True, activation="silu"),
+    "shared norm": dataclasses.replace(
+        CONFIG, block="parallel", shared_norm=True, activation="gelu_bloom"
+    ),
 }
 
 

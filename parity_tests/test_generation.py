@@ -59,6 +59,28 @@ MODELS = {
         "score_soft_cap": 4.0,
         "logit_soft_cap": 7.0,
     },
+    "alternating_windows": {
+        "positions": "rotary",
+        "head_dim": 10,
+        "num_layers": 3,
+        "num_kv_heads": 2,
+        "norm": "rms_norm",
+        "norm_unit_offset": True,
+        "branch_output_norm": True,
+        "activation": "geglu_tanh",
+        "sliding_window": 4,
+        "full_attention_layers": (1,),
+    },
+    "offset": {
+        "position_offset": 2,
+        "block": "parallel",
+        "shared_norm": True,
+        "num_token_types": 2,
+        "head": "masked_lm",
+        "tie_embeddings": True,
+        "head_bias": True,
+        "seed": 5,
+    },
 }
 
 
@@ -367,6 +389,25 @@ def test_sampling_needs_a_key(models):
     model, _ = models("none")
     with pytest.raises(ValueError, match="sampling needs a key"):
         generation.generate(model, prompts(), 4)
+
+
+def test_a_layer_with_full_attention_sees_past_the_window_through_the_cache():
+    settings = {**MODELS["alternating_windows"], "full_attention_layers": ()}
+    prompt = prompts()
+    windowed = generation.generate(build(**settings)[0], prompt, TOKENS, greedy=True)
+    for layers in ((0,), (1,), (0, 1, 2)):
+        model, twin = build(**{**settings, "full_attention_layers": layers})
+        text = generation.generate(model, prompt, TOKENS, greedy=True)
+        assert (text != windowed).any()
+        np.testing.assert_array_equal(torch_generate(twin, prompt, TOKENS, greedy=True), text)
+
+
+def test_a_model_without_a_head_cannot_generate():
+    model, twin = build(num_layers=1, head="none")
+    with pytest.raises(ValueError, match="only a model with a head can generate"):
+        generation.stream(model, prompts(), 4, greedy=True)
+    with pytest.raises(ValueError, match="only a model with a head can generate"):
+        torch_generation.stream(twin, torch.from_numpy(prompts()), 4, greedy=True)
 
 
 def test_a_model_that_sees_the_future_cannot_generate():

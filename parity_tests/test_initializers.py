@@ -27,6 +27,8 @@ LAYERS = 3
 MODEL = {
     "vocab_size": 210, "context_length": 180, "d_model": 96, "num_layers": LAYERS, "num_heads": 4,
     "head_dim": 20, "d_ff": 140, "tie_embeddings": False, "head_bias": True, "query_key_norm": True,
+    "branch_output_norm": True, "num_token_types": 190, "head": "masked_lm", "causal": False,
+    "pooler": True,
 }  # fmt: skip
 error_function = np.vectorize(math.erf, otypes=[float])
 SCHEMES = ("gpt2", "torch", "xavier_uniform", "kaiming_uniform", "normal")
@@ -147,6 +149,25 @@ def test_every_parameter_of_a_model_follows_its_scheme(scheme, models):
         judge(parameters[name], law_of(scheme, name, parameters))
 
 
+@pytest.mark.parametrize("side", [JAX, TORCH], ids=["jax", "torch"])
+def test_norms_and_the_bias_of_a_tied_head_stay_as_constructed(scheme, side):
+    settings = {
+        **MODEL, "norm": "rms_norm", "norm_unit_offset": True, "tie_embeddings": True,
+        "initialization": scheme,
+    }  # fmt: skip
+    parameters = parameters_of(
+        side,
+        lambda s: s.transformer_lm.TransformerLM(
+            s.config.TransformerLMConfig(**settings), **s.init
+        ),
+    )
+    zero = [name for name in parameters if "norm" in name] + ["lm_head.bias"]
+    assert len(zero) == LAYERS * 6 + 3
+    assert "lm_head.weight" not in parameters
+    for name in zero:
+        assert (parameters[name] == 0).all(), name
+
+
 def test_both_sides_draw_alike(models):
     ours, theirs = models
     for name in ours:
@@ -177,6 +198,11 @@ MODULES = {
     ),
     "layer-norm": (lambda s: s.norms.LayerNorm(70), {"weight": 1.0, "bias": 0.0}),
     "rms-norm": (lambda s: s.norms.RMSNorm(70), {"weight": 1.0}),
+    "rms-norm-unit-offset": (
+        lambda s: s.norms.RMSNorm(70, unit_offset=True),
+        {"weight": 0.0},
+    ),
+    "output-bias": (lambda s: s.heads.OutputBias(70), {"bias": 0.0}),
 }
 
 

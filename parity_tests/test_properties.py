@@ -15,7 +15,7 @@ from jaxformer.masks import padding_mask
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
-from parity_tests.cases import attention
+from parity_tests.cases import attention, lm
 from parity_tests.harness import JAX, TORCH, perturbed
 
 SCHEMES = ["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
@@ -183,3 +183,39 @@ def test_a_mask_that_is_not_boolean_or_has_no_shape_is_refused():
         jaxformer.masks.expand_mask(jnp.zeros((2, 2)))
     with pytest.raises(ValueError, match="dimensions"):
         jaxformer.masks.expand_mask(jnp.zeros(2, bool))
+
+
+REFUSED = {
+    "token_types need num_token_types": lambda model, ids: model(ids, None, ids),
+    "logits need a head": lambda model, ids: model.logits(model.hidden(ids)),
+    "pooled needs a pooler": lambda model, ids: model.pooled(model.hidden(ids)),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_a_model_does_not_have_cannot_be_asked_for(message):
+    ids = np.zeros((2, 5), int)
+    for side, tokens in ((JAX, jnp.asarray(ids)), (TORCH, torch.from_numpy(ids))):
+        with pytest.raises(ValueError, match=message):
+            REFUSED[message](lm(head="none")(side), tokens)
+
+
+def test_token_types_are_zero_by_default_and_a_model_without_a_head_gives_its_hidden_states():
+    model = language_model(num_token_types=3, head="none")
+    tokens = RANDOM.integers(0, 23, (2, 9))
+    types = np.zeros_like(tokens)
+    assert model(tokens).shape == (2, 9, 20)
+    assert (model(tokens) == model(tokens, None, types)).all()
+    assert (model(tokens) == model.hidden(tokens)).all()
+    assert (model(tokens, None, types + 2) != model(tokens)).all()
+
+
+@pytest.mark.parametrize("layers", [(), (0,), (1,), (0, 1)])
+def test_only_layers_with_full_attention_see_past_the_window(layers):
+    model = language_model(sliding_window=3, full_attention_layers=layers)
+    tokens = RANDOM.integers(0, 23, (2, 12))
+    _, weights = model(tokens, return_weights=True)
+    for layer, weights_BNTS in enumerate(weights):
+        seen_TS = np.asarray(weights_BNTS > 0).all(axis=(0, 1))
+        width = 12 if layer in layers else 3
+        np.testing.assert_array_equal(seen_TS, np.tri(12) - np.tri(12, k=-width) > 0)

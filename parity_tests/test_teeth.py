@@ -14,6 +14,7 @@ import jaxformer.attention as attention
 import jaxformer.blocks as blocks
 import jaxformer.encoder_decoder as encoder_decoder
 import jaxformer.feed_forward as feed_forward
+import jaxformer.heads as heads
 import jaxformer.layers as layers
 import jaxformer.losses as losses
 import jaxformer.norms as norms
@@ -175,6 +176,36 @@ def without(cls: type, name: str, method: str = "__call__") -> Callable[[Patch],
     return replace(cls, method, make)
 
 
+def output_norm_first(self: Any, x: Any, branches: Any) -> Any:
+    """The output norms beside the input norms, in front of the branches."""
+    (first, attend), (second, attend_to_memory), (third, feed) = branches
+    output_norms = [
+        self.attention_output_norm, self.cross_attention_output_norm, self.feed_forward_output_norm
+    ]  # fmt: skip
+    self.attention_output_norm = self.cross_attention_output_norm = None
+    self.feed_forward_output_norm = None
+    for norm, output_norm, branch in zip(
+        (first, second, third), output_norms, (attend, attend_to_memory, feed), strict=True
+    ):
+        x = x + branch(output_norm(norm(x)))
+    return x
+
+
+def second_branch_bare(self: Any, x: Any, branches: Any) -> Any:
+    """Side by side, but the second branch without its norm."""
+    (norm, attend), (_, feed) = branches
+    return x + attend(norm(x)) + feed(x)
+
+
+def run_with_masks(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
+    """Gives the blocks of a model other masks of its own."""
+    return replace(
+        transformer_lm,
+        "run_blocks",
+        lambda original: lambda b, x, masks, **k: original(b, x, change(masks), **k),
+    )
+
+
 def interleaved_heads(original: Any) -> Any:
     """Query head n with key/value head n mod K."""
 
@@ -199,6 +230,10 @@ PLANTS = [
     Plant("LayerNorm computed in bfloat16", "norms/layer-norm",
           replace(norms.LayerNorm, "__call__", lambda _: narrow_layer_norm), "bfloat16"),
     Plant("RMSNorm without eps", "norms/rms-norm", setting(norms.RMSNorm, "eps", 0.0)),
+    Plant("the scale's offset of one is ignored", "norms/rms-norm-unit-offset",
+          setting(norms.RMSNorm, "unit_offset", False)),
+    Plant("learned positions start one row late", "positions/learned-offset",
+          setting(positions.LearnedPositions, "offset", 1)),
     Plant("sinusoids with sin and cos swapped", "positions/sinusoidal", replace(
         positions, "sinusoidal_table", lambda original: lambda *a: np.roll(original(*a), 1, 1))),
     Plant("rotary pairs laid out the other way", "positions/rotary-half",
@@ -239,6 +274,9 @@ PLANTS = [
           core(dropout=lambda _: lambda weights: weights), "dropout"),
     Plant("tanh GELU for the exact one", "feed_forward/gelu", lambda patch: patch.setitem(
         feed_forward.ACTIVATIONS, "gelu", feed_forward.gelu_tanh)),
+    Plant("sqrt(2/pi) is not cut as BLOOM cuts it", "feed_forward/gelu_bloom",
+          lambda patch: patch.setitem(
+              feed_forward.ACTIVATIONS, "gelu_bloom", feed_forward.gelu_tanh)),
     Plant("gate and up swapped", "feed_forward/gated-silu",
           swapped_attributes(feed_forward.GatedFeedForward, "gate_proj", "up_proj")),
     Plant("dropout before the activation", "feed_forward/gelu",
@@ -254,12 +292,39 @@ PLANTS = [
           swapped_attributes(blocks.Block, "attention_norm", "feed_forward_norm")),
     Plant("residual dropouts swapped", "blocks/PreNormBlock", swapped_attributes(
         blocks.Block, "attention_residual_dropout", "feed_forward_residual_dropout"), "dropout"),
+    Plant("an output norm is missing", "blocks/PreNormBlock-sandwich",
+          without(blocks.Block, "attention_output_norm")),
+    Plant("the cross-attention's output norm is missing", "blocks/PreNormBlock-sandwich",
+          without(blocks.Block, "cross_attention_output_norm")),
+    Plant("an output norm in front of its branch", "blocks/PreNormBlock-sandwich", replace(
+        blocks.PreNormBlock, "combine", lambda _: output_norm_first)),
+    Plant("the feed-forward goes without the shared norm", "blocks/ParallelBlock-shared", replace(
+        blocks.ParallelBlock, "combine", lambda _: second_branch_bare)),
+    Plant("the head's norm and activation swapped", "heads/transform", replace(
+        heads.HeadTransform, "__call__", lambda _: lambda self, x:
+        feed_forward.ACTIVATIONS[self.activation](self.norm(self.proj(x))))),
+    Plant("the head's bias is forgotten", "heads/bias", replace(
+        heads.OutputBias, "__call__", lambda _: lambda self, x: x)),
     Plant("the causal mask is off by one", "transformer_lm/gpt2", replace(
         blocks, "causal_mask", lambda original: lambda q, k: original(q + 1, k))),
     Plant("the causal mask is missing", "transformer_lm/llama",
           replace(blocks, "causal_mask", lambda original: lambda q, k: original(q + 99, k))),
     Plant("the window is one too wide", "transformer_lm/mistral", replace(
         blocks, "window_mask", lambda original: lambda q, k, w: original(q, k, w + 1))),
+    Plant("the full layers are windowed too", "transformer_lm/gemma2", run_with_masks(
+        lambda masks: [masks[0]] * len(masks))),
+    Plant("the wrong layers are windowed", "transformer_lm/gemma2", run_with_masks(
+        lambda masks: masks[::-1])),
+    Plant("token types are ignored", "transformer_lm/bert", replace(
+        transformer_lm.TransformerLM, "embed", lambda original:
+        lambda self, tokens, positions=None, token_types=None: original(self, tokens, positions))),
+    Plant("the head's transform is left out", "transformer_lm/bert",
+          without(transformer_lm.TransformerLM, "head_transform", "logits")),
+    Plant("the tied head's bias is left out", "transformer_lm/bert",
+          without(transformer_lm.TransformerLM, "lm_head", "logits")),
+    Plant("the last token is pooled", "transformer_lm/bert-pooled", replace(
+        transformer_lm.TransformerLM, "pooled",
+        lambda original: lambda self, hidden: original(self, hidden[:, ::-1]))),
     Plant("the embedding scale is forgotten", "transformer_lm/gemma2", replace(
         positions, "widely", lambda original: lambda f, x: x if x.shape[-1] == 20
         else original(f, x))),

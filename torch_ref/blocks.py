@@ -17,6 +17,7 @@ from torch_ref.masks import causal_mask, combine_masks, window_mask
 from torch_ref.norms import LayerNorm, RMSNorm
 
 Norm = LayerNorm | RMSNorm
+Mask = torch.Tensor | None
 Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor]]
 
 
@@ -24,15 +25,20 @@ class Block(nn.Module):
     """Branches around a residual stream; a subclass says how they are combined.
 
     The branches are self-attention, cross-attention where given (a decoder's block), and
-    feed-forward, each with its norm and a dropout on what it adds.
+    feed-forward, each with its norm and a dropout on what it adds. Where an output norm is given,
+    drop(branch(…)) below stands for drop(output_norm(branch(…))) (Gemma 2, arXiv 2408.00118,
+    section 2).
 
     Args:
         attention: the self-attention.
         feed_forward: a ``FeedForward`` or ``GatedFeedForward``.
         attention_norm: the norm beside the self-attention.
-        feed_forward_norm: the norm beside the feed-forward.
+        feed_forward_norm: the norm beside the feed-forward; None is the self-attention's.
         cross_attention: attends to an encoder's output.
         cross_attention_norm: the norm beside the cross-attention.
+        attention_output_norm: a norm of the self-attention's result.
+        feed_forward_output_norm: a norm of the feed-forward's result.
+        cross_attention_output_norm: a norm of the cross-attention's result.
         residual_dropout: rate on what each branch adds.
     """
 
@@ -41,10 +47,13 @@ class Block(nn.Module):
         attention: MultiHeadAttention,
         feed_forward: FeedForward | GatedFeedForward,
         attention_norm: Norm,
-        feed_forward_norm: Norm,
+        feed_forward_norm: Norm | None,
         *,
         cross_attention: MultiHeadAttention | None = None,
         cross_attention_norm: Norm | None = None,
+        attention_output_norm: Norm | None = None,
+        feed_forward_output_norm: Norm | None = None,
+        cross_attention_output_norm: Norm | None = None,
         residual_dropout: float = 0.0,
     ):
         super().__init__()
@@ -54,6 +63,9 @@ class Block(nn.Module):
         self.attention_norm = attention_norm
         self.cross_attention_norm = cross_attention_norm
         self.feed_forward_norm = feed_forward_norm
+        self.attention_output_norm = attention_output_norm
+        self.feed_forward_output_norm = feed_forward_output_norm
+        self.cross_attention_output_norm = cross_attention_output_norm
         self.attention_residual_dropout = Dropout(residual_dropout)
         self.cross_attention_residual_dropout = (
             None if cross_attention is None else Dropout(residual_dropout)
@@ -97,18 +109,21 @@ class Block(nn.Module):
             if return_weights:
                 h, attention_weights = h
                 weights.append(attention_weights)
-            return self.attention_residual_dropout(h)
+            return self.attention_residual_dropout(_apply(self.attention_output_norm, h))
 
         def attend_to_memory(h: torch.Tensor) -> torch.Tensor:
             assert self.cross_attention is not None
             assert self.cross_attention_residual_dropout is not None
             h = self.cross_attention(h, memory, mask=memory_mask)
+            h = _apply(self.cross_attention_output_norm, h)
             return self.cross_attention_residual_dropout(h)
 
         def feed(h: torch.Tensor) -> torch.Tensor:
-            return self.feed_forward_residual_dropout(self.feed_forward(h))
+            h = _apply(self.feed_forward_output_norm, self.feed_forward(h))
+            return self.feed_forward_residual_dropout(h)
 
-        branches = [(self.attention_norm, attend), (self.feed_forward_norm, feed)]
+        feed_norm = self.feed_forward_norm or self.attention_norm
+        branches: list[Branch] = [(self.attention_norm, attend), (feed_norm, feed)]
         if self.cross_attention_norm is not None:
             branches.insert(1, (self.cross_attention_norm, attend_to_memory))
         x = self.combine(x, branches)
@@ -117,6 +132,10 @@ class Block(nn.Module):
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
         """The formula of the block."""
         raise NotImplementedError
+
+
+def _apply(norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
+    return x if norm is None else norm(x)
 
 
 class PreNormBlock(Block):
@@ -140,7 +159,10 @@ class PostNormBlock(Block):
 
 
 class ParallelBlock(Block):
-    """x = x + Σ drop(branch(norm(x))), all branches from the same x (arXiv 2204.06745)."""
+    """x = x + Σ drop(branch(norm(x))), all branches from the same x (arXiv 2204.06745).
+
+    GPT-J and Phi give both branches one norm: ``feed_forward_norm`` is None.
+    """
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
         """The formula of the block."""
@@ -184,7 +206,7 @@ def self_attention_mask(
 def run_blocks(
     blocks: Iterable[nn.Module],
     x: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    mask: Mask | list[Mask] = None,
     memory: torch.Tensor | None = None,
     memory_mask: torch.Tensor | None = None,
     *,
@@ -195,13 +217,13 @@ def run_blocks(
     """The residual stream after all blocks, and the list of each self-attention's weights.
 
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
-    a block.
+    a block, and one mask for all blocks or a list of one a block.
     """
     weights = []
     for layer, block in enumerate(blocks):
         result = block(
             x,
-            mask,
+            mask[layer] if isinstance(mask, list) else mask,
             memory,
             memory_mask,
             positions=positions,

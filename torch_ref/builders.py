@@ -2,8 +2,10 @@
 
 from torch_ref.attention import MultiHeadAttention
 from torch_ref.blocks import BLOCKS, Block, Norm
-from torch_ref.config import TransformerConfig
+from torch_ref.config import TransformerConfig, TransformerLMConfig
 from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
+from torch_ref.heads import HeadTransform, OutputBias
+from torch_ref.layers import Linear
 from torch_ref.norms import make_norm
 from torch_ref.positions import (
     ALiBi,
@@ -18,13 +20,20 @@ from torch_ref.positions import (
 
 def make_block(config: TransformerConfig, *, cross_attention: bool = False) -> Block:
     """The block that a config describes, with cross-attention for a decoder's."""
+
+    def norm(wanted: bool) -> Norm | None:
+        return make_model_norm(config) if wanted else None
+
     return BLOCKS[config.block](
         make_attention(config, position=make_position(config)),
         make_feed_forward(config),
         make_model_norm(config),
-        make_model_norm(config),
+        norm(not config.shared_norm),
         cross_attention=make_attention(config) if cross_attention else None,
-        cross_attention_norm=make_model_norm(config) if cross_attention else None,
+        cross_attention_norm=norm(cross_attention),
+        attention_output_norm=norm(config.branch_output_norm),
+        feed_forward_output_norm=norm(config.branch_output_norm),
+        cross_attention_output_norm=norm(cross_attention and config.branch_output_norm),
         residual_dropout=config.residual_dropout,
     )
 
@@ -36,9 +45,7 @@ def make_attention(
     head_dim = config.head_dim or config.d_model // config.num_heads
 
     def head_norm() -> Norm | None:
-        if not config.query_key_norm:
-            return None
-        return make_norm(config.norm, head_dim, eps=config.norm_eps, use_bias=config.norm_bias)
+        return _make_norm(config, head_dim) if config.query_key_norm else None
 
     return MultiHeadAttention(
         config.d_model,
@@ -104,7 +111,17 @@ def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForwa
 
 def make_model_norm(config: TransformerConfig) -> Norm:
     """A norm over the model's width, as a config describes it."""
-    return make_norm(config.norm, config.d_model, eps=config.norm_eps, use_bias=config.norm_bias)
+    return _make_norm(config, config.d_model)
+
+
+def _make_norm(config: TransformerConfig, features: int) -> Norm:
+    return make_norm(
+        config.norm,
+        features,
+        eps=config.norm_eps,
+        use_bias=config.norm_bias,
+        unit_offset=config.norm_unit_offset,
+    )
 
 
 def make_position_embedding(
@@ -112,7 +129,25 @@ def make_position_embedding(
 ) -> LearnedPositions | SinusoidalPositions | None:
     """The rows that a config adds to the token embeddings, if any."""
     if config.positions == "learned":
-        return LearnedPositions(config.context_length, config.d_model)
+        return LearnedPositions(
+            config.context_length, config.d_model, offset=config.position_offset
+        )
     if config.positions == "sinusoidal":
         return SinusoidalPositions(config.context_length, config.d_model)
     return None
+
+
+def make_head_transform(config: TransformerLMConfig) -> HeadTransform | None:
+    """What a config puts before the output projection, if anything."""
+    if config.head != "masked_lm":
+        return None
+    return HeadTransform(config.d_model, make_model_norm(config), activation=config.activation)
+
+
+def make_lm_head(config: TransformerLMConfig, vocab_size: int) -> Linear | OutputBias | None:
+    """What a config puts last, if anything: a projection to logits, or the bias of a tied one."""
+    if config.head == "none":
+        return None
+    if not config.tie_embeddings:
+        return Linear(config.d_model, vocab_size, use_bias=config.head_bias)
+    return OutputBias(vocab_size) if config.head_bias else None

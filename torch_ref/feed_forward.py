@@ -22,12 +22,28 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
+def gelu_bloom(x: torch.Tensor) -> torch.Tensor:
+    """``gelu_tanh`` with sqrt(2/π) cut to eight digits, as BLOOM has it (arXiv 2211.05100).
+
+    x · (1 + tanh(u)) / 2 with u = 0.79788456 · (x + 0.044715 · x³).
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    u = 0.79788456 * (wide + 0.044715 * wide * wide * wide)
+    return (0.5 * wide * (1 + torch.tanh(u))).to(x.dtype)
+
+
 def silu(x: torch.Tensor) -> torch.Tensor:
     """The swish x · sigmoid(x)."""
     return functional.silu(x)
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
+ACTIVATIONS = {
+    "relu": relu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_bloom": gelu_bloom,
+    "silu": silu,
+}
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
@@ -37,7 +53,7 @@ class FeedForward(nn.Module):
     Args:
         d_model: D.
         d_ff: F, default 4·D.
-        activation: relu, gelu (exact), gelu_tanh or silu.
+        activation: relu, gelu (exact), gelu_tanh, gelu_bloom or silu.
         use_bias: whether both projections have biases.
         hidden_dropout: rate on the hidden activation.
         output_dropout: rate on the result.

@@ -109,9 +109,9 @@ def stream(
         chunk: the most tokens to yield at once; it does not change them.
 
     Raises:
-        ValueError: the model is not causal; the prompt or one of its rows is empty, or has an id
-            outside [0, V); the mask is not left padding; or a setting is out of its range. Raised
-            by this call, not by the first ``next``.
+        ValueError: the model is not causal or has no head; the prompt or one of its rows is empty,
+            or has an id outside [0, V); the mask is not left padding; or a setting is out of its
+            range. Raised by this call, not by the first ``next``.
     """
     check_sampling(temperature, top_k, top_p)
     if num_tokens < 0:
@@ -120,6 +120,8 @@ def stream(
         raise ValueError(f"chunk must be at least 1: got {chunk}")
     if not model.config.causal:
         raise ValueError("only a causal model can generate: got causal=False")
+    if model.config.head == "none":
+        raise ValueError("only a model with a head can generate: got head='none'")
 
     def choose(logits_BV: torch.Tensor) -> torch.Tensor:
         if greedy:

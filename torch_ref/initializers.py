@@ -59,7 +59,7 @@ def initialize(
       constructed (``torch.nn.Transformer``).
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
-    Norm weights are left at one in every scheme.
+    Norm weights are left as constructed in every scheme: at one, or at zero where one is added.
 
     Raises:
         ValueError: the scheme is unknown.

@@ -24,22 +24,31 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4)."""
+    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4).
 
-    def __init__(self, features: int, *, eps: float = 1e-5):
+    With ``unit_offset`` the factor is 1 + weight, and weight starts at zero (Gemma, arXiv
+    2403.08295): the same norm, whose parameter weight decay would draw to one, not to zero.
+    """
+
+    def __init__(self, features: int, *, eps: float = 1e-5, unit_offset: bool = False):
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(features))
+        self.unit_offset = unit_offset
+        self.weight = nn.Parameter(torch.zeros(features) if unit_offset else torch.ones(features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` (…, D), normalised, in its dtype."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean_square = wide.square().mean(dim=-1, keepdim=True)
-        y = wide * torch.rsqrt(mean_square + self.eps) * self.weight.to(wide.dtype)
+        weight = self.weight.to(wide.dtype)
+        factor = 1 + weight if self.unit_offset else weight
+        y = wide * torch.rsqrt(mean_square + self.eps) * factor
         return y.to(x.dtype)
 
 
-def make_norm(kind: str, features: int, *, eps: float, use_bias: bool) -> LayerNorm | RMSNorm:
+def make_norm(
+    kind: str, features: int, *, eps: float, use_bias: bool, unit_offset: bool = False
+) -> LayerNorm | RMSNorm:
     """The norm that a config names.
 
     Raises:
@@ -48,5 +57,5 @@ def make_norm(kind: str, features: int, *, eps: float, use_bias: bool) -> LayerN
     if kind == "layer_norm":
         return LayerNorm(features, eps=eps, use_bias=use_bias)
     if kind == "rms_norm":
-        return RMSNorm(features, eps=eps)
+        return RMSNorm(features, eps=eps, unit_offset=unit_offset)
     raise ValueError(f"unknown norm {kind!r}")

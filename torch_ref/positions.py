@@ -41,15 +41,20 @@ class RotaryScaling:
 
 
 class LearnedPositions(nn.Module):
-    """One trained row for each of ``max_length`` positions."""
+    """One trained row for each of ``max_length`` positions: position t has row t + ``offset``.
 
-    def __init__(self, max_length: int, d_model: int):
+    The table has ``offset`` rows more, which no position reads (OPT, arXiv 2205.01068, has 2).
+    """
+
+    def __init__(self, max_length: int, d_model: int, *, offset: int = 0):
         super().__init__()
-        self.weight = Embedding(max_length, d_model).weight
+        self.offset = offset
+        self.weight = Embedding(max_length + offset, d_model).weight
 
     def forward(self, length: int, positions: torch.Tensor | None = None) -> torch.Tensor:
         """The rows of ``positions`` (B, T), or of 0 … length - 1 with a batch dimension of 1."""
-        return self.weight[None, :length] if positions is None else self.weight[positions]
+        table_SD = self.weight[self.offset :]
+        return table_SD[None, :length] if positions is None else table_SD[positions]
 
 
 class SinusoidalPositions(nn.Module):
@@ -75,9 +80,10 @@ def embed_tokens(
     *,
     context_length: int,
     scale: float | None = None,
+    added: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The tokens' rows (B, T, D), times ``scale`` where given, plus the rows of their positions.
+    """The tokens' rows (B, T, D), times ``scale``, plus ``added``, plus their positions' rows.
 
     Raises:
         ValueError: more tokens than ``context_length``.
@@ -88,6 +94,8 @@ def embed_tokens(
     x = token_embedding(tokens)
     if scale is not None:
         x = x * scale
+    if added is not None:
+        x = x + added
     if position_embedding is not None:
         x = x + position_embedding(length, positions).to(x.dtype)
     return x

@@ -5,7 +5,13 @@ from torch import nn
 
 from torch_ref.attention import LayerCache
 from torch_ref.blocks import run_blocks, self_attention_mask
-from torch_ref.builders import make_block, make_model_norm, make_position_embedding
+from torch_ref.builders import (
+    make_block,
+    make_head_transform,
+    make_lm_head,
+    make_model_norm,
+    make_position_embedding,
+)
 from torch_ref.config import TransformerLMConfig
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
@@ -15,7 +21,7 @@ from torch_ref.positions import embed_tokens
 class TransformerLM(nn.Module):
     """Tokens to logits: embeddings, positions, blocks, final norm, head.
 
-    A tied head has no parameter of its own: it multiplies by ``token_embedding``.
+    A tied head multiplies by ``token_embedding`` and has no matrix of its own, at most a bias.
 
     Args:
         config: the settings.
@@ -31,22 +37,24 @@ class TransformerLM(nn.Module):
             raise ValueError("vocab_size must be set before a model is built")
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, config.d_model)
+        self.token_type_embedding = (
+            Embedding(config.num_token_types, config.d_model) if config.num_token_types else None
+        )
         self.position_embedding = make_position_embedding(config)
         self.embedding_norm = make_model_norm(config) if config.embedding_norm else None
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.blocks = nn.ModuleList([make_block(config) for _ in range(config.num_layers)])
         self.final_norm = make_model_norm(config) if config.final_norm else None
-        self.lm_head = (
-            None
-            if config.tie_embeddings
-            else Linear(config.d_model, config.vocab_size, use_bias=config.head_bias)
-        )
+        self.pooler = Linear(config.d_model, config.d_model) if config.pooler else None
+        self.head_transform = make_head_transform(config)
+        self.lm_head = make_lm_head(config, config.vocab_size)
         initialize(self, config.initialization, config.num_layers, generator)
 
     def forward(
         self,
         tokens: torch.Tensor,
         mask: torch.Tensor | None = None,
+        token_types: torch.Tensor | None = None,
         *,
         positions: torch.Tensor | None = None,
         cache: list[LayerCache] | None = None,
@@ -54,19 +62,29 @@ class TransformerLM(nn.Module):
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """Logits (B, T, V) of the next token (causal) or of this one (bidirectional), in nats.
 
+        With ``head="none"`` what ``hidden`` returns.
+
         Args:
             tokens: ids (B, T) in [0, V); the caller has checked them.
             mask: True = may attend; joined with the causal mask and window of the config.
+            token_types: kinds of the tokens, (B, T) in [0, num_token_types); default 0.
             positions: of the tokens, (B, T); default 0 … T - 1.
             cache: one ``LayerCache`` a layer, which this call extends; S is then its length.
             return_weights: also return each layer's attention weights, (B, N, T, S).
 
         Raises:
-            ValueError: more tokens than ``context_length``.
+            ValueError: more tokens than ``context_length``, or types of a model that has none.
         """
         hidden = self.hidden(
-            tokens, mask, positions=positions, cache=cache, return_weights=return_weights
+            tokens,
+            mask,
+            token_types,
+            positions=positions,
+            cache=cache,
+            return_weights=return_weights,
         )
+        if self.config.head == "none":
+            return hidden
         if isinstance(hidden, tuple):
             hidden, weights = hidden
             return self.logits(hidden), weights
@@ -76,6 +94,7 @@ class TransformerLM(nn.Module):
         self,
         tokens: torch.Tensor,
         mask: torch.Tensor | None = None,
+        token_types: torch.Tensor | None = None,
         *,
         positions: torch.Tensor | None = None,
         cache: list[LayerCache] | None = None,
@@ -86,20 +105,27 @@ class TransformerLM(nn.Module):
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
             positions = torch.arange(start, start + length, device=tokens.device)[None]
-        x = self.embed(tokens, positions)
-        mask = self_attention_mask(
-            length,
-            length if cache is None else cache[0].k_BSKH.shape[1],
-            causal=self.config.causal,
-            window=self.config.sliding_window,
-            start=start,
-            mask=mask,
-            device=tokens.device,
-        )
+        x = self.embed(tokens, positions, token_types)
+        windows = [
+            None if layer in self.config.full_attention_layers else self.config.sliding_window
+            for layer in range(self.config.num_layers)
+        ]
+        masks = {
+            window: self_attention_mask(
+                length,
+                length if cache is None else cache[0].k_BSKH.shape[1],
+                causal=self.config.causal,
+                window=window,
+                start=start,
+                mask=mask,
+                device=tokens.device,
+            )
+            for window in set(windows)
+        }
         x, weights = run_blocks(
             self.blocks,
             x,
-            mask,
+            [masks[window] for window in windows],
             positions=positions,
             cache=cache,
             return_weights=return_weights,
@@ -108,14 +134,27 @@ class TransformerLM(nn.Module):
             x = self.final_norm(x)
         return (x, weights) if return_weights else x
 
-    def embed(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """What enters the first block, (B, T, D)."""
+    def embed(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        token_types: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What enters the first block, (B, T, D): rows of tokens, types and positions."""
+        types = None
+        if self.token_type_embedding is not None:
+            types = self.token_type_embedding(
+                torch.zeros_like(tokens) if token_types is None else token_types
+            )
+        elif token_types is not None:
+            raise ValueError("token_types need num_token_types above 0: got num_token_types=0")
         x = embed_tokens(
             tokens,
             self.token_embedding,
             self.position_embedding,
             context_length=self.config.context_length,
             scale=self.config.embedding_scale,
+            added=types,
             positions=positions,
         )
         if self.embedding_norm is not None:
@@ -123,9 +162,27 @@ class TransformerLM(nn.Module):
         return self.embedding_dropout(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The output head: (B, T, D) to (B, T, V)."""
-        logits = (
-            self.token_embedding.attend(hidden) if self.lm_head is None else self.lm_head(hidden)
-        )
+        """The output head: (B, T, D) to (B, T, V).
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.config.head == "none":
+            raise ValueError("logits need a head: got head='none'")
+        if self.head_transform is not None:
+            hidden = self.head_transform(hidden)
+        if self.config.tie_embeddings:
+            hidden = self.token_embedding.attend(hidden)
+        logits = hidden if self.lm_head is None else self.lm_head(hidden)
         cap = self.config.logit_soft_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The text as one vector (B, D): tanh(pooler(the first token's)) of ``hidden`` (B, T, D).
+
+        Raises:
+            ValueError: there is no pooler.
+        """
+        if self.pooler is None:
+            raise ValueError("pooled needs a pooler: got pooler=False")
+        return torch.tanh(self.pooler(hidden[:, 0]))

@@ -10,6 +10,7 @@ import signal
 import socket
 import types
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -64,6 +65,7 @@ class RunFolder:
                 f"{self.checkpoints.folder} holds no checkpoint that can be used: start a new run"
             )
         self._lock = lock or self._acquire()
+        self._copied: list[Path] = []
 
     def _acquire(self) -> TextIO:
         try:
@@ -81,13 +83,21 @@ class RunFolder:
             raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
         return lock
 
-    def begin(self, config: TrainConfig) -> None:
-        """Writes the settings, and who holds the folder: from here on it is this run's."""
+    def begin(self, config: TrainConfig, files: Sequence[Path] = ()) -> None:
+        """Writes the settings, and who holds the folder: from here on it is this run's.
+
+        Args:
+            config: the settings.
+            files: copied into the folder.
+        """
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(f"{socket.gethostname()}, process {os.getpid()}, run {uuid.uuid4().hex}")
         self._lock.flush()
         write_durably(self.path / "config.json", json.dumps(config.to_dict(), indent=1))
+        self._copied = [self.path / file.name for file in files]
+        for file, copy in zip(files, self._copied, strict=True):
+            write_durably(copy, file.read_text(encoding="utf-8"))
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -105,6 +115,8 @@ class RunFolder:
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in ("config.json", "metrics.jsonl", ".lock"):
             (self.path / name).unlink(missing_ok=True)
+        for copy in self._copied:
+            copy.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             for folder in self._made:
                 folder.rmdir()
@@ -144,7 +156,7 @@ def check_settings(before: dict[str, Any], config: TrainConfig) -> dict[str, str
 
 
 def check_resumable(
-    before: dict[str, Any], config: TrainConfig, vocabulary: str, corpus_sha256: str
+    before: dict[str, Any], config: TrainConfig, vocabulary: str | None, corpus_sha256: str
 ) -> list[str]:
     """Compares a checkpoint's manifest with what is asked for now.
 
@@ -154,9 +166,18 @@ def check_resumable(
     Raises:
         UsageError: something changed that a resumed run must keep; all of it is named.
     """
-    changes = dict(_differences(before["config"], config.to_dict()))
+    # Read back, so that JSON's lists are tuples again and settings since added have their defaults.
+    settings = TrainConfig.from_dict(before["config"]).to_dict()
+    changes = dict(_differences(settings, config.to_dict()))
     if before["vocabulary"] != vocabulary:
-        changes["vocabulary"] = f"{len(before['vocabulary'])} -> {len(vocabulary)} characters"
+        changes["vocabulary"] = " -> ".join(
+            "tokens of a tokenizer" if known is None else f"{len(known)} characters"
+            for known in (before["vocabulary"], vocabulary)
+        )
+    if before["corpus"] is None:
+        raise UsageError(
+            "this folder holds a ported model and no run: start one with --init-from, in another"
+        )
     if before["corpus"]["sha256"] != corpus_sha256:
         changes["corpus"] = f"SHA-256 {before['corpus']['sha256'][:12]} -> {corpus_sha256[:12]}"
     return [f"{name}: {change}" for name, change in _refuse_fixed(changes).items()]

@@ -1,0 +1,44 @@
+"""What stands beside a language model's output projection in BERT (arXiv 1810.04805)."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxformer.feed_forward import ACTIVATIONS
+from jaxformer.layers import Linear, widen
+from jaxformer.norms import LayerNorm, RMSNorm
+
+
+class HeadTransform(nnx.Module):
+    """norm(activation(proj(x))), in front of the output projection of BERT's masked-LM head.
+
+    Args:
+        d_model: D.
+        norm: over D.
+        activation: see ``FeedForward``.
+        rngs: where the initial weights come from.
+    """
+
+    def __init__(
+        self, d_model: int, norm: LayerNorm | RMSNorm, *, activation: str = "gelu", rngs: nnx.Rngs
+    ):
+        self.activation = activation
+        self.proj = Linear(d_model, d_model, rngs=rngs)
+        self.norm = norm
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What is projected to logits, in the dtype of x."""
+        return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
+
+
+class OutputBias(nnx.Module):
+    """x + bias, after an output projection whose matrix is the token embedding; it starts at 0."""
+
+    def __init__(self, features: int):
+        self.bias = nnx.Param(jnp.zeros((features,)))
+
+    def __call__(self, x: Float[Array, "... V"]) -> Float[Array, "... V"]:
+        """The logits, in the dtype of x."""
+        # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
+        bias = jnp.broadcast_to(widen(self.bias[...]), x.shape)
+        return (widen(x) + bias).astype(x.dtype)
