@@ -1,6 +1,9 @@
 """What a run starts from: the settings with all that follows from the corpus, and its state."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,48 @@ from jaxformer.training.corpora import Corpus
 from jaxformer.transformer_lm import TransformerLM
 
 
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    def vocabulary_size(self) -> int:
+        """How many different ids there are."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text, int32."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a run starts from in place of random weights.
+
+    Attributes:
+        source: where it comes from, for the record.
+        model: its settings.
+        arrays: ``parameters`` by our names; with ``mu``, ``nu`` and ``step`` where the run is to go
+            on with their optimizer's state.
+        tokenizer: of its text.
+        files: copied into the run's folder, where whoever opens the run needs them: a
+            ``tokenizer.json``.
+    """
+
+    source: str
+    model: TransformerLMConfig
+    arrays: Arrays
+    tokenizer: Tokenizer
+    files: Sequence[Path] = ()
+
+    @property
+    def step(self) -> int:
+        """How many steps were made already."""
+        return int(self.arrays.get("step", 0))
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """Settings with all that follows from the corpus: nothing is left to be filled in.
@@ -28,35 +73,55 @@ class Experiment:
         config: with ``model.vocab_size`` set.
         optimizer: with ``decay_steps`` set.
         corpus: the text.
-        tokenizer: its characters.
+        tokenizer: of its characters, or that of the model it starts from.
         train_ids: the first 90 % of it, int32.
         validation_ids: the rest.
+        start: what it starts from, if not from random weights.
     """
 
     config: TrainConfig
     optimizer: OptimizerConfig
     corpus: Corpus
-    tokenizer: CharTokenizer
+    tokenizer: Tokenizer
     train_ids: np.ndarray
     validation_ids: np.ndarray
+    start: Start | None = None
 
     @classmethod
-    def prepare(cls, config: TrainConfig, corpus: Corpus) -> "Experiment":
+    def prepare(
+        cls,
+        config: TrainConfig,
+        corpus: Corpus,
+        *,
+        start: Start | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> "Experiment":
         """Reads the corpus into ids and completes the settings.
 
+        Args:
+            config: the settings; those of the model are ``start.model`` or differ from it on
+                purpose.
+            corpus: the text.
+            start: what to start from.
+            tokenizer: of a resumed run that started from something; default that of ``start``, or
+                one of the corpus's own characters.
+
         Raises:
-            TextError: a split is shorter than a window.
+            TextError: a split is shorter than a window, or holds what the tokenizer does not know.
             UsageError: the vocabulary does not fit ``model.vocab_size``.
         """
-        tokenizer = CharTokenizer.train_from_text(corpus.text)
+        if tokenizer is None:
+            tokenizer = (
+                CharTokenizer.train_from_text(corpus.text) if start is None else start.tokenizer
+            )
         train_ids, validation_ids = train_validation_split(
             tokenizer.encode(corpus.text), config.model.context_length
         )
         size = config.model.vocab_size or tokenizer.vocabulary_size()
         if size < tokenizer.vocabulary_size():
             raise UsageError(
-                f"--vocab-size {size} is less than the {tokenizer.vocabulary_size()} characters "
-                f"of {corpus.name}"
+                f"--vocab-size {size} is less than the {tokenizer.vocabulary_size()} "
+                + (f"characters of {corpus.name}" if start is None else "tokens of the tokenizer")
             )
         model = dataclasses.replace(config.model, vocab_size=size)
         decay_steps = config.optimizer.decay_steps or config.steps
@@ -67,12 +132,23 @@ class Experiment:
             tokenizer,
             train_ids,
             validation_ids,
+            start,
         )
 
     @property
-    def vocabulary(self) -> str:
-        """The characters in the order of their ids."""
-        return "".join(self.tokenizer.vocabulary)
+    def vocabulary(self) -> str | None:
+        """The characters in the order of their ids; None where tokens are not characters."""
+        known = self.tokenizer
+        return "".join(known.vocabulary) if isinstance(known, CharTokenizer) else None
+
+    @property
+    def first_ids(self) -> np.ndarray:
+        """What a sample is begun with: a new line, or the first token."""
+        known = self.tokenizer
+        if isinstance(known, CharTokenizer) and "\n" not in known.vocabulary:
+            return np.zeros(1, np.int32)
+        ids = np.asarray(known.encode("\n"), np.int32)
+        return ids if len(ids) else np.zeros(1, np.int32)
 
 
 def choose_devices(count: int | None) -> list[jax.Device]:
@@ -91,6 +167,33 @@ def make_parameters(config: TransformerLMConfig, seed: int) -> tuple[Definition,
     """A model's definition and its initial parameters, drawn in one compiled call."""
     definition, _ = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
     return definition, jax.jit(lambda: split(TransformerLM(config, rngs=nnx.Rngs(seed)))[1])()
+
+
+def first_state(experiment: Experiment) -> tuple[Definition, TrainState]:
+    """The state before the first step: random weights, or what the run starts from, in float32.
+
+    Raises:
+        CheckpointError: what it starts from does not fit the settings; all that does not is listed.
+        UsageError: it has as many steps behind it as the run is to have, or more.
+    """
+    config, start = experiment.config, experiment.start
+    if start is None:
+        definition, parameters = make_parameters(config.model, config.seed)
+        return definition, TrainState.create(parameters, experiment.optimizer)
+    if start.step >= config.steps:
+        raise UsageError(
+            f"{start.source} has {start.step} steps behind it: give more --steps, or "
+            "--fresh-optimizer to begin at step 0"
+        )
+    arrays: Arrays = {
+        name: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), value)
+        for name, value in start.arrays.items()
+        if name in GROUPS
+    }
+    if "mu" in arrays:
+        return from_arrays(arrays | {"step": start.step}, config.model, experiment.optimizer)
+    definition = check_arrays(arrays, config.model)
+    return definition, TrainState.create(arrays["parameters"], experiment.optimizer)
 
 
 def to_arrays(state: TrainState) -> Arrays:

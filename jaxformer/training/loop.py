@@ -20,8 +20,8 @@ from jaxformer.training.checkpoints import Arrays, write_durably
 from jaxformer.training.experiment import (
     Experiment,
     choose_devices,
+    first_state,
     from_arrays,
-    make_parameters,
     to_arrays,
     uses_dropout,
 )
@@ -70,7 +70,7 @@ def train(
     check_trackers(trackers)
     with StopSignal() as stop, RunFolder(out, resume=resume) as folder:
         definition, state, about, notes, warnings = _starting_point(experiment, folder)
-        folder.begin(config)
+        folder.begin(config, () if experiment.start is None else experiment.start.files)
         reporter = Reporter(config.steps, int(state.step))
         sinks: list[Sink] = []
         try:
@@ -96,8 +96,8 @@ def _starting_point(
     config = experiment.config
     warnings = folder.checkpoints.tidy()
     if not folder.resumed:
-        definition, parameters = make_parameters(config.model, config.seed)
-        return definition, TrainState.create(parameters, experiment.optimizer), {}, [], warnings
+        notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
+        return *first_state(experiment), {}, notes, warnings
     arrays, manifest, damaged = folder.checkpoints.restore_latest(quarantine=True)
     notes = check_resumable(manifest, config, experiment.vocabulary, experiment.corpus.sha256)
     definition, state = from_arrays(arrays, config.model, experiment.optimizer)
@@ -155,6 +155,7 @@ class _Run:
         self.train_tokens = self.parallel.replicate(experiment.train_ids)
         self.validation_tokens = self.parallel.replicate(experiment.validation_ids)
         # The validation loss of the present state, and what the newest checkpoint holds of both.
+        self.about = about
         self.val_loss: float | None = about.get("val_loss")
         self.saved = (self.step, self.val_loss) if about else None
 
@@ -163,6 +164,10 @@ class _Run:
         config = self.config
         if self.step < config.steps:
             self._compile()
+        if self.experiment.start is not None and not self.about:
+            # A run cut off before its first step must not go on from random weights.
+            self._evaluate()
+            self._save()
         while True:
             if self.val_loss is None and self._due(config.eval_interval):
                 self._evaluate()
@@ -244,10 +249,9 @@ class _Run:
     def _sample(self) -> str:
         model = merge(self.definition, self.parallel.fetch(self.state.parameters))
         tokenizer = self.experiment.tokenizer
-        prompt = "\n" if "\n" in tokenizer.vocabulary else tokenizer.vocabulary[0]
         ids = generate(
             model,
-            tokenizer.encode(prompt)[None],
+            self.experiment.first_ids[None],
             self.config.sample_tokens,
             temperature=0.8,
             key=jax.random.fold_in(jax.random.key(self.config.seed), self.step),
@@ -262,6 +266,8 @@ class _Run:
         if wrong:
             self._diverged(self.step, f"the state after step {self.step}", {"not_finite": wrong})
         corpus = self.experiment.corpus
+        start = self.experiment.start
+        source = self.about.get("init_from") if start is None else start.source
         self.folder.checkpoints.save(
             self.step,
             arrays,
@@ -270,6 +276,7 @@ class _Run:
                 "vocabulary": self.experiment.vocabulary,
                 "corpus": {"name": corpus.name, "sha256": corpus.sha256},
                 "val_loss": self.val_loss,
+                "init_from": source,
             },
         )
         self.saved = (self.step, self.val_loss)

@@ -143,6 +143,16 @@ def stored_config(path: Path) -> TrainConfig:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
+def stored_vocabulary(path: Path) -> tuple[bool, str | None]:
+    """Whether a run started from another model, and the characters of its newest checkpoint."""
+    checkpoints = CheckpointFolder(Path(path) / "checkpoints")
+    for step in reversed(checkpoints.steps()):
+        with contextlib.suppress(CheckpointError):
+            manifest = checkpoints.manifest(step)
+            return bool(manifest.get("init_from")), manifest.get("vocabulary")
+    return False, None
+
+
 def check_settings(before: dict[str, Any], config: TrainConfig) -> dict[str, str]:
     """Compares the settings of a run, as a plain dict, with those asked for now.
 

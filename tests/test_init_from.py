@@ -1,0 +1,154 @@
+"""``train.py --init-from``: a run that starts from a ported model, with or without its optimizer."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.cli import main
+from jaxformer.training.checkpoints import CheckpointFolder
+from parity_tests.families import nanogpt
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+VOCABULARY = sorted(set(TEXT) | {"Z"})
+SETTINGS = {
+    "n_layer": 2, "n_head": 3, "n_embd": 24, "block_size": 16, "bias": True,
+    "vocab_size": len(VOCABULARY), "dropout": 0.0,
+}  # fmt: skip
+FLAGS = ["--devices", "1", "--batch-size", "4", "--sample-tokens", "5", "--eval-interval", "50", "--seed", "3"]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return str(path)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """nanoGPT's ckpt.pt after three steps, its vocabulary beside it."""
+    import pickle
+
+    torch.manual_seed(0)
+    model = nanogpt.GPT(types.SimpleNamespace(**SETTINGS))
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in named.values() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+    ids = torch.tensor([[VOCABULARY.index(c) for c in TEXT[n : n + 17]] for n in range(4)])
+    for _ in range(3):
+        logits = model(ids[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    folder = tmp_path / "nanogpt"
+    folder.mkdir()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "model_args": SETTINGS,
+        "iter_num": 3,
+        "config": {"learning_rate": 1e-3},
+    }
+    torch.save(state, folder / "ckpt.pt")
+    meta = {
+        "vocab_size": len(VOCABULARY),
+        "itos": dict(enumerate(VOCABULARY)),
+        "stoi": {c: i for i, c in enumerate(VOCABULARY)},
+    }
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
+    return folder / "ckpt.pt"
+
+
+def run(*arguments):
+    return main(["train", *map(str, arguments)])
+
+
+def newest(out):
+    folder = CheckpointFolder(out / "checkpoints")
+    return folder.restore(folder.steps()[-1])
+
+
+def first_saved(out):
+    folder = CheckpointFolder(out / "checkpoints")
+    return folder.restore(folder.steps()[0])
+
+
+def test_a_run_goes_on_with_their_weights_moments_and_step(checkpoint, text, tmp_path):
+    out = tmp_path / "run"
+    assert run("--init-from", checkpoint, "--data", text, "--steps", 6, "--out", out, *FLAGS) == 0
+    arrays, manifest = first_saved(out)
+    assert int(arrays["step"]) == 3
+    assert manifest["vocabulary"] == "".join(VOCABULARY)
+    assert manifest["init_from"] == str(checkpoint)
+    saved = torch.load(checkpoint, weights_only=True)
+    theirs = saved["model"]["transformer.h.1.mlp.c_fc.weight"].numpy()
+    np.testing.assert_array_equal(
+        arrays["parameters"]["blocks.1.feed_forward.up_proj.kernel"], theirs.T
+    )
+    assert max(float(np.abs(m).max()) for m in arrays["mu"].values()) > 0
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").open()]
+    assert steps[0] == 3
+    assert max(steps) == 6
+
+
+def test_weights_alone_begin_at_step_0(checkpoint, text, tmp_path):
+    out = tmp_path / "run"
+    flags = ["--fresh-optimizer", "--steps", 2, *FLAGS]
+    assert run("--init-from", checkpoint, "--data", text, "--out", out, *flags) == 0
+    arrays, _ = first_saved(out)
+    assert int(arrays["step"]) == 0
+    assert all(not np.any(m) for m in arrays["mu"].values())
+
+
+def test_cut_and_resumed_it_is_the_run_uncut(checkpoint, text, tmp_path):
+    for name, counts in (("whole", [8]), ("cut", [5, 8])):
+        for n, steps in enumerate(counts):
+            start = ["--resume"] if n else ["--init-from", checkpoint, "--data", text]
+            flags = FLAGS if not n else []
+            decay = ["--decay-steps", 8]
+            assert run(*start, "--steps", steps, "--out", tmp_path / name, *flags, *decay) == 0
+    whole, cut = newest(tmp_path / "whole"), newest(tmp_path / "cut")
+    assert whole[1]["state_sha256"] == cut[1]["state_sha256"]
+    assert cut[1]["init_from"] == str(checkpoint)
+
+
+def test_sampling_and_starting_again_from_the_run(checkpoint, text, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert run("--init-from", checkpoint, "--data", text, "--steps", 4, "--out", out, *FLAGS) == 0
+    capsys.readouterr()
+    assert main(["sample", str(out), "--prompt", "Z", "--tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("Z")
+    again = tmp_path / "again"
+    assert run("--init-from", out, "--data", text, "--steps", 6, "--out", again, *FLAGS) == 0
+    assert int(first_saved(again)[0]["step"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--steps", "3"], 2, "3 steps behind it"),
+        (["--resume"], 2, "leave out --init-from"),
+        (["--d-model", "48"], 4, "does not fit"),
+    ],
+)
+def test_what_cannot_work_is_refused(checkpoint, text, tmp_path, capsys, flags, code, words):
+    out = tmp_path / "run"
+    arguments = ["--init-from", checkpoint, "--data", text, "--out", out, *FLAGS, *flags]
+    assert run(*arguments) == code
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_text_with_other_characters_is_refused(checkpoint, tmp_path, capsys):
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT + "é")
+    flags = ["--steps", 6, "--out", tmp_path / "run", *FLAGS]
+    assert run("--init-from", checkpoint, "--data", other, *flags) == 3
+    assert "é" in capsys.readouterr().err
