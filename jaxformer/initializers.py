@@ -73,7 +73,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
         if path[-1] == "bias":
             if scheme == "xavier_uniform":
                 continue
-            parameter[...] = jnp.zeros_like(parameter[...])
+            parameter.set_value(jnp.zeros_like(parameter[...]))
             continue
         # torch reads an embedding (rows, features) as a weight (fan_out, fan_in).
         fan_in, fan_out = shape if path[-1] == "kernel" else reversed(shape)
@@ -88,4 +88,5 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
             init = normal(0.02)
         else:
             raise ValueError(f"unknown initialization {scheme!r}")
-        parameter[...] = init(rngs.params(), shape)
+        # Through an index it would ask for the sharding, which is slow to miss while tracing.
+        parameter.set_value(init(rngs.params(), shape))

@@ -284,13 +284,17 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
+    return _exact_slopes(num_heads).astype(np.float32)
+
+
+def _exact_slopes(num_heads: int) -> np.ndarray:
     power = 2 ** math.floor(math.log2(num_heads))
 
     def geometric(count: int) -> np.ndarray:
         return 2.0 ** (-8.0 * np.arange(1, count + 1) / count)
 
     extra = geometric(2 * power)[0::2][: num_heads - power]
-    return np.concatenate((geometric(power), extra)).astype(np.float32)
+    return np.concatenate((geometric(power), extra))
 
 
 def _rounded(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:

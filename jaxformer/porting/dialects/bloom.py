@@ -1,0 +1,81 @@
+"""Hugging Face's ``bloom``: BLOOM (arXiv 2211.05100), with ALiBi and a norm on the embeddings."""
+
+from typing import Any
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.porting.dialects.hugging_face import demand, head_width, language_model
+from jaxformer.porting.foreign import Foreign
+from jaxformer.porting.rules import FusedByHead, Rule, Rules, names, under
+from jaxformer.transformer_lm import TransformerLM
+
+
+def _body(module: TransformerLM) -> Rules:
+    attention = (
+        Rule(
+            ("q_proj", "k_proj", "v_proj"),
+            ("query_key_value",),
+            FusedByHead(module.config.num_heads),
+        ),
+        *names(o_proj="dense"),
+    )
+    block = (
+        *under("attention", "self_attention", attention),
+        *under("feed_forward", "mlp", names(up_proj="dense_h_to_4h", down_proj="dense_4h_to_h")),
+        *names(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm"),
+    )
+    return (
+        *names(
+            token_embedding="word_embeddings",
+            embedding_norm="word_embeddings_layernorm",
+            final_norm="ln_f",
+        ),
+        *under("blocks.*", "h.*", block),
+    )
+
+
+def _settings(foreign: Foreign) -> dict[str, Any]:
+    d_model = foreign.setting("hidden_size", "n_embed")
+    num_heads = foreign.setting("n_head", "num_attention_heads")
+    head_width(foreign, d_model, num_heads)
+    demand(foreign, apply_residual_connection_post_layernorm=False)
+    return {
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "num_layers": foreign.setting("n_layer", "num_hidden_layers"),
+        # ALiBi has no table that would end; what the model was trained on is kept here.
+        "context_length": foreign.setting("seq_length", default=2048),
+        "d_ff": 4 * d_model,
+        "activation": "gelu_bloom",
+        "norm_eps": foreign.setting("layer_norm_epsilon", default=1e-5),
+        "positions": "alibi",
+        "embedding_norm": True,
+        "attention_dropout": foreign.setting("attention_dropout", default=0.0),
+        "residual_dropout": foreign.setting("hidden_dropout", default=0.0),
+    }
+
+
+def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+    return {
+        "hidden_size": config.d_model,
+        "n_head": config.num_heads,
+        "n_layer": config.num_layers,
+        "seq_length": config.context_length,
+        "layer_norm_epsilon": config.norm_eps,
+        "apply_residual_connection_post_layernorm": False,
+        "attention_dropout": config.attention_dropout,
+        "hidden_dropout": config.residual_dropout,
+    }
+
+
+DIALECTS = (
+    language_model(
+        "bloom",
+        _settings,
+        _their_settings,
+        _body,
+        classes=("BloomForCausalLM", "BloomModel"),
+        prefix="transformer.",
+        tied={"lm_head.weight": "transformer.word_embeddings.weight"},
+        tied_by_default=True,
+    ),
+)

@@ -1,0 +1,136 @@
+"""Family ``charlm``: the character model's attention, one module for each head, and its block.
+
+The family has no class for a whole model, so that a ``TransformerLM`` is not exported to it.
+"""
+
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.feed_forward import FeedForward
+from jaxformer.porting.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm
+from jaxformer.porting.foreign import Foreign
+from jaxformer.porting.rules import ArrayPerHead, Rule, Rules, Shape, names, under
+from jaxformer.porting.signatures import CausalAttention, CausalBlock
+
+HEAD = {"q_proj": "Q_weights", "k_proj": "K_weights", "v_proj": "V_weights"}
+FEED_FORWARD = names(up_proj="linear_layers.0", down_proj="linear_layers.2")
+MASK = "casual_attention_mask"
+
+
+def _attention_rules(attention: MultiHeadAttention) -> Rules:
+    heads = ArrayPerHead(attention.num_heads)
+    return (
+        *(Rule((ours,), (f"heads.#.{theirs}",), heads) for ours, theirs in HEAD.items()),
+        *names(o_proj="linear"),
+    )
+
+
+def _block_rules(block: CausalBlock) -> Rules:
+    return (
+        *under("attention", "multi_head", _attention_rules(block.attention)),
+        *under("feed_forward", "feed_forward", FEED_FORWARD),
+        *names(attention_norm="layer_norm_1", feed_forward_norm="layer_norm_2"),
+    )
+
+
+def _context(foreign: Foreign, path: str = "") -> int | None:
+    """The length of the mask; a checkpoint may have come without."""
+    if foreign.has(path + MASK):
+        return foreign.shape(path + MASK, 2)[0]
+    return foreign.number("context_size", "context_length", "block_size")
+
+
+def _has_biases(head: Foreign) -> bool:
+    return any(head.has(f"{theirs}.bias") for theirs in HEAD.values())
+
+
+def _head(foreign: Foreign, rngs: nnx.Rngs) -> CausalAttention:
+    head_dim, d_model = foreign.shape("Q_weights.weight", 2)
+    return CausalAttention(
+        d_model,
+        1,
+        head_dim=head_dim,
+        use_bias=_has_biases(foreign),
+        output_projection=False,
+        attention_dropout=foreign.dropout(),
+        context_length=_context(foreign),
+        rngs=rngs,
+    )
+
+
+def _sizes(foreign: Foreign) -> dict[str, Any]:
+    head = foreign.child("heads.0")
+    head_dim, d_model = head.shape("Q_weights.weight", 2)
+    return {
+        "d_model": d_model,
+        "num_heads": foreign.count("heads"),
+        "head_dim": head_dim,
+        "use_bias": _has_biases(head),
+        **alike(foreign.children("heads"), lambda h: {"attention_dropout": h.dropout()}),
+        "output_dropout": foreign.dropout(),
+    }
+
+
+def _attention(foreign: Foreign, rngs: nnx.Rngs) -> CausalAttention:
+    context = _context(foreign, "heads.0.")
+    return CausalAttention(**_sizes(foreign), context_length=context, rngs=rngs)
+
+
+def _feed_forward(foreign: Foreign, rngs: nnx.Rngs) -> FeedForward:
+    _, d_model = foreign.shape("linear_layers.0.weight", 2)
+    return FeedForward(
+        d_model,
+        activation=demand_activation(foreign, "linear_layers.1", "gelu"),
+        output_dropout=foreign.dropout(),
+        rngs=rngs,
+    )
+
+
+def _block(foreign: Foreign, rngs: nnx.Rngs) -> CausalBlock:
+    return CausalBlock(
+        MultiHeadAttention(**_sizes(foreign.child("multi_head")), rngs=rngs),
+        _feed_forward(foreign.child("feed_forward"), rngs),
+        layer_norm(foreign, "layer_norm_1"),
+        layer_norm(foreign, "layer_norm_2"),
+        context_length=_context(foreign, "multi_head.heads.0."),
+    )
+
+
+def _mask(module: CausalAttention | CausalBlock, shape: Shape | None) -> np.ndarray | None:
+    length = module.context_length
+    return None if length is None else np.tril(np.ones((length, length), np.float32))
+
+
+DIALECTS = (
+    Dialect(
+        "charlm",
+        (
+            Counterpart(
+                ("AttentionHead",),
+                CausalAttention,
+                _head,
+                names(HEAD),
+                buffers=(Buffer(MASK, _mask),),
+            ),
+            Counterpart(
+                ("MultiHeadAttention",),
+                CausalAttention,
+                _attention,
+                _attention_rules,
+                buffers=(Buffer(f"heads.*.{MASK}", _mask),),
+            ),
+            Counterpart(("FeedForward",), FeedForward, _feed_forward, FEED_FORWARD),
+            Counterpart(
+                ("Block",),
+                CausalBlock,
+                _block,
+                _block_rules,
+                buffers=(Buffer(f"multi_head.heads.*.{MASK}", _mask),),
+            ),
+        ),
+    ),
+)

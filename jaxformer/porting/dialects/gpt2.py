@@ -1,0 +1,95 @@
+"""Hugging Face's ``gpt2``: GPT-2, with (in, out) matrices and one for queries, keys and values."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.porting.dialect import Buffer
+from jaxformer.porting.dialects.hugging_face import (
+    activation,
+    causal_mask,
+    demand,
+    language_model,
+    their_activation,
+)
+from jaxformer.porting.foreign import Foreign
+from jaxformer.porting.rules import Fused, Rule, Shape, names, under, untransposed
+
+BLOCK = (
+    *under(
+        "attention",
+        "attn",
+        untransposed(
+            (
+                Rule(("q_proj", "k_proj", "v_proj"), ("c_attn",), Fused()),
+                *names(o_proj="c_proj"),
+            )
+        ),
+    ),
+    *under("feed_forward", "mlp", untransposed(names(up_proj="c_fc", down_proj="c_proj"))),
+    *names(attention_norm="ln_1", feed_forward_norm="ln_2"),
+)
+BODY = (
+    *names(token_embedding="wte", position_embedding="wpe", final_norm="ln_f"),
+    *under("blocks.*", "h.*", BLOCK),
+)
+
+
+def _settings(foreign: Foreign) -> dict[str, Any]:
+    demand(
+        foreign,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+    )
+    return {
+        "d_model": foreign.setting("n_embd", "hidden_size"),
+        "num_heads": foreign.setting("n_head", "num_attention_heads"),
+        "num_layers": foreign.setting("n_layer", "num_hidden_layers"),
+        "context_length": foreign.setting("n_positions", "max_position_embeddings"),
+        "d_ff": foreign.setting("n_inner", default=None),
+        "activation": activation(foreign, "activation_function"),
+        "norm_eps": foreign.setting("layer_norm_epsilon", default=1e-5),
+        "embedding_dropout": foreign.setting("embd_pdrop", default=0.0),
+        "attention_dropout": foreign.setting("attn_pdrop", default=0.0),
+        "output_dropout": foreign.setting("resid_pdrop", default=0.0),
+        "feed_forward_dropout": foreign.setting("resid_pdrop", default=0.0),
+    }
+
+
+def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+    return {
+        "n_embd": config.d_model,
+        "n_head": config.num_heads,
+        "n_layer": config.num_layers,
+        "n_positions": config.context_length,
+        "n_inner": config.d_ff,
+        "activation_function": their_activation(config.activation),
+        "layer_norm_epsilon": config.norm_eps,
+        "embd_pdrop": config.embedding_dropout,
+        "attn_pdrop": config.attention_dropout,
+        "resid_pdrop": config.feed_forward_dropout,
+    }
+
+
+def _blocked(module: Any, shape: Shape | None) -> np.ndarray:
+    return np.array(-1e4, np.float32)
+
+
+DIALECTS = (
+    language_model(
+        "gpt2",
+        _settings,
+        _their_settings,
+        BODY,
+        classes=("GPT2LMHeadModel", "GPT2Model"),
+        prefix="transformer.",
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        tied_by_default=True,
+        buffers=(
+            Buffer("h.*.attn.bias", causal_mask, written=False),
+            Buffer("h.*.attn.masked_bias", _blocked, written=False),
+        ),
+    ),
+)

@@ -1,0 +1,47 @@
+"""Our own names and layout: what a run's folder holds, for models that one config describes."""
+
+import dataclasses
+from typing import Any
+
+from flax import nnx
+
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig, from_dict
+from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.parameters import abstract
+from jaxformer.porting.dialect import Counterpart, Dialect
+from jaxformer.porting.foreign import Foreign
+from jaxformer.porting.rules import Rule, Rules
+from jaxformer.transformer_lm import TransformerLM
+
+
+def _rules(module: Any) -> Rules:
+    """Every array is called what it is called, and lies as it lies."""
+    names = abstract(lambda: module)[1]
+    return tuple(Rule((name,), (name,), transpose=False) for name in names)
+
+
+def _counterpart(model: Any, config: type) -> Counterpart:
+    known = [field.name for field in dataclasses.fields(config)]
+
+    def build(foreign: Foreign, rngs: nnx.Rngs) -> Any:
+        values = {name: foreign.config[name] for name in known if name in foreign.config}
+        return model(from_dict(config, values), rngs=rngs)
+
+    return Counterpart(
+        (model.__name__,),
+        model,
+        build,
+        _rules,
+        settings=lambda module: dataclasses.asdict(module.config),
+    )
+
+
+DIALECTS = (
+    Dialect(
+        "jaxformer",
+        (
+            _counterpart(TransformerLM, TransformerLMConfig),
+            _counterpart(EncoderDecoder, EncoderDecoderConfig),
+        ),
+    ),
+)

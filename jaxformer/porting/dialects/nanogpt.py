@@ -1,0 +1,111 @@
+"""``nanogpt``: Karpathy's nanoGPT, whose ckpt.pt holds the arrays and its ``model_args``."""
+
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.porting.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm, one_eps
+from jaxformer.porting.foreign import Foreign
+from jaxformer.porting.rules import Fused, Rule, Shape, names, under
+from jaxformer.transformer_lm import TransformerLM
+
+BLOCK = (
+    Rule(("attention.q_proj", "attention.k_proj", "attention.v_proj"), ("attn.c_attn",), Fused()),
+    *names(
+        {
+            "attention.o_proj": "attn.c_proj",
+            "feed_forward.up_proj": "mlp.c_fc",
+            "feed_forward.down_proj": "mlp.c_proj",
+        },
+        attention_norm="ln_1",
+        feed_forward_norm="ln_2",
+    ),
+)
+RULES = under(
+    "",
+    "transformer",
+    (
+        *names(token_embedding="wte", position_embedding="wpe", final_norm="ln_f"),
+        *under("blocks.*", "h.*", BLOCK),
+    ),
+)
+
+
+def _layer_settings(foreign: Foreign) -> dict[str, Any]:
+    attention, mlp = foreign.child("attn"), foreign.child("mlp")
+    d_model = attention.shape("c_proj.weight", 2)[1]
+    return {
+        "d_model": d_model,
+        "num_heads": attention.num_heads(d_model),
+        "activation": demand_activation(mlp, "gelu", "gelu"),
+        "norm_eps": one_eps(foreign, "ln_1", "ln_2"),
+        "attention_dropout": foreign.child("attn.attn_dropout").dropout(),
+        "output_dropout": foreign.child("attn.resid_dropout").dropout(),
+        "feed_forward_dropout": mlp.dropout(),
+    }
+
+
+def _model(foreign: Foreign, rngs: nnx.Rngs) -> TransformerLM:
+    layers = foreign.child("transformer").children("h")
+    settings = alike(layers, _layer_settings)
+    d_model = foreign.number("n_embd") or settings["d_model"]
+    # One setting rules all biases; old checkpoints have no such setting, and biases.
+    found = any(name.endswith(("ln_1.bias", "ln_f.bias", "c_fc.bias")) for name in foreign.shapes)
+    use_bias = bool(foreign.setting("bias", default=found))
+    config = TransformerLMConfig(
+        **{**settings, "d_model": d_model},
+        vocab_size=foreign.number("vocab_size") or foreign.shape("transformer.wte.weight", 2)[0],
+        context_length=(
+            foreign.number("block_size") or foreign.shape("transformer.wpe.weight", 2)[0]
+        ),
+        num_layers=foreign.number("n_layer") or foreign.count("transformer.h"),
+        norm_bias=use_bias,
+        qkv_bias=use_bias,
+        output_bias=use_bias,
+        feed_forward_bias=use_bias,
+        embedding_dropout=foreign.child("transformer.drop").dropout(),
+    )
+    model = TransformerLM(config, rngs=rngs)
+    model.final_norm = layer_norm(foreign, "transformer.ln_f", use_bias=use_bias)
+    return model
+
+
+def _settings(module: TransformerLM) -> dict[str, Any]:
+    """Their ``model_args``."""
+    config = module.config
+    return {
+        "n_layer": config.num_layers,
+        "n_head": config.num_heads,
+        "n_embd": config.d_model,
+        "block_size": config.context_length,
+        "bias": config.norm_bias,
+        "vocab_size": config.vocab_size,
+        "dropout": config.embedding_dropout,
+    }
+
+
+def _mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
+    """The causal mask that layers keep where PyTorch has no fused attention."""
+    length = module.config.context_length
+    return np.tril(np.ones((1, 1, length, length), np.float32))
+
+
+DIALECTS = (
+    Dialect(
+        "nanogpt",
+        (
+            Counterpart(
+                ("GPT",),
+                TransformerLM,
+                _model,
+                RULES,
+                aliases={"lm_head.weight": "transformer.wte.weight"},
+                buffers=(Buffer("transformer.h.*.attn.bias", _mask, written=False),),
+                settings=_settings,
+            ),
+        ),
+    ),
+)

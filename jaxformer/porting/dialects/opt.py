@@ -1,0 +1,94 @@
+"""Hugging Face's ``opt``: OPT (arXiv 2205.01068); position t has row t + 2 of the learned table."""
+
+from typing import Any
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.porting.dialects.hugging_face import (
+    activation,
+    demand,
+    head_width,
+    language_model,
+    their_activation,
+)
+from jaxformer.porting.foreign import Foreign
+from jaxformer.porting.rules import names, under
+
+BLOCK = (
+    *under(
+        "attention",
+        "self_attn",
+        names(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj"),
+    ),
+    *under("feed_forward", "", names(up_proj="fc1", down_proj="fc2")),
+    *names(attention_norm="self_attn_layer_norm", feed_forward_norm="final_layer_norm"),
+)
+BODY = under(
+    "",
+    "decoder",
+    (
+        *names(
+            token_embedding="embed_tokens",
+            position_embedding="embed_positions",
+            final_norm="final_layer_norm",
+        ),
+        *under("blocks.*", "layers.*", BLOCK),
+    ),
+)
+
+
+def _settings(foreign: Foreign) -> dict[str, Any]:
+    d_model = foreign.setting("hidden_size")
+    num_heads = foreign.setting("num_attention_heads")
+    head_width(foreign, d_model, num_heads)
+    demand(foreign, word_embed_proj_dim=d_model, layer_norm_elementwise_affine=True)
+    pre_norm = bool(foreign.setting("do_layer_norm_before", default=True))
+    bias = bool(foreign.setting("enable_bias", default=True))
+    return {
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "num_layers": foreign.setting("num_hidden_layers"),
+        "context_length": foreign.setting("max_position_embeddings"),
+        "d_ff": foreign.setting("ffn_dim"),
+        "activation": activation(foreign, "activation_function"),
+        "block": "pre_norm" if pre_norm else "post_norm",
+        "final_norm": pre_norm and not foreign.setting("_remove_final_layer_norm", default=False),
+        "position_offset": 2,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "feed_forward_bias": bias,
+        "attention_dropout": foreign.setting("attention_dropout", default=0.0),
+        "residual_dropout": foreign.setting("dropout", default=0.0),
+    }
+
+
+def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+    pre_norm = config.block == "pre_norm"
+    return {
+        "hidden_size": config.d_model,
+        "word_embed_proj_dim": config.d_model,
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "max_position_embeddings": config.context_length,
+        "ffn_dim": config.d_ff or 4 * config.d_model,
+        "activation_function": their_activation(config.activation),
+        "do_layer_norm_before": pre_norm,
+        "_remove_final_layer_norm": pre_norm and not config.final_norm,
+        "enable_bias": config.qkv_bias,
+        "layer_norm_elementwise_affine": True,
+        "attention_dropout": config.attention_dropout,
+        "dropout": config.residual_dropout,
+    }
+
+
+DIALECTS = (
+    language_model(
+        "opt",
+        _settings,
+        _their_settings,
+        BODY,
+        classes=("OPTForCausalLM", "OPTModel"),
+        prefix="model.",
+        tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+        tied_by_default=True,
+    ),
+)

@@ -1,0 +1,178 @@
+"""What the declarations of several dialects share."""
+
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.blocks import Block, PreNormBlock
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.feed_forward import FeedForward
+from jaxformer.layers import Dropout
+from jaxformer.norms import LayerNorm
+from jaxformer.porting.dialect import Buffer
+from jaxformer.porting.foreign import Foreign
+from jaxformer.porting.rules import Shape, names
+from jaxformer.porting.tables import install
+from jaxformer.positions import Rotary, SinusoidalPositions
+
+# The norms of a block of two branches, as many code bases call them.
+NORMS = names(attention_norm="norm1", feed_forward_norm="norm2")
+NUM_KV_HEADS = ("num_kv_heads", "n_kv_heads", "kv_heads", "num_key_value_heads")
+
+
+def width_of(foreign: Foreign, *projections: str) -> int:
+    """D, from projections of D to D features; the size that most axes have, if one is misshapen.
+
+    Raises:
+        CheckpointError: they are all missing.
+    """
+    found = [name for p in projections if foreign.has(name := f"{p}.weight")]
+    shapes = [foreign.shape(name, 2) for name in found or [f"{projections[0]}.weight"]]
+    # Where two are as frequent the first is taken: what the first projection takes in.
+    return statistics.mode(size for shape in shapes for size in reversed(shape))
+
+
+def attention_sizes(foreign: Foreign, *projections: str) -> dict[str, Any]:
+    """Sizes of an attention whose projections are all of D to D features."""
+    d_model = width_of(foreign, *projections)
+    return {"d_model": d_model, "num_heads": foreign.num_heads(d_model)}
+
+
+def feed_forward(
+    foreign: Foreign, up: str, *, activation: str, rngs: nnx.Rngs, **settings: Any
+) -> FeedForward:
+    """The plain feed-forward whose first projection is called ``up``."""
+    d_ff, d_model = foreign.shape(f"{up}.weight", 2)
+    return FeedForward(d_model, d_ff, activation=activation, rngs=rngs, **settings)
+
+
+def layer_norm(foreign: Foreign, path: str, *, use_bias: bool = True) -> LayerNorm:
+    """The layer norm at a path."""
+    (features,) = foreign.shape(f"{path}.weight", 1)
+    return LayerNorm(features, eps=foreign.eps(path), use_bias=use_bias)
+
+
+def one_eps(foreign: Foreign, *paths: str) -> float:
+    """What all norms at these paths add to the variance.
+
+    Raises:
+        UsageError: they differ.
+    """
+    found = {path: foreign.eps(path) for path in paths if foreign.has(path)}
+    if len(set(found.values())) > 1:
+        listed = ", ".join(f"{value:g} at {path}" for path, value in found.items())
+        raise UsageError(f"the norms of {foreign.kind} differ in eps, ours do not: {listed}")
+    return next(iter(found.values()), 1e-5)
+
+
+def alike(modules: Iterable[Foreign], read: Callable[[Foreign], dict[str, Any]]) -> dict[str, Any]:
+    """The settings that all these modules have.
+
+    Raises:
+        CheckpointError: there are none.
+        UsageError: they differ.
+    """
+    found = list(modules)
+    if not found:
+        raise CheckpointError("missing every layer, which the sizes of the model are read from")
+    first, *others = found
+    settings = read(first)
+    for number, other in enumerate(others, 1):
+        # Of arrays alone there is nothing to read but shapes, which are all compared later.
+        for name, value in read(other).items() if other.module is not None else ():
+            if value != settings[name]:
+                raise UsageError(
+                    f"{first.kind} number 0 and number {number} differ in {name}, ours are alike: "
+                    f"{settings[name]!r} and {value!r}"
+                )
+    return settings
+
+
+def activation_name(activation: Any) -> str:
+    """Our name of an activation: a module of torch's, a function or a string.
+
+    Raises:
+        UsageError: it is none of ours.
+    """
+    name = activation
+    if not isinstance(name, str):
+        name = getattr(activation, "__name__", type(activation).__name__).lower()
+    if getattr(activation, "approximate", "none") == "tanh":
+        name += "_tanh"
+    if name not in ("relu", "gelu", "gelu_tanh", "silu"):
+        raise UsageError(f"the activation {activation!r} is not ours to make")
+    return str(name)
+
+
+def demand_activation(foreign: Foreign, path: str, name: str) -> str:
+    """The name, if the activation at a path is not another one.
+
+    Raises:
+        UsageError: it is.
+    """
+    module = foreign.child(path).module
+    found = name if module is None else activation_name(module)
+    if found != name:
+        raise UsageError(f"{path} of {foreign.kind} is {found}, where it is {name} in this dialect")
+    return name
+
+
+def describe(module: Any) -> dict[str, Any]:
+    """The settings of a module of ours that the shapes of its arrays do not tell."""
+    nodes = [node for _, node in nnx.iter_modules(module)]
+    settings: dict[str, Any] = {
+        "dropout": max((n.rate for n in nodes if isinstance(n, Dropout)), default=0.0)
+    }
+    for node in nodes:
+        if isinstance(node, MultiHeadAttention):
+            settings["num_heads"] = node.num_heads
+        if isinstance(node, Block):
+            settings["pre_norm"] = isinstance(node, PreNormBlock)
+    return settings
+
+
+def is_pre_norm(foreign: Foreign) -> bool:
+    """Whether a block whose arrays do not tell is pre-norm."""
+    return bool(foreign.setting("pre_norm", "norm_first"))
+
+
+def sinusoids(theirs: str) -> Buffer:
+    """The buffer (1, max_length, D) of a sinusoidal encoding, or of a model that has one."""
+
+    def values(module: Any, shape: Shape | None) -> np.ndarray | None:
+        rows = _sinusoidal(module)
+        return None if rows is None else rows.rows()[None]
+
+    def give(module: Any, array: np.ndarray) -> None:
+        install([_sinusoidal(module)], "table", array)
+
+    return Buffer(theirs, values, install=give)
+
+
+def _sinusoidal(module: Any) -> SinusoidalPositions | None:
+    positions = getattr(module, "position_embedding", module)
+    return positions if isinstance(positions, SinusoidalPositions) else None
+
+
+def rotary_tables_of(cos: str, sin: str) -> tuple[Buffer, Buffer]:
+    """The buffers (1, 1, max_length, width / 2) of rotary positions, or of a model with such."""
+
+    def buffer(theirs: str, part: int, attribute: str) -> Buffer:
+        def values(module: Any, shape: Shape | None) -> np.ndarray | None:
+            rotaries = _rotaries(module)
+            return rotaries[0].tables()[part][None, None] if rotaries else None
+
+        def give(module: Any, array: np.ndarray) -> None:
+            install(_rotaries(module), attribute, array)
+
+        return Buffer(theirs, values, install=give)
+
+    return buffer(cos, 0, "cos"), buffer(sin, 1, "sin")
+
+
+def _rotaries(module: Any) -> list[Rotary]:
+    return [node for _, node in nnx.iter_modules(module) if isinstance(node, Rotary)]

@@ -1,0 +1,196 @@
+"""``torch_ref``: our PyTorch twins, which have our paths, our constructors and our attributes."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from jaxformer import (
+    attention,
+    blocks,
+    encoder_decoder,
+    feed_forward,
+    heads,
+    layers,
+    norms,
+    positions,
+    transformer_lm,
+)
+from jaxformer.config import (
+    EncoderDecoderConfig,
+    TransformerConfig,
+    TransformerLMConfig,
+    from_dict,
+)
+from jaxformer.parameters import abstract
+from jaxformer.porting.dialect import Counterpart, Dialect
+from jaxformer.porting.foreign import Foreign, MissingSettingError
+from jaxformer.porting.rules import Rules, names
+
+CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        transformer_lm.TransformerLM,
+        encoder_decoder.EncoderDecoder,
+        encoder_decoder.Encoder,
+        encoder_decoder.Decoder,
+        blocks.PreNormBlock,
+        blocks.PostNormBlock,
+        blocks.ParallelBlock,
+        attention.MultiHeadAttention,
+        feed_forward.FeedForward,
+        feed_forward.GatedFeedForward,
+        heads.HeadTransform,
+        heads.OutputBias,
+        positions.LearnedPositions,
+        positions.SinusoidalPositions,
+        positions.RelativePositions,
+        positions.Rotary,
+        positions.ALiBi,
+        positions.NoPositions,
+        norms.LayerNorm,
+        norms.RMSNorm,
+        layers.Linear,
+        layers.Embedding,
+        layers.Dropout,
+    )
+}
+# A setting that holds a module of ours whose attributes are to be read.
+MODULE = "the module itself"
+# What modules have that are called as those of another dialect.
+SIGNATURES = frozenset({"batch_first", "context_length"})
+INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+Read = Callable[[Foreign], Any]
+
+
+def _size(array: str, axis: int) -> Read:
+    return lambda foreign: foreign.shape(f"{array}weight")[axis]
+
+
+def _has(name: str) -> Read:
+    return lambda foreign: foreign.has(name)
+
+
+def _rate(place: str) -> Read:
+    return lambda foreign: foreign.child(place).setting("rate")
+
+
+# What constructors are given and do not keep under its name.
+READERS: dict[str, dict[str, Read]] = {
+    "Linear": {
+        "in_features": _size("", 1), "out_features": _size("", 0), "use_bias": _has("bias"),
+    },
+    "Embedding": {"num_embeddings": _size("", 0), "features": _size("", 1)},
+    "LayerNorm": {"features": _size("", 0), "use_bias": _has("bias")},
+    "RMSNorm": {"features": _size("", 0)},
+    "OutputBias": {"features": lambda foreign: foreign.shape("bias", 1)[0]},
+    "HeadTransform": {"d_model": _size("proj.", 0)},
+    "LearnedPositions": {
+        "max_length": lambda f: f.shape("weight")[0] - f.setting("offset", default=0),
+        "d_model": _size("", 1),
+    },
+    "RelativePositions": {"head_dim": _size("", 1)},
+    "Rotary": {"head_dim": lambda f: f.setting("width", "head_dim"), "fraction": lambda _: 1.0},
+    "FeedForward": {
+        "d_ff": _size("up_proj.", 0), "d_model": _size("up_proj.", 1),
+        "use_bias": _has("up_proj.bias"),
+    },
+    "MultiHeadAttention": {
+        "d_model": _size("q_proj.", 1), "use_bias": _has("q_proj.bias"),
+        "output_bias": _has("o_proj.bias"), "output_projection": _has("o_proj"),
+    },
+    "Block": {"residual_dropout": _rate("attention_residual_dropout")},
+}  # fmt: skip
+READERS["GatedFeedForward"] = READERS["FeedForward"]
+CONFIGS = {"TransformerLM": TransformerLMConfig, "EncoderDecoder": EncoderDecoderConfig}
+
+
+def _build(foreign: Foreign, rngs: nnx.Rngs) -> Any:
+    """The class of ours that has the same name, from the attributes that are the same."""
+    if MODULE in foreign.config:
+        module = foreign.config[MODULE]
+        foreign = Foreign(foreign.shapes, kind=foreign.kind, module=module)
+    if foreign.kind in CONFIGS:
+        return _model(foreign, rngs)
+    if foreign.kind in ("Encoder", "Decoder"):
+        return _stack(foreign, rngs)
+    cls = CLASSES[foreign.kind]
+    readers = {k: v for base in cls.__mro__ for k, v in READERS.get(base.__name__, {}).items()}
+    arguments: dict[str, Any] = {}
+    constructor: Any = inspect.getattr_static(cls, "__init__")
+    for name, parameter in list(inspect.signature(constructor).parameters.items())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if name == "rngs":
+            arguments[name] = rngs
+        elif name in readers:
+            arguments[name] = readers[name](foreign)
+        else:
+            value = foreign.setting(name, default=None)
+            if value is not None:
+                arguments[name] = _value(foreign.child(name), value, rngs)
+            elif foreign.has(name):
+                raise MissingSettingError(
+                    f"arrays alone do not tell what {name} of {foreign.kind} is: give a module of "
+                    "ours that is built alike as config"
+                )
+            elif parameter.default is parameter.empty:
+                arguments[name] = foreign.setting(name) if foreign.module is None else None
+    return cls(**arguments)
+
+
+def _value(foreign: Foreign, value: Any, rngs: nnx.Rngs) -> Any:
+    """An argument of ours, from a setting of theirs."""
+    if foreign.module is not value:
+        return value
+    if foreign.kind == "Dropout":
+        return foreign.setting("rate")
+    if foreign.kind == "RotaryScaling":
+        return positions.RotaryScaling(**dataclasses.asdict(value))
+    return _build(foreign, rngs) if hasattr(value, "train") else value
+
+
+def _model(foreign: Foreign, rngs: nnx.Rngs) -> Any:
+    kept = getattr(foreign.module, "config", None)
+    settings = {**(vars(kept) if kept is not None else {}), **foreign.config}
+    settings.pop("class", None)
+    return CLASSES[foreign.kind](from_dict(CONFIGS[foreign.kind], settings), rngs=rngs)
+
+
+def _stack(foreign: Foreign, rngs: nnx.Rngs) -> Any:
+    """An ``Encoder`` or ``Decoder``, which keep their parts and not their config."""
+    # What an empty one reads of a config, and what must be there.
+    window = foreign.setting("window", default=None)
+    empty = TransformerConfig(
+        d_model=1, num_heads=1, context_length=1, sliding_window=window, final_norm=False
+    )
+    more = {"causal": foreign.setting("causal")} if foreign.kind == "Decoder" else {}
+    stack: Any = CLASSES[foreign.kind](empty, 0, **more, rngs=rngs)
+    stack.blocks = nnx.List([_build(block, rngs) for block in foreign.children("blocks")])
+    if foreign.has("final_norm"):
+        stack.final_norm = nnx.data(_build(foreign.child("final_norm"), rngs))
+    return stack
+
+
+def _rules(module: Any) -> Rules:
+    """Every module is where it is in ours."""
+    owners = (name.rpartition(".")[0] for name in abstract(lambda: module)[1])
+    return names({path: path for path in (INDEX.sub("*", owner) for owner in owners)})
+
+
+def _itself(module: Any) -> dict[str, Any]:
+    return {MODULE: module}
+
+
+DIALECTS = (
+    Dialect(
+        "torch_ref",
+        tuple(
+            Counterpart((name,), cls, _build, _rules, settings=_itself, translated=SIGNATURES)
+            for name, cls in CLASSES.items()
+        ),
+    ),
+)

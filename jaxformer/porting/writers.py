@@ -1,0 +1,243 @@
+"""What is to be written, and how each format holds it."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from flax import nnx
+
+from jaxformer.errors import CheckpointError
+from jaxformer.porting.local_files import differs, write_whole
+from jaxformer.porting.optimizer_state import OptimizerState, write_optimizer
+from jaxformer.porting.plans import OUR_CONFIGS, Plan
+from jaxformer.porting.readers import RECORD, record_text
+from jaxformer.porting.safetensors_files import write_safetensors
+from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.torch_files import write_torch_file
+
+Format = Literal["safetensors", "torch", "huggingface", "run"]
+FOLDERS = ("huggingface", "run")
+Progress = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What is to be written.
+
+    Attributes:
+        format: a ``.safetensors`` file, a PyTorch file, a Hugging Face folder or a run's folder.
+        plan: the export.
+        vocabulary: the characters in the order of their ids, where they are known.
+        token_ids: see ``Checkpoint``.
+        companions: files of a tokenizer, which folders get a copy of.
+        step: how many optimizer steps the weights have behind them.
+        optimizer: AdamW's state; only PyTorch files and runs hold one.
+        order: the names of their parameters in the order of their model, where it is known.
+        origin: the dialect and class that the names came from, and the order of the arrays there.
+        source_config: the config.json that the model came with, if its dialect is the plan's.
+    """
+
+    format: Format
+    plan: Plan
+    vocabulary: str | None = None
+    token_ids: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    companions: tuple[Path, ...] = ()
+    step: int | None = None
+    optimizer: OptimizerState | None = None
+    order: Sequence[str] | None = None
+    origin: Mapping[str, Any] | None = None
+    source_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is more than one file."""
+        return self.format in FOLDERS
+
+    def record(self) -> dict[str, Any]:
+        """What is to be known of the arrays beside their names; ``open_checkpoint`` reads it."""
+        known = {
+            "dialect": self.plan.origin.dialect.name,
+            "class": self.plan.origin.kind,
+            "config": self.config(),
+            "vocabulary": self.vocabulary,
+            "token_ids": dict(self.token_ids) or None,
+            "step": self.step,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+    def config(self) -> dict[str, Any]:
+        """Our config where one says all; otherwise the settings of their class."""
+        module = self.plan.module
+        if type(module) in OUR_CONFIGS.values():
+            return dataclasses.asdict(module.config)
+        settings = self.plan.counterpart.settings(module)
+        # torch_ref's parts give themselves as their settings, and those are no values to write.
+        plain = {name: value for name, value in settings.items() if _is_plain(value)}
+        return {"class": self.plan.origin.kind, **plain}
+
+
+def _write_safetensors(output: Output, path: Path, progress: Progress) -> dict[str, str]:
+    metadata = {"format": "pt", RECORD: record_text(output.record())}
+    return write_safetensors(path, output.plan.tensors, metadata, progress)
+
+
+def _write_torch(output: Output, path: Path, progress: Progress) -> dict[str, str]:
+    tensors = output.plan.tensors
+    # As a state dict has them, which PyTorch's optimizers count by.
+    names = dict.fromkeys(name for name in (*(output.order or ()), *tensors) if name in tensors)
+    tree: dict[str, Any] = {"model": {n: tensors[n] for n in names}, **output.record()}
+    if output.optimizer is not None:
+        tree["optimizer"] = write_optimizer(output.optimizer, output.plan, output.order)
+    if tree["dialect"] == "nanogpt":
+        # What its own scripts look for.
+        tree["model_args"] = output.plan.counterpart.settings(output.plan.module)
+        tree |= {"iter_num": output.step or 0, "best_val_loss": 1e9}
+    digests = write_torch_file(path, tree, progress)
+    return {
+        place.removeprefix("model/"): d for place, d in digests.items() if place[:6] == "model/"
+    }
+
+
+def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
+    plan = output.plan
+    # The format has no ties: transformers ties what the config says is tied.
+    aliases = plan.counterpart.aliases
+    linked = {name for link in plan.links for name in link.theirs}
+    tensors = {n: t for n, t in plan.tensors.items() if n in linked or n not in aliases}
+    record = {k: v for k, v in output.record().items() if k in ("vocabulary", "step")}
+    metadata = {"format": "pt"} | ({RECORD: record_text(record)} if record else {})
+    digests = write_safetensors(folder / "model.safetensors", tensors, metadata, progress)
+    dtypes = {tensors[name].dtype.name for name in linked}
+    config = {
+        **{
+            k: v
+            for k, v in output.source_config.items()
+            if k not in ("torch_dtype", "_name_or_path")
+        },
+        **plan.counterpart.settings(plan.module),
+        **output.token_ids,
+        "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
+    }
+    write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    _copy(output.companions, folder)
+    return digests
+
+
+def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
+    import jax
+
+    from jaxformer.training.checkpoints import CheckpointFolder
+
+    processor = jax.local_devices(backend="cpu")[0]
+
+    def read(tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
+        arrays: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            array = tensor.read()
+            # Orbax copies what is numpy's, but JAX holds float64 only where it is told to.
+            narrow = array.dtype != np.float64
+            arrays[name] = jax.device_put(array, processor) if narrow else array
+            progress(tensor.nbytes)
+        return arrays
+
+    step = output.step or 0
+    arrays: dict[str, Any] = {
+        "parameters": read(output.plan.tensors),
+        "step": np.array(step, np.int32),
+    }
+    about: dict[str, Any] = {
+        "config": {"model": output.config()},
+        "vocabulary": output.vocabulary,
+        "corpus": None,
+        "val_loss": None,
+        "token_ids": dict(output.token_ids),
+        "origin": output.origin,
+    }
+    if output.optimizer is not None:
+        arrays |= {"mu": read(output.optimizer.mu), "nu": read(output.optimizer.nu)}
+        about["optimizer"] = dict(output.optimizer.settings)
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    manifest = checkpoints.save(step, arrays, about)
+    arrays.clear()
+    try:
+        checkpoints.restore(step)
+    except CheckpointError as error:
+        raise differs(folder / "checkpoints") from error
+    _copy(output.companions, folder)
+    return {
+        name.removeprefix("parameters/"): what["sha256"]
+        for name, what in manifest["arrays"].items()
+        if name.startswith("parameters/")
+    }
+
+
+def _copy(files: tuple[Path, ...], folder: Path) -> None:
+    for file in files:
+        data = file.read_bytes()
+        _write_bytes(folder / file.name, data)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def declared_order(module: Any) -> list[str]:
+    """The names of a model's parameters in the order in which its constructor makes them."""
+    build = OUR_CONFIGS.get(type(getattr(module, "config", None)))
+    if build is None:
+        return _parameters(module)
+    names: list[str] = []
+
+    def note() -> Any:
+        # A module that went through eval_shape has its attributes in alphabetical order.
+        made = build(module.config, rngs=nnx.Rngs(0))
+        names.extend(_parameters(made))
+        return made
+
+    nnx.eval_shape(note)
+    return names
+
+
+def _parameters(module: Any, path: str = "") -> list[str]:
+    names = []
+    children = enumerate(module) if isinstance(module, nnx.List) else vars(module).items()
+    for name, child in children:
+        if isinstance(child, nnx.Param):
+            names.append(f"{path}{name}")
+        elif isinstance(child, nnx.Module | nnx.List) and not str(name).startswith("_"):
+            names += _parameters(child, f"{path}{name}.")
+    return names
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file, as all others are written.
+
+    Raises:
+        ResourceError: the disk is full or may not be written; nothing is left behind.
+    """
+    _write_bytes(path, text.encode())
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    def write(file: BinaryIO) -> None:
+        file.write(data)
+
+    def check(temporary: Path) -> None:
+        if temporary.read_bytes() != data:
+            raise differs(temporary)
+
+    write_whole(path, len(data), write, check)
+
+
+# Each writes a file, or into a folder, and returns the SHA-256 of every array.
+WRITERS: dict[Format, Callable[[Output, Path, Progress], dict[str, str]]] = {
+    "safetensors": _write_safetensors,
+    "torch": _write_torch,
+    "huggingface": _write_hugging_face,
+    "run": _write_run,
+}
