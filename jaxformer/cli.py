@@ -1,6 +1,7 @@
 """The ``jaxformer`` command: parse, build, run. JAX is imported only once the arguments stand."""
 
 import contextlib
+import dataclasses
 import errno
 import io
 import itertools
@@ -9,14 +10,14 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import tyro
 
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
-from jaxformer.training.config import PRESETS, TrainConfig
+from jaxformer.training.config import PRESETS
+from jaxformer.training.options import SampleOptions, TrainOptions
 
 USAGE = """\
 usage: jaxformer COMMAND [OPTIONS]
@@ -24,83 +25,12 @@ usage: jaxformer COMMAND [OPTIONS]
   train     train a character language model (the same as train.py)
   sample    write text with a trained or a ported model
   port      move a checkpoint between PyTorch and JAX
+  verify    run two checkpoints side by side, and name the first place where they part
   inspect   list what is in a checkpoint, or draw what is inside a model: attention, gradients,
             init, norms, positions, masks, scaling, costs
 
 jaxformer COMMAND --help lists a command's options.
 """
-
-
-# A flag without its --no- twin, which only settings that a preset may switch on need.
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Train a character language model.
-
-    Settings come from the preset; every one of them can be given here. A resumed run takes its
-    settings from its own folder.
-    """
-
-    config: tyro.conf.OmitArgPrefixes[TrainConfig]
-    preset: Annotated[str, tyro.conf.arg(metavar="|".join(PRESETS))] = "nano"
-    """Where the settings below come from."""
-    out: Path | None = None
-    """The run's folder; default runs/PRESET."""
-    resume: Switch = False
-    """Go on with the run in that folder, from its newest checkpoint."""
-    download: Switch = False
-    """Fetch tiny-shakespeare (1.1 MB, its SHA-256 is pinned) if it is not on this machine."""
-    tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Metrics services to write to, beside metrics.jsonl."""
-    debug: Switch = False
-    """Show the traceback of an error."""
-
-
-@dataclass(frozen=True)
-class SampleOptions:
-    """Write text with a model; standard output holds the text alone."""
-
-    path: tyro.conf.Positional[Path]
-    """A run's folder, or any checkpoint that jaxformer port reads."""
-    prompt: str = ""
-    """What the text begins with; default a new line, or the model's own first token."""
-    prompt_ids: str = ""
-    """The same as ids (1,2,3), for a model without a tokenizer."""
-    tokens: int = 500
-    """How many tokens to write: characters, where the model was trained on such."""
-    temperature: float = 0.8
-    """Below 1 plays safe, above 1 takes chances."""
-    top_k: int | None = None
-    """Choose among the k most probable tokens."""
-    top_p: float | None = None
-    """Choose among the most probable tokens that together reach this probability."""
-    seed: int = 0
-    """The same seed writes the same text."""
-    greedy: Switch = False
-    """Always take the most probable token."""
-    samples: int = 1
-    """How many texts to write."""
-    step: int | None = None
-    """Which checkpoint to use; default the newest."""
-    best: Switch = False
-    """Use the checkpoint with the lowest validation loss."""
-    unknown: Literal["error", "skip", "replace"] = "error"
-    """What to do with a prompt's characters that the model does not know."""
-    dialect: str | None = None
-    """Whose names the checkpoint's arrays have; default what it shows."""
-    config: Path | None = None
-    """The model's settings as JSON, which go before those in the checkpoint."""
-    meta: Path | None = None
-    """nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside the checkpoint."""
-    debug: Switch = False
-    """Show the traceback of an error."""
-
-    def __post_init__(self) -> None:
-        from jaxformer.training.sampling import check
-
-        check(self)
 
 
 def run_train(arguments: Sequence[str]) -> None:
@@ -111,15 +41,24 @@ def run_train(arguments: Sequence[str]) -> None:
         raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
     out = Path(known[1] or f"runs/{preset}")
     resume = "--resume" in arguments
+    source = _peek(arguments, "--init-from")
+    start = tokenizer = None
+    if resume and source is not None:
+        raise UsageError("--resume goes on with the run that is there: leave out --init-from")
     if resume:
         from jaxformer.training.run_folder import check_settings, stored_config
 
-        before = stored_config(out)
-    config = before if resume else PRESETS[preset]()
+        config = before = stored_config(out)
+    else:
+        config = PRESETS[preset]()
+    if source is not None:
+        start = _read_start(Path(source), fresh="--fresh-optimizer" in arguments)
+        config = dataclasses.replace(config, model=start.model)
     options = _parse(TrainOptions, "jaxformer train", arguments, TrainOptions(config=config))
     config = options.config
     if resume:
         check_settings(before.to_dict(), config)
+        tokenizer = _stored_tokenizer(out)
 
     from jaxformer.training.corpora import load_corpus
 
@@ -128,8 +67,55 @@ def run_train(arguments: Sequence[str]) -> None:
     from jaxformer.training.experiment import Experiment
     from jaxformer.training.loop import train
 
-    experiment = Experiment.prepare(config, corpus)
+    experiment = Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)
     train(experiment, out, resume=options.resume, trackers=options.tracker)
+
+
+def _read_start(path: Path, *, fresh: bool) -> Any:
+    """What a run starts from: the language model of any checkpoint.
+
+    Raises:
+        UsageError: it is no language model, or nothing says what its tokens are.
+    """
+    from jaxformer.porting.checkpoint import language_model, open_checkpoint
+    from jaxformer.training.experiment import Start
+
+    checkpoint = open_checkpoint(path)
+    plan = language_model(checkpoint)
+    model = plan.module.config
+    if not model.causal or model.head != "linear":
+        raise UsageError(f"{path} holds a model that does not predict the next token")
+    tokenizer = checkpoint.tokenizer(model.vocab_size)
+    if tokenizer is None:
+        raise UsageError(
+            f"{path} does not say what its tokens are: put its meta.pkl or tokenizer.json beside it"
+        )
+    arrays: dict[str, Any] = {"parameters": {n: t.read() for n, t in plan.tensors.items()}}
+    optimizer = None if fresh else checkpoint.optimizer_state(plan)
+    if optimizer is not None:
+        arrays["mu"] = {name: tensor.read() for name, tensor in optimizer.mu.items()}
+        arrays["nu"] = {name: tensor.read() for name, tensor in optimizer.nu.items()}
+        arrays["step"] = optimizer.count
+    files = [] if checkpoint.tokenizer_file is None else [checkpoint.tokenizer_file]
+    return Start(
+        str(path), model, arrays, tokenizer, files if checkpoint.vocabulary is None else []
+    )
+
+
+def _stored_tokenizer(out: Path) -> Any:
+    """The tokenizer of a run that started from another model; None for all others."""
+    from jaxformer.training.run_folder import stored_vocabulary
+
+    started, vocabulary = stored_vocabulary(out)
+    if not started:
+        return None
+    if vocabulary is None:
+        from jaxformer.porting.tokenizers import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(out / "tokenizer.json")
+    from jaxformer.char_data import CharTokenizer
+
+    return CharTokenizer(vocabulary)
 
 
 def run_sample(arguments: Sequence[str]) -> None:
@@ -193,6 +179,17 @@ def run_port(arguments: Sequence[str]) -> None:
     port(options, list(arguments))
 
 
+def run_verify(arguments: Sequence[str]) -> int:
+    """``jaxformer verify``."""
+    from jaxformer.parity.options import VerifyOptions
+
+    options = _parse(VerifyOptions, "jaxformer verify", arguments)
+
+    from jaxformer.parity.command import verify
+
+    return verify(options)
+
+
 def run_inspect(arguments: Sequence[str]) -> None:
     """``jaxformer inspect``."""
     from jaxformer.inspection.options import INSPECTIONS, USAGE, TreeOptions
@@ -219,10 +216,12 @@ def run_inspect(arguments: Sequence[str]) -> None:
     inspect(what, options)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+# Each gives its exit code; None is 0.
+COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "train": run_train,
     "sample": run_sample,
     "port": run_port,
+    "verify": run_verify,
     "inspect": run_inspect,
 }
 
@@ -243,7 +242,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if arguments[0] not in COMMANDS:
             raise UsageError(f"there is no command {arguments[0]}: use {' or '.join(COMMANDS)}")
-        COMMANDS[arguments[0]](arguments[1:])
+        return COMMANDS[arguments[0]](arguments[1:]) or 0
     except JaxformerError as error:
         return _refuse(str(error), error.exit_code, arguments)
     except KeyboardInterrupt:
@@ -258,7 +257,6 @@ def main(arguments: Sequence[str]) -> int:
             return _refuse(refusal, ResourceError.exit_code, arguments)
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         return _refuse(f"{message} (a bug in jaxformer; --debug shows where)", 1, arguments)
-    return 0
 
 
 def entry_point() -> None:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,6 @@ from flax import nnx
 
 from jaxformer import analysis, costs
 from jaxformer.builders import make_block
-from jaxformer.char_data import CharTokenizer
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.generation import generate
@@ -29,9 +29,10 @@ from jaxformer.inspection.options import (
     ScalingOptions,
     TextOptions,
 )
+from jaxformer.porting.checkpoint import Tokenizer, in_float32, language_model, open_checkpoint
+from jaxformer.porting.convert import build
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
 from jaxformer.scaling import softmax_scaling
-from jaxformer.training.sampling import build_model, load_checkpoint
 from jaxformer.transformer_lm import TransformerLM
 
 Numbers = dict[str, Any]
@@ -39,10 +40,19 @@ Numbers = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model, in evaluation mode, and the tokenizer of its text."""
+    """A trained model, in evaluation mode, and the tokenizer of its text, where it is known."""
 
     model: TransformerLM
-    tokenizer: CharTokenizer
+    known_tokenizer: Tokenizer | None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What makes ids of text."""
+        if self.known_tokenizer is None:
+            raise UsageError(
+                "this model has neither a vocabulary nor a tokenizer.json, and text is asked for"
+            )
+        return self.known_tokenizer
 
     @property
     def config(self) -> TransformerLMConfig:
@@ -59,7 +69,8 @@ def inspect(what: str, options: InspectOptions) -> None:
         TextError: the text holds a character that the model does not know.
         ResourceError: a file cannot be written.
     """
-    picture = options.out or options.path / "inspect" / f"{what}.png"
+    home = options.path if options.path.is_dir() else options.path.parent
+    picture = options.out or home / "inspect" / f"{what}.png"
     drawn = picture.suffix != ".json"
     if drawn and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
@@ -210,10 +221,12 @@ EXAMINATIONS: dict[str, Callable[[Run, Any], Numbers]] = {
 
 
 def _load(options: InspectOptions) -> Run:
-    arrays, manifest = load_checkpoint(options.path, options.step, options.best)
-    model = build_model(arrays, manifest)
-    model.eval()
-    return Run(model, CharTokenizer(manifest["vocabulary"]))
+    checkpoint = open_checkpoint(options.path, step=options.step, best=options.best)
+    for warning in checkpoint.contents.warnings:
+        print(f"jaxformer: warning: {warning}", file=sys.stderr)
+    plan = language_model(checkpoint)
+    tokenizer = checkpoint.tokenizer(plan.module.config.vocab_size)
+    return Run(build(in_float32(plan)), tokenizer)
 
 
 def _text(run: Run, options: TextOptions) -> tuple[str, np.ndarray]:

@@ -9,7 +9,11 @@ import tyro
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 
 USAGE = """\
-usage: jaxformer inspect WHAT RUN [OPTIONS]
+usage: jaxformer inspect CHECKPOINT [OPTIONS]
+       jaxformer inspect WHAT CHECKPOINT [OPTIONS]
+
+The first lists what is in a checkpoint: arrays, sizes, settings, whose model it is.
+A checkpoint is a run's folder, or any that jaxformer port reads. WHAT is one of
 
   attention   who attends to whom in a text: any layer and head, or their mean
   gradients   the norm of every parameter's gradient
@@ -20,8 +24,33 @@ usage: jaxformer inspect WHAT RUN [OPTIONS]
   scaling     what 1/sqrt(head size) does to a softmax
   costs       time and memory against text length and width, measured and fitted
 
-Each writes RUN/inspect/WHAT.png and prints its path; jaxformer inspect WHAT --help lists options.
+Each writes RUN/inspect/WHAT.png (inspect/WHAT.png beside a file) and prints its path; jaxformer
+inspect WHAT --help lists options.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions:
+    """List what is in a checkpoint: arrays, sizes, settings, and whose model it is."""
+
+    path: tyro.conf.Positional[Path]
+    """A file or folder."""
+    dialect: str | None = None
+    """Whose names the arrays have; default what the checkpoint shows."""
+    config: Path | None = None
+    """Settings as JSON, which go before those in the checkpoint."""
+    step: int | None = None
+    """Which step of a run; default the newest."""
+    best: Switch = False
+    """The step of a run with the lowest validation loss."""
+    json: Switch = False
+    """Print JSON."""
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.step is not None and self.best:
+            raise ValueError("--step and --best exclude each other")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +58,9 @@ class InspectOptions:
     """What every inspection takes."""
 
     path: tyro.conf.Positional[Path]
-    """A run's folder."""
+    """A run's folder, or any checkpoint that jaxformer port reads."""
     step: int | None = None
-    """Which checkpoint to use; default the newest."""
+    """Which checkpoint of a run to use; default the newest."""
     best: Switch = False
     """Use the checkpoint with the lowest validation loss."""
     out: Path | None = None

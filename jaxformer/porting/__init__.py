@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jaxformer.porting.naming import export_arrays, import_arrays
-
 if TYPE_CHECKING:
     from jaxformer.porting.checkpoint import load_model, open_checkpoint
     from jaxformer.porting.convert import from_torch, to_torch
+    from jaxformer.porting.naming import export_arrays, import_arrays
     from jaxformer.porting.train_states import train_state_from_torch, train_state_to_torch
 
 __all__ = [
@@ -21,7 +20,9 @@ __all__ = [
 ]
 
 _MODULES = {
+    "export_arrays": "naming",
     "from_torch": "convert",
+    "import_arrays": "naming",
     "load_model": "checkpoint",
     "open_checkpoint": "checkpoint",
     "to_torch": "convert",
@@ -31,7 +32,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # JAX is imported only by who needs it: the command line's --help does not.
+    # JAX and numpy are imported only by who needs them: the command line's --help does not.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def _history(
 ) -> dict[str, Any]:
     """Where a written array comes from: ours, and theirs before; None of both for a buffer."""
     if out is None:
-        return {"ours": [], "source": [], "transforms": []}
+        return {"ours": [], "source": []}
     # Several of ours may come from one array of theirs.
     into = list({before[name].ours: before[name] for name in out.ours}.values())
     errors = [rounding[name] for name in out.ours if name in rounding]
@@ -96,7 +96,8 @@ def _history(
             for link in into
             for name, shape in zip(link.theirs, link.their_shapes, strict=True)
         ],
-        "transforms": _unique(link.describe() for link in (*into, out)),
+        "to_ours": list(dict.fromkeys(link.describe() for link in into)),
+        "to_target": out.describe(),
         **({"largest_rounding_error": max(errors)} if errors else {}),
     }
 
@@ -104,10 +105,6 @@ def _history(
 def _carrier(plan: Plan, name: str) -> str:
     """The name under which a tied array is carried."""
     return plan.counterpart.aliases.get(name, name)
-
-
-def _unique(words: Iterable[str]) -> list[str]:
-    return [word for word in dict.fromkeys(words) if word != "none"]
 
 
 def _versions() -> dict[str, str]:

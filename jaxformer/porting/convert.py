@@ -146,7 +146,7 @@ def _as_mapping(config: Any) -> Any:
 
 
 def _on_device(name: str, tensor: StoredTensor) -> jax.Array:
-    if tensor.dtype == np.float64 and not jax.config.jax_enable_x64:
+    if tensor.dtype == np.float64 and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
         raise UsageError(
             f"{name} is float64: call jax.config.update('jax_enable_x64', True) first, or cast "
             "the weights to float32"

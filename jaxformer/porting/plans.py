@@ -24,7 +24,7 @@ from jaxformer.parameters import abstract
 from jaxformer.porting.dialect import Buffer, Counterpart, Dialect
 from jaxformer.porting.foreign import Foreign, MissingSettingError
 from jaxformer.porting.limits import check_config, check_settings
-from jaxformer.porting.rules import Link, Shape, link
+from jaxformer.porting.rules import Link, Shape, contiguous, link
 from jaxformer.porting.tensors import StoredTensor, digest
 from jaxformer.positions import RotaryScaling
 from jaxformer.transformer_lm import TransformerLM
@@ -114,9 +114,7 @@ def plan_import(
             must; all are listed.
         UsageError: the settings do not make a model of ours.
     """
-    match = match_arrays(
-        tensors, dialect, kinds=kinds, module=module, config=config, ignore=ignore
-    )
+    match = match_arrays(tensors, dialect, kinds=kinds, module=module, config=config, ignore=ignore)
     ours, links, named = match.module, match.links, match.tensors
     buffers = _check_the_rest(match.counterpart, ours, links, named)
     origin = Origin(dialect, match.kind, buffers, match.settings, facts(ours))
@@ -234,9 +232,7 @@ def plan_export(
             cannot_be_built = True
         if not problems:
             return plan
-        attempts.append(
-            ((cannot_be_built, len(homeless), len(problems)), problems, counterpart)
-        )
+        attempts.append(((cannot_be_built, len(homeless), len(problems)), problems, counterpart))
     _, problems, counterpart = min(attempts, key=lambda attempt: attempt[0])
     raise UsageError(
         f"{dialect.name}'s {counterpart.theirs[0]} cannot hold this {type(module).__name__}: "
@@ -336,9 +332,7 @@ def shapes_of(module: Any) -> dict[str, Shape]:
     return {name: value.shape for name, value in abstract(lambda: module)[1].items()}
 
 
-def _pair(
-    counterpart: Counterpart, ours: Any, tensors: Tensors
-) -> tuple[list[Link], list[str]]:
+def _pair(counterpart: Counterpart, ours: Any, tensors: Tensors) -> tuple[list[Link], list[str]]:
     """The links, and what is missing, unexpected or of another shape."""
     links, homeless = link(counterpart.rules_for(ours), shapes_of(ours))
     problems = [f"there is no name for our {name}" for name in homeless]
@@ -487,12 +481,12 @@ def facts(module: Any) -> dict[str, Any]:
 
 def _ours_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
     sources = [tensors[name] for name in each.theirs]
-    return _converted(each.ours, each.our_shapes, sources, each.to_ours)
+    return _converted(each.ours, each.our_shapes, sources, each.view_as_ours)
 
 
 def _theirs_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
     sources = [tensors[name] for name in each.ours]
-    return _converted(each.theirs, each.their_shapes, sources, each.to_theirs)
+    return _converted(each.theirs, each.their_shapes, sources, each.view_as_theirs)
 
 
 def _converted(
@@ -504,16 +498,38 @@ def _converted(
     """Tensors that are converted together when the first of them is read, and then handed out."""
     waiting: dict[int, np.ndarray] = {}
 
-    def read(place: int) -> np.ndarray:
+    def view(place: int) -> np.ndarray:
         if place not in waiting:
             waiting.clear()
-            waiting.update(enumerate(convert([source.read() for source in sources])))
+            waiting.update(enumerate(convert([_view(source) for source in sources])))
         return waiting.pop(place)
 
+    def tensor(place: int, shape: Shape) -> StoredTensor:
+        read = _Read(functools.partial(view, place))
+        return StoredTensor(shape, sources[0].dtype, read)
+
     return [
-        (name, StoredTensor(shape, sources[0].dtype, functools.partial(read, place)))
+        (name, tensor(place, shape))
         for place, (name, shape) in enumerate(zip(names, shapes, strict=True))
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """Reads a converted tensor, and gives a view of it to whoever converts it further.
+
+    What is transposed on the way in and again on the way out is never copied: a port from one
+    PyTorch layout to another holds a matrix once.
+    """
+
+    view: Callable[[], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return contiguous(self.view())
+
+
+def _view(source: StoredTensor) -> np.ndarray:
+    return source.read.view() if isinstance(source.read, _Read) else source.read()
 
 
 def unwrap(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -581,9 +597,7 @@ def _same(first: StoredTensor, second: StoredTensor) -> bool:
 def _holds(expected: np.ndarray | None, stored: np.ndarray) -> bool:
     """Whether the bits are those that would be written."""
     return (
-        expected is not None
-        and expected.dtype == stored.dtype
-        and np.array_equal(stored, expected)
+        expected is not None and expected.dtype == stored.dtype and np.array_equal(stored, expected)
     )
 
 

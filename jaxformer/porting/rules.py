@@ -84,9 +84,7 @@ class FusedByHead(Fused):
         """Theirs as ours."""
         array = theirs[0]
         heads = array.reshape(self.num_heads, len(shapes), -1, *array.shape[1:])
-        return [
-            heads[:, part].reshape(shape) for part, shape in enumerate(shapes)
-        ]
+        return [heads[:, part].reshape(shape) for part, shape in enumerate(shapes)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,21 +214,31 @@ class Link:
 
     def to_ours(self, theirs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Their arrays in our layout; C-contiguous, some may be the arrays that came in."""
-        flip = self._is_kernel and not self.rule.transpose
-        arrays = [array.T for array in theirs] if flip else theirs
-        arrays = self.rule.packing.unpack(arrays, [self._outputs_first(s) for s in self.our_shapes])
-        return [_contiguous(array.T if self._is_kernel else array) for array in arrays]
+        return [contiguous(array) for array in self.view_as_ours(theirs)]
 
     def to_theirs(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Our arrays in their layout; C-contiguous, some may be the arrays that came in."""
+        return [contiguous(array) for array in self.view_as_theirs(ours)]
+
+    def view_as_ours(self, theirs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """As ``to_ours``, but not copied where a view will do."""
+        flip = self._is_kernel and not self.rule.transpose
+        arrays = [array.T for array in theirs] if flip else theirs
+        arrays = self.rule.packing.unpack(arrays, [self._outputs_first(s) for s in self.our_shapes])
+        return [array.T if self._is_kernel else array for array in arrays]
+
+    def view_as_theirs(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """As ``to_theirs``, but not copied where a view will do."""
         arrays = self.rule.packing.pack([a.T if self._is_kernel else a for a in ours])
         flip = self._is_kernel and not self.rule.transpose
-        return [_contiguous(array.T if flip else array) for array in arrays]
+        return [array.T if flip else array for array in arrays]
 
     def describe(self) -> str:
         """What is done to the arrays on the way, in words."""
         packing = type(self.rule.packing).__name__
-        steps = [] if self.rule.packing is ONE_TO_ONE else [re.sub("(?<!^)([A-Z])", r" \1", packing)]
+        steps = (
+            [] if self.rule.packing is ONE_TO_ONE else [re.sub("(?<!^)([A-Z])", r" \1", packing)]
+        )
         if self._is_kernel and self.rule.transpose:
             steps.append("transpose")
         return " and ".join(steps).lower() or "none"
@@ -317,7 +325,8 @@ def _join(outer: str, inner: str) -> str:
     return ".".join(part for part in (outer, inner) if part)
 
 
-def _contiguous(array: np.ndarray) -> np.ndarray:
+def contiguous(array: np.ndarray) -> np.ndarray:
+    """The array laid out row by row: itself if it is, else a copy."""
     if array.ndim == 2 and not array.flags.c_contiguous and array.size > TILE**2:
         # numpy walks a transposed matrix in steps of a whole row, each of which misses the cache:
         # tile by tile it takes a third of the time in float32, and a ninth in bfloat16.

@@ -162,6 +162,36 @@ class CheckpointFolder:
             "; ".join(warnings) or f"there is no checkpoint in {self.folder}: train one first"
         )
 
+    def choose(
+        self, step: int | None = None, *, best: bool = False
+    ) -> tuple[Arrays, dict[str, Any], list[str]]:
+        """The checkpoint asked for: by number, the best, or the newest that verifies.
+
+        Args:
+            step: its number.
+            best: the one with the lowest validation loss.
+
+        Returns:
+            arrays, manifest, and a warning for each step passed over.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        run, steps = self.folder.parent, self.steps()
+        if not steps:
+            raise CheckpointError(f"{run} holds no checkpoint: train one with train.py --out {run}")
+        if step is not None and step not in steps:
+            raise CheckpointError(f"{run} has no step {step}: it has {', '.join(map(str, steps))}")
+        if best:
+            step = self.best_step()
+            if step is None:
+                raise CheckpointError(
+                    f"{run} has no checkpoint with a validation loss: leave out --best"
+                )
+        if step is not None:
+            return *self.restore(step), []
+        return self.restore_latest(quarantine=False)
+
     def others(self) -> list[Path]:
         """All that is in the folder and is neither a checkpoint nor a save cut short."""
         if not self.folder.is_dir():
@@ -191,7 +221,7 @@ class CheckpointFolder:
         scored = {}
         for step in self.steps():
             try:
-                loss = self.manifest(step)["val_loss"]
+                loss = self.manifest(step).get("val_loss")
             except CheckpointError:
                 continue
             if loss is not None:

@@ -63,6 +63,8 @@ class TrainConfig:
             raise ValueError(f"seed must be in [0, 2^63): got {self.seed}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype must be float32 or bfloat16: got {self.dtype!r}")
+        if self.model.head == "none":
+            raise ValueError("training needs a model with a head: got head='none'")
         if self.batch_size % self.accumulation:
             raise ValueError(
                 "batch_size must be divisible by accumulation: got "

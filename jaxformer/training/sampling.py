@@ -2,10 +2,13 @@
 
 import math
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.errors import TextError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def check(options: Any) -> None:
@@ -26,12 +29,34 @@ def check(options: Any) -> None:
         raise ValueError(f"--seed must be in [0, 2^63): got {options.seed}")
     if options.step is not None and options.best:
         raise ValueError("--step and --best exclude each other")
+    if options.prompt and options.prompt_ids:
+        raise ValueError("--prompt and --prompt-ids exclude each other")
+    parse_ids(options.prompt_ids)
+
+
+def parse_ids(text: str) -> list[int]:
+    """The ids of ``--prompt-ids 1,2,3``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        ids = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"--prompt-ids must be numbers with commas between: got {text}") from None
+    if any(not 0 <= i < 2**31 for i in ids):
+        raise ValueError(f"--prompt-ids must be in [0, 2^31): got {text}")
+    return ids
 
 
 def sample(
-    path: Path,
+    model: Any,
+    tokenizer: Any,
     *,
     prompt: str,
+    prompt_ids: Sequence[int],
+    first_ids: Sequence[int],
+    last_ids: Sequence[int],
     tokens: int,
     temperature: float,
     top_k: int | None,
@@ -39,50 +64,49 @@ def sample(
     seed: int,
     greedy: bool,
     samples: int,
-    step: int | None,
-    best: bool,
     unknown: Any,
 ) -> None:
     """Writes texts to standard output as they are made, each begun by the prompt.
 
     Args:
-        path: a run's folder.
-        prompt: what a text begins with; where it is empty, a new line that is not shown.
-        tokens: how many characters to write after it.
+        model: gives the ``TransformerLM``; called once the prompt stands.
+        tokenizer: makes ids of text and text of ids; None writes ids.
+        prompt: what a text begins with; where it is empty, ``first_ids``, or else a new line, that
+            are not shown.
+        prompt_ids: the ids of the prompt, instead of it.
+        first_ids: what stands before every text.
+        last_ids: after any of these a text is at its end.
+        tokens: how many to write after the prompt.
         temperature: see ``logits.filter_logits``.
         top_k: see ``logits.filter_logits``.
         top_p: see ``logits.filter_logits``.
         seed: text n is drawn from seed + n.
-        greedy: take the most probable character.
+        greedy: take the most probable token.
         samples: how many texts.
-        step: of the checkpoint; default the newest that verifies.
-        best: the checkpoint with the lowest validation loss.
         unknown: see ``CharTokenizer.encode``.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged.
-        TextError: the prompt holds a character that the model does not know.
+        TextError: the prompt holds a character or an id that the model does not know.
+        UsageError: the model cannot write, or there is neither a tokenizer nor a prompt of ids.
     """
-    from jaxformer.char_data import CharTokenizer
-
-    arrays, manifest = load_checkpoint(path, step, best)
-    tokenizer = CharTokenizer(manifest["vocabulary"])
-    ids = tokenizer.encode(prompt, unknown=unknown)
-    if not len(ids):
-        ids = tokenizer.encode("\n", unknown="replace")
-        prompt = ""
+    ids, shown = _prompt(tokenizer, prompt, prompt_ids, first_ids, unknown)
 
     import jax
 
     from jaxformer.generation import stream
 
-    model = build_model(arrays, manifest)
+    built = model()
+    known = built.config.vocab_size
+    if wrong := [int(i) for i in ids if not 0 <= i < known]:
+        raise TextError(f"id {wrong[0]} of the prompt is outside the model's {known} tokens")
+    if not built.config.causal or built.config.head == "none":
+        raise UsageError("only a causal model with a head writes text, and this is none")
     for n in range(samples):
         if samples > 1:
             _write(("\n\n" if n else "") + f"--- {n + 1} of {samples} ---\n")
-        _write(prompt)
+        _write(shown)
         chunks = stream(
-            model,
+            built,
             ids[None],
             tokens,
             temperature=temperature,
@@ -91,63 +115,56 @@ def sample(
             greedy=greedy,
             key=jax.random.key(seed + n),
         )
-        for chunk in chunks:
-            _write(tokenizer.decode(i for i in chunk[0] if i < tokenizer.vocabulary_size()))
+        for text in _texts(tokenizer, ids, chunks, last_ids):
+            _write(text)
     _write("\n")
 
 
-def load_checkpoint(path: Path, step: int | None, best: bool) -> tuple[Any, dict[str, Any]]:
-    """The arrays and the manifest of a run's checkpoint.
+def _prompt(
+    tokenizer: Any, prompt: str, prompt_ids: Sequence[int], first_ids: Sequence[int], unknown: Any
+) -> tuple["np.ndarray", str]:
+    """The ids that a text begins with, and what is shown of them."""
+    import numpy as np
 
-    Args:
-        path: the run's folder.
-        step: of the checkpoint; default the newest that verifies.
-        best: the checkpoint with the lowest validation loss.
-
-    Raises:
-        UsageError: the path is not a folder.
-        CheckpointError: there is no such checkpoint, or it is damaged.
-    """
-    from jaxformer.training.checkpoints import CheckpointFolder
-
-    if not path.is_dir():
-        raise (CheckpointError if not path.exists() else UsageError)(
-            f"{path} " + ("is not a run's folder" if path.exists() else "does not exist")
+    if prompt_ids:
+        ids = np.array(prompt_ids, np.int64)
+        known = tokenizer is not None and ids.max() < tokenizer.vocabulary_size()
+        return ids, tokenizer.decode(ids) if known else " ".join(map(str, prompt_ids))
+    if tokenizer is None:
+        raise UsageError(
+            "there is no tokenizer: give --meta FILE (nanoGPT's meta.pkl or a tokenizer.json), or "
+            "ids instead of text with --prompt-ids 1,2,3"
         )
-    folder = CheckpointFolder(path / "checkpoints")
-    steps = folder.steps()
-    if not steps:
-        raise CheckpointError(f"{path} holds no checkpoint: train one with train.py --out {path}")
-    if step is not None and step not in steps:
-        raise CheckpointError(f"{path} has no step {step}: it has {', '.join(map(str, steps))}")
-    if best:
-        step = folder.best_step()
-        if step is None:
-            raise CheckpointError(
-                f"{path} has no checkpoint with a validation loss: leave out --best"
-            )
-    if step is not None:
-        return folder.restore(step)
-    arrays, manifest, warnings = folder.restore_latest(quarantine=False)
-    for warning in warnings:
-        print(f"jaxformer: warning: {warning}", file=sys.stderr)
-    return arrays, manifest
+    if prompt:
+        ids = tokenizer.encode(prompt, unknown=unknown)
+        if len(ids):
+            return ids, prompt
+    if first_ids:
+        return np.array(first_ids, np.int64), ""
+    return tokenizer.encode("\n", unknown="replace"), ""
 
 
-def build_model(arrays: Any, manifest: dict[str, Any]) -> Any:
-    """The ``TransformerLM`` of a checkpoint, in training mode as every fresh module.
-
-    Raises:
-        CheckpointError: names or shapes of the arrays are not the model's.
-    """
-    import jax
-
-    from jaxformer.parameters import merge
-    from jaxformer.training.config import TrainConfig
-    from jaxformer.training.experiment import check_arrays
-
-    definition = check_arrays(arrays, TrainConfig.from_dict(manifest["config"]).model)
-    return merge(definition, jax.tree.map(jax.numpy.asarray, arrays["parameters"]))
+def _texts(
+    tokenizer: Any, ids: "np.ndarray", chunks: Iterable["np.ndarray"], last_ids: Sequence[int]
+) -> Iterator[str]:
+    """What each chunk adds to the text, until the text is at its end."""
+    made: list[int] = []
+    # A token may be half a character, and what it is can depend on the one before: the text is
+    # decoded from its start, and a character that is not whole yet waits for the next chunk.
+    written = "" if tokenizer is None else tokenizer.decode(ids)
+    for chunk in chunks:
+        new = [int(i) for i in chunk[0]]
+        end = next((place for place, i in enumerate(new) if i in last_ids), len(new))
+        if tokenizer is None:
+            yield "".join(f" {i}" for i in new[:end])
+        else:
+            made += [i for i in new[:end] if i < tokenizer.vocabulary_size()]
+            text = tokenizer.decode([*ids, *made])
+            whole = text.rstrip("\N{REPLACEMENT CHARACTER}") if end == len(new) else text
+            yield whole[len(written) :]
+            written = whole if len(whole) > len(written) else written
+        if end < len(new):
+            return
 
 
 def _write(text: str) -> None:

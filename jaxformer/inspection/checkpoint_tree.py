@@ -1,0 +1,182 @@
+"""``jaxformer inspect CHECKPOINT``: what is in it, as a tree or as JSON, on standard output."""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from jaxformer.errors import JaxformerError
+from jaxformer.inspection.options import TreeOptions
+from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
+from jaxformer.porting.plans import OUR_CONFIGS, Plan
+from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.text import FORMATS, bytes_text, count_text
+
+# Modules by their name and a dot, arrays by their name.
+Modules = dict[str, Any]
+MAX_WIDTH = 1_000_000
+
+
+def show(options: TreeOptions) -> None:
+    """Prints what a checkpoint holds; where its model cannot be told, why.
+
+    Raises:
+        JaxformerError: it cannot be opened.
+    """
+    checkpoint = open_checkpoint(
+        options.path,
+        dialect=options.dialect,
+        config=options.config,
+        step=options.step,
+        best=options.best,
+    )
+    facts = describe(checkpoint)
+    if options.json:
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Lines are for whoever reads them next to fold.
+        console.width = MAX_WIDTH
+    console.print(_tree(str(options.path), facts))
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Format, model, settings and arrays of a checkpoint, as plain values.
+
+    ``parameters`` counts tied arrays once, and leaves out buffers where the model is known.
+    """
+    plan, problem = None, None
+    try:
+        plan = checkpoint.plan()
+    except JaxformerError as error:
+        problem = str(error)
+    tensors = checkpoint.contents.tensors
+    ties = [{"name": a, "to": b} for a, b in _ties(tensors, plan)]
+    tied = {tie["name"] for tie in ties}
+    counted = [t.shape for name, t in tensors.items() if name not in tied]
+    if plan is not None:
+        counted = [shape for link in plan.links for shape in link.their_shapes]
+    record = checkpoint.contents.record
+    facts = {
+        "path": str(checkpoint.path),
+        "format": checkpoint.contents.kind,
+        "dialect": checkpoint.dialect if plan is None else plan.origin.dialect.name,
+        "class": None if plan is None else plan.origin.kind,
+        "problem": problem,
+        "parameters": sum(math.prod(shape) for shape in counted),
+        "bytes": sum(tensor.nbytes for name, tensor in tensors.items() if name not in tied),
+        "dtypes": sorted({tensor.dtype.name for tensor in tensors.values()}),
+        "tied": ties,
+        "step": record.get("step"),
+        "optimizer": checkpoint.contents.optimizer is not None,
+        "vocabulary": checkpoint.vocabulary,
+        "tokenizer": checkpoint.tokenizer_file and str(checkpoint.tokenizer_file),
+        "token_ids": checkpoint.token_ids,
+        "config": _config(checkpoint.config),
+        "tensors": {
+            name: {"shape": list(t.shape), "dtype": t.dtype.name, "bytes": t.nbytes}
+            for name, t in tensors.items()
+        },
+    }
+    return {name: value for name, value in facts.items() if value not in (None, {}, [])}
+
+
+def _config(config: Any) -> Any:
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dataclasses.asdict(config)
+    return config
+
+
+def _ties(tensors: Mapping[str, StoredTensor], plan: Plan | None) -> Iterable[tuple[str, str]]:
+    """Names for the same array: as the model ties them, or as they share their storage."""
+    if plan is not None:
+        for alias, name in plan.counterpart.aliases.items():
+            if alias in plan.order and name in plan.order:
+                yield alias, name
+        return
+    first: dict[Any, str] = {}
+    for name, tensor in tensors.items():
+        if tensor.storage is not None and first.setdefault(tensor.storage, name) != name:
+            yield name, first[tensor.storage]
+
+
+def _tree(title: str, facts: dict[str, Any]) -> Tree:
+    whose = " ".join(facts[n] for n in ("dialect", "class") if n in facts) or "unknown"
+    head = Tree(f"[bold]{escape(title)}[/] · {FORMATS[facts['format']]} · {escape(whose)}")
+    head.add(
+        f"{count_text(facts['parameters'])} parameters, {len(facts['tensors'])} arrays, "
+        f"{bytes_text(facts['bytes'])}, {', '.join(facts['dtypes'])}"
+    )
+    if "problem" in facts:
+        head.add(f"[yellow]not to be ported as it is:[/] {escape(facts['problem'])}")
+    for tie in facts.get("tied", []):
+        head.add(f"tied: {escape(tie['name'])} = {escape(tie['to'])}")
+    if facts["optimizer"]:
+        head.add("with the state of an optimizer")
+    for name in ("step", "tokenizer", "token_ids"):
+        if name in facts:
+            head.add(f"{name.replace('_', ' ')}: {escape(str(facts[name]))}")
+    if "vocabulary" in facts:
+        head.add(f"vocabulary: {len(facts['vocabulary'])} characters")
+    if "config" in facts:
+        settings = head.add("settings")
+        plain = _defaults(facts["config"])
+        for name, value in facts["config"].items():
+            if name not in plain or value != plain[name]:
+                settings.add(f"{escape(str(name))}: {escape(repr(value))}")
+    _grow(head.add("arrays"), facts["tensors"])
+    return head
+
+
+def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of ours that go without saying; of theirs, none does."""
+    for cls in OUR_CONFIGS:
+        fields = {f.name: f.default for f in dataclasses.fields(cls)}
+        if config.keys() == fields.keys():
+            return fields
+    return {}
+
+
+def _grow(root: Tree, tensors: Mapping[str, Mapping[str, Any]]) -> None:
+    """A branch for every module and a leaf for every array; modules alike in a list are one."""
+    modules: Modules = {}
+    for name, tensor in tensors.items():
+        *owners, leaf = name.split(".")
+        inner = modules
+        for owner in owners:
+            inner = inner.setdefault(f"{owner}.", {})
+        inner[leaf] = tensor
+    _add(root, modules)
+
+
+def _add(branch: Tree, modules: Modules) -> None:
+    places = sorted(modules, key=lambda name: int(name[:-1]) if name[:-1].isdecimal() else -1)
+    for _, group in itertools.groupby(places, lambda name: _alike(name, modules)):
+        names = list(group)
+        first, what = names[0], modules[names[0]]
+        if not first.endswith("."):
+            shape = " × ".join(map(str, what["shape"])) or "()"
+            size = bytes_text(what["bytes"])
+            branch.add(f"{escape(first)} [cyan]{shape}[/] {what['dtype']} [dim]{size}")
+            continue
+        title = escape(first[:-1]) + (f" … {names[-1][:-1]}, each" if len(names) > 1 else "")
+        _add(branch.add(f"{title} [dim]{count_text(_parameters(what))}"), what)
+
+
+def _alike(name: str, modules: Modules) -> Any:
+    """What two modules in a list have in common where they are shown as one."""
+    return repr(modules[name]) if name[:-1].isdecimal() else name
+
+
+def _parameters(modules: Modules) -> int:
+    return sum(
+        _parameters(what) if name.endswith(".") else math.prod(what["shape"])
+        for name, what in modules.items()
+    )
