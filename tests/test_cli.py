@@ -27,11 +27,14 @@ print("\\nCODE", code, "HEAVY", heavy)
         (["--help"], 0, ["train", "sample"]),
         (["train", "--help"], 0, ["--preset nano|baby|char-lm|gpt2-small", "--learning-rate"]),
         (["sample", "--help"], 0, ["--temperature", "--top-p"]),
+        (["port", "--help"], 0, ["--dialect", "--dtype"]),
+        (["inspect", ".", "--help"], 0, ["--json"]),
         (["--version"], 0, ["0."]),
         ([], 2, ["usage: jaxformer COMMAND"]),
         (["train", "--steps", "-5"], 2, []),
         (["train", "--preset", "nope"], 2, []),
         (["sample", ".", "--temperature", "0"], 2, []),
+        (["port", "a", "b", "--dtype", "int8"], 2, []),
     ],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else str(x),
 )
@@ -188,7 +191,7 @@ def test_a_lack_of_memory_or_disk_is_code_7(text, capsys, monkeypatch, error, wo
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("jaxformer.training.loop.make_parameters", fail)
+    monkeypatch.setattr("jaxformer.training.experiment.make_parameters", fail)
     assert main(train_arguments(text, "out")) == 7
     err = capsys.readouterr().err
     assert words in err

@@ -16,7 +16,8 @@ from jaxformer.cli import main
 from jaxformer.inspection.charts import _model_order
 from jaxformer.inspection.maps import visible
 from jaxformer.inspection.options import INSPECTIONS
-from jaxformer.training.sampling import build_model, load_checkpoint
+from jaxformer.porting.checkpoint import language_model, open_checkpoint
+from jaxformer.porting.convert import build
 from tests.tiny import ROOT, TEXT, train_arguments
 
 QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
@@ -71,10 +72,8 @@ def refuse(run, capsys, tmp_path):
 
 
 def load(run):
-    arrays, manifest = load_checkpoint(run, None, False)
-    model = build_model(arrays, manifest)
-    model.eval()
-    return model, CharTokenizer(manifest["vocabulary"])
+    checkpoint = open_checkpoint(run)
+    return build(language_model(checkpoint)), CharTokenizer(checkpoint.vocabulary)
 
 
 def test_attention_is_that_of_the_model(inspect, run):

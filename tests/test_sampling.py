@@ -12,7 +12,7 @@ from tests.tiny import manifest, snapshot, start
     ("flags", "code", "words"),
     [
         ("nowhere", 4, ["nowhere does not exist"]),
-        (".", 4, [". holds no checkpoint"]),
+        (".", 4, [". is not a checkpoint: it holds nothing"]),
         ("--temperature 0", 2, ["--temperature must be positive and finite: got 0"]),
         ("--temperature inf", 2, ["--temperature must be positive and finite: got inf"]),
         ("--top-k 0", 2, ["--top-k must be at least 1: got 0"]),
@@ -36,8 +36,8 @@ def test_the_folder_is_required(refuse):
     refuse(["sample"], 2, "PATH")
 
 
-def test_a_file_is_not_a_run(refuse, text):
-    refuse(["sample", text], 2, "is not a run's folder")
+def test_a_text_is_not_a_checkpoint(refuse, text):
+    refuse(["sample", text], 4, "text.txt is not a checkpoint", "name a run folder")
 
 
 def sample(capsys, whole, *flags):

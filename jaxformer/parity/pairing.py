@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jaxformer.layers import Dropout
 from jaxformer.porting.dialect import Counterpart
 from jaxformer.porting.rules import ONE_TO_ONE, Link, Packing, Rule
 
@@ -63,11 +64,18 @@ def pair_modules(
         links: of its parameters.
         theirs: all their modules by path.
     """
-    our_paths = [".".join(map(str, path)) for path, _ in nnx.iter_modules(module)]
+    our_paths = [
+        ".".join(map(str, path))
+        for path, node in nnx.iter_modules(module)
+        if not isinstance(node, Dropout | nnx.List)
+    ]
     there = set(theirs)
     leaves = _pairs_of_leaves(links, there)
     pairs = {("",): Pair(("",), ("",))}
-    for path, other in _scopes(counterpart.rules_for(module), our_paths):
+    scopes = [*_scopes(counterpart.rules_for(module), our_paths)]
+    # Where both sides have one name for a module no rule need speak of it.
+    scopes += [(path, path) for path in our_paths if path]
+    for path, other in scopes:
         if other in there and _hold_the_same(path, other, leaves):
             pairs.setdefault((path,), Pair((path,), (other,)))
     for leaf in leaves:
@@ -87,6 +95,8 @@ def pair_modules(
             pairs[held.ours] = dataclasses.replace(held, alone=False)
         elif owner in there:
             pairs[(TIED_HEAD,)] = Pair((TIED_HEAD,), (owner,))
+    if TIED_HEAD in there:
+        pairs[(TIED_HEAD,)] = Pair((TIED_HEAD,), (TIED_HEAD,))
     return [
         dataclasses.replace(pair, alone=pair.alone and not any(map(_does_more, of)))
         for pair in pairs.values()

@@ -16,7 +16,12 @@ from jaxformer.porting.tables import Table
 from jaxformer.positions import Rotary
 
 
-def share_tables(module: Any, torch_module: Any, theirs: torch_side.Trace) -> list[Node]:
+Tables = tuple[np.ndarray, np.ndarray]
+
+
+def share_tables(
+    module: Any, torch_module: Any, theirs: torch_side.Trace, *, wrong: bool = True
+) -> list[Node]:
     """Gives our rotary positions their tables, where theirs are made by a module of its own.
 
     An angle is right to a few units in the last place of float32, so an entry may be off by
@@ -26,11 +31,12 @@ def share_tables(module: Any, torch_module: Any, theirs: torch_side.Trace) -> li
         module: ours, whose rotary positions are changed.
         torch_module: theirs.
         theirs: a pass of it, with positions 0 … T - 1.
+        wrong: whether also to share those of which ours are wrong, so that nothing else is.
 
     Returns:
         A node for each rotary position whose table is another, or for the first where none is.
     """
-    found = _their_tables(torch_module, theirs)
+    found = their_tables(torch_module, theirs)
     if found is None:
         return []
     their_path, tables = found
@@ -38,7 +44,7 @@ def share_tables(module: Any, torch_module: Any, theirs: torch_side.Trace) -> li
     for path, node in nnx.iter_modules(module):
         if not isinstance(node, Rotary):
             continue
-        difference = _largest(node.tables(), tables)
+        difference = table_difference(node.tables(), tables)
         named = ".".join(map(str, path))
         if difference is None:
             message = f"it turns {node.width} dimensions, theirs {2 * tables[0].shape[1]}"
@@ -46,7 +52,8 @@ def share_tables(module: Any, torch_module: Any, theirs: torch_side.Trace) -> li
         else:
             message = "its angles differ: look at the base, the scaling, the share that is turned"
             # A table that is wrong is no reason for its attention to be.
-            node.cos, node.sin = (Table(_padded(t, node.max_length)) for t in tables)
+            if wrong or not difference.is_bug:
+                give_tables(node, tables)
         nodes.append(
             Node(
                 named, their_path, "Rotary", type(torch_module.get_submodule(their_path)).__name__,
@@ -54,14 +61,14 @@ def share_tables(module: Any, torch_module: Any, theirs: torch_side.Trace) -> li
                 forward=difference, message=message,
             )
         )  # fmt: skip
-    wrong = [node for node in nodes if node.forward is not None and node.forward.is_bug]
-    return wrong or nodes[:1]
+    bugs = [node for node in nodes if node.forward is not None and node.forward.is_bug]
+    return bugs or nodes[:1]
 
 
 def share_tables_of_length(
     module: Any, torch_module: Any, call: Callable[[Any, Any], Any], length: int
 ) -> list[Node]:
-    """``share_tables`` after a pass of theirs over ``length`` tokens.
+    """``share_tables`` after a pass of theirs over ``length`` tokens; wrong ones stay as they are.
 
     Args:
         module: ours, whose rotary positions are changed.
@@ -76,15 +83,16 @@ def share_tables_of_length(
         call=lambda m, given: call(m, given[0]),
         keep=lambda path: "Rotary" in type(torch_module.get_submodule(path)).__name__,
     )
-    return share_tables(module, torch_module, seen)
+    return share_tables(module, torch_module, seen, wrong=False)
 
 
-def _their_tables(
+def their_tables(
     torch_module: Any, theirs: torch_side.Trace
-) -> tuple[str, tuple[np.ndarray, np.ndarray]] | None:
+) -> tuple[str, Tables] | None:
     """Their cosines and sines (T, width / 2), and the module that made them."""
+    modules = torch_side.modules_of(torch_module)
     for path, call in theirs.calls.items():
-        if "Rotary" not in type(torch_module.get_submodule(path)).__name__:
+        if "Rotary" not in type(modules[path]).__name__:
             continue
         if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
             cos, sin = (a.reshape(-1, *a.shape[-2:])[0] for a in call.outputs)
@@ -95,9 +103,12 @@ def _their_tables(
     return None
 
 
-def _largest(
-    ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, np.ndarray]
-) -> Difference | None:
+def give_tables(node: Rotary, tables: Tables) -> None:
+    """Makes a rotary position of ours use these."""
+    node.cos, node.sin = (Table(_padded(table, node.max_length)) for table in tables)
+
+
+def table_difference(ours: Tables, theirs: Tables) -> Difference | None:
     """The worst entry, judged at its position; None where the shapes do not fit."""
     length = theirs[0].shape[0]
     if any(a.shape[0] < length or a.shape[1:] != b.shape[1:] for a, b in zip(ours, theirs, strict=True)):

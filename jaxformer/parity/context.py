@@ -1,0 +1,81 @@
+"""What a pair of modules did in the whole models: errors as they add up, rounding, pictures."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity import jax_side, torch_side
+from jaxformer.parity.judge import ROUNDOFF, judge, rounding, ulps
+from jaxformer.parity.meetings import Meeting, meet
+from jaxformer.parity.report import Histogram, Maps
+
+BINS = 40
+# Of longer sequences a map shows the beginning.
+MAP_LENGTH = 64
+
+
+def in_context(
+    meeting: Meeting,
+    low: Mapping[str, jax_side.Call],
+    their_low: torch_side.Trace | None,
+    dtype: str,
+) -> dict[str, Any]:
+    """Fields of a node: how far our output is from theirs as both came out of the whole models.
+
+    Args:
+        meeting: the first of the pair, in float64.
+        low: our calls in the dtype under test; empty where it was not run.
+        their_low: their pass in the dtype under test.
+        dtype: under test.
+    """
+    pair = meeting.pair
+    exact = _flat([meeting.answers(place)[0] for place in range(len(pair.ours))])
+    ours = _flat([call.outputs[0] for call in meeting.ours])
+    difference = judge(ours, exact)
+    found: dict[str, Any] = {"histogram": _histogram(ours, exact), "maps": _maps(meeting)}
+    met = [] if their_low is None else meet(pair, low, their_low)[0]
+    if met:
+        narrow = met[0]
+        rounded = _flat([call.outputs[0] for call in narrow.ours])
+        theirs = _flat([narrow.answers(place)[0] for place in range(len(pair.ours))])
+        off = rounding(rounded, exact)
+        difference = dataclasses.replace(
+            difference,
+            our_rounding=off,
+            their_rounding=rounding(theirs, exact),
+            ulps=ulps(rounded, exact, dtype),
+        )
+        entered = meeting.inputs(0)
+        if entered and entered[0] is not None:
+            before = rounding(np.asarray(narrow.ours[0].inputs[0], np.float64), entered[0])
+            found["condition"] = off / max(before, ROUNDOFF[dtype])
+    return {**found, "in_context": difference}
+
+
+def _flat(arrays: list[Any]) -> np.ndarray:
+    return np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays])
+
+
+def _histogram(ours: np.ndarray, theirs: np.ndarray) -> Histogram | None:
+    both = [a[np.isfinite(a)] for a in (ours, theirs)]
+    if not all(a.size for a in both):
+        return None
+    low, high = min(float(a.min()) for a in both), max(float(a.max()) for a in both)
+    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+    counts = [tuple(np.histogram(a, edges)[0].tolist()) for a in both]
+    return Histogram(tuple(edges.tolist()), *counts)
+
+
+def _maps(meeting: Meeting) -> Maps | None:
+    ours, theirs = meeting.ours[0].weights, meeting.theirs[0].weights
+    if ours is None or theirs is None or tuple(ours.shape) != theirs.shape:
+        return None
+    return Maps(*(_nested(np.asarray(a)[0, :, :MAP_LENGTH, :MAP_LENGTH]) for a in (ours, theirs)))
+
+
+def _nested(array: np.ndarray) -> Any:
+    return tuple(
+        tuple(tuple(row) for row in head) for head in array.astype(np.float32).tolist()
+    )

@@ -1,0 +1,378 @@
+"""Our side: a pass with every sub-module's call noted, and single modules run on given inputs."""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jaxformer.attention
+from jaxformer.layers import Embedding
+
+# Methods that are called like modules: path of the module + name.
+METHODS = {Embedding: ("attend",)}
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of one module: its arguments as they were, and its result.
+
+    Attributes:
+        args: positional.
+        kwargs: by name.
+        order: its place among all calls.
+        output: whatever it returned.
+        weights: of attention, (B, N, T, S), if it computed such.
+        later: further calls of the same module.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    order: int
+    output: Any = None
+    weights: Any = None
+    later: list["Call"] = dataclasses.field(default_factory=list)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """Its float arrays, positional ones first."""
+        return floats((self.args, self.kwargs))
+
+    @property
+    def integers(self) -> list[Any]:
+        """Its integer arrays, positional ones first."""
+        return integers((self.args, self.kwargs))
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The float arrays of its result."""
+        return floats(self.output)
+
+    @property
+    def all(self) -> list["Call"]:
+        """This call and the further ones."""
+        return [self, *self.later]
+
+
+def floats(tree: Any) -> list[Any]:
+    """The float arrays of a tree, in order."""
+    return [leaf for leaf in jax.tree.leaves(tree) if _is_float(leaf)]
+
+
+def integers(tree: Any) -> list[Any]:
+    """The integer arrays of a tree that have an axis, in order."""
+    return [leaf for leaf in jax.tree.leaves(tree) if _is_integer(leaf)]
+
+
+def refill(tree: Any, arrays: Sequence[Any], which: Callable[[Any], bool] | None = None) -> Any:
+    """The tree with its float arrays replaced, as far as there are others; None keeps one."""
+    waiting = list(arrays)
+    leaves, structure = jax.tree.flatten(tree)
+    for place, leaf in enumerate(leaves):
+        if (which or _is_float)(leaf) and waiting:
+            other = waiting.pop(0)
+            leaves[place] = leaf if other is None else other
+    return jax.tree.unflatten(structure, leaves)
+
+
+def refill_integers(tree: Any, arrays: Sequence[Any]) -> Any:
+    """``refill`` for the integer arrays."""
+    return refill(tree, arrays, _is_integer)
+
+
+def bound(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a module's call by the names of its parameters, defaults too."""
+    try:
+        found = inspect.signature(type(owner).__call__).bind(owner, *args, **kwargs)
+    except (TypeError, ValueError):
+        return {}
+    found.apply_defaults()
+    return dict(found.arguments)
+
+
+def rebound(owner: Any, call: Call, values: Mapping[str, Any]) -> Call:
+    """The call with some of its arguments replaced, by name."""
+    found = inspect.signature(type(owner).__call__).bind(owner, *call.args, **call.kwargs)
+    found.arguments.update(values)
+    return dataclasses.replace(call, args=tuple(found.args[1:]), kwargs=dict(found.kwargs))
+
+
+@contextlib.contextmanager
+def watched(
+    module: Any,
+    on_call: Callable[[str, Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any],
+) -> Iterator[None]:
+    """Sends every call of a sub-module through ``on_call(path, owner, args, kwargs, original)``."""
+    paths = {id(node): ".".join(map(str, path)) for path, node in nnx.iter_modules(module)}
+    busy: set[tuple[int, str]] = set()
+    undo: list[tuple[type, str, Any]] = []
+
+    def wrap(cls: type, name: str) -> None:
+        original = getattr(cls, name)
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            path = paths.get(id(self))
+            if path is None or (id(self), name) in busy:
+                return original(self, *args, **kwargs)
+            busy.add((id(self), name))
+            try:
+                here = path if name == "__call__" else f"{path}.{name}".lstrip(".")
+                return on_call(here, self, args, kwargs, functools.partial(original, self))
+            finally:
+                busy.discard((id(self), name))
+
+        undo.append((cls, name, cls.__dict__.get(name)))
+        setattr(cls, name, call)
+
+    for cls in {type(node) for _, node in nnx.iter_modules(module)}:
+        for name in ("__call__", *_methods(cls)):
+            # Every class has the ``__call__`` that makes its instances.
+            if any(name in vars(base) for base in cls.__mro__):
+                wrap(cls, name)
+    try:
+        yield
+    finally:
+        for cls, name, before in reversed(undo):
+            if before is None:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, before)
+
+
+def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, Call], Any]:
+    """One eager pass of our model.
+
+    Returns:
+        The first call of every sub-module, by path in the order of calls; and the result.
+    """
+    calls: dict[str, Call] = {}
+    count = 0
+    running: list[Call] = []
+
+    def note(
+        path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
+    ) -> Any:
+        nonlocal count
+        made = Call(args, kwargs, count)
+        count += 1
+        if path in calls:
+            calls[path].later.append(made)
+        else:
+            calls[path] = made
+        running.append(made)
+        try:
+            made.output = original(*args, **kwargs)
+        finally:
+            running.pop()
+        return made.output
+
+    core = jaxformer.attention.scaled_dot_product_attention
+
+    @functools.wraps(core)
+    def see_weights(*args: Any, **kwargs: Any) -> Any:
+        result = core(*args, **kwargs)
+        if running and running[-1].weights is None:
+            running[-1].weights = result[1]
+        return result
+
+    jaxformer.attention.scaled_dot_product_attention = see_weights
+    try:
+        with watched(module, note):
+            result = call(module)
+    finally:
+        jaxformer.attention.scaled_dot_product_attention = core
+    return calls, result
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a part of a module answers in one call.
+
+    Attributes:
+        template: what it returned in the model.
+        arrays: the float arrays to put into it, None to keep one.
+    """
+
+    template: Any
+    arrays: Sequence[np.ndarray | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one module did by itself, its parts answering with given arrays.
+
+    Attributes:
+        output: the float arrays of its result.
+        asked: of each part, call by call, the float arrays it was called with.
+        arguments: of each part, call by call, all that it was called with, by name.
+        parameter_gradients: of its own parameters, by name within the module.
+        input_gradients: of each float input.
+        answer_gradients: of each part, call by call, of the arrays it answered with.
+    """
+
+    output: list[np.ndarray]
+    asked: dict[str, list[list[np.ndarray]]]
+    arguments: dict[str, list[dict[str, Any]]]
+    parameter_gradients: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    input_gradients: list[np.ndarray] = dataclasses.field(default_factory=list)
+    answer_gradients: dict[str, list[list[np.ndarray]]] = dataclasses.field(default_factory=dict)
+
+
+Gradients = Sequence[np.ndarray | None]
+
+
+def run_alone(
+    module: Any,
+    method: str,
+    call: Call,
+    answers: Mapping[str, Sequence[Answer]],
+    *,
+    cotangents: Gradients | None = None,
+    asked_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
+    dtype: str = "float64",
+) -> Outcome:
+    """Runs one module on given inputs, and pulls given gradients back through it.
+
+    Args:
+        module: ours.
+        method: which of its methods.
+        call: its arguments.
+        answers: what parts of it answer, call by call, by path within it.
+        cotangents: gradients of the output's arrays, None for zero; None runs forward only.
+        asked_cotangents: gradients of what each part is called with, call by call.
+        dtype: what all float arrays are cast to.
+    """
+    definition, parameters, rest = _split(module)
+    answered = tuple(f"{path}." for path in answers)
+    own = {name: p for name, p in parameters.items() if not f"{name}.".startswith(answered)}
+    parts = {name: p for name, p in parameters.items() if name not in own}
+    arguments: dict[str, list[dict[str, Any]]] = {}
+
+    def cast(tree: Any) -> Any:
+        return jax.tree.map(lambda a: jnp.asarray(a, dtype) if _is_float(a) else a, tree)
+
+    def pure(own: Any, inputs: Any, given: Any) -> tuple[list[Any], dict[str, list[list[Any]]]]:
+        inner = _merge(definition, {**own, **parts}, rest)
+        asked: dict[str, list[list[Any]]] = {}
+
+        def answer(
+            path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
+        ) -> Any:
+            place = len(asked.get(path, ()))
+            if place >= len(answers.get(path, ())):
+                return original(*args, **kwargs)
+            asked.setdefault(path, []).append(floats((args, kwargs)))
+            arguments.setdefault(path, []).append(bound(owner, args, kwargs))
+            return refill(cast(answers[path][place].template), given[path][place])
+
+        args, kwargs = cast(refill((call.args, call.kwargs), inputs))
+        with watched(inner, answer):
+            output = getattr(inner, method)(*args, **kwargs)
+        return floats(output), asked
+
+    given = {path: [list(each.arrays) for each in one] for path, one in answers.items()}
+    primals = cast((own, call.inputs, given))
+    if cotangents is None:
+        output, asked = pure(*primals)
+        return Outcome(_numpy(output), _numpy(asked), arguments)
+    (output, asked), pull = jax.vjp(pure, *primals)
+
+    def filled(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
+        padded = [*gradients, *[None] * len(arrays)]
+        return [
+            jnp.zeros_like(a) if g is None or g.shape != a.shape else jnp.asarray(g, a.dtype)
+            for a, g in zip(arrays, padded, strict=False)
+        ]
+
+    def of(path: str, place: int) -> Gradients:
+        rounds = (asked_cotangents or {}).get(path, [])
+        return rounds[place] if place < len(rounds) else []
+
+    gradients = pull(
+        (
+            filled(output, cotangents),
+            {
+                path: [filled(arrays, of(path, place)) for place, arrays in enumerate(rounds)]
+                for path, rounds in asked.items()
+            },
+        )
+    )
+    return Outcome(_numpy(output), _numpy(asked), arguments, *map(_numpy, gradients))
+
+
+def in_dtype(module: Any, dtype: str) -> Any:
+    """A copy of the module with its floats cast, in evaluation mode."""
+    definition, parameters, rest = _split(module)
+    cast = functools.partial(jax.tree.map, lambda a: a.astype(dtype) if _is_float(a) else a)
+    copied = _merge(definition, cast(parameters), cast(rest))
+    copied.eval()
+    return copied
+
+
+def with_parameters(module: Any, parameters: Mapping[str, np.ndarray]) -> Any:
+    """A copy of the module with some of its parameters replaced."""
+    definition, own, rest = _split(module)
+    replaced = {name: jnp.asarray(parameters.get(name, value)) for name, value in own.items()}
+    return _merge(definition, replaced, rest)
+
+
+def resolve(module: Any, path: str) -> tuple[Any, str]:
+    """The module at a path, and the method to call: a path may end in one of ``METHODS``."""
+    here = module
+    parts = path.split(".") if path else []
+    for place, part in enumerate(parts):
+        if place == len(parts) - 1 and part in _methods(type(here)):
+            return here, part
+        here = here[int(part)] if part.isdigit() else getattr(here, part)
+    return here, "__call__"
+
+
+def parameters_of(module: Any) -> dict[str, Any]:
+    """The module's parameters by path; it may have other state beside them."""
+    return _split(module)[1]
+
+
+def dtype_of(module: Any) -> str:
+    """The dtype of the first of its parameters; float32 where it has none."""
+    for value in parameters_of(module).values():
+        return str(value.dtype)
+    return "float32"
+
+
+def _methods(cls: type) -> tuple[str, ...]:
+    return next((names for base, names in METHODS.items() if issubclass(cls, base)), ())
+
+
+def _split(module: Any) -> tuple[Any, dict[str, Any], Any]:
+    """Without its arrays; its parameters by path; and what other state it has."""
+    definition, state, rest = nnx.split(module, nnx.Param, ...)
+    flat: Any = nnx.to_flat_state(state)
+    return definition, {".".join(map(str, p)): variable[...] for p, variable in flat}, rest
+
+
+def _merge(definition: Any, parameters: Mapping[str, Any], rest: Any) -> Any:
+    flat: Any = {
+        tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
+        for name, value in parameters.items()
+    }
+    return nnx.merge(definition, nnx.from_flat_state(flat), rest)
+
+
+def _numpy(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)
+
+
+def _is_float(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _is_integer(leaf: Any) -> bool:
+    is_known = hasattr(leaf, "dtype") and not isinstance(leaf, jax.core.Tracer)
+    return is_known and jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim > 0

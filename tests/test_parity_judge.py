@@ -1,0 +1,195 @@
+"""The line between rounding and a bug, by itself."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxformer.parity.judge import MIDDLE, ROUNDOFF, judge, rounding, ulps
+from jaxformer.parity.report import Difference, Node
+from jaxformer.parity.verdicts import AMPLIFIED, explain, judged, worst
+from jaxformer.parity.weights import compare_weights, swapped_layers, weight_difference
+from jaxformer.porting.tensors import StoredTensor
+
+U32, U64 = ROUNDOFF["float32"], ROUNDOFF["float64"]
+X = np.random.default_rng(0).standard_normal((3, 5, 7))
+
+
+def never():
+    raise AssertionError("measured where it need not be")
+
+
+def test_the_line_is_in_the_middle_of_the_bits_between_the_two_precisions():
+    assert math.log2(U32 / U64) == 29
+    assert math.log2(MIDDLE) == -14.5
+
+
+def test_float64_rounding_passes_without_a_second_run():
+    for noise in (U64, 100 * U64, 1000 * U64):
+        assert not judge(X + noise, X, never).is_bug
+    assert not judge(X.copy(), X, never).is_bug
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_a_share_of_float32_rounding_is_a_bug_at_any_scale(scale):
+    x = scale * X
+    wrong = x.copy()
+    wrong[1, 2, 3] += 2.0**-13 * U32 * np.abs(x).max()
+    exact_in_float32 = judge(wrong, x, lambda: wrong)
+    assert exact_in_float32.is_bug
+    assert exact_in_float32.excess == pytest.approx(2**1.5, rel=1e-3)
+    assert not judge(x + 2.0**-16 * U32 * np.abs(x).max(), x, never).is_bug
+
+
+def test_amplification_raises_the_line_in_proportion():
+    # A computation that loses ten bits in float32 may lose ten in float64 as well.
+    amplified = X + 2.0**10 * U32 * np.abs(X).max()
+    lost = X + 2.0**10 * U64 * np.abs(X).max()
+    assert not judge(lost, X, lambda: amplified).is_bug
+    assert not judge(X + 2.0**-16 * (amplified - X), X, lambda: amplified).is_bug
+    assert judge(X + 2.0**-13 * (amplified - X), X, lambda: amplified).is_bug
+
+
+def test_a_bug_does_not_raise_its_own_line():
+    # Both runs of ours have the bug: they are as near to each other as without it.
+    wrong = 1.001 * X
+    assert judge(wrong, X, lambda: wrong.astype(np.float32)).is_bug
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_on_one_side_is_a_bug(value):
+    wrong = X.copy()
+    wrong[0, 0, 0] = value
+    for ours, theirs in ((wrong, X), (X, wrong)):
+        difference = judge(ours, theirs, lambda: ours)
+        assert difference.is_bug
+        assert difference.excess == np.inf
+    low = X.copy()
+    low[2] = np.inf
+    assert judge(X + 1e-9, X, lambda: low).is_bug
+
+
+def test_the_same_infinity_on_both_sides_is_no_difference_but_nan_is():
+    masked = X.copy()
+    masked[0] = -np.inf
+    assert not judge(masked, masked.copy(), never).is_bug
+    off = masked.copy()
+    off[1] += 1e-9
+    assert judge(off, masked).is_bug
+    missing = np.full((3,), np.nan)
+    assert judge(missing, missing.copy()).is_bug
+
+
+def test_zeros():
+    zero = np.zeros((2, 3))
+    assert judge(zero, zero, never) == Difference(0.0, 0.0, 0.0)
+    assert judge(zero + 1e-300, zero).is_bug
+    # What cancels in exact arithmetic leaves rounding of the size of what cancelled.
+    assert not judge(zero + 1e-17, zero, lambda: zero + 1e-8).is_bug
+    assert judge(zero + 1e-11, zero, lambda: zero + 1e-8).is_bug
+    assert not judge(np.zeros((0, 3)), np.zeros((0, 3)), never).is_bug
+
+
+def test_rounding_and_units_in_the_last_place():
+    assert rounding(X.astype(np.float32), X) == pytest.approx(U32 / 2, rel=0.5)
+    assert rounding(X, X) == 0
+    assert rounding(np.ones(2), np.zeros(2)) == np.inf
+    assert ulps(np.float64([1 + 2.0**-23]), np.ones(1), "float32") == 1
+    assert ulps(np.float64([3 + 2.0**-6]), np.float64([3.0]), "bfloat16") == 1
+
+
+def node(**fields):
+    return Node("blocks.0", "h.0", "Block", "Block", 1, 0, **fields)
+
+
+GOOD, BAD = Difference(0.0, 1.0, 1e-9), Difference(1e-6, 1.0, 1e-9)
+
+
+def test_a_node_is_judged_by_the_worst_of_it():
+    assert judged(node(forward=GOOD)).verdict == "exact"
+    assert judged(node(forward=Difference(1e-10, 1.0, 1e-9))).verdict == "rounding"
+    rounded = node(forward=GOOD, in_context=Difference(0.0, 1.0, 1e-9, 1e-7), condition=3.0)
+    assert judged(rounded).verdict == "rounding"
+    assert judged(node(forward=GOOD, in_context=BAD)).verdict == "rounding"
+    amplified = node(forward=Difference(1e-10, 1.0, 1e-9), condition=2 * AMPLIFIED)
+    assert judged(amplified).verdict == "amplified"
+    for stage, fields in (
+        ("parameters", {"parameters": {"scale": BAD}, "forward": BAD}),
+        ("forward", {"forward": BAD, "backward": {"input 0": BAD}}),
+        ("backward", {"forward": GOOD, "backward": {"input 0": BAD, "scale": GOOD}}),
+    ):
+        found = judged(node(**fields), "its weights differ: scale")
+        assert (found.verdict, found.stage, found.is_culprit) == ("bug", stage, True)
+        assert found.message
+    both = judged(
+        node(parameters={"scale": BAD}, forward=BAD, message="its output differs"), "off"
+    )
+    assert both.message == "off; its output differs"
+
+
+def test_a_node_that_was_not_run_says_why():
+    assert judged(node(message="neither side calls it")).message == "neither side calls it"
+    assert judged(node(message="all is well", forward=GOOD)).message == ""
+
+
+def test_what_goes_wrong_first_is_told():
+    forward = [("what enters q_proj", GOOD), ("what enters o_proj", BAD), ("output", BAD)]
+    assert explain(forward, []) == "what enters o_proj differs, though what enters q_proj is right"
+    assert explain(forward[1:], []) == "what enters o_proj differs on equal inputs"
+    assert explain([("output", BAD)], []) == "its output differs on equal inputs"
+    backward = [("input 0", GOOD), ("kernel", BAD), ("bias", BAD)]
+    assert "gradient of kernel differs and of 1 more" in explain(forward[:1], backward)
+    assert explain(forward[:1], backward[:1]) == ""
+    assert worst([*forward, *backward]) is BAD
+    assert worst([]) is None
+
+
+def weights(*arrays):
+    return {f"blocks.{n}.proj.kernel": a.astype(np.float32) for n, a in enumerate(arrays)}
+
+
+def looks(ours, theirs):
+    tensors = {name: StoredTensor.of(array) for name, array in theirs.items()}
+    found, told = compare_weights(ours, tensors)
+    assert set(told) == {name for name, d in found.items() if d.is_bug}
+    return told
+
+
+A, C = (np.random.default_rng(n).standard_normal((5, 5)).astype(np.float32) for n in (1, 2))
+ORDER = np.array([3, 1, 4, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "look"),
+    [
+        (A.T, "it is the transpose"),
+        (A[ORDER], "its inputs are in another order"),
+        (A[:, ORDER], "its outputs are in another order"),
+        (A.reshape(-1)[::-1].reshape(5, 5), "its elements are in another order"),
+        (0 * A, "it is zero"),
+        (np.where(np.eye(5) * [1, 0, 0, 0, 0], A + 1e-3, A), "1 of its 25 elements differ"),
+        (A * np.nan, "it is not finite"),
+        (A * 1.001, ""),
+        (C, "it is their blocks.1.proj.kernel"),
+    ],
+)
+def test_what_a_wrong_weight_looks_like(wrong, look):
+    told = looks(weights(wrong, C), weights(A, C))
+    assert told == {"blocks.0.proj.kernel": look}
+
+
+def test_swapped_layers_are_told():
+    ours, theirs = weights(C, A, A * 2), weights(A, C, A * 2)
+    told = looks(ours, theirs)
+    assert swapped_layers(told, told) == ["layers 0 and 1 of blocks look swapped"]
+    # One layer that was copied over another is no swap.
+    told = looks(weights(C, C), weights(A, C))
+    assert swapped_layers(told, told) == []
+
+
+def test_weights_of_a_narrower_dtype_are_rounded_once():
+    narrow = A.astype(np.float16)
+    assert not weight_difference(narrow, A).is_bug
+    assert weight_difference(narrow * np.float16(1.01), A).is_bug
+    assert weight_difference(A + np.float32(1e-7), A).is_bug
+    assert weight_difference(A.copy(), A) == Difference(0.0, float(np.abs(A).max()), 0.0)
