@@ -4,7 +4,6 @@ A plant changes one module of one side and says which modules must be named for 
 asks the debugger what it thinks.
 """
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -14,14 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import torch_ref.transformer_lm
 import transformers
 from flax import nnx
-from torch_ref.config import TransformerLMConfig
 
+import torch_ref.transformer_lm
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block, ParallelBlock, PostNormBlock, PreNormBlock
-from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Embedding, Linear
 from jaxformer.norms import LayerNorm, RMSNorm
@@ -29,6 +26,7 @@ from jaxformer.parity.compare import Theirs
 from jaxformer.positions import LearnedPositions, Rotary
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.families import charlm, encdec, minimal, prepost, unified
+from torch_ref.config import TransformerLMConfig
 
 # B, T, S, D, N, K, F, V, L: the same for all, so that compiled functions are shared.
 B, T, S, D, N, K, F, V, L = 2, 11, 13, 24, 4, 2, 40, 37, 3

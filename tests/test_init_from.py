@@ -1,4 +1,4 @@
-"""``train.py --init-from``: a run that starts from a ported model, with or without its optimizer."""
+"""``train.py --init-from``: a run that starts from a ported model, and from its optimizer."""
 
 import json
 import types
@@ -17,7 +17,10 @@ SETTINGS = {
     "n_layer": 2, "n_head": 3, "n_embd": 24, "block_size": 16, "bias": True,
     "vocab_size": len(VOCABULARY), "dropout": 0.0,
 }  # fmt: skip
-FLAGS = ["--devices", "1", "--batch-size", "4", "--sample-tokens", "5", "--eval-interval", "50", "--seed", "3"]
+FLAGS = [
+    "--devices", "1", "--batch-size", "4", "--sample-tokens", "5", "--eval-interval", "50",
+    "--seed", "3",
+]  # fmt: skip
 
 
 @pytest.fixture

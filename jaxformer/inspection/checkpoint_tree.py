@@ -14,7 +14,8 @@ from rich.tree import Tree
 from jaxformer.errors import JaxformerError
 from jaxformer.inspection.options import TreeOptions
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
-from jaxformer.porting.plans import OUR_CONFIGS, Plan
+from jaxformer.porting.plans import Plan
+from jaxformer.porting.skeletons import OUR_CONFIGS
 from jaxformer.porting.tensors import StoredTensor
 from jaxformer.porting.text import FORMATS, bytes_text, count_text
 

@@ -13,7 +13,7 @@ from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.casts import cast
 from jaxformer.porting.dialects import detect_dialect, find_dialect
 from jaxformer.porting.optimizer_state import OptimizerState, read_optimizer
-from jaxformer.porting.plans import OUR_CONFIGS, Plan, plan_import
+from jaxformer.porting.plans import Plan, plan_import
 from jaxformer.porting.readers import (
     TOKEN_IDS,
     Contents,
@@ -22,6 +22,7 @@ from jaxformer.porting.readers import (
     read_contents,
     read_meta,
 )
+from jaxformer.porting.skeletons import OUR_CONFIGS
 from jaxformer.porting.tokenizers import HuggingFaceTokenizer
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer

@@ -109,10 +109,10 @@ def _output(
         "order": list(imported.order),
     }
     step = checkpoint.contents.record.get("step")
-    companions = checkpoint.contents.companions
-    if checkpoint.tokenizer_file is not None and checkpoint.tokenizer_file not in companions:
-        companions = tuple(c for c in companions if c.name != "tokenizer.json")
-        companions = (*companions, checkpoint.tokenizer_file)
+    companions = {path.name: path for path in checkpoint.contents.companions}
+    if checkpoint.tokenizer_file is not None:
+        # One that was given by hand may have any name.
+        companions["tokenizer.json"] = checkpoint.tokenizer_file
     return Output(
         kind,
         exported,

@@ -13,7 +13,9 @@ from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters, merge
 from jaxformer.porting.arrays import tensors_of
 from jaxformer.porting.dialects import detect_dialect, find_dialect
-from jaxformer.porting.plans import OUR_CONFIGS, WRAPPERS, Origin, Plan, plan_export, plan_import
+from jaxformer.porting.matching import WRAPPERS
+from jaxformer.porting.plans import Origin, Plan, plan_export, plan_import
+from jaxformer.porting.skeletons import OUR_CONFIGS
 from jaxformer.porting.tensors import StoredTensor
 
 # A module's state is its parameters alone, so where it came from is remembered beside it.

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import CheckpointError, UsageError
-from jaxformer.porting.plans import Plan, export_tensors, import_tensors, unwrap
+from jaxformer.porting.matching import unwrap
+from jaxformer.porting.plans import Plan
 from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.transfer import export_tensors, import_tensors
 
 MOMENTS = {"mu": "exp_avg", "nu": "exp_avg_sq"}
 # Variants of Adam that compute something else.

@@ -11,7 +11,8 @@ from typing import Any
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.porting.dialects import DIALECTS, find_dialect
 from jaxformer.porting.local_files import sync_folder
-from jaxformer.porting.plans import OUR_CONFIGS, Plan, plan_export
+from jaxformer.porting.plans import Plan, plan_export
+from jaxformer.porting.skeletons import OUR_CONFIGS
 from jaxformer.porting.writers import FOLDERS, WRITERS, Format, Output, Progress, write_text
 
 CERTIFICATE = "certificate.json"

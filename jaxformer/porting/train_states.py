@@ -13,8 +13,8 @@ from jaxformer.parameters import Parameters, get_parameters
 from jaxformer.porting.arrays import to_torch_like
 from jaxformer.porting.convert import build, export_plan, import_plan
 from jaxformer.porting.optimizer_state import MOMENTS, OptimizerState, read_optimizer
-from jaxformer.porting.plans import export_tensors
 from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.transfer import export_tensors
 from jaxformer.train_step import TrainState
 
 
@@ -58,9 +58,7 @@ def make_train_state(
         name: {key: jnp.asarray(tensor.read()) for key, tensor in getattr(optimizer, name).items()}
         for name in MOMENTS
     }
-    return TrainState(
-        parameters, optax.tree_utils.tree_set(empty, count=step, **moments), step
-    )
+    return TrainState(parameters, optax.tree_utils.tree_set(empty, count=step, **moments), step)
 
 
 def train_state_to_torch(

@@ -12,9 +12,10 @@ from flax import nnx
 from jaxformer.errors import CheckpointError
 from jaxformer.porting.local_files import differs, write_whole
 from jaxformer.porting.optimizer_state import OptimizerState, write_optimizer
-from jaxformer.porting.plans import OUR_CONFIGS, Plan
+from jaxformer.porting.plans import Plan
 from jaxformer.porting.readers import RECORD, record_text
 from jaxformer.porting.safetensors_files import write_safetensors
+from jaxformer.porting.skeletons import OUR_CONFIGS
 from jaxformer.porting.tensors import StoredTensor
 from jaxformer.porting.torch_files import write_torch_file
 
@@ -32,7 +33,7 @@ class Output:
         plan: the export.
         vocabulary: the characters in the order of their ids, where they are known.
         token_ids: see ``Checkpoint``.
-        companions: files of a tokenizer, which folders get a copy of.
+        companions: files of a tokenizer, by the name under which folders get a copy.
         step: how many optimizer steps the weights have behind them.
         optimizer: AdamW's state; only PyTorch files and runs hold one.
         order: the names of their parameters in the order of their model, where it is known.
@@ -44,7 +45,7 @@ class Output:
     plan: Plan
     vocabulary: str | None = None
     token_ids: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    companions: tuple[Path, ...] = ()
+    companions: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     step: int | None = None
     optimizer: OptimizerState | None = None
     order: Sequence[str] | None = None
@@ -174,10 +175,9 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
     }
 
 
-def _copy(files: tuple[Path, ...], folder: Path) -> None:
-    for file in files:
-        data = file.read_bytes()
-        _write_bytes(folder / file.name, data)
+def _copy(files: Mapping[str, Path], folder: Path) -> None:
+    for name, file in files.items():
+        _write_bytes(folder / name, file.read_bytes())
 
 
 def _is_plain(value: Any) -> bool:

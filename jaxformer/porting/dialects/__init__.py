@@ -95,7 +95,7 @@ def detect_dialect(
 def _fitting(tensors: Mapping[str, StoredTensor], config: Any, module: Any) -> Dialect:
     """The one dialect whose names and shapes these are."""
     # Not at the head of the file: the command line lists the dialects without importing JAX.
-    from jaxformer.porting.plans import match_arrays
+    from jaxformer.porting.matching import match_arrays
 
     kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
     fitting = []
