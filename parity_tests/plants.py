@@ -318,7 +318,9 @@ def one_element(subject: Subject, ours: Any, random: Random) -> Planted:
     found = nodes(ours, Linear, Embedding, LayerNorm, RMSNorm, LearnedPositions)
     path, node = choose(found, random)
     leaves = [getattr(node, name, None) for name in ("kernel", "bias", "scale", "embedding")]
-    variable = [leaf for leaf in leaves if leaf is not None][random.integers(sum(x is not None for x in leaves))]
+    variable = [leaf for leaf in leaves if leaf is not None][
+        random.integers(sum(x is not None for x in leaves))
+    ]
     place = tuple(int(random.integers(size)) for size in variable.shape)
     variable.set_value(variable[...].at[place].add(1e-3))
     return subject.at(path, "parameters", f"element {place}")
@@ -432,7 +434,8 @@ def no_residual(subject: Subject, ours: Any, random: Random) -> Planted:
 
     def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
         norm, branch = branches[which]
-        return original(x, [*branches[:which], (norm, lambda h: branch(h) - x), *branches[which + 1 :]])
+        wrong = (norm, lambda h: branch(h) - x)
+        return original(x, [*branches[:which], wrong, *branches[which + 1 :]])
 
     replaced(node, combine=combine)
     return subject.at(path, "forward", "a residual sum is off")
@@ -462,7 +465,11 @@ def computing(ours: Any) -> dict[str, Any]:
 
 def stopped_gradient(subject: Subject, ours: Any, random: Random) -> Planted:
     path, node = choose(computing(ours), random)
-    replaced(node, __call__=lambda original, self, *a, **k: jax.lax.stop_gradient(original(*a, **k)))
+
+    def stopped(original: Any, self: Any, *a: Any, **k: Any) -> Any:
+        return jax.lax.stop_gradient(original(*a, **k))
+
+    replaced(node, __call__=stopped)
     return subject.at(path, "backward", "gradient stopped")
 
 

@@ -89,9 +89,7 @@ def run_torch(model, optimizer, steps):
 
 
 def run_jax(module, state, steps):
-    step = jax.jit(
-        functools.partial(train_step, definition=split(module)[0], optimizer=OPTIMIZER)
-    )
+    step = jax.jit(functools.partial(train_step, definition=split(module)[0], optimizer=OPTIMIZER))
     losses = []
     for number in steps:
         state, metrics = step(state, tuple(a[None] for a in batch(number)), None)

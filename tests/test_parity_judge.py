@@ -61,7 +61,7 @@ def test_what_is_not_finite_on_one_side_is_a_bug(value):
     wrong = X.copy()
     wrong[0, 0, 0] = value
     for ours, theirs in ((wrong, X), (X, wrong)):
-        difference = judge(ours, theirs, lambda: ours)
+        difference = judge(ours, theirs, lambda ours=ours: ours)
         assert difference.is_bug
         assert difference.excess == np.inf
     low = X.copy()
@@ -121,9 +121,7 @@ def test_a_node_is_judged_by_the_worst_of_it():
         found = judged(node(**fields), "its weights differ: scale")
         assert (found.verdict, found.stage, found.is_culprit) == ("bug", stage, True)
         assert found.message
-    both = judged(
-        node(parameters={"scale": BAD}, forward=BAD, message="its output differs"), "off"
-    )
+    both = judged(node(parameters={"scale": BAD}, forward=BAD, message="its output differs"), "off")
     assert both.message == "off; its output differs"
 
 

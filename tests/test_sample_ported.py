@@ -78,6 +78,13 @@ def test_the_text_is_the_same_wherever_the_model_goes(capsys, folder, target):
     assert sample(capsys, target, *flags, *meta) == before
 
 
+def test_a_tokenizer_given_by_hand_goes_along(capsys, folder):
+    (folder / "tokenizer.json").rename("words.json")
+    port(folder, "run", "--meta", "words.json")
+    flags = ["--prompt", "that", "--tokens", 5]
+    assert sample(capsys, "run", *flags) == sample(capsys, folder, *flags, "--meta", "words.json")
+
+
 def test_a_text_ends_where_the_model_ends_it(capsys, folder, monkeypatch):
     ids = [3, 4]
     made = expected(folder, ids, 12)

@@ -37,7 +37,7 @@ class Alone:
     """Runs pairs of modules by themselves.
 
     Args:
-        module: ours, in float64, with their weights.
+        module: ours, with their weights, in any dtype.
         calls: of our modules, with whatever weights.
         theirs: their pass.
         pairs: all pairs.
@@ -209,18 +209,17 @@ class _Run:
                 yield from self._asked(here, n, place, meeting, number)
         for n, expected in enumerate(self.meeting.answers(self.place)):
             if expected is not None:
-                yield "output", self._judge(lambda o, n=n: o.output[n], expected)
+                pick: Pick = lambda o, n=n: o.output[n]  # type: ignore[misc]  # noqa: E731
+                yield "output", self._judge(pick, expected)
 
     def _asked(self, here: str, n: int, place: int, meeting: Meeting, number: int) -> Named:
         """What enters one part in one call."""
         for i, expected in enumerate(meeting.inputs(n)):
             if expected is not None:
-                pick: Pick = lambda o, i=i: o.asked[here][place][i]  # noqa: E731
+                pick: Pick = lambda o, i=i: o.asked[here][place][i]  # type: ignore[misc]  # noqa: E731
                 yield f"what enters {here}", self._judge(pick, expected)
         arguments = self.outcome.arguments[here][place]
-        for mine, theirs in zip(
-            jax_side.integers(arguments), meeting.integers(n), strict=False
-        ):
+        for mine, theirs in zip(jax_side.integers(arguments), meeting.integers(n), strict=False):
             error = float(np.max(np.abs(np.asarray(mine) - theirs), initial=0))
             yield f"what enters {here}", Difference(error, float(np.max(np.abs(theirs))), 0.0)
         states = self.masks.get(meeting.pair.ours)
@@ -258,6 +257,9 @@ def _input_gradients(meeting: Meeting, runs: Sequence[_Run]) -> Named:
         def total(outcomes: Iterator[jax_side.Outcome], group: list[int] = group) -> np.ndarray:
             return np.sum([o.input_gradients[n] for o in outcomes for n in group], axis=0)
 
-        yield f"input {group[0]}", judge(
-            total(run.outcome for run in runs), wanted, lambda: total(run.low for run in runs)
+        yield (
+            f"input {group[0]}",
+            judge(
+                total(run.outcome for run in runs), wanted, lambda: total(run.low for run in runs)
+            ),
         )

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity import jax_side, torch_side
-from jaxformer.parity.alone import Alone
+from jaxformer.parity.alone import Alone, Key
 from jaxformer.parity.context import in_context
 from jaxformer.parity.meetings import UNCALLED
 from jaxformer.parity.pairing import TIED_HEAD, Pair, pair_by_map, pair_modules, parents_of
@@ -129,6 +129,8 @@ class Theirs:
         # What is said of their settings, where they are not those of any model of ours.
         self.foreign_settings = ""
         self.plan: Plan | None = None
+        # How many outputs ours has.
+        self.count_outputs: Callable[[], int] = lambda: 1
         if names is None:
             self.plan = self._plan(dialect, config)
 
@@ -172,7 +174,9 @@ class Theirs:
 
         def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
             # A gradient in every direction, so that nothing can hide.
-            return [rng.standard_normal(a.shape) for a in outputs[: self.outputs]]
+            # What ours does not return is not asked for.
+            asked = outputs if len(outputs) == 1 else outputs[: max(1, self.count_outputs())]
+            return [rng.standard_normal(a.shape) for a in asked]
 
         with torch_side.everything_in_float64():
             return torch_side.run(
@@ -180,16 +184,11 @@ class Theirs:
                 cotangents=pull if self.backward else None, keep=self._is_wanted,
             )  # fmt: skip
 
-    # How many outputs of theirs ours has too: what else theirs returns is not asked for.
-    outputs = 1
-
     def low_trace(self, dtype: str) -> torch_side.Trace:
         """Their pass as it is used."""
         module = torch_side.in_narrow(self.module, dtype)
         inputs = torch_side.in_dtype(self.inputs, dtype)
-        return torch_side.run(
-            module, inputs, call=self.call, keep=self._is_wanted, weights=False
-        )
+        return torch_side.run(module, inputs, call=self.call, keep=self._is_wanted, weights=False)
 
     @functools.cached_property
     def _wanted(self) -> set[str]:
@@ -248,37 +247,32 @@ class _Comparison:
         settings = flags()
         if theirs.plan is not None and not theirs.foreign_settings:
             settings = compare_settings(self.module, theirs.plan.module) + settings
-        ours = jax_side.in_dtype(self.module, "float64")
-        inputs = torch_side.in_dtype(self.inputs, "float64")
-        calls, result = jax_side.trace(ours, lambda module: self.call(module, inputs))
-        if "trace" not in vars(theirs):
-            theirs.outputs = max(1, len(jax_side.floats(result)))
+        # Weights are cast as they are needed: all of them in float64 are the largest thing here.
+        ours = jax_side.in_dtype(self.module, None)
+        theirs.count_outputs = lambda: len(jax_side.floats(self._trace(ours, "float64")[1]))
         trace = theirs.trace
         tables = share_tables(ours, theirs.module, trace)
-        if any(d.error for d in self.weights.values()) and theirs.plan is not None:
-            wide = ((n, t.read().astype(np.float64)) for n, t in theirs.plan.tensors.items())
-            ours = jax_side.with_parameters(ours, dict(wide))
-        low, their_low = self._low_precision()
-        alone = Alone(
-            ours, calls, trace, self.pairs, self.parents, theirs.backward, self._gradient
-        )
+        calls = self._trace(ours, "float64")[0]
+        different = {name for name, difference in self.weights.items() if difference.error}
+        if different and theirs.plan is not None:
+            tensors = theirs.plan.tensors
+            ours = jax_side.with_parameters(ours, {n: tensors[n].read() for n in different})
+        alone = Alone(ours, calls, trace, self.pairs, self.parents, theirs.backward, self._gradient)
         if not alone.meetings[("",)]:
             raise UsageError(f"the models cannot be compared: {alone.reasons[('',)]}")
-        nodes = []
+        nodes = {}
         for pair in self._in_order(calls):
-            if alone.reasons[pair.ours] == UNCALLED and not pair.parameters:
-                continue
-            node = self._node(pair, alone, low, their_low)
-            nodes.append(judged(node, self._look_of_weights(pair)))
-            nodes += [
-                judged(table)
-                for table in tables
-                if table.path.rpartition(".")[0] == pair.path and len(pair.ours) == 1
-            ]
+            if alone.reasons[pair.ours] != UNCALLED or pair.parameters:
+                nodes[pair.ours] = self._node(pair, alone)
+                for table in tables:
+                    if (table.path.rpartition(".")[0],) == pair.ours:
+                        nodes[(table.path,)] = table
+        nodes |= self._contexts(nodes, alone)
+        judged_nodes = [judged(node, self._look_of_weights(key)) for key, node in nodes.items()]
         return Report(
             "grad" if theirs.backward else "forward",
             self.dtype,
-            tuple(name_causes(nodes, settings)),
+            tuple(name_causes(judged_nodes, settings)),
             tuple(settings),
             about=dict(about),
             remarks=tuple(self._remarks()),
@@ -304,23 +298,29 @@ class _Comparison:
             raise UsageError("the JAX module is not of their architecture: " + "; ".join(problems))
         return compare_weights(ours, plan.tensors)
 
-    def _low_precision(self) -> tuple[dict[str, jax_side.Call], torch_side.Trace | None]:
-        """Both models in the dtype under test, as they are used."""
-        if self.dtype == "float64":
-            return {}, None
-        theirs = self.theirs.low_trace(self.dtype)
-        with jax.enable_x64(False):
-            low = jax_side.in_dtype(self.module, self.dtype)
-            inputs = torch_side.in_dtype(self.inputs, self.dtype)
-            return jax_side.trace(low, lambda module: self.call(module, inputs))[0], theirs
+    def _trace(self, module: Any, dtype: str) -> tuple[dict[str, jax_side.Call], Any]:
+        """One pass of ours."""
+        inputs = torch_side.in_dtype(self.inputs, dtype)
+        cast = jax_side.in_dtype(module, dtype)
+        return jax_side.trace(cast, lambda module: self.call(module, inputs))
 
-    def _node(
-        self,
-        pair: Pair,
-        alone: Alone,
-        low: Mapping[str, jax_side.Call],
-        their_low: torch_side.Trace | None,
-    ) -> Node:
+    def _contexts(self, nodes: Mapping[Key, Node], alone: Alone) -> dict[Key, Node]:
+        """The nodes with what they did in the whole models, as these are used."""
+        low: dict[str, jax_side.Call] = {}
+        their_low = None
+        if self.dtype != "float64":
+            their_low = self.theirs.low_trace(self.dtype)
+            with jax.enable_x64(False):
+                low = self._trace(self.module, self.dtype)[0]
+        return {
+            key: dataclasses.replace(
+                nodes[key], **in_context(meetings[0], low, their_low, self.dtype)
+            )
+            for key, meetings in alone.meetings.items()
+            if meetings
+        }
+
+    def _node(self, pair: Pair, alone: Alone) -> Node:
         kind = type(jax_side.resolve(self.module, pair.ours[0])[0]).__name__
         trace = self.theirs.trace
         found = [trace.calls[path].order for path in pair.theirs if path in trace.calls]
@@ -342,15 +342,14 @@ class _Comparison:
             forward=worst(result.forward),
             message=explain(result.forward, list(result.backward.items())),
             backward=result.backward,
-            **in_context(meetings[0], low, their_low, self.dtype),
         )
 
-    def _look_of_weights(self, pair: Pair) -> str:
+    def _look_of_weights(self, key: Key) -> str:
         """What is said of those of its weights that differ."""
-        off = [n for n in pair.parameters if n in self.weights and self.weights[n].is_bug]
+        parameters = next((pair.parameters for pair in self.pairs if pair.ours == key), ())
+        off = [n for n in parameters if n in self.weights and self.weights[n].is_bug]
         shown = [
-            (n.removeprefix(f"{pair.path}.") if len(pair.ours) == 1 else n, self.told.get(n))
-            for n in off
+            (n.removeprefix(f"{key[0]}.") if len(key) == 1 else n, self.told.get(n)) for n in off
         ]
         listed = ", ".join(f"{name} ({look})" if look else name for name, look in shown)
         return f"its weights differ: {listed}" if off else ""

@@ -1,6 +1,5 @@
 """Generation side by side, with caches: the first token whose logits part."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from jaxformer.generation import make_cache
 from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.judge import judge
 from jaxformer.parity.report import Report, Step
+from jaxformer.parity.slopes import same_slopes
 from jaxformer.parity.tables import share_tables_of_length
 from jaxformer.porting.convert import build, import_plan
 
@@ -47,7 +47,7 @@ def compare_generation(
         than ours are to theirs, the choice is a tie and not judged.
     """
     torch = torch_side.require_torch()
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), same_slopes(torch_module):
         plan = import_plan(torch_module, dialect)
         ours = build(plan) if jax_module is None else jax_module
         config = ours.config
@@ -55,7 +55,7 @@ def compare_generation(
             prompt = np.arange(min(8, config.context_length - 1))[None] % config.vocab_size
         prompt = np.asarray(prompt)
         tokens = min(tokens, config.context_length - prompt.shape[1])
-        module = copy.deepcopy(torch_module).double().eval()
+        module = torch_side.in_float64(torch_module)
         call = torch_call or (lambda module, ids: module(ids))
         with torch_side.everything_in_float64(), torch.no_grad():
             exact = jax_side.in_dtype(ours, "float64")
@@ -73,7 +73,10 @@ def compare_generation(
                 logits = mine.logits(fresh)
 
                 def in_float32(ids: Any = ids) -> np.ndarray:
-                    return np.asarray(low(jnp.asarray(ids))[0, -1])
+                    # Of one length, so that it is compiled once; what follows is not seen.
+                    seen = ids.shape[1]
+                    padded = np.pad(ids, ((0, 0), (0, prompt.shape[1] + tokens - seen)))
+                    return np.asarray(low(jnp.asarray(padded))[0, seen - 1])
 
                 difference = judge(logits, wanted, in_float32)
                 first, second = np.sort(wanted)[::-1][:2]

@@ -307,10 +307,12 @@ def run_alone(
     return Outcome(_numpy(output), _numpy(asked), arguments, *map(_numpy, gradients))
 
 
-def in_dtype(module: Any, dtype: str) -> Any:
-    """A copy of the module with its floats cast, in evaluation mode."""
+def in_dtype(module: Any, dtype: str | None) -> Any:
+    """A copy of the module in evaluation mode, its floats cast unless the dtype is None."""
     definition, parameters, rest = _split(module)
-    cast = functools.partial(jax.tree.map, lambda a: a.astype(dtype) if _is_float(a) else a)
+    cast = functools.partial(
+        jax.tree.map, lambda a: a.astype(dtype) if dtype and _is_float(a) else a
+    )
     copied = _merge(definition, cast(parameters), cast(rest))
     copied.eval()
     return copied
@@ -352,7 +354,8 @@ def _methods(cls: type) -> tuple[str, ...]:
 
 def _split(module: Any) -> tuple[Any, dict[str, Any], Any]:
     """Without its arrays; its parameters by path; and what other state it has."""
-    definition, state, rest = nnx.split(module, nnx.Param, ...)
+    parted: Any = nnx.split(module, nnx.Param, ...)
+    definition, state, rest = parted
     flat: Any = nnx.to_flat_state(state)
     return definition, {".".join(map(str, p)): variable[...] for p, variable in flat}, rest
 

@@ -128,7 +128,7 @@ def meet(
 def _leaving(
     pair: Pair, ours: Sequence[jax_side.Call], theirs: Sequence[torch_side.Call]
 ) -> tuple[Lineup, ...] | None:
-    if not all(call.outputs for call in (*ours, *theirs)):
+    if not (all(call.outputs for call in ours) and all(call.outputs for call in theirs)):
         return None
     try:
         parted = _parted(pair, [call.outputs for call in theirs], ours)
@@ -139,7 +139,9 @@ def _leaving(
         if len(arrays) == 1:
             way: Way | None = way_to(arrays[0], call.outputs[0])
             more = len(call.outputs) - 1
-            lineups.append(Lineup((None if way is None else 0, *[None] * more), (way, *[None] * more)))
+            lineups.append(
+                Lineup((None if way is None else 0, *[None] * more), (way, *[None] * more))
+            )
         else:
             lineups.append(line_up(call.outputs, arrays))
         if lineups[-1].places[0] is None:

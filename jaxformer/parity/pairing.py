@@ -71,7 +71,7 @@ def pair_modules(
     ]
     there = set(theirs)
     leaves = _pairs_of_leaves(links, there)
-    pairs = {("",): Pair(("",), ("",))}
+    pairs: dict[tuple[str, ...], Pair] = {("",): Pair(("",), ("",))}
     scopes = [*_scopes(counterpart.rules_for(module), our_paths)]
     # Where both sides have one name for a module no rule need speak of it.
     scopes += [(path, path) for path in our_paths if path]
@@ -156,18 +156,14 @@ def _scopes(rules: Iterable[Rule], paths: Sequence[str]) -> Iterator[tuple[str, 
 
 def _hold_the_same(ours: str, theirs: str, leaves: Iterable[Pair]) -> bool:
     """Whether a module of theirs holds just what ours does: BERT's attention holds a norm too."""
-    return all(
-        _is_within(leaf.ours, ours) == _is_within(leaf.theirs, theirs) for leaf in leaves
-    )
+    return all(_is_within(leaf.ours, ours) == _is_within(leaf.theirs, theirs) for leaf in leaves)
 
 
 def _is_within(paths: Iterable[str], outer: str) -> bool:
     return all(path == outer or path.startswith(f"{outer}.") or not outer for path in paths)
 
 
-def pair_by_map(
-    module: Any, names: Mapping[str, str], their_paths: Iterable[str]
-) -> list[Pair]:
+def pair_by_map(module: Any, names: Mapping[str, str], their_paths: Iterable[str]) -> list[Pair]:
     """Pairs that the caller names: paths of ours to paths of theirs.
 
     Raises:

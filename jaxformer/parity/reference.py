@@ -20,8 +20,9 @@ from jaxformer.porting.arrays import tensors_of
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.convert import build
 from jaxformer.porting.naming import export_arrays
-from jaxformer.porting.plans import OUR_CONFIGS, Plan, shapes_of
+from jaxformer.porting.plans import Plan
 from jaxformer.porting.rules import HalvesForPairs
+from jaxformer.porting.skeletons import OUR_CONFIGS, shapes_of
 from jaxformer.porting.tensors import StoredTensor
 
 # What a rotary embedding turns, and what is done to it before.

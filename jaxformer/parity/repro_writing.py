@@ -17,19 +17,21 @@ from jaxformer.parity.judge import judge
 from jaxformer.parity.meetings import Meeting, meet
 from jaxformer.parity.pairing import TIED_HEAD, Pair
 from jaxformer.parity.report_files import write_text
-from jaxformer.parity.repro import (
-    FORMAT,
-    Repro,
+from jaxformer.parity.repro import FORMAT, Repro
+from jaxformer.parity.repro_modules import (
     build_ours,
     build_torch,
     encode,
     load_state,
+    noted_arguments,
     run_theirs,
+    state_of,
 )
 from jaxformer.parity.slopes import same_slopes
 from jaxformer.parity.tables import their_tables
-from jaxformer.porting.plans import OUR_CONFIGS, Plan, facts
+from jaxformer.porting.plans import Plan
 from jaxformer.porting.safetensors_files import write_safetensors
+from jaxformer.porting.skeletons import OUR_CONFIGS, facts
 from jaxformer.porting.tensors import StoredTensor
 
 Call = Callable[[Any, Sequence[Any]], Any]
@@ -184,11 +186,11 @@ class _Writing:
 
     def _their_side(self) -> tuple[list[dict[str, Any]], list[torch_side.Trace]]:
         """Each of their modules by itself, as it was called in the model."""
-        noted = _arguments(self.theirs, self.pair.theirs)
+        noted = noted_arguments(self.theirs, self.pair.theirs)
         calls, traces = [], []
         for place, path in enumerate(self.pair.theirs):
             module = self.theirs.module.get_submodule(path)
-            for name, tensor in _state(module).items():
+            for name, tensor in state_of(module).items():
                 self.arrays[f"theirs/{place}/state/{name}"] = tensor
             args, kwargs = noted[path]
             arrays: dict[str, np.ndarray] = {}
@@ -350,42 +352,6 @@ class _Writing:
             if facts(mine) != facts(rebuilt):
                 return {**lost, "why": "it was changed after it was built"}
         return {"class": kind, "config": settings}
-
-
-def _arguments(
-    theirs: Theirs, paths: Sequence[str]
-) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """What modules of theirs are first called with, in float64."""
-    torch = torch_side.require_torch()
-    module = torch_side.in_float64(theirs.module)
-    noted: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    handles = []
-    for path in paths:
-
-        def note(inner: Any, args: Any, kwargs: Any, path: str = path) -> None:
-            noted.setdefault(path, (args, kwargs))
-
-        handles.append(module.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
-    inputs = [
-        torch.as_tensor(x) if isinstance(x, np.ndarray) else x
-        for x in torch_side.in_dtype(theirs.inputs, np.float64)
-    ]
-    try:
-        with torch_side.everything_in_float64(), torch.no_grad():
-            theirs.call(module, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return noted
-
-
-def _state(module: Any) -> dict[str, np.ndarray]:
-    """All parameters and buffers of a module of theirs, those that are not saved too."""
-    named = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-    return {name: np.asarray(torch_side.as_numpy(value.detach())) for name, value in named}
 
 
 def _stored(arrays: Mapping[str, np.ndarray], start: str) -> dict[str, StoredTensor]:

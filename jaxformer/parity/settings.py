@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxformer.parity.report import Node, Setting
-from jaxformer.porting.plans import facts
+from jaxformer.porting.skeletons import facts
 
 # What a setting is called in a module, and what it does where it is not the same.
 EFFECTS = (
@@ -87,7 +87,7 @@ def flags() -> list[Setting]:
     import torch
 
     found = []
-    precision = jax.config.jax_default_matmul_precision
+    precision = getattr(jax.config, "jax_default_matmul_precision", None)
     if jax.default_backend() != "cpu" and precision not in ("highest", "float32"):
         found.append(
             Setting(

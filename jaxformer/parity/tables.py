@@ -15,7 +15,6 @@ from jaxformer.parity.report import Difference, Node
 from jaxformer.porting.tables import Table
 from jaxformer.positions import Rotary
 
-
 Tables = tuple[np.ndarray, np.ndarray]
 
 
@@ -86,9 +85,7 @@ def share_tables_of_length(
     return share_tables(module, torch_module, seen, wrong=False)
 
 
-def their_tables(
-    torch_module: Any, theirs: torch_side.Trace
-) -> tuple[str, Tables] | None:
+def their_tables(torch_module: Any, theirs: torch_side.Trace) -> tuple[str, Tables] | None:
     """Their cosines and sines (T, width / 2), and the module that made them."""
     modules = torch_side.modules_of(torch_module)
     for path, call in theirs.calls.items():
@@ -111,7 +108,9 @@ def give_tables(node: Rotary, tables: Tables) -> None:
 def table_difference(ours: Tables, theirs: Tables) -> Difference | None:
     """The worst entry, judged at its position; None where the shapes do not fit."""
     length = theirs[0].shape[0]
-    if any(a.shape[0] < length or a.shape[1:] != b.shape[1:] for a, b in zip(ours, theirs, strict=True)):
+    if any(
+        a.shape[0] < length or a.shape[1:] != b.shape[1:] for a, b in zip(ours, theirs, strict=True)
+    ):
         return None
     error = np.max([np.abs(a[:length] - b) for a, b in zip(ours, theirs, strict=True)], axis=(0, 2))
     allowed = 2.0**-22 * (1 + np.arange(length))

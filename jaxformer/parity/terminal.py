@@ -36,7 +36,9 @@ ASCII = str.maketrans(
 )  # fmt: skip
 # Below these widths a line gives up the column of units, and a table becomes a list.
 FULL_WIDTH, TABLE_WIDTH = 60, 72
-MIN_NAME_WIDTH = 14
+MIN_NAME_WIDTH, MIN_EFFECT_WIDTH = 14, 24
+# Between the columns of a table.
+GAP = 2
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -127,7 +129,9 @@ class _Printer:
             return
         self.line()
         self.line(("Settings that differ", "bold"))
-        if self.console.width >= TABLE_WIDTH:
+        longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        room = self.console.width - sum(longest[:3]) - 3 * GAP
+        if self.console.width >= TABLE_WIDTH and room >= min(longest[3], MIN_EFFECT_WIDTH):
             self._table(["setting", "ours", "theirs", "likely effect"], rows)
             return
         for name, ours, theirs, effect in rows:
@@ -200,7 +204,7 @@ class _Printer:
         styles: Sequence[str] = (),
         justify: Literal["left", "right"] = "left",
     ) -> None:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+        table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim", show_edge=False)
         for head in heads:
             table.add_column(head, justify=justify, overflow="fold")
         for index, row in enumerate(rows):

@@ -178,11 +178,28 @@ def run(
         keep: which modules to look at, by path.
         weights: whether to note the weights and masks of attentions.
     """
+    args = (module, inputs, call, cotangents, keep, weights)
+    trace, is_whole = _run(*args, copying=False)
+    # Where a module wrote over what was noted the notes must be copies.
+    return trace if is_whole else _run(*args, copying=True)[0]
+
+
+def _run(
+    module: Any,
+    inputs: Sequence[Any],
+    call: Callable[[Any, Sequence[Any]], Any],
+    cotangents: Callable[[list[np.ndarray]], list[np.ndarray]] | None,
+    keep: Callable[[str], bool],
+    weights: bool,
+    *,
+    copying: bool,
+) -> tuple[Trace, bool]:
+    """One pass, and whether all that was noted is as it was when it was noted."""
     torch = require_torch()
     backward = cotangents is not None
     modules = modules_of(module)
     kept = {path: m for path, m in modules.items() if keep(_owner(path, m))}
-    watcher = _Watcher(backward, _tied(modules, kept) if backward else {})
+    watcher = _Watcher(backward, _tied(modules, kept) if backward else {}, copying)
     tensors = [_tensor(x) if isinstance(x, np.ndarray) else x for x in inputs]
     if backward:
         for tensor in [*tensors, *module.parameters()]:
@@ -196,7 +213,7 @@ def run(
         _every_module_called(),
     ):
         floats = _floats(call(module, tensors))
-        outputs = [_array(value) for value in floats]
+        outputs = [watcher.array(value) for value in floats]
         if cotangents is not None:
             pulled = zip(floats, _without_idle(cotangents(outputs), watcher.calls), strict=False)
             pairs = [(f, torch.as_tensor(c).to(f.dtype)) for f, c in pulled if f.requires_grad]
@@ -205,10 +222,9 @@ def run(
     tied = {f"{path}.{leaf}" for path, leaves in watcher.tied.items() for leaf in leaves}
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and name not in tied:
-            gradients[name] = _array(parameter.grad)
-        # One at a time, as all of them are as large as the model.
+            gradients[name] = watcher.array(parameter.grad)
         parameter.grad = None
-    return Trace(watcher.calls, outputs, gradients)
+    return Trace(watcher.calls, outputs, gradients), watcher.is_whole()
 
 
 class _Watcher:
@@ -219,13 +235,33 @@ class _Watcher:
         shares: of tied parameters, the gradient that came through each of their modules.
     """
 
-    def __init__(self, backward: bool, tied: Mapping[str, Sequence[str]]):
+    def __init__(self, backward: bool, tied: Mapping[str, Sequence[str]], copying: bool):
         self.backward = backward
         self.tied = tied
+        self.copying = copying
+        # What was noted without a copy, and how often it had been written to.
+        self.noted: list[tuple[Any, int]] = []
         self.calls: dict[str, Call] = {}
         self.shares: dict[str, np.ndarray] = {}
         self.count = 0
         self.running: list[Call] = []
+
+    def array(self, tensor: Any) -> np.ndarray:
+        """A tensor's numbers, where possible without a copy: activations are many."""
+        if self.copying:
+            return _array(tensor)
+        self.noted.append((tensor, tensor._version))
+        return _view(tensor)
+
+    def is_whole(self) -> bool:
+        """Whether nothing that was noted has been written to since; asked once, at the end."""
+        whole = all(tensor._version == version for tensor, version in self.noted)
+        # Tensors hold their hooks, and these the watcher.
+        self.noted.clear()
+        return whole
+
+    def _put(self, gradients: list[np.ndarray | None], place: int, gradient: Any) -> None:
+        gradients[place] = self.array(gradient)
 
     @contextlib.contextmanager
     def watching(self, modules: Mapping[str, Any]) -> Iterator[None]:
@@ -284,7 +320,7 @@ class _Watcher:
         for leaf in self.tied.get(path, ()):
             module._parameters[leaf] = module._parameters[leaf].aliased
         for value in _floats(output):
-            made.outputs.append(_array(value))
+            made.outputs.append(self.array(value))
             made.output_gradients.append(None)
             if not self.backward:
                 continue
@@ -293,7 +329,7 @@ class _Watcher:
                 value.requires_grad_()
             made.output_gradients[-1] = np.broadcast_to(0.0, tuple(value.shape))
             place = len(made.outputs) - 1
-            value.register_hook(functools.partial(_put, made.output_gradients, place))
+            value.register_hook(functools.partial(self._put, made.output_gradients, place))
 
     def _note(self, made: Call, value: Any) -> Any:
         """Notes one argument; of a float array that has a gradient an alias goes in."""
@@ -302,10 +338,10 @@ class _Watcher:
         if type(value) is dict:
             return {name: self._note(made, inner) for name, inner in value.items()}
         if _is_integer(value):
-            made.integers.append(_array(value))
+            made.integers.append(self.array(value))
         if not _is_float(value):
             return value
-        made.inputs.append(_array(value))
+        made.inputs.append(self.array(value))
         made.identities.append(id(value))
         made.input_gradients.append(None)
         if not (self.backward and value.requires_grad):
@@ -313,7 +349,7 @@ class _Watcher:
         place = len(made.inputs) - 1
         made.input_gradients[place] = np.broadcast_to(0.0, tuple(value.shape))
         alias = value.view_as(value)
-        alias.register_hook(functools.partial(_put, made.input_gradients, place))
+        alias.register_hook(functools.partial(self._put, made.input_gradients, place))
         return alias
 
     def _share(self, name: str, parameter: Any) -> Any:
@@ -321,7 +357,9 @@ class _Watcher:
         alias.aliased = parameter
 
         def add(gradient: Any) -> None:
-            self.shares[name] = self.shares.get(name, 0) + _array(gradient)
+            before = self.shares.get(name)
+            share = self.array(gradient)
+            self.shares[name] = share if before is None else before + share
 
         alias.register_hook(add)
         return alias
@@ -374,8 +412,8 @@ class _Watcher:
         if not self.running or weights.dim() != 4:
             return
         made = self.running[-1]
-        made.weights = _array(weights) if made.weights is None else made.weights
-        scores = _array(scores)
+        made.weights = self.array(weights) if made.weights is None else made.weights
+        scores = _view(scores)
         made.allowed.append((scores > ALLOWED).astype(np.int8) - (scores < BLOCKED))
 
 
@@ -399,7 +437,7 @@ def _every_module_called() -> Iterator[None]:
 
 def idle_queries(call: Call) -> np.ndarray | None:
     """Which queries (B, T) may attend to no key in an attention of the call, if any."""
-    found = None
+    found: Any = None
     for state in call.allowed:
         idle = (state < 0).all(axis=(1, 3))
         if idle.any() and (found is None or found.shape == idle.shape):
@@ -407,9 +445,7 @@ def idle_queries(call: Call) -> np.ndarray | None:
     return found
 
 
-def _without_idle(
-    cotangents: Sequence[np.ndarray], calls: Mapping[str, Call]
-) -> list[np.ndarray]:
+def _without_idle(cotangents: Sequence[np.ndarray], calls: Mapping[str, Call]) -> list[np.ndarray]:
     """What comes out of queries that see nothing is padding: each code base has its own way."""
     result = []
     for cotangent in cotangents:
@@ -417,7 +453,9 @@ def _without_idle(
             idle = idle_queries(call)
             for rows in () if idle is None else (idle, idle.T):
                 if cotangent.shape[:2] == rows.shape:
-                    cotangent = np.where(rows.reshape(*rows.shape, *[1] * (cotangent.ndim - 2)), 0.0, cotangent)
+                    cotangent = np.where(
+                        rows.reshape(*rows.shape, *[1] * (cotangent.ndim - 2)), 0.0, cotangent
+                    )
                     break
         result.append(cotangent)
     return result
@@ -463,10 +501,6 @@ def _scores(
     return scores + attn_mask
 
 
-def _put(gradients: list[np.ndarray | None], place: int, gradient: Any) -> None:
-    gradients[place] = _array(gradient)
-
-
 def first_float(output: Any) -> Any:
     """The first float tensor of a result: a model's logits, however it wraps them."""
     return output.logits if hasattr(output, "logits") else _floats(output)[0]
@@ -510,5 +544,14 @@ def _tensor(array: np.ndarray) -> Any:
     return torch.from_numpy(np.array(array))
 
 
+def _view(tensor: Any) -> np.ndarray:
+    """The numbers of a tensor, shared with it where it is in the processor's memory."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.view(require_torch().int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
 def _array(tensor: Any) -> np.ndarray:
+    """A copy of the numbers of a tensor."""
     return tensors_of({"": tensor})[""].read()

@@ -14,11 +14,12 @@ from jaxformer.config import OptimizerConfig
 from jaxformer.errors import UsageError
 from jaxformer.layers import dropout_modules, inject_keep_masks, seed_dropout
 from jaxformer.losses import cross_entropy
-from jaxformer.optimizers import learning_rate, make_optimizer
+from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import merge, split
 from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.judge import MIDDLE, ROUNDOFF
 from jaxformer.parity.report import Difference, Report, Step
+from jaxformer.parity.slopes import same_slopes
 from jaxformer.parity.tables import share_tables_of_length
 from jaxformer.porting.convert import build, import_plan
 
@@ -64,7 +65,7 @@ def compare_training(
     torch_side.require_torch()
     call = torch_call or (lambda module, ids: module(ids))
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), same_slopes(torch_module):
         plan = import_plan(torch_module, dialect)
         ours = build(plan) if jax_module is None else jax_module
         if batches is None:
@@ -125,8 +126,7 @@ class _Theirs:
     ):
         import torch_ref.optimizers
 
-        module = copy.deepcopy(module)
-        self.module = module.double() if wide else module.float()
+        self.module = torch_side.in_float64(module) if wide else copy.deepcopy(module).float()
         self.module.train() if dropout else self.module.eval()
         self.plan, self.config, self.call, self.wide = plan, config, call, wide
         self.optimizer = torch_ref.optimizers.make_optimizer(self.module, _theirs(config))
@@ -135,7 +135,7 @@ class _Theirs:
     def step(
         self, number: int, batch: Batch, masks: list[np.ndarray] | None = None
     ) -> tuple[float, list[np.ndarray]]:
-        """One update; the loss before it, and what was kept by each dropout in the order of calls."""
+        """One update; the loss before it, and what each dropout kept, in the order of calls."""
         import torch
 
         import torch_ref.optimizers
@@ -267,7 +267,9 @@ def shared_dropout(
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         if enable_gqa:
-            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+            key, value = (
+                x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value)
+            )
         scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()

@@ -10,6 +10,7 @@ is wrong and where, before anything is allocated.
 import json
 import struct
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -111,12 +112,15 @@ def write_safetensors(
 
     def write(file: BinaryIO) -> None:
         file.write(header)
-        for name in order:
-            array = t.read_checked(tensors[name], name)
-            file.write(t.as_bytes(array))
-            digests[name] = t.digest(array)
-            progress(array.nbytes)
-            del array  # before the next is read
+        # Neither writing nor hashing needs Python: they share the array and run side by side.
+        with ThreadPoolExecutor(1) as pool:
+            for name in order:
+                array = t.read_checked(tensors[name], name)
+                digest = pool.submit(t.digest, array)
+                file.write(t.as_bytes(array))
+                digests[name] = digest.result()
+                progress(array.nbytes)
+                del array  # before the next is read
 
     def check(temporary: Path) -> None:
         found, _ = read_safetensors(temporary)

@@ -10,7 +10,6 @@ from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
-from jaxformer.parameters import abstract
 from jaxformer.porting.dialect import Counterpart
 from jaxformer.porting.foreign import Foreign
 from jaxformer.porting.limits import check_config
@@ -69,7 +68,9 @@ class _SameKey:
 
 def shapes_of(module: Any) -> dict[str, Shape]:
     """The shapes of a module's parameters, by name; weights may be left out of the module."""
-    return {name: value.shape for name, value in abstract(lambda: module)[1].items()}
+    # Not by ``abstract``, which traces the module anew.
+    state = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, path)): tuple(variable.shape) for path, variable in state}
 
 
 def facts(module: Any) -> dict[str, Any]:

@@ -7,17 +7,16 @@ from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig, from_dict
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.parameters import abstract
 from jaxformer.porting.dialect import Counterpart, Dialect
 from jaxformer.porting.foreign import Foreign
 from jaxformer.porting.rules import Rule, Rules
+from jaxformer.porting.skeletons import shapes_of
 from jaxformer.transformer_lm import TransformerLM
 
 
 def _rules(module: Any) -> Rules:
     """Every array is called what it is called, and lies as it lies."""
-    names = abstract(lambda: module)[1]
-    return tuple(Rule((name,), (name,), transpose=False) for name in names)
+    return tuple(Rule((name,), (name,), transpose=False) for name in shapes_of(module))
 
 
 def _counterpart(model: Any, config: type) -> Counterpart:
