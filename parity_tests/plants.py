@@ -246,7 +246,7 @@ def choose(found: Any, random: Random) -> Any:
 
 
 def replaced(node: Any, **methods: Callable[..., Any]) -> None:
-    """Makes the module one of a subclass whose methods take the original as their first argument."""
+    """Makes the module one of a subclass whose methods take the original first."""
     cls = type(node)
 
     def bind(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

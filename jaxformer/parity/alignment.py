@@ -99,7 +99,8 @@ class Lineup:
         total: list[np.ndarray | None] = [None] * len(self.places)
         for group in self.groups(identities):
             place, way = self.places[group[0]], self.ways[group[0]]
-            assert place is not None and way is not None
+            assert place is not None
+            assert way is not None
             same = [g for g, i in zip(theirs, identities, strict=True) if i == identities[place]]
             known = [g for g in same if g is not None]
             if known:
