@@ -121,7 +121,7 @@ def main() -> None:
         "turns": arguments.turns,
         "results": results,
         "machine": f"{processor()}, {os.cpu_count()} cores",
-        "load_average": os.getloadavg()[0],
+        "load_average_at_the_end": round(os.getloadavg()[0], 1),
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},

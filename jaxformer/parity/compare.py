@@ -18,6 +18,7 @@ from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.alone import Alone, Key
 from jaxformer.parity.context import in_context
 from jaxformer.parity.meetings import UNCALLED
+from jaxformer.parity.memory import release
 from jaxformer.parity.pairing import TIED_HEAD, Pair, pair_by_map, pair_modules, parents_of
 from jaxformer.parity.report import Difference, Node, Report
 from jaxformer.parity.settings import compare_settings, flags, name_causes
@@ -71,7 +72,7 @@ def compare(
     with jax.enable_x64(True):
         theirs = Theirs(
             torch_module, inputs, dialect=dialect, names=names, backward=backward,
-            call=torch_call, config=jax_module,
+            call=torch_call, config=jax_module, once=True,
         )  # fmt: skip
         if jax_module is None:
             jax_module = theirs.ported()
@@ -107,6 +108,7 @@ class Theirs:
         backward: whether to compare gradients too.
         call: how theirs is called.
         config: our module; read where their settings cannot be those of any of ours.
+        once: whether it serves one comparison, and may forget gradients that have been compared.
     """
 
     def __init__(
@@ -119,7 +121,9 @@ class Theirs:
         backward: bool = True,
         call: TorchCall | None = None,
         config: Any = None,
+        once: bool = False,
     ):
+        self.once = once
         torch_side.require_torch()
         self.module = torch_module
         self.names = names
@@ -179,10 +183,18 @@ class Theirs:
             return [rng.standard_normal(a.shape) for a in asked]
 
         with torch_side.everything_in_float64():
-            return torch_side.run(
+            trace = torch_side.run(
                 module, torch_side.in_dtype(self.inputs, "float64"), call=self.call,
                 cotangents=pull if self.backward else None, keep=self._is_wanted,
             )  # fmt: skip
+        del module
+        release(self.size)
+        return trace
+
+    @property
+    def size(self) -> int:
+        """How many parameters theirs has."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
 
     def low_trace(self, dtype: str) -> torch_side.Trace:
         """Their pass as it is used."""
@@ -234,6 +246,8 @@ class _Comparison:
         self.weights: dict[str, Difference] = {}
         self.told: dict[str, str] = {}
         self.untrained: list[str] = []
+        # Gradients of theirs in our layout, where some of one array were not yet asked for.
+        self.converted: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
         if theirs.plan is not None:
             self.weights, self.told = self._compare_weights(theirs.plan)
 
@@ -302,7 +316,10 @@ class _Comparison:
         """One pass of ours."""
         inputs = torch_side.in_dtype(self.inputs, dtype)
         cast = jax_side.in_dtype(module, dtype)
-        return jax_side.trace(cast, lambda module: self.call(module, inputs))
+        found = jax_side.trace(cast, lambda module: self.call(module, inputs))
+        del cast
+        release(self.theirs.size)
+        return found
 
     def _contexts(self, nodes: Mapping[Key, Node], alone: Alone) -> dict[Key, Node]:
         """The nodes with what they did in the whole models, as these are used."""
@@ -363,12 +380,21 @@ class _Comparison:
         names = list(link.theirs)
         if pair.ours == (TIED_HEAD,):
             names = [f"{pair.theirs[0]}.{name.rpartition('.')[2]}" for name in names]
-        # Of what nothing is trained by there is none.
-        arrays = [
-            gradients.get(name, np.zeros(shape))
-            for name, shape in zip(names, link.their_shapes, strict=True)
-        ]
-        gradient = dict(zip(link.ours, link.to_ours(arrays), strict=True))[name]
+        converted = self.converted.get(tuple(names))
+        if converted is None:
+            # Of what nothing is trained by there is none.
+            arrays = [
+                gradients.get(name, np.zeros(shape))
+                for name, shape in zip(names, link.their_shapes, strict=True)
+            ]
+            converted = dict(zip(link.ours, link.to_ours(arrays), strict=True))
+            self.converted[tuple(names)] = converted
+        gradient = converted.pop(name)
+        if not converted:
+            del self.converted[tuple(names)]
+            # Together they are as large as the model.
+            for each in names if self.theirs.once else ():
+                gradients.pop(each, None)
         padding = getattr(self.theirs.modules[pair.theirs[0]], "padding_idx", None)
         if padding is not None and name.endswith("embedding"):
             # Their row of the padding token is never trained: no one's arithmetic is wrong.

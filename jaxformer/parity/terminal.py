@@ -1,5 +1,6 @@
 """A report in a terminal: a tree with a line a node, and last the verdict."""
 
+import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -132,7 +133,8 @@ class _Printer:
         longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
         room = self.console.width - sum(longest[:3]) - 3 * GAP
         if self.console.width >= TABLE_WIDTH and room >= min(longest[3], MIN_EFFECT_WIDTH):
-            self._table(["setting", "ours", "theirs", "likely effect"], rows)
+            heads = ["setting", "ours", "theirs", "likely effect"]
+            self._table(heads, rows, whole=longest[:3])
             return
         for name, ours, theirs, effect in rows:
             self._paragraph(f"{name}: ours {ours}, theirs {theirs}", "")
@@ -203,10 +205,12 @@ class _Printer:
         rows: Sequence[Sequence[str]],
         styles: Sequence[str] = (),
         justify: Literal["left", "right"] = "left",
+        whole: Sequence[int] = (),
     ) -> None:
         table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim", show_edge=False)
-        for head in heads:
-            table.add_column(head, justify=justify, overflow="fold")
+        for head, width in itertools.zip_longest(heads, whole):
+            # Columns whose widths are given are not broken.
+            table.add_column(head, justify=justify, overflow="fold", no_wrap=width is not None)
         for index, row in enumerate(rows):
             cells = [Text(self.plain(cell)) for cell in row]
             table.add_row(*cells, style=styles[index] if styles else None)
