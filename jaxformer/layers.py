@@ -69,7 +69,8 @@ class Embedding(nnx.Module):
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """The tied output head: the product of x with every row."""
-        logits = jnp.reshape(x, (-1, x.shape[-1])) @ self.embedding[...].T
+        # Not ``@ …T``: outside of ``jax.jit`` that would first make a transposed copy of the table.
+        logits = jnp.einsum("rd,vd->rv", jnp.reshape(x, (-1, x.shape[-1])), self.embedding[...])
         return jnp.reshape(logits, (*x.shape[:-1], -1))
 
 

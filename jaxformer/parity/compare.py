@@ -18,7 +18,7 @@ from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.alone import Alone, Key
 from jaxformer.parity.context import in_context
 from jaxformer.parity.meetings import UNCALLED
-from jaxformer.parity.memory import release
+from jaxformer.parity.memory import LARGE, release
 from jaxformer.parity.pairing import TIED_HEAD, Pair, pair_by_map, pair_modules, parents_of
 from jaxformer.parity.report import Difference, Node, Report
 from jaxformer.parity.settings import compare_settings, flags, name_causes
@@ -261,8 +261,10 @@ class _Comparison:
         settings = flags()
         if theirs.plan is not None and not theirs.foreign_settings:
             settings = compare_settings(self.module, theirs.plan.module) + settings
-        # Weights are cast as they are needed: all of them in float64 are the largest thing here.
-        ours = jax_side.in_dtype(self.module, None)
+        # Of a large model weights are cast as they are needed: all of them in float64 would be the
+        # largest thing here.
+        working = None if theirs.size > LARGE else "float64"
+        ours = jax_side.in_dtype(self.module, working)
         theirs.count_outputs = lambda: len(jax_side.floats(self._trace(ours, "float64")[1]))
         trace = theirs.trace
         tables = share_tables(ours, theirs.module, trace)
@@ -271,6 +273,7 @@ class _Comparison:
         if different and theirs.plan is not None:
             tensors = theirs.plan.tensors
             ours = jax_side.with_parameters(ours, {n: tensors[n].read() for n in different})
+            ours = jax_side.in_dtype(ours, working)
         alone = Alone(ours, calls, trace, self.pairs, self.parents, theirs.backward, self._gradient)
         if not alone.meetings[("",)]:
             raise UsageError(f"the models cannot be compared: {alone.reasons[('',)]}")

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-# Of smaller models it is not worth the call.
+# How many parameters a model has that memory has to be kept for.
 LARGE = 1 << 24
 
 
@@ -13,7 +13,7 @@ def release(size: int) -> None:
     glibc keeps what was freed in arrays of up to 32 MB, and a model in float64 is many of these: of
     GPT-2 it would hold two copies while a third is made.
     """
-    if size < LARGE or sys.platform != "linux":
+    if size <= LARGE or sys.platform != "linux":
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

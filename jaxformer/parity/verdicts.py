@@ -34,7 +34,9 @@ def judged(node: Node, weights: str = "") -> Node:
     if node.in_context is not None:
         everything.append(node.in_context)
     exact = all(d.error == 0 and not d.our_rounding for d in everything)
-    amplified = node.condition is not None and node.condition > AMPLIFIED
+    # Behind a bug it is the bug that grows, not rounding.
+    is_hit = node.in_context is not None and node.in_context.is_bug
+    amplified = node.condition is not None and node.condition > AMPLIFIED and not is_hit
     verdict: Verdict = "exact" if exact else "amplified" if amplified else "rounding"
     # Of what was not run the message says why.
     message = node.message if node.forward is None else ""
