@@ -1,4 +1,4 @@
-"""Bugs to plant into models for the parity debugger, and the models to plant them into.
+"""Bugs to plant into models for the parity debugger.
 
 A plant changes one module of one side and says which modules must be named for it. Nothing here
 asks the debugger what it thinks.
@@ -6,224 +6,23 @@ asks the debugger what it thinks.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-import transformers
 from flax import nnx
 
-import torch_ref.transformer_lm
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block, ParallelBlock, PostNormBlock, PreNormBlock
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Embedding, Linear
 from jaxformer.norms import LayerNorm, RMSNorm
-from jaxformer.parity.compare import Theirs
 from jaxformer.positions import LearnedPositions, Rotary
 from jaxformer.transformer_lm import TransformerLM
-from parity_tests.families import charlm, encdec, minimal, prepost, unified
-from torch_ref.config import TransformerLMConfig
-
-# B, T, S, D, N, K, F, V, L: the same for all, so that compiled functions are shared.
-B, T, S, D, N, K, F, V, L = 2, 11, 13, 24, 4, 2, 40, 37, 3
-HUGGING_FACE = {
-    "vocab_size": V, "hidden_size": D, "num_attention_heads": N, "num_hidden_layers": L,
-    "intermediate_size": F, "max_position_embeddings": 32, "bos_token_id": None,
-    "eos_token_id": None, "pad_token_id": None, "attn_implementation": "eager", "use_cache": False,
-}  # fmt: skip
-
-
-def ids(seed: int = 0, length: int = T) -> np.ndarray:
-    return np.random.default_rng(seed).integers(1, V, (B, length))
-
-
-def hidden(seed: int = 0, length: int = T) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((B, length, D)).astype(np.float32)
-
-
-def causal(length: int = T) -> np.ndarray:
-    return np.tril(np.ones((length, length), bool))
-
-
-def padded(length: int = S) -> np.ndarray:
-    """A padding mask (B, 1, 1, S) of rows of different lengths."""
-    lengths = np.array([length, length - 4])
-    return (np.arange(length) < lengths[:, None])[:, None, None, :]
-
-
-@dataclasses.dataclass
-class Subject:
-    """A pair of models that compute the same.
-
-    Attributes:
-        name: of the family and its variant.
-        theirs: the PyTorch module.
-        inputs: of theirs.
-        jax_inputs: of ours.
-        dialect: whose it is; None tells by the class.
-        inside: modules of ours that are no modules of theirs, but code of the one around them.
-        fused: whether queries, keys and values come out of one module of theirs.
-        masked: whether every self-attention gets a mask.
-        has_rotary_module: whether a module of theirs makes the rotary tables.
-        call: how theirs is called, where not with its inputs.
-    """
-
-    name: str
-    theirs: Any
-    inputs: Sequence[Any]
-    jax_inputs: Sequence[Any]
-    dialect: str | None = None
-    inside: tuple[str, ...] = ()
-    fused: bool = False
-    masked: bool = True
-    has_rotary_module: bool = False
-    call: Any = None
-
-    def called(self, path: str, stage: str = "parameters") -> str:
-        """How a report names the module at a path, or the one that it is code of."""
-        while stage != "parameters" and path.rpartition(".")[2] in self.inside:
-            path = path.rpartition(".")[0]
-        owner, _, last = path.rpartition(".")
-        if self.fused and last in ("q_proj", "k_proj", "v_proj"):
-            return " + ".join(f"{owner}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
-        return path
-
-    def at(self, path: str, stage: str, what: str) -> "Planted":
-        where = frozenset({self.called(path, stage)})
-        return Planted(where, stage, f"{what} at {path or 'the model'}")
-
-    @functools.cached_property
-    def reference(self) -> Theirs:
-        return Theirs(self.theirs, self.inputs, dialect=self.dialect, call=self.call)
-
-    @functools.cached_property
-    def ours(self) -> Any:
-        return self.reference.ported()
-
-    def compare(self, ours: Any, **more: Any) -> Any:
-        return self.reference.compare(ours, self.jax_inputs, dtype="float64", **more)
-
-    def fresh(self) -> Any:
-        """A copy of ours to plant into."""
-        return nnx.clone(self.ours)
-
-
-def randomize(module: Any, std: float = 0.3, seed: int = 1) -> Any:
-    """Every parameter away from where it began, those of norms too."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            moved = torch.randn(parameter.shape, generator=generator) * std
-            is_norm = parameter.dim() == 1 and name.endswith("weight")
-            parameter.copy_(1 + moved if is_norm else moved)
-    return module.eval()
-
-
-def hugging_face(kind: str, dialect: str, **settings: Any) -> Subject:
-    cls = getattr(transformers, kind)
-    names = {"gpt2": {"n_embd": D, "n_head": N, "n_layer": L, "n_inner": F, "n_positions": 32}}
-    sizes = {**HUGGING_FACE, **names.get(dialect, {}), **settings}
-    module = cls(cls.config_class(**sizes))
-    inside = {"bert": ("attention", "feed_forward", "lm_head"), "gemma2": ("token_embedding",)}
-    return Subject(
-        dialect, randomize(module.float()), [ids()], [ids()], dialect,
-        inside=inside.get(dialect, ()),
-        fused=dialect in ("gpt2", "gpt_neox"),
-        masked=dialect != "bert",
-        has_rotary_module=dialect not in ("gpt2", "bert"),
-    )  # fmt: skip
-
-
-def torch_twin(**settings: Any) -> Subject:
-    config = TransformerLMConfig(
-        d_model=D, num_heads=N, d_ff=F, num_layers=L, vocab_size=V, context_length=32, **settings
-    )
-    module = torch_ref.transformer_lm.TransformerLM(config)
-    return Subject("torch_ref", randomize(module), [ids()], [ids()])
-
-
-def unified_model(**settings: Any) -> Subject:
-    module = unified.Transformer(V, D, N, L, F, 0.1, 32, **settings)
-    mask = np.where(causal(), 0.0, -np.inf).astype(np.float32)
-    return Subject("unified", randomize(module), [ids(), mask], [ids(), causal()], "unified")
-
-
-def encoder_decoder() -> Subject:
-    module = encdec.Transformer(V, V, D, N, 2, 2, F, 32)
-    source, target = ids(2, S), ids(3)
-    arguments = [source, target, padded(), causal()[None, None]]
-    return Subject("encdec", randomize(module), arguments, arguments, "encdec")
-
-
-def stack(family: Any, name: str, cls: str) -> Subject:
-    """A single block; charlm's is always causal."""
-    if family is charlm:
-        config = {
-            "context_size": 32, "embedding_dim": D, "heads_num": N, "head_size": D // N,
-            "dropout_rate": 0.1, "use_bias": True,
-        }  # fmt: skip
-        return Subject(name, randomize(charlm.Block(config)), [hidden()], [hidden()], name)
-    mask = np.broadcast_to(causal(), (B, 1, T, T))
-    module = getattr(family, cls)(D, N, F)
-    return Subject(name, randomize(module), [hidden(), mask], [hidden(), mask], name)
-
-
-SUBJECTS: dict[str, Callable[[], Subject]] = {
-    "unified learned": lambda: unified_model(pos_enc_cls=unified.LearnedPE),
-    "unified rotary gated": lambda: unified_model(
-        pos_enc_cls=unified.RoPE, ffn_cls=unified.SwiGLUFFN, attn_cls=unified.GroupedQueryAttention,
-        attn_kw={"n_kv_heads": K},
-    ),
-    "unified alibi post-norm": lambda: unified_model(pos_enc_cls=unified.ALiBi, pre_norm=False),
-    "gpt2": lambda: hugging_face("GPT2LMHeadModel", "gpt2"),
-    "llama": lambda: hugging_face("LlamaForCausalLM", "llama", num_key_value_heads=K),
-    "mistral": lambda: hugging_face(
-        "MistralForCausalLM", "mistral", num_key_value_heads=K, sliding_window=5
-    ),
-    "gemma2": lambda: hugging_face(
-        "Gemma2ForCausalLM", "gemma2", num_key_value_heads=K, head_dim=6, sliding_window=5,
-        query_pre_attn_scalar=7, attn_logit_softcapping=2.0, final_logit_softcapping=3.0,
-    ),
-    "bert": lambda: hugging_face("BertForMaskedLM", "bert"),
-    "gpt_neox": lambda: hugging_face("GPTNeoXForCausalLM", "gpt_neox", rotary_pct=0.67),
-    "torch_ref": lambda: torch_twin(positions="rotary", norm="rms_norm", activation="swiglu"),
-    "torch_ref post-norm": lambda: torch_twin(positions="learned", block="post_norm"),
-    "encdec": encoder_decoder,
-    "encdec gpt": lambda: Subject(
-        "encdec gpt", randomize(encdec.GPT(V, D, N, L, F, 32)), [ids()], [ids()], "encdec"
-    ),
-    "prepost": lambda: stack(prepost, "prepost", "PreNormTransformerBlock"),
-    "minimal": lambda: stack(minimal, "minimal", "TransformerBlock"),
-    "charlm": lambda: stack(charlm, "charlm", "Block"),
-}  # fmt: skip
-
-
-@functools.cache
-def subject(name: str) -> Subject:
-    torch.manual_seed(0)
-    return SUBJECTS[name]()
-
-
-@dataclasses.dataclass(frozen=True)
-class Planted:
-    """A bug that has been planted.
-
-    Attributes:
-        where: the modules that have it, as reports name them; the model itself is "".
-        stage: parameters, forward or backward.
-        what: in words.
-        remark: what the report must say beside the nodes.
-    """
-
-    where: frozenset[str]
-    stage: str
-    what: str
-    remark: str = ""
-
+from parity_tests.parity_subjects import Planted, Subject
 
 Random = np.random.Generator
 # Plants the bug into ours, or says with None that the model has no place for it.

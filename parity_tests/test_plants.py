@@ -7,9 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.parity.compare import Theirs, assert_parity
+from jaxformer.parity.compare import assert_parity, compare_with
+from jaxformer.parity.theirs import Theirs
 from parity_tests import plants
-from parity_tests.plants import PLANTS, SUBJECTS, THEIR_PLANTS, Planted, subject
+from parity_tests.parity_subjects import SUBJECTS, Planted, subject
+from parity_tests.plants import PLANTS, THEIR_PLANTS
 
 ROTARY = ["unified rotary gated", "llama", "mistral", "gemma2", "gpt_neox", "torch_ref"]
 BLOCKS = ["prepost", "minimal", "charlm"]
@@ -45,10 +47,12 @@ TOGETHER = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+@pytest.fixture(autouse=True, scope="module")
+def compiled_quickly():
+    """The arrays are tiny: compiling takes longer than running."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def generator(name: str, plant: object) -> np.random.Generator:
@@ -76,7 +80,7 @@ def test_a_plant_is_named(name, plant):
         theirs = copy.deepcopy(found.theirs)
         planted = plant(found, theirs, random)
         reference = Theirs(theirs, found.inputs, dialect=found.dialect, config=found.ours)
-        report = reference.compare(found.ours, found.jax_inputs, dtype="float64")
+        report = compare_with(reference, found.ours, found.jax_inputs, dtype="float64")
     else:
         ours = found.fresh()
         planted = plant(found, ours, random)
@@ -119,7 +123,7 @@ def test_a_plant_is_named_in_the_dtype_under_test_too():
     found = subject("gpt2")
     ours = found.fresh()
     planted = plants.no_residual(found, ours, generator("gpt2", "bfloat16"))
-    report = found.reference.compare(ours, found.jax_inputs, dtype="bfloat16")
+    report = compare_with(found.reference, ours, found.jax_inputs, dtype="bfloat16")
     is_named(report, planted)
     (node,) = report.culprits
     assert node.in_context.our_rounding > 10 * node.in_context.their_rounding

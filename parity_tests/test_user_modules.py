@@ -9,17 +9,11 @@ from flax import nnx
 from torch import nn
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.compare import assert_parity, compare
+from jaxformer.parity.compare import assert_parity, compare, compare_with
 from parity_tests.families import encdec
-from parity_tests.plants import causal, hidden, ids, padded, randomize, subject
+from parity_tests.parity_subjects import causal, hidden, ids, padded, randomize, subject
 
 D, F = 24, 40
-
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
 
 
 class TheirMlp(nn.Module):
@@ -305,7 +299,7 @@ def test_attention_to_another_sequence():
 def test_a_mask_that_the_model_makes_wrongly_is_the_models_bug():
     found = subject("encdec")
     wrong = [*found.jax_inputs[:2], padded() & (np.arange(13) > 0), found.jax_inputs[3]]
-    report = found.reference.compare(found.ours, wrong, dtype="float64")
+    report = compare_with(found.reference, found.ours, wrong, dtype="float64")
     assert culprits(report) == [("encoder", "forward")]
     assert "the mask that enters blocks.0.attention" not in report.culprits[0].message
     assert "the mask that enters blocks.0 differs" in report.culprits[0].message

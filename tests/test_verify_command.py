@@ -139,7 +139,8 @@ def test_weights_that_were_rounded_once_are_no_bug(gpt2, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mode", [("train", "--steps", 3), ("train", "--steps", 2, "--dropout"), ("generate",)]
+    "mode",
+    [("train", "--steps", 3), ("train", "--steps", 2, "--dropout"), ("generate", "--tokens", 4)],
 )
 def test_training_and_generation(llamas, tmp_path, mode):
     dropout = {"attention_dropout": 0.1, "residual_dropout": 0.2}
@@ -259,7 +260,7 @@ def test_an_encoder_and_decoder(tmp_path):
     torch.save({"model": module.state_dict(), "config": settings, **record}, path)
     settings["activation"] = "gelu"
     torch.save({"model": module.state_dict(), "config": settings, **record}, wrong)
-    code, lines = verify(path, path)
+    code, lines = verify(path, path, "--mode", "forward")
     assert code == 0
     assert "int64 (1, 17) and int64 (1, 13)" in lines[2]
     code, lines = verify(path, wrong, "--mode", "forward")
@@ -445,3 +446,27 @@ def test_a_bug_of_ours_is_one_line(gpt2, monkeypatch, capsys):
     monkeypatch.setattr("jaxformer.parity.compare.compare", lambda *_, **__: 1 / 0)
     assert main(["verify", str(gpt2["run"]), str(gpt2["run"]), "--mode", "forward"]) == 1
     assert capsys.readouterr().err.startswith("jaxformer: ZeroDivisionError")
+
+
+def test_a_report_is_not_lost_where_it_cannot_be_written(llamas, tmp_path, monkeypatch, capsys):
+    from jaxformer.errors import ResourceError, UsageError
+
+    def fail(error):
+        def raising(*_, **__):
+            raise error
+
+        return raising
+
+    a, b = llamas / "llama", llamas / "llama.safetensors"
+    wrong = changed(b, tmp_path / "wrong.safetensors", config={"norm_eps": 1e-6})
+    full, odd = ResourceError("the disk is full"), UsageError("a Cache cannot be written")
+    monkeypatch.setattr("jaxformer.parity.command.save_json", fail(full))
+    monkeypatch.setattr("jaxformer.parity.repro_writing.write_repro", fail(odd))
+    paths = ("--json", str(tmp_path / "x.json"), "--repro", str(tmp_path / "repro"))
+    arguments = [*map(str, (a, wrong)), "--mode", "forward", *map(str, SHORT), *paths]
+    capsys.readouterr()
+    assert main(["verify", *arguments]) == 7
+    captured = capsys.readouterr()
+    assert captured.err == "jaxformer: the disk is full\n"
+    assert captured.out.splitlines()[-1].startswith("bug: blocks.0.attention_norm ")
+    assert "repro       not written: a Cache cannot be written" in captured.out

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity import jax_side, torch_side
+from jaxformer.parity import jax_alone, jax_side, torch_side
 from jaxformer.parity.judge import judge
 from jaxformer.parity.mask_states import Masks, mask_difference, their_masks, with_masks
 from jaxformer.parity.meetings import Meeting, meet
@@ -17,7 +17,7 @@ from jaxformer.parity.report import Difference
 Key = tuple[str, ...]
 Named = Iterator[tuple[str, Difference]]
 # A number of one run: given the run's outcome, in whatever precision.
-Pick = Callable[[jax_side.Outcome], np.ndarray]
+Pick = Callable[[jax_alone.Outcome], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,16 +157,16 @@ class _Run:
         return path.removeprefix(f"{self.path}.") if self.path else path
 
     @functools.cached_property
-    def outcome(self) -> jax_side.Outcome:
+    def outcome(self) -> jax_alone.Outcome:
         """In float64."""
         return self._run("float64")
 
     @functools.cached_property
-    def low(self) -> jax_side.Outcome:
+    def low(self) -> jax_alone.Outcome:
         """In float32."""
         return self._run("float32")
 
-    def _run(self, dtype: str) -> jax_side.Outcome:
+    def _run(self, dtype: str) -> jax_alone.Outcome:
         meeting, place = self.meeting, self.place
         call = meeting.ours[place]
         args, kwargs = jax_side.refill((call.args, call.kwargs), meeting.inputs(place))
@@ -176,17 +176,17 @@ class _Run:
         if states:
             call = with_masks(self.owner, call, states[self.number])
         answers = {
-            here: [jax_side.Answer(m.ours[n].output, m.answers(n)) for m, _, _ in calls]
+            here: [jax_alone.Answer(m.ours[n].output, m.answers(n)) for m, _, _ in calls]
             for (here, n), calls in self.inner.items()
         }
         if not self.alone.backward:
-            return jax_side.run_alone(self.owner, self.method, call, answers, dtype=dtype)
+            return jax_alone.run_alone(self.owner, self.method, call, answers, dtype=dtype)
         asked = {
             # Where one of theirs stands for several of ours, its gradient goes to the first.
             here: [m.input_gradients() if n == 0 and first else [] for m, _, first in calls]
             for (here, n), calls in self.inner.items()
         }
-        return jax_side.run_alone(
+        return jax_alone.run_alone(
             self.owner, self.method, call, answers, cotangents=meeting.output_gradients(place),
             asked_cotangents=asked, dtype=dtype,
         )  # fmt: skip
@@ -238,7 +238,7 @@ class _Run:
                         continue
 
                     def pick(
-                        o: jax_side.Outcome, i: int = i, here: str = here, places: range = places
+                        o: jax_alone.Outcome, i: int = i, here: str = here, places: range = places
                     ) -> np.ndarray:
                         of = [o.answer_gradients[here][place][i] for place in places]
                         return np.asarray(sum(of[1:], of[0]))
@@ -254,7 +254,7 @@ def _input_gradients(meeting: Meeting, runs: Sequence[_Run]) -> Named:
         if wanted is None:
             continue
 
-        def total(outcomes: Iterator[jax_side.Outcome], group: list[int] = group) -> np.ndarray:
+        def total(outcomes: Iterator[jax_alone.Outcome], group: list[int] = group) -> np.ndarray:
             return np.sum([o.input_gradients[n] for o in outcomes for n in group], axis=0)
 
         yield (

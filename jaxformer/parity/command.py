@@ -1,6 +1,7 @@
 """What ``jaxformer verify`` does: open both, run both, judge, and say so."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
-from jaxformer.errors import ResourceError, UsageError
+from jaxformer.errors import JaxformerError, ResourceError, UsageError
 from jaxformer.parity.options import VerifyOptions
 from jaxformer.parity.outline import one_line
 from jaxformer.parity.report import Report
@@ -42,16 +43,13 @@ def verify(options: VerifyOptions) -> int:
     with jax.enable_x64(True):
         comparison = _Comparison(options)
         report = comparison.report()
-        if options.repro is not None and report.culprits:
-            comparison.write_repro(report)
-    if options.json is not None:
-        save_json(report, options.json)
-    if options.html is not None:
-        from jaxformer.parity.html_report import write_html
-
-        write_html(report, options.html)
+        repro = comparison.write_repro(report)
     worse = [] if before is None else compare_reports(report, before)
-    _print(report, worse, options)
+    try:
+        _write(report, options)
+    finally:
+        # A full disk is no reason to lose what was found.
+        _print(report, worse, repro, options)
     return 1 if report.verdict == "bug" or worse else 0
 
 
@@ -82,6 +80,9 @@ class _Comparison:
         self.ours = open_source(
             options.candidate, "b", dialect=options.dialect_b, config=options.config_b
         )
+        for source in (self.theirs, self.ours):
+            for warning in source.checkpoint.contents.warnings:
+                print(f"jaxformer: warning: {warning}", file=sys.stderr)
         check_alike(self.theirs, self.ours)
         self.ours = in_layout_of(self.theirs, self.ours)
         self._check_mode()
@@ -115,22 +116,27 @@ class _Comparison:
         about = {**self.about, "seconds": round(time.monotonic() - self.began, 1)}
         return dataclasses.replace(report, about=about)
 
-    def write_repro(self, report: Report) -> None:
-        """Writes what shows the first bug by itself."""
+    def write_repro(self, report: Report) -> str:
+        """Writes what shows the first bug by itself, if it is wanted; returns where, in words."""
+        if self.options.repro is None or not report.culprits:
+            return ""
         from jaxformer.parity.repro_writing import write_repro
 
-        assert self.options.repro is not None
         first = report.culprits[0]
-        write_repro(
-            self.options.repro,
-            self.reference.module,
-            self.module,
-            self._inputs(),
-            first.path,
-            jax_call=self._call_ours,
-            message=one_line(first.message),
-            backward=self.options.mode == "grad",
-        )
+        try:
+            write_repro(
+                self.options.repro,
+                self.reference.module,
+                self.module,
+                self._inputs(),
+                first.path,
+                jax_call=self._call_ours,
+                message=one_line(first.message),
+                backward=self.options.mode == "grad",
+            )
+        except JaxformerError as error:
+            return f"not written: {error}"
+        return str(self.options.repro)
 
     def _passes(self) -> Report:
         from jaxformer.parity.compare import compare
@@ -246,7 +252,16 @@ def _check_outputs(options: VerifyOptions) -> None:
         raise UsageError(f"--repro {repro} exists: give the name of a new folder")
 
 
-def _print(report: Report, worse: Sequence[str], options: VerifyOptions) -> None:
+def _write(report: Report, options: VerifyOptions) -> None:
+    if options.json is not None:
+        save_json(report, options.json)
+    if options.html is not None:
+        from jaxformer.parity.html_report import write_html
+
+        write_html(report, options.html)
+
+
+def _print(report: Report, worse: Sequence[str], repro: str, options: VerifyOptions) -> None:
     """The report; its last line is the verdict, or what got worse where all is equal."""
     from jaxformer.parity.terminal import print_report
 
@@ -255,10 +270,9 @@ def _print(report: Report, worse: Sequence[str], options: VerifyOptions) -> None
         console.print(f"[dim]{letter}, {side:<6}[/]  {escape(str(report.about[side]))}")
     inputs = f"{report.about['data']}; {report.about['inputs']}"
     console.print(f"[dim]inputs    [/]  {escape(inputs)}")
-    for what in ("json", "html", "repro"):
-        path = getattr(options, what)
-        if path is not None and (what != "repro" or report.culprits):
-            console.print(f"[dim]{what:<10}[/]  {escape(str(path))}")
+    for what, where in (("json", options.json), ("html", options.html), ("repro", repro)):
+        if where:
+            console.print(f"[dim]{what:<10}[/]  {escape(str(where))}")
     told = [one_line(line) for line in worse]
     is_bug = report.verdict == "bug"
     if options.against is not None:

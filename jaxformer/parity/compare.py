@@ -7,30 +7,28 @@ bug shows in the module that has it and in none around it. Weights are compared 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxformer.errors import JaxformerError, UsageError
+from jaxformer.errors import UsageError
 from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.alone import Alone, Key
 from jaxformer.parity.context import in_context
 from jaxformer.parity.meetings import UNCALLED
 from jaxformer.parity.memory import LARGE, release
-from jaxformer.parity.pairing import TIED_HEAD, Pair, pair_by_map, pair_modules, parents_of
+from jaxformer.parity.pairing import TIED_HEAD, Pair, parents_of
 from jaxformer.parity.report import Difference, Node, Report
 from jaxformer.parity.settings import compare_settings, flags, name_causes
 from jaxformer.parity.slopes import same_slopes
 from jaxformer.parity.tables import share_tables
+from jaxformer.parity.theirs import Caller, Theirs
 from jaxformer.parity.verdicts import explain, judged, worst
 from jaxformer.parity.weights import compare_weights, swapped_layers
-from jaxformer.porting.convert import build, import_plan
 from jaxformer.porting.plans import Plan
 from jaxformer.porting.rules import Link
-
-TorchCall = Callable[[Any, Sequence[Any]], Any]
 
 
 def compare(
@@ -43,8 +41,8 @@ def compare(
     names: Mapping[str, str] | None = None,
     backward: bool = True,
     dtype: str | None = None,
-    torch_call: TorchCall | None = None,
-    jax_call: TorchCall | None = None,
+    torch_call: Caller | None = None,
+    jax_call: Caller | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Report:
     """Runs two models on the same inputs and judges every pair of modules by itself.
@@ -76,8 +74,8 @@ def compare(
         )  # fmt: skip
         if jax_module is None:
             jax_module = theirs.ported()
-        return theirs.compare(
-            jax_module, inputs if jax_inputs is None else jax_inputs,
+        return compare_with(
+            theirs, jax_module, inputs if jax_inputs is None else jax_inputs,
             dtype=dtype, call=jax_call, about=about,
         )  # fmt: skip
 
@@ -95,148 +93,33 @@ def assert_parity(torch_module: Any, jax_module: Any = None, *args: Any, **kwarg
     return report
 
 
-class Theirs:
-    """Their side, run once, that any number of modules of ours can be compared with.
+def compare_with(
+    theirs: Theirs,
+    jax_module: Any,
+    inputs: Sequence[Any] | None = None,
+    *,
+    dtype: str | None = None,
+    call: Caller | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Report:
+    """``compare``, with a side of theirs that may have been run already.
 
     To be used under ``jax.enable_x64(True)``. Arguments as in ``compare``.
-
-    Args:
-        torch_module: theirs.
-        inputs: of theirs.
-        dialect: whose classes theirs are.
-        names: paths of modules of ours to paths of theirs, instead of a dialect.
-        backward: whether to compare gradients too.
-        call: how theirs is called.
-        config: our module; read where their settings cannot be those of any of ours.
-        once: whether it serves one comparison, and may forget gradients that have been compared.
     """
-
-    def __init__(
-        self,
-        torch_module: Any,
-        inputs: Sequence[Any],
-        *,
-        dialect: str | None = None,
-        names: Mapping[str, str] | None = None,
-        backward: bool = True,
-        call: TorchCall | None = None,
-        config: Any = None,
-        once: bool = False,
-    ):
-        self.once = once
-        torch_side.require_torch()
-        self.module = torch_module
-        self.names = names
-        self.backward = backward
-        self.inputs = [torch_side.as_numpy(x) for x in inputs]
-        self.call: TorchCall = call or (lambda module, given: module(*given))
-        # What is said of their settings, where they are not those of any model of ours.
-        self.foreign_settings = ""
-        self.plan: Plan | None = None
-        # How many outputs ours has.
-        self.count_outputs: Callable[[], int] = lambda: 1
-        if names is None:
-            self.plan = self._plan(dialect, config)
-
-    def _plan(self, dialect: str | None, config: Any) -> Plan:
-        try:
-            return import_plan(self.module, dialect)
-        except UsageError as error:
-            if config is None:
-                raise
-            # A layer of theirs that is not as the others makes no model of ours, but there is one
-            # to compare it with.
-            try:
-                plan = import_plan(self.module, dialect, config=config)
-            except JaxformerError:
-                raise error from None
-            self.foreign_settings = str(error)
-            return plan
-
-    def ported(self) -> Any:
-        """The module of ours that theirs makes."""
-        if self.plan is None:
-            raise UsageError("give the JAX module: a map of names does not make one")
-        return build(self.plan)
-
-    @functools.cached_property
-    def modules(self) -> dict[str, Any]:
-        """Their modules by path."""
-        return torch_side.modules_of(self.module)
-
-    def pairs_with(self, jax_module: Any) -> list[Pair]:
-        """Which modules of ours are which of theirs."""
-        if self.plan is None:
-            return pair_by_map(jax_module, self.names or {}, self.modules)
-        return pair_modules(jax_module, self.plan.counterpart, self.plan.links, self.modules)
-
-    @functools.cached_property
-    def trace(self) -> torch_side.Trace:
-        """Their pass in float64, from the bits of their weights."""
-        module = torch_side.in_float64(self.module)
-        rng = np.random.default_rng(0)
-
-        def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
-            # A gradient in every direction, so that nothing can hide.
-            # What ours does not return is not asked for.
-            asked = outputs if len(outputs) == 1 else outputs[: max(1, self.count_outputs())]
-            return [rng.standard_normal(a.shape) for a in asked]
-
-        with torch_side.everything_in_float64():
-            trace = torch_side.run(
-                module, torch_side.in_dtype(self.inputs, "float64"), call=self.call,
-                cotangents=pull if self.backward else None, keep=self._is_wanted,
-            )  # fmt: skip
-        del module
-        release(self.size)
-        return trace
-
-    @property
-    def size(self) -> int:
-        """How many parameters theirs has."""
-        return sum(parameter.numel() for parameter in self.module.parameters())
-
-    def low_trace(self, dtype: str) -> torch_side.Trace:
-        """Their pass as it is used."""
-        module = torch_side.in_narrow(self.module, dtype)
-        inputs = torch_side.in_dtype(self.inputs, dtype)
-        return torch_side.run(module, inputs, call=self.call, keep=self._is_wanted, weights=False)
-
-    @functools.cached_property
-    def _wanted(self) -> set[str]:
-        if self.plan is None:
-            return {"", *(self.names or {}).values()}
-        tables = {p for p, m in self.modules.items() if "Rotary" in type(m).__name__}
-        pairs = self.pairs_with(self.plan.module)
-        return tables | {path for pair in pairs for path in pair.theirs}
-
-    def _is_wanted(self, path: str) -> bool:
-        return path in self._wanted
-
-    def compare(
-        self,
-        jax_module: Any,
-        inputs: Sequence[Any] | None = None,
-        *,
-        dtype: str | None = None,
-        call: TorchCall | None = None,
-        about: Mapping[str, Any] | None = None,
-    ) -> Report:
-        """Judges a module of ours; arguments as in the function ``compare``."""
-        return _Comparison(
-            self,
-            jax_module,
-            self.inputs if inputs is None else inputs,
-            dtype or jax_side.dtype_of(jax_module),
-            call or (lambda module, given: module(*given)),
-        ).report(about or {})
+    return _Comparison(
+        theirs,
+        jax_module,
+        theirs.inputs if inputs is None else inputs,
+        dtype or jax_side.dtype_of(jax_module),
+        call or (lambda module, given: module(*given)),
+    ).report(about or {})
 
 
 class _Comparison:
     """One module of ours beside theirs."""
 
     def __init__(
-        self, theirs: Theirs, jax_module: Any, inputs: Sequence[Any], dtype: str, call: TorchCall
+        self, theirs: Theirs, jax_module: Any, inputs: Sequence[Any], dtype: str, call: Caller
     ):
         self.theirs, self.module = theirs, jax_module
         self.inputs = [torch_side.as_numpy(x) for x in inputs]

@@ -62,7 +62,7 @@ class Call:
 
 def floats(tree: Any) -> list[Any]:
     """The float arrays of a tree, in order."""
-    return [leaf for leaf in jax.tree.leaves(tree) if _is_float(leaf)]
+    return [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)]
 
 
 def integers(tree: Any) -> list[Any]:
@@ -75,7 +75,7 @@ def refill(tree: Any, arrays: Sequence[Any], which: Callable[[Any], bool] | None
     waiting = list(arrays)
     leaves, structure = jax.tree.flatten(tree)
     for place, leaf in enumerate(leaves):
-        if (which or _is_float)(leaf) and waiting:
+        if (which or is_float)(leaf) and waiting:
             other = waiting.pop(0)
             leaves[place] = leaf if other is None else other
     return jax.tree.unflatten(structure, leaves)
@@ -191,138 +191,22 @@ def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, Call], Any
     return calls, result
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What a part of a module answers in one call.
-
-    Attributes:
-        template: what it returned in the model.
-        arrays: the float arrays to put into it, None to keep one.
-    """
-
-    template: Any
-    arrays: Sequence[np.ndarray | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What one module did by itself, its parts answering with given arrays.
-
-    Attributes:
-        output: the float arrays of its result.
-        asked: of each part, call by call, the float arrays it was called with.
-        arguments: of each part, call by call, all that it was called with, by name.
-        parameter_gradients: of its own parameters, by name within the module.
-        input_gradients: of each float input.
-        answer_gradients: of each part, call by call, of the arrays it answered with.
-    """
-
-    output: list[np.ndarray]
-    asked: dict[str, list[list[np.ndarray]]]
-    arguments: dict[str, list[dict[str, Any]]]
-    parameter_gradients: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    input_gradients: list[np.ndarray] = dataclasses.field(default_factory=list)
-    answer_gradients: dict[str, list[list[np.ndarray]]] = dataclasses.field(default_factory=dict)
-
-
-Gradients = Sequence[np.ndarray | None]
-
-
-def run_alone(
-    module: Any,
-    method: str,
-    call: Call,
-    answers: Mapping[str, Sequence[Answer]],
-    *,
-    cotangents: Gradients | None = None,
-    asked_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
-    dtype: str = "float64",
-) -> Outcome:
-    """Runs one module on given inputs, and pulls given gradients back through it.
-
-    Args:
-        module: ours.
-        method: which of its methods.
-        call: its arguments.
-        answers: what parts of it answer, call by call, by path within it.
-        cotangents: gradients of the output's arrays, None for zero; None runs forward only.
-        asked_cotangents: gradients of what each part is called with, call by call.
-        dtype: what all float arrays are cast to.
-    """
-    definition, parameters, rest = _split(module)
-    answered = tuple(f"{path}." for path in answers)
-    own = {name: p for name, p in parameters.items() if not f"{name}.".startswith(answered)}
-    parts = {name: p for name, p in parameters.items() if name not in own}
-    arguments: dict[str, list[dict[str, Any]]] = {}
-
-    def cast(tree: Any) -> Any:
-        return jax.tree.map(lambda a: jnp.asarray(a, dtype) if _is_float(a) else a, tree)
-
-    def pure(own: Any, inputs: Any, given: Any) -> tuple[list[Any], dict[str, list[list[Any]]]]:
-        inner = _merge(definition, {**own, **parts}, rest)
-        asked: dict[str, list[list[Any]]] = {}
-
-        def answer(
-            path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
-        ) -> Any:
-            place = len(asked.get(path, ()))
-            if place >= len(answers.get(path, ())):
-                return original(*args, **kwargs)
-            asked.setdefault(path, []).append(floats((args, kwargs)))
-            arguments.setdefault(path, []).append(bound(owner, args, kwargs))
-            return refill(cast(answers[path][place].template), given[path][place])
-
-        args, kwargs = cast(refill((call.args, call.kwargs), inputs))
-        with watched(inner, answer):
-            output = getattr(inner, method)(*args, **kwargs)
-        return floats(output), asked
-
-    given = {path: [list(each.arrays) for each in one] for path, one in answers.items()}
-    primals = cast((own, call.inputs, given))
-    if cotangents is None:
-        output, asked = pure(*primals)
-        return Outcome(_numpy(output), _numpy(asked), arguments)
-    (output, asked), pull = jax.vjp(pure, *primals)
-
-    def filled(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
-        padded = [*gradients, *[None] * len(arrays)]
-        return [
-            jnp.zeros_like(a) if g is None or g.shape != a.shape else jnp.asarray(g, a.dtype)
-            for a, g in zip(arrays, padded, strict=False)
-        ]
-
-    def of(path: str, place: int) -> Gradients:
-        rounds = (asked_cotangents or {}).get(path, [])
-        return rounds[place] if place < len(rounds) else []
-
-    gradients = pull(
-        (
-            filled(output, cotangents),
-            {
-                path: [filled(arrays, of(path, place)) for place, arrays in enumerate(rounds)]
-                for path, rounds in asked.items()
-            },
-        )
-    )
-    return Outcome(_numpy(output), _numpy(asked), arguments, *map(_numpy, gradients))
-
-
 def in_dtype(module: Any, dtype: str | None) -> Any:
     """A copy of the module in evaluation mode, its floats cast unless the dtype is None."""
-    definition, parameters, rest = _split(module)
+    definition, parameters, rest = split(module)
     cast = functools.partial(
-        jax.tree.map, lambda a: a.astype(dtype) if dtype and _is_float(a) else a
+        jax.tree.map, lambda a: a.astype(dtype) if dtype and is_float(a) else a
     )
-    copied = _merge(definition, cast(parameters), cast(rest))
+    copied = merge(definition, cast(parameters), cast(rest))
     copied.eval()
     return copied
 
 
 def with_parameters(module: Any, parameters: Mapping[str, np.ndarray]) -> Any:
     """A copy of the module with some of its parameters replaced."""
-    definition, own, rest = _split(module)
+    definition, own, rest = split(module)
     replaced = {name: jnp.asarray(parameters.get(name, value)) for name, value in own.items()}
-    return _merge(definition, replaced, rest)
+    return merge(definition, replaced, rest)
 
 
 def resolve(module: Any, path: str) -> tuple[Any, str]:
@@ -338,7 +222,7 @@ def resolve(module: Any, path: str) -> tuple[Any, str]:
 
 def parameters_of(module: Any) -> dict[str, Any]:
     """The module's parameters by path; it may have other state beside them."""
-    return _split(module)[1]
+    return split(module)[1]
 
 
 def dtype_of(module: Any) -> str:
@@ -352,7 +236,7 @@ def _methods(cls: type) -> tuple[str, ...]:
     return next((names for base, names in METHODS.items() if issubclass(cls, base)), ())
 
 
-def _split(module: Any) -> tuple[Any, dict[str, Any], Any]:
+def split(module: Any) -> tuple[Any, dict[str, Any], Any]:
     """Without its arrays; its parameters by path; and what other state it has."""
     parted: Any = nnx.split(module, nnx.Param, ...)
     definition, state, rest = parted
@@ -360,7 +244,8 @@ def _split(module: Any) -> tuple[Any, dict[str, Any], Any]:
     return definition, {".".join(map(str, p)): variable[...] for p, variable in flat}, rest
 
 
-def _merge(definition: Any, parameters: Mapping[str, Any], rest: Any) -> Any:
+def merge(definition: Any, parameters: Mapping[str, Any], rest: Any) -> Any:
+    """What ``split`` took apart, with these parameters."""
     flat: Any = {
         tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
         for name, value in parameters.items()
@@ -368,11 +253,8 @@ def _merge(definition: Any, parameters: Mapping[str, Any], rest: Any) -> Any:
     return nnx.merge(definition, nnx.from_flat_state(flat), rest)
 
 
-def _numpy(tree: Any) -> Any:
-    return jax.tree.map(np.asarray, tree)
-
-
-def _is_float(leaf: Any) -> bool:
+def is_float(leaf: Any) -> bool:
+    """Whether it is an array of floats."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxformer.errors import CheckpointError
-from jaxformer.parity import jax_side
+from jaxformer.parity import jax_alone, jax_side
 from jaxformer.parity.judge import judge
 from jaxformer.parity.outline import scientific
 from jaxformer.parity.report import Difference
@@ -181,9 +181,9 @@ class _Ours:
         self.cotangents = [cotangents[name] for name in sorted(cotangents, key=int)] or None
 
     @functools.cache  # noqa: B019
-    def outcome(self, dtype: str) -> jax_side.Outcome:
+    def outcome(self, dtype: str) -> jax_alone.Outcome:
         """What it does in a dtype."""
-        return jax_side.run_alone(
+        return jax_alone.run_alone(
             self.module, self.method, self.call, {}, cotangents=self.cotangents, dtype=dtype
         )
 

@@ -11,9 +11,9 @@ from jaxformer.config import from_dict
 from jaxformer.errors import UsageError
 from jaxformer.parameters import merge
 from jaxformer.parity import torch_side
-from jaxformer.parity.compare import Theirs
 from jaxformer.parity.reference import as_tensor, make_twin
 from jaxformer.parity.tables import give_tables, table_difference
+from jaxformer.parity.theirs import Theirs
 from jaxformer.porting.skeletons import OUR_CONFIGS
 from jaxformer.porting.tensors import StoredTensor
 from jaxformer.positions import Rotary

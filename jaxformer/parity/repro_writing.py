@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
 from jaxformer.parity import jax_side, torch_side
-from jaxformer.parity.compare import Theirs
 from jaxformer.parity.judge import judge
 from jaxformer.parity.meetings import Meeting, meet
 from jaxformer.parity.pairing import TIED_HEAD, Pair
@@ -29,6 +28,7 @@ from jaxformer.parity.repro_modules import (
 )
 from jaxformer.parity.slopes import same_slopes
 from jaxformer.parity.tables import their_tables
+from jaxformer.parity.theirs import Theirs
 from jaxformer.porting.plans import Plan
 from jaxformer.porting.safetensors_files import write_safetensors
 from jaxformer.porting.skeletons import OUR_CONFIGS, facts
