@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 import torch_ref.transformer_lm
-from jaxformer.parity.compare import compare_with
+from jaxformer.parity.comparison import compare_with
 from jaxformer.parity.torch_side import in_narrow
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from parity_tests.parity_subjects import HUGGING_FACE, B, D, F, Subject, V, causal, randomize

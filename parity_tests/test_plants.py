@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.parity.compare import assert_parity, compare_with
+from jaxformer.parity.comparison import assert_parity, compare_with
 from jaxformer.parity.theirs import Theirs
 from parity_tests import plants
 from parity_tests.parity_subjects import SUBJECTS, Planted, subject

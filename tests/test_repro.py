@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.parity import assert_parity
-from jaxformer.parity.compare import compare
+from jaxformer.parity.comparison import compare
 from jaxformer.parity.report_files import load_report
 from jaxformer.parity.repro import Repro
 from jaxformer.parity.repro_writing import write_repro

@@ -443,7 +443,7 @@ def test_damaged_runs_are_refused(refuse, tmp_path, gpt2):
 
 
 def test_a_bug_of_ours_is_one_line(gpt2, monkeypatch, capsys):
-    monkeypatch.setattr("jaxformer.parity.compare.compare", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("jaxformer.parity.comparison.compare", lambda *_, **__: 1 / 0)
     assert main(["verify", str(gpt2["run"]), str(gpt2["run"]), "--mode", "forward"]) == 1
     assert capsys.readouterr().err.startswith("jaxformer: ZeroDivisionError")
 

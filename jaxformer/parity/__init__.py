@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxformer.parity.compare import assert_parity, compare
+    from jaxformer.parity.comparison import assert_parity, compare
     from jaxformer.parity.decoding import compare_generation
     from jaxformer.parity.report import Report
     from jaxformer.parity.trajectories import compare_training
@@ -12,8 +12,8 @@ __all__ = ["Report", "assert_parity", "compare", "compare_generation", "compare_
 
 _MODULES = {
     "Report": "report",
-    "assert_parity": "compare",
-    "compare": "compare",
+    "assert_parity": "comparison",
+    "compare": "comparison",
     "compare_generation": "decoding",
     "compare_training": "trajectories",
 }
@@ -25,7 +25,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    # A module of the package has the name of its function.
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

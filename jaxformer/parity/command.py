@@ -139,7 +139,7 @@ class _Comparison:
         return str(self.options.repro)
 
     def _passes(self) -> Report:
-        from jaxformer.parity.compare import compare
+        from jaxformer.parity.comparison import compare
 
         inputs = self._inputs()
         self.about["inputs"] = " and ".join(f"{x.dtype} {x.shape}" for x in inputs)
