@@ -9,21 +9,16 @@ source out of the page cache; the turns of all contestants alternate. ``disk`` r
 many bytes, and waits for the disk, in plain Python; ``transformers`` and ``torch`` only read.
 """
 
-import argparse
-import contextlib
-import importlib.metadata
-import json
 import os
-import platform
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parent.parent
-CONFIG = {
+import measure
+
+CONFIG: dict[str, Any] = {
     "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 50257,
     "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "n_inner": None,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "embd_pdrop": 0.1,
@@ -43,7 +38,7 @@ def measure(work):
     work()
     done, used = time.perf_counter(), time.process_time() - used
     print(json.dumps({"seconds": done - ready, "imports": ready - started, "cpu": used,
-                      "peak_mb": (status("VmHWM") - before) / 1e6}))
+                      "peak": status("VmHWM") - before}))
 source, target = sys.argv[1:3]
 """
 PORT = """
@@ -93,10 +88,8 @@ CONTESTANTS = {
 
 
 def main() -> None:
-    """Prints medians and spreads as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=5)
-    arguments = parser.parse_args()
+    """Measures, and writes the result."""
+    arguments = measure.parser(__doc__, turns=5).parse_args()
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory() as folder:
         source = make_source(Path(folder))
@@ -104,30 +97,22 @@ def main() -> None:
             for name, (code, target, *flags) in CONTESTANTS.items():
                 turns[name].append(run(code, source, Path(folder) / target, flags))
         size = (source / "model.safetensors").stat().st_size
-    results = {}
-    for name, found in turns.items():
-        seconds = [turn["seconds"] for turn in found]
-        results[name] = {
-            "seconds": round(statistics.median(seconds), 2),
-            "spread": [round(min(seconds), 2), round(max(seconds), 2)],
-            "cpu_seconds": round(statistics.median(turn["cpu"] for turn in found), 2),
-            "imports_seconds": round(statistics.median(turn["imports"] for turn in found), 2),
-            "peak_mb_beyond_imports": round(max(turn["peak_mb"] for turn in found)),
+    results = [
+        {
+            "side": name,
+            "seconds": measure.spread([turn["seconds"] for turn in found]),
+            "cpu_seconds": measure.rounded(statistics.median(turn["cpu"] for turn in found)),
+            "imports_seconds": measure.rounded(
+                statistics.median(turn["imports"] for turn in found)
+            ),
+            "peak_bytes_beyond_imports": max(turn["peak"] for turn in found),
         }
-    packages = ("jax", "flax", "orbax-checkpoint", "numpy", "torch", "transformers", "safetensors")
-    report = {
-        "checkpoint": "gpt2 small, 124.4 M parameters, float32, random",
-        "bytes": size,
-        "turns": arguments.turns,
-        "results": results,
-        "machine": f"{processor()}, {os.cpu_count()} cores",
-        "load_average_at_the_end": round(os.getloadavg()[0], 1),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in packages},
-        },
-    }
-    print(json.dumps(report, indent=1))
+        for name, found in turns.items()
+    ]
+    measure.write(
+        "porting", arguments, results, COLUMNS,
+        checkpoint="gpt2 small, 124.4 M parameters, float32, random", checkpoint_bytes=size,
+    )  # fmt: skip
 
 
 def make_source(folder: Path) -> Path:
@@ -154,23 +139,17 @@ def run(code: str, source: Path, target: Path, flags: list[str]) -> dict[str, fl
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
-    done = subprocess.run(
-        [sys.executable, "-c", METER + code, str(source), str(target), *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return measure.child(["-c", METER + code, str(source), str(target), *flags])
 
 
-def processor() -> str:
-    """What the machine calls its processor."""
-    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
-        return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
-    return platform.machine()
-
+COLUMNS = {
+    "side": lambda row: row["side"],
+    "median": lambda row: f"{row['seconds']['median']:.2f} s",
+    "fastest": lambda row: f"{row['seconds']['min']:.2f} s",
+    "slowest": lambda row: f"{row['seconds']['max']:.2f} s",
+    "processor": lambda row: f"{row['cpu_seconds']:.2f} s",
+    "memory": lambda row: f"{row['peak_bytes_beyond_imports'] / 1e6:.0f} MB",
+}
 
 if __name__ == "__main__":
-    main()
+    measure.run(main)

@@ -2,127 +2,133 @@
 
     uv run --group test python benchmarks/training_step.py --preset nano
 
-Both sides take the same windows of the same random tokens, from the same weights; each turn is
-one call of jaxformer's compiled loop and as many steps of torch_ref. The ratio is of medians.
+Both sides take the same windows of the same random tokens, from the same weights; a turn is one
+call of jaxformer's compiled loop, and as many steps of torch_ref. Where dropout is on, torch's
+fused attention on a CPU is its plain implementation: no other kernel of its has dropout there.
+Peak memory is that of a process that runs one side alone.
 """
 
 import argparse
-import dataclasses
+import functools
 import json
-import os
-import platform
-import statistics
-import time
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import measure
+import numpy as np
+import sides
+from limits import measure_limits, stated_peak
+
+from jaxformer.training.config import TrainConfig
+
+CPU_STEPS = {"nano": 10}
 
 
 def main() -> None:
-    """Prints the medians and their ratio as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--preset", default="nano")
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=10, help="steps in a turn")
-    parser.add_argument("--batch-size", type=int, help="default the preset's")
-    parser.add_argument("--compile", action="store_true", help="also time torch.compile")
+    """Measures, and writes the result."""
+    parser = measure.parser(__doc__, turns=15)
+    sides.add_arguments(parser)
+    parser.add_argument("--steps", type=int, help="in a turn; default 10, 1 of a model slow here")
+    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
-    import jax
-    import numpy as np
-    import torch
+    config = sides.make_config(arguments)
+    steps = arguments.steps or (10 if measure.on_gpu() else CPU_STEPS.get(arguments.preset, 1))
+    ids = sides.random_ids(config, 200_000)
+    last = len(ids) - config.model.context_length
+    starts = np.random.default_rng(1).integers(0, last, (steps, config.batch_size), np.int32)
+    if arguments.only is not None:
+        side = sides.make_side(arguments.only, config, ids)
+        batches = side.prepare(starts)
+        for _ in range(2):
+            side.train(batches)
+        print(json.dumps(measure.peak_memory()))
+        return
 
-    import torch_ref.config
-    import torch_ref.train_step
-    import torch_ref.transformer_lm
-    from jaxformer.char_data import TokenIdsDataset, batch_at, window_starts
-    from jaxformer.porting import export_arrays
-    from jaxformer.train_step import TrainState
-    from jaxformer.training.config import PRESETS
-    from jaxformer.training.loop import make_parameters, uses_dropout
-    from jaxformer.training.strategies import DataParallel
+    limits = measure_limits(sorted({"float32", config.dtype}))
+    running, work, compiling, failed = {}, {}, {}, {}
+    for name in sides.side_names(arguments):
+        side = sides.make_side(name, config, ids)
+        work[name] = side.prepare(starts)
+        try:
+            compiling[name] = measure.seconds_of(functools.partial(side.compile, work[name]))
+        except Exception as error:
+            if name in (sides.JAXFORMER, sides.EAGER):
+                raise
+            # What torch cannot compile here is said in the result, and the others go on.
+            failed[name] = str(error).splitlines()[0]
+            continue
+        running[name] = side
+    losses: dict[str, float] = {}
 
-    config = PRESETS[arguments.preset]()
-    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or 65)
-    batch_size = arguments.batch_size or config.batch_size
-    optimizer = dataclasses.replace(config.optimizer, decay_steps=config.steps)
-    ids = np.random.default_rng(0).integers(0, 65, 200_000).astype(np.int32)
-    dataset = TokenIdsDataset(ids, model.context_length)
-    torch.set_num_threads(os.cpu_count() or 1)
+    def call(name: str) -> None:
+        losses[name] = running[name].train(work[name])
 
-    definition, parameters = make_parameters(model, 0)
-    parallel = DataParallel(
-        definition,
-        optimizer,
-        seed=0,
-        batch_size=batch_size,
-        context_length=model.context_length,
-        uses_dropout=uses_dropout(model),
+    calls = {name: functools.partial(call, name) for name in running}
+    times = measure.interleave(calls, arguments.turns, warm_up=2)
+    peak = limits["matmul"].get(config.dtype, limits["matmul"]["float32"])["flops"]
+    results = [
+        {
+            "side": name,
+            **speed(config, measure.scaled(found["seconds"], 1 / steps), peak),
+            "compile_seconds": measure.rounded(compiling[name]),
+            "last_loss": losses[name],
+        }
+        for name, found in times.items()
+    ]
+    if not arguments.no_memory:
+        for row in results:
+            only = ["--only", str(row["side"])]
+            row["peak_memory"] = measure.child([__file__, *sys.argv[1:], *only])
+    measure.write(
+        "training_step",
+        arguments,
+        results,
+        COLUMNS,
+        limits=limits,
+        stated_peak=stated_peak(config.dtype),
+        flops_per_step=sides.training_flops(config),
+        batch_size=config.batch_size,
+        steps_per_turn=steps,
+        speedup=sides.speedup(results, "seconds_per_step"),
+        failed=failed,
     )
-    twin = torch_ref.transformer_lm.TransformerLM(
-        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(model))
-    )
-    arrays = export_arrays(parameters)
-    twin.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in arrays.items()})
-    torch_optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(optimizer))
-    sides: dict[str, list[float]] = {"jaxformer": [], "torch_ref": []}
-    torch_states = {"torch_ref": torch_ref.train_step.TrainState.create(twin, torch_optimizer)}
-    if arguments.compile:
-        compiled = torch_ref.transformer_lm.TransformerLM(twin.config)
-        compiled.load_state_dict(twin.state_dict())
-        compiled.compile()
-        torch_states["torch_ref compiled"] = torch_ref.train_step.TrainState.create(
-            compiled, torch_optimizer
-        )
-        sides["torch_ref compiled"] = []
 
-    state = parallel.replicate(TrainState.create(parameters, optimizer))
-    tokens = parallel.replicate(ids)
-    losses = {}
-    for turn in range(arguments.turns + 1):
-        first = turn * arguments.steps
-        starts = np.stack(
-            [window_starts(0, first + i, batch_size, len(dataset)) for i in range(arguments.steps)]
-        )
-        begin = time.perf_counter()
-        state, history = parallel.train(state, tokens, starts, arguments.steps)
-        sides["jaxformer"].append((time.perf_counter() - begin) / arguments.steps)
-        losses["jaxformer"] = float(history["train_loss"][-1])
-        batches = [batch_at(dataset, 0, first + i, batch_size) for i in range(arguments.steps)]
-        for name, torch_state in torch_states.items():
-            begin = time.perf_counter()
-            for inputs, targets in batches:
-                _, metrics = torch_ref.train_step.train_step(
-                    torch_state,
-                    (torch.from_numpy(inputs)[None].long(), torch.from_numpy(targets)[None].long()),
-                    optimizer=torch_optimizer,
-                )
-                loss = metrics["train_loss"].item()
-            sides[name].append((time.perf_counter() - begin) / arguments.steps)
-            losses[name] = loss
 
-    # The first turn compiles.
-    medians = {name: statistics.median(times[1:]) for name, times in sides.items()}
-    result = {
-        "preset": arguments.preset,
-        "batch_size": batch_size,
-        "step_ms": {name: round(1000 * value, 3) for name, value in medians.items()},
-        "spread_ms": {
-            name: [round(1000 * min(times[1:]), 3), round(1000 * max(times[1:]), 3)]
-            for name, times in sides.items()
-        },
-        "jaxformer_over": {
-            name: round(medians["jaxformer"] / value, 3)
-            for name, value in medians.items()
-            if name != "jaxformer"
-        },
-        "final_loss": losses,
-        "turns": arguments.turns,
-        "steps_per_turn": arguments.steps,
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "versions": {
-            "python": platform.python_version(), "jax": jax.__version__, "torch": torch.__version__
-        },
-    }  # fmt: skip
-    print(json.dumps(result, indent=1))
+def speed(config: TrainConfig, seconds: dict[str, float], peak: float) -> dict[str, Any]:
+    """The figures that follow from the seconds of a step and the measured peak in FLOP/s."""
+    tokens, stated = config.batch_size * config.model.context_length, stated_peak(config.dtype)
+    reached = sides.training_flops(config) / seconds["median"]
+    figures = {
+        "tokens_per_second": tokens / seconds["median"],
+        "flops": reached,
+        "share_of_measured_peak": reached / peak,
+    }
+    if stated is not None:
+        figures["model_flops_utilization"] = reached / stated
+    rounded = {name: measure.rounded(value) for name, value in figures.items()}
+    return {"seconds_per_step": seconds, **rounded}
 
+
+def _share(row: Mapping[str, Any]) -> str:
+    text = f"{row['share_of_measured_peak']:.0%}"
+    if "model_flops_utilization" in row:
+        text += f" ({row['model_flops_utilization']:.1%} of the stated)"
+    return text
+
+
+COLUMNS = {
+    "side": lambda row: row["side"],
+    "step": lambda row: measure.milliseconds(row["seconds_per_step"]),
+    "compiling": lambda row: f"{row['compile_seconds']:.1f} s",
+    "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+    "GFLOP/s": lambda row: f"{row['flops'] / 1e9:,.0f}",
+    "of the measured peak": _share,
+    "memory": measure.most_memory,
+    "last loss": lambda row: f"{row['last_loss']:.4f}",
+}
 
 if __name__ == "__main__":
-    main()
+    measure.run(main)

@@ -1,0 +1,96 @@
+"""Runs every benchmark that fits this machine, one after the other, and writes docs and README.
+
+    uv run --group test python benchmarks/all.py
+
+Results go to benchmarks/results, named after benchmark, preset and device; on a machine with a GPU
+that JAX sees, the GPU's benchmarks are run in place of the CPU's. One that fails is named at the
+end, with exit code 1, and does not stop the others.
+"""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import measure
+
+# From the repository's root, where the scripts are run.
+RESULTS = Path("benchmarks/results")
+CPU = {
+    "training_step-nano": "training_step.py --preset nano --turns 21",
+    "training_step-baby": "training_step.py --preset baby --turns 9",
+    "training_step-char-lm": "training_step.py --preset char-lm --turns 5",
+    "training_step-gpt2-small": "training_step.py --preset gpt2-small --turns 3",
+    "evaluation-nano": "evaluation.py --preset nano",
+    "evaluation-baby": "evaluation.py --preset baby",
+    "generation": "generation.py",
+    "start_up-nano": "start_up.py --preset nano",
+    "time_to_loss-nano": "time_to_loss.py --preset nano",
+    "porting": "porting.py",
+}
+GPU = {
+    "training_step-gpt2-small": "training_step.py --preset gpt2-small --dtype bfloat16",
+    "training_step-baby": "training_step.py --preset baby --dtype bfloat16",
+    "training_step-nano": "training_step.py --preset nano",
+    "evaluation-gpt2-small": "evaluation.py --preset gpt2-small --dtype bfloat16",
+    "generation": "generation.py",
+    "start_up-nano": "start_up.py --preset nano",
+    "time_to_loss-baby": "time_to_loss.py --preset baby --dtype bfloat16 --interval 250",
+}
+
+
+def main() -> None:
+    """Runs them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", default=[], help=f"of {', '.join(dict(CPU, **GPU))}"
+    )
+    parser.add_argument(
+        "--turns", type=int, help="of each, in place of its own number: 1 to see that they run"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=measure.ROOT / RESULTS, help="folder for the results"
+    )
+    parser.add_argument("--dry", action="store_true", help="print the commands and run nothing")
+    arguments = parser.parse_args()
+
+    device = measure.child(["-c", FIND_DEVICE])
+    runs = CPU if device["platform"] == "cpu" else GPU
+    if unknown := sorted(set(arguments.only) - set(runs)):
+        parser.error(f"--only {' '.join(unknown)}: on this device there is {', '.join(runs)}")
+    suffix = _slug("cpu" if device["platform"] == "cpu" else device["kind"])
+    folder = arguments.out.resolve()
+    folder = folder.relative_to(measure.ROOT) if folder.is_relative_to(measure.ROOT) else folder
+    failed = []
+    for name in arguments.only or runs:
+        script, *rest = shlex.split(runs[name])
+        if arguments.turns is not None:
+            rest += ["--turns", str(arguments.turns)]
+        rest += ["--out", str(folder / f"{name}-{suffix}.json")]
+        command = [sys.executable, f"benchmarks/{script}", *rest]
+        print(shlex.join(command), file=sys.stderr, flush=True)
+        if not arguments.dry and subprocess.run(command, cwd=measure.ROOT, check=False).returncode:
+            failed.append(name)
+    if not arguments.dry and folder == RESULTS:
+        subprocess.run([sys.executable, "benchmarks/table.py"], cwd=measure.ROOT, check=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def _slug(kind: str) -> str:
+    """NVIDIA H100 80GB HBM3 as nvidia-h100-80gb-hbm3."""
+    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+
+
+FIND_DEVICE = """
+import json, jax
+device = jax.devices()[0]
+print(json.dumps({"platform": device.platform, "kind": device.device_kind}))
+"""
+
+if __name__ == "__main__":
+    main()

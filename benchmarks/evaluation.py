@@ -1,0 +1,74 @@
+"""Times the evaluation of a validation split by jaxformer and by torch_ref in turn.
+
+    uv run --group test python benchmarks/evaluation.py --preset nano
+
+The same weights score the same windows, a batch of the preset's size at a time, without dropout or
+gradients: torch_ref under ``torch.inference_mode``. A turn is one pass over all windows.
+"""
+
+import functools
+
+import measure
+import numpy as np
+import sides
+from limits import measure_limits
+
+CPU_WINDOWS = {"nano": 1024, "baby": 64, "char-lm": 16, "gpt2-small": 4}
+
+
+def main() -> None:
+    """Measures, and writes the result."""
+    parser = measure.parser(__doc__, turns=9)
+    sides.add_arguments(parser)
+    parser.add_argument("--windows", type=int, help="how many to score; rounded to whole batches")
+    arguments = parser.parse_args()
+
+    config = sides.make_config(arguments)
+    length = config.model.context_length
+    count = arguments.windows or (1024 if measure.on_gpu() else CPU_WINDOWS[arguments.preset])
+    batch = min(config.eval_batch_size, count)
+    count -= count % batch
+    ids = sides.random_ids(config, count * length + 1)
+    windows = np.arange(count, dtype=np.int32) * length, np.ones((count, length), bool)
+
+    limits = measure_limits(sorted({"float32", config.dtype}))
+    losses, calls = {}, {}
+
+    def call(name: str, side: sides.Side, tokens: object) -> None:
+        losses[name] = side.evaluate(tokens, windows, batch)
+
+    for name in sides.side_names(arguments):
+        side = sides.make_side(name, config, ids)
+        tokens = side.tokens if isinstance(side, sides.Jaxformer) else ids
+        calls[name] = functools.partial(call, name, side, tokens)
+    times = measure.interleave(calls, arguments.turns, warm_up=2)
+
+    flops = count / config.batch_size * sides.training_flops(config) / 3
+    peak = limits["matmul"].get(config.dtype, limits["matmul"]["float32"])["flops"]
+    results = [
+        {
+            "side": name,
+            **found,
+            "tokens_per_second": measure.rounded(count * length / found["seconds"]["median"]),
+            "share_of_measured_peak": measure.rounded(flops / found["seconds"]["median"] / peak),
+            "loss": losses[name],
+        }
+        for name, found in times.items()
+    ]
+    measure.write(
+        "evaluation", arguments, results, COLUMNS,
+        limits=limits, windows=count, batch_size=batch, speedup=sides.speedup(results, "seconds"),
+    )  # fmt: skip
+
+
+COLUMNS = {
+    "side": lambda row: row["side"],
+    "pass": lambda row: measure.milliseconds(row["seconds"]),
+    "first call": lambda row: f"{row['first_call']:.1f} s",
+    "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+    "of the measured peak": lambda row: f"{row['share_of_measured_peak']:.0%}",
+    "loss": lambda row: f"{row['loss']:.4f}",
+}
+
+if __name__ == "__main__":
+    measure.run(main)

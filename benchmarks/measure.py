@@ -1,0 +1,304 @@
+"""What every benchmark shares: the machine's facts and limits, interleaved timing, the result.
+
+A result is one JSON object: ``benchmark``, ``command``, ``date``, ``machine``, ``versions``,
+``environment``, ``settings``, ``limits`` (where measured) and ``results``, a list of rows. Times
+are in seconds, memory in bytes, work in FLOP: a row's ``seconds`` is what ``spread`` returns.
+"""
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "triton")
+VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "TORCH_LOGS", "CUDA_VISIBLE_DEVICES")
+FIELDS = ("benchmark", "command", "date", "machine", "versions", "environment", "settings")
+LOAD_AVERAGE_AT_START = round(os.getloadavg()[0], 2)
+
+# The scripts run without an installation.
+sys.path.insert(1, str(ROOT))
+# Both frameworks share one GPU in one process. JAX reads this when it is imported.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
+    """A command line with what every benchmark takes: ``--turns`` and ``--out``."""
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--turns", type=_positive, default=turns, help="default %(default)s")
+    made.add_argument("--out", type=Path, help="file for the JSON result; default standard output")
+    return made
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a script; what jaxformer refuses becomes one line and an exit code, as in its command.
+
+    Raises:
+        SystemExit: something was refused.
+    """
+    from jaxformer.errors import JaxformerError
+
+    try:
+        main()
+    except JaxformerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def facts() -> dict[str, Any]:
+    """Machine, versions, environment, command and date of this run, without importing JAX."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    script = Path(sys.argv[0]).resolve()
+    shown = script.relative_to(ROOT) if script.is_relative_to(ROOT) else script
+    return {
+        "command": shlex.join(["python", str(shown), *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(memory / 2**30, 1),
+            "gpu": _gpus(),
+            "load_average_at_start": LOAD_AVERAGE_AT_START,
+            "load_average_at_end": round(os.getloadavg()[0], 2),
+        },
+        "versions": versions,
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name in VARIABLES or name.startswith(("JAX_", "XLA_PYTHON_", "PYTORCH_", "KMP_"))
+        },
+    }  # fmt: skip
+
+
+def interleave(
+    sides: Mapping[str, Callable[[], Any]], turns: int, *, warm_up: int = 1
+) -> dict[str, dict[str, Any]]:
+    """Calls every side in turn, and returns its times.
+
+    Each callable returns when its work is done. The order shifts by one from turn to turn, so that
+    no side always follows the same other; a slow moment of the machine falls on all of them.
+
+    Args:
+        sides: what to time, by name.
+        turns: how many timed calls of each.
+        warm_up: calls of each before them, of which the first is reported: it compiles.
+
+    Returns:
+        For each name ``first_call`` (seconds) and ``seconds``, as ``spread`` returns it.
+    """
+    first = {}
+    for name, call in sides.items():
+        first[name] = seconds_of(call)
+        for _ in range(warm_up - 1):
+            call()
+    names = list(sides)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(turns):
+        for i in range(len(names)):
+            name = names[(turn + i) % len(names)]
+            times[name].append(seconds_of(sides[name]))
+    return {
+        name: {"first_call": rounded(first[name]), "seconds": spread(times[name])} for name in names
+    }
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Wall time of one call."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """``median``, ``min``, ``max``, the quartiles ``q1`` and ``q3``, and ``count``."""
+    q1, median, q3 = (
+        statistics.quantiles(values, n=4, method="inclusive")
+        if len(values) > 1
+        else [values[0]] * 3
+    )
+    figures = {"median": median, "min": min(values), "max": max(values), "q1": q1, "q3": q3}
+    return {**{name: rounded(value) for name, value in figures.items()}, "count": len(values)}
+
+
+def scaled(times: Mapping[str, float], factor: float) -> dict[str, float]:
+    """A spread with its times multiplied, for example from a turn of many steps to one step."""
+    return {
+        name: value if name == "count" else rounded(value * factor) for name, value in times.items()
+    }
+
+
+def rounded(value: float) -> float:
+    """To five significant digits: more would be noise."""
+    return float(f"{value:.5g}")
+
+
+def on_gpu() -> bool:
+    """Whether JAX runs on a GPU."""
+    import jax
+
+    return jax.default_backend() == "gpu"
+
+
+def torch_device() -> Any:
+    """The device that torch is to use: the kind that JAX does. Its threads are pinned.
+
+    On a GPU float32 products take TensorFloat-32, as JAX's do by default.
+
+    Raises:
+        SystemExit: JAX has an accelerator that this torch has not.
+    """
+    import jax
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    if jax.default_backend() == "cpu":
+        return torch.device("cpu")
+    if not on_gpu() or not torch.cuda.is_available():
+        sys.exit(f"JAX runs on {jax.devices()[0].device_kind}, which torch does not see here")
+    torch.set_float32_matmul_precision("high")
+    return torch.device("cuda")
+
+
+def wait_for_torch() -> None:
+    """Returns when torch's queued work is done."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def peak_memory() -> dict[str, int]:
+    """``process``: the most resident memory so far. On a GPU also ``device``, of either framework.
+
+    In bytes. The device's figure of the framework that was not used is 0, so each side needs a
+    process of its own.
+    """
+    # In kilobytes on Linux. A child starts with its parent's: the status file has its own.
+    found = {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        found["process"] = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("VmHWM:"))
+    if "jax" in sys.modules and on_gpu():
+        import jax
+
+        found["device"] = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    if "torch" in sys.modules:
+        import torch
+
+        if torch.cuda.is_initialized():
+            found["device"] = max(found.get("device", 0), torch.cuda.max_memory_allocated())
+    return found
+
+
+def child(arguments: Sequence[str], **environment: str) -> dict[str, Any]:
+    """Runs Python with these arguments, and returns the JSON of its last line of output.
+
+    Raises:
+        RuntimeError: it failed; the message ends with its last lines.
+    """
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stderr.splitlines()[-5:]))
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def write(
+    benchmark: str,
+    arguments: argparse.Namespace,
+    results: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, Callable[[Mapping[str, Any]], str]],
+    **more: Any,
+) -> None:
+    """Writes the result as JSON to ``--out`` or standard output, and a table to standard error.
+
+    Args:
+        benchmark: its name, that of the script.
+        arguments: of the command line, which become ``settings``.
+        results: the rows.
+        columns: of the table: a heading, and how a row is shown under it.
+        more: further fields, such as ``limits``.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()}
+    report = {"benchmark": benchmark, **facts(), "settings": settings, **more, "results": results}
+    text = json.dumps(report, indent=1) + "\n"
+    if arguments.out is None:
+        sys.stdout.write(text)
+    else:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(text, encoding="utf-8")
+    table = Table(title=report["command"])
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == next(iter(columns)) else "right")
+    for row in results:
+        table.add_row(*(show(row) for show in columns.values()))
+    console = Console(stderr=True)
+    console.width = max(console.width, 0 if console.is_terminal else 140)
+    console.print(table)
+
+
+def milliseconds(times: Mapping[str, float]) -> str:
+    """A spread as text: the median, and in brackets the quartiles."""
+    median, q1, q3 = (1000 * times[name] for name in ("median", "q1", "q3"))
+    return f"{median:.4g} ms ({q1:.4g} to {q3:.4g})"
+
+
+def most_memory(row: Mapping[str, Any]) -> str:
+    """A row's ``peak_memory`` as text: of the device where there is one, else of the process."""
+    peak = row.get("peak_memory", {})
+    used = peak.get("device", peak.get("process"))
+    return "" if used is None else f"{used / 2**30:.2f} GiB"
+
+
+def _processor() -> str:
+    """What the machine calls its processor."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+    return platform.machine()
+
+
+def _gpus() -> list[str]:
+    """Name, memory and driver of each NVIDIA GPU."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total,driver_version",
+            "--format=csv,noheader",
+        ]
+        listed = subprocess.run(query, capture_output=True, text=True, check=True)
+        return listed.stdout.strip().splitlines()
+    return []
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be positive: got {value}")
+    return value

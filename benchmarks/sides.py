@@ -1,0 +1,226 @@
+"""The two sides of a benchmark of training: one model, its weights, optimizer and windows.
+
+torch_ref is timed the way PyTorch is at its best: the fused attention with ``is_causal``, fused
+AdamW, gradients set to None, as many threads as there are cores, batches that lie on the device
+before the clock starts, and no number read back before a turn ends.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from measure import on_gpu, rounded, torch_device
+
+from jaxformer.training.config import PRESETS, TrainConfig
+
+JAXFORMER, EAGER, COMPILED = "jaxformer", "torch_ref", "torch_ref compiled"
+# bfloat16 parameters in place of torch's autocast, which is what jaxformer does.
+CAST = "torch_ref compiled, parameters cast"
+NAMES = (JAXFORMER, EAGER, COMPILED, CAST)
+# Windows a step that fit a small machine and are timed within minutes; on a GPU the preset's.
+CPU_BATCHES = {"nano": 12, "baby": 8, "char-lm": 2, "gpt2-small": 1}
+GPU_BATCHES = {"gpt2-small": 16}
+SEED = 1337
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark of a preset takes."""
+    parser.add_argument("--preset", choices=list(PRESETS), default="nano")
+    parser.add_argument("--batch-size", type=int, help="windows; default one that fits the machine")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32",
+        help="bfloat16 is torch's autocast there, and parameters cast to bfloat16 here",
+    )  # fmt: skip
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+
+
+def side_names(arguments: argparse.Namespace) -> list[str]:
+    """Who takes part."""
+    compiled = [COMPILED, CAST] if arguments.dtype == "bfloat16" else [COMPILED]
+    return [JAXFORMER, EAGER, *([] if arguments.no_compile else compiled)]
+
+
+def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainConfig:
+    """The preset with the command line's changes, and everything filled in."""
+    config = PRESETS[arguments.preset]()
+    fitting = GPU_BATCHES if on_gpu() else CPU_BATCHES
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model, vocab_size=config.model.vocab_size or vocab_size
+        ),
+        optimizer=dataclasses.replace(config.optimizer, decay_steps=config.steps),
+        batch_size=arguments.batch_size or fitting.get(arguments.preset, config.batch_size),
+        dtype=arguments.dtype,
+        seed=SEED,
+    )  # fmt: skip
+
+
+def random_ids(config: TrainConfig, count: int) -> np.ndarray:
+    """Token ids, int32 (count,), each as likely as any other."""
+    ids = np.random.default_rng(0).integers(0, config.model.vocab_size, count)
+    return ids.astype(np.int32)
+
+
+def training_flops(config: TrainConfig) -> int:
+    """Operations of one step in matrix products, as ``costs.count_training_operations`` has them.
+
+    Those of an evaluation of as many windows are a third.
+    """
+    from flax import nnx
+
+    from jaxformer.costs import count_training_operations
+    from jaxformer.transformer_lm import TransformerLM
+
+    length = config.model.context_length
+    model = nnx.eval_shape(lambda: TransformerLM(config.model, rngs=nnx.Rngs(0)))
+    return config.batch_size * length * count_training_operations(model, length)
+
+
+class Jaxformer:
+    """Our side, run as ``train.py`` runs it: several steps in one call, state donated."""
+
+    def __init__(self, config: TrainConfig, ids: np.ndarray):
+        import jax.numpy as jnp
+
+        from jaxformer.train_step import TrainState
+        from jaxformer.training.experiment import make_parameters, uses_dropout
+        from jaxformer.training.strategies import DataParallel
+
+        definition, parameters = make_parameters(config.model, config.seed)
+        self.parallel = DataParallel(
+            definition,
+            config.optimizer,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            context_length=config.model.context_length,
+            compute_dtype=jnp.dtype("bfloat16") if config.dtype == "bfloat16" else None,
+            uses_dropout=uses_dropout(config.model),
+        )
+        self.state = self.parallel.replicate(TrainState.create(parameters, config.optimizer))
+        self.tokens = self.parallel.replicate(ids)
+
+    def prepare(self, starts: np.ndarray) -> Any:
+        """What ``train`` takes, of the windows that begin at ``starts`` (n, B)."""
+        return starts
+
+    def train(self, starts: np.ndarray) -> float:
+        """Makes n steps and returns the loss of the last one."""
+        self.state, history = self.parallel.train(self.state, self.tokens, starts, len(starts))
+        return float(history["train_loss"][-1])
+
+    def compile(self, starts: np.ndarray) -> None:
+        """Compiles without a step."""
+        self.state, _ = self.parallel.train(self.state, self.tokens, starts, 0)
+
+    def evaluate(self, tokens: Any, windows: tuple[np.ndarray, np.ndarray], batch: int) -> float:
+        """Mean loss of the windows (starts, mask), in nats per token."""
+        loss = self.parallel.evaluate(self.state.parameters, tokens, *windows, batch)
+        assert loss is not None
+        return loss
+
+
+class TorchRef:
+    """Their side, eager or under ``torch.compile``, from the same initial weights."""
+
+    def __init__(self, config: TrainConfig, ids: np.ndarray, name: str):
+        import torch
+
+        import torch_ref.config
+        import torch_ref.train_step
+        import torch_ref.transformer_lm
+        from jaxformer.porting import export_arrays
+        from jaxformer.training.experiment import make_parameters
+
+        self.config, self.ids, self.device = config, ids, torch_device()
+        model = torch_ref.transformer_lm.TransformerLM(
+            torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config.model))
+        )
+        arrays = export_arrays(make_parameters(config.model, config.seed)[1])
+        model.load_state_dict({path: torch.from_numpy(a.copy()) for path, a in arrays.items()})
+        model.to(self.device)
+        torch.manual_seed(config.seed)
+        self.optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(config.optimizer))
+        self.state = torch_ref.train_step.TrainState.create(model, self.optimizer)
+        casts = name == CAST
+        self.dtype = torch.bfloat16 if casts else None
+        self.autocasts = config.dtype == "bfloat16" and not casts
+        self.loss = self._autocast(torch_ref.train_step.language_model_loss)
+        self.evaluation = self._autocast(torch_ref.train_step.evaluation_step)
+        if name != EAGER:
+            self.loss, self.evaluation = torch.compile(self.loss), torch.compile(self.evaluation)
+
+    def _autocast(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        if not self.autocasts:
+            return function
+
+        def automatic(*arguments: Any, **keywords: Any) -> Any:
+            with torch.autocast(self.device.type, torch.bfloat16):
+                return function(*arguments, **keywords)
+
+        return automatic
+
+    def prepare(self, starts: np.ndarray) -> Any:
+        """What ``train`` takes, of the windows that begin at ``starts`` (n, B), on the device."""
+        import torch
+
+        offsets = np.arange(self.config.model.context_length + 1)
+        windows = torch.from_numpy(self.ids[starts[..., None] + offsets]).long().to(self.device)
+        return [(w[None, :, :-1].contiguous(), w[None, :, 1:].contiguous()) for w in windows]
+
+    def train(self, batches: Sequence[Any]) -> float:
+        """Makes n steps and returns the loss of the last one."""
+        import torch_ref.train_step
+
+        for batch in batches:
+            _, metrics = torch_ref.train_step.train_step(
+                self.state,
+                batch,
+                optimizer=self.optimizer,
+                compute_dtype=self.dtype,
+                loss_function=self.loss,
+            )
+        loss: float = metrics["train_loss"].item()
+        return loss
+
+    def compile(self, batches: Sequence[Any]) -> None:
+        """One forward and backward pass, which changes nothing but the state of dropout."""
+        inputs, targets = batches[0]
+        self.loss(self.state.model, inputs[0], targets[0], self.dtype).backward()
+        self.state.optimizer_state.zero_grad(set_to_none=True)
+
+    def evaluate(self, ids: Any, windows: tuple[np.ndarray, np.ndarray], batch: int) -> float:
+        """Mean loss of the windows (starts, mask), in nats per token."""
+        import torch
+
+        offsets = np.arange(self.config.model.context_length + 1)
+        starts, mask = windows
+        total = torch.zeros((), device=self.device)
+        with torch.inference_mode():
+            for first in range(0, len(starts), batch):
+                cut = ids[starts[first : first + batch, None] + offsets]
+                rows = torch.from_numpy(cut).long().to(self.device)
+                kept = torch.from_numpy(mask[first : first + batch]).to(self.device)
+                total += self.evaluation(
+                    self.state.model, rows[:, :-1], rows[:, 1:], kept, compute_dtype=self.dtype
+                )
+        return total.item() / int(mask.sum())
+
+
+Side = Jaxformer | TorchRef
+
+
+def make_side(name: str, config: TrainConfig, ids: np.ndarray) -> Side:
+    """A side by its name."""
+    return Jaxformer(config, ids) if name == JAXFORMER else TorchRef(config, ids, name)
+
+
+def speedup(results: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
+    """How many times as long as jaxformer each other side takes, by the medians of ``field``."""
+    medians = {row["side"]: row[field]["median"] for row in results}
+    ours = medians.pop(JAXFORMER)
+    return {name: rounded(value / ours) for name, value in medians.items()}

@@ -1,0 +1,244 @@
+"""Writes the results of benchmarks/results into docs/speed.md and the README.
+
+    python benchmarks/table.py            writes both
+    python benchmarks/table.py --check    fails where a figure there is not that of a result
+
+What lies between ``<!-- speed: NAME -->`` and ``<!-- end of NAME -->`` is written here.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import measure
+
+RESULTS = Path(__file__).parent / "results"
+TARGETS = (measure.ROOT / "docs/speed.md", measure.ROOT / "README.md")
+BENCHMARKS = (
+    "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
+)  # fmt: skip
+Result = dict[str, Any]
+
+
+def load() -> list[Result]:
+    """Every result with its ``file``, in the order of the names."""
+    found = []
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result.get("benchmark") in BENCHMARKS:
+            found.append({**result, "file": path.name})
+    return found
+
+
+def describe(result: Result) -> str:
+    """A result as Markdown: where and how it was measured, and the table that its script prints."""
+    machine, versions = result["machine"], result["versions"]
+    named = ("python", "jax", "flax", "torch", "transformers")
+    lines = [
+        f"#### {result['file'].removesuffix('.json')}",
+        "",
+        f"`{result['command']}`",
+        "",
+        f"[{result['file']}](../benchmarks/results/{result['file']}), {result['date'][:10]}: "
+        + ", ".join(machine["gpu"] or [f"{machine['cpu']}, {machine['cores']} cores"])
+        + f"; {', '.join(f'{n} {versions[n]}' for n in named if n in versions)}"
+        + f"; load average before and after: {_load(machine)}.",
+        *_notes(result),
+        "",
+        *_table(importlib.import_module(result["benchmark"]).COLUMNS, result["results"]),
+    ]
+    return "\n".join(lines)
+
+
+def _load(machine: Mapping[str, Any]) -> str:
+    loads = (machine[f"load_average_at_{when}"] for when in ("start", "end"))
+    return " and ".join("unknown" if load is None else str(load) for load in loads)
+
+
+def _notes(result: Result) -> list[str]:
+    """What the machine reaches at most, and what failed."""
+    lines = []
+    if "limits" in result:
+        limits = result["limits"]
+        peaks = (f"{dtype} {m['flops'] / 1e9:,.0f}" for dtype, m in limits["matmul"].items())
+        lines.append(
+            f"Measured at most: matrix products at {', '.join(peaks)} GFLOP/s, reading at "
+            f"{limits['memory']['read'] / 1e9:.0f} GB/s."
+        )
+    if "batch_size" in result:
+        lines.append(f"A batch is {result['batch_size']} windows.")
+    lines += [f"{side} failed: {error}." for side, error in result.get("failed", {}).items()]
+    return lines
+
+
+def _table(
+    columns: Mapping[str, Callable[[Mapping[str, Any]], str]], rows: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    head = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    return head + [f"| {' | '.join(show(row) for show in columns.values())} |" for row in rows]
+
+
+def of_benchmark(name: str, results: Sequence[Result]) -> str:
+    """The results of one benchmark."""
+    found = [describe(result) for result in results if result["benchmark"] == name]
+    return "\n\n".join(found) or "Not measured yet."
+
+
+def summary(results: Sequence[Result]) -> str:
+    """The README's table: ours beside the fastest of the others, a line a result."""
+    lines = []
+    for result in results:
+        for what, rows, value, show in _comparisons(result):
+            ours, *others = sorted(rows, key=lambda row: row["side"] not in OURS)
+            best = min(others, key=value)
+            times = value(best) / value(ours)
+            where = result["machine"]["gpu"] or [f"{result['machine']['cores']} cores"]
+            lines.append(
+                f"| {what} | {where[0].partition(',')[0]} | {show(ours)} | {show(best)} "
+                f"({best['side']}) | {times:.2f} | "
+                f"[result](benchmarks/results/{result['file']}) |"
+            )
+    head = [
+        "| | on | jaxformer | the fastest other | times as fast | |",
+        "|---|---|---|---|---|---|",
+    ]
+    return "\n".join(head + lines) if lines else "Not measured yet."
+
+
+OURS = ("jaxformer", "train.py")
+
+
+def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
+    """What the README compares of a result: words, rows, the seconds of one, and how it reads."""
+    rows, preset = result["results"], result["settings"].get("preset")
+    dtype = result["settings"].get("dtype")
+    model = f"`{preset}`" + (f" in {dtype}" if dtype == "bfloat16" else "")
+
+    def median(field: str, row: Any) -> float:
+        seconds: float = row[field]["median"]
+        return seconds
+
+    if result["benchmark"] in ("training_step", "evaluation"):
+        step = result["benchmark"] == "training_step"
+        value = functools.partial(median, "seconds_per_step" if step else "seconds")
+        what = f"{'training step' if step else 'evaluation'} of {model}, tokens/s"
+        return [(what, rows, value, lambda row: f"{row['tokens_per_second']:,.0f}")]
+    if result["benchmark"] == "generation":
+        return [
+            (
+                f"writing {batch} text{'s' if batch > 1 else ''} at once, tokens/s",
+                [row for row in rows if row["batch"] == batch],
+                functools.partial(median, "seconds"),
+                lambda row: f"{row['tokens_per_second']:,.0f}",
+            )
+            for batch in sorted({row["batch"] for row in rows})
+        ]
+    if result["benchmark"] == "start_up":
+        return [
+            (
+                f"from the command to the first step of {model}, {cache} cache",
+                [row for row in rows if row["cache"] in (cache, "none")],
+                functools.partial(median, "seconds"),
+                lambda row: f"{row['seconds']['median']:.1f} s",
+            )
+            for cache in ("cold", "warm")
+        ]
+    if result["benchmark"] == "time_to_loss":
+        there = [row for row in rows if row["arrived"]]
+        if len(there) > 1 and any(row["side"] in OURS for row in there):
+            return [
+                (
+                    f"training {model} to a validation loss of {result['target']}",
+                    there,
+                    lambda row: row["seconds"],
+                    lambda row: f"{row['seconds']:.1f} s",
+                )
+            ]
+    return []
+
+
+def porting_sentence(results: Sequence[Result]) -> str:
+    """The README's words on the speed of porting, from the newest result."""
+    found = [result for result in results if result["benchmark"] == "porting"]
+    if not found:
+        return "How fast porting is was not measured yet."
+    result = max(found, key=lambda r: r["date"])
+    rows = {row["side"]: row for row in result["results"]}
+    file, folder, disk = (
+        next(rows[side] for side in rows if side.startswith(name))
+        for name in ("port to safetensors", "port to a run folder", "disk")
+    )
+    size, memory = result["checkpoint_bytes"], "peak_bytes_beyond_imports"
+
+    def seconds(row: Mapping[str, Any]) -> tuple[str, str]:
+        return f"{row['seconds']['min']:.1f} s", f"{row['seconds']['median']:.1f} s"
+
+    best, middle = seconds(file)
+    disk_best, disk_middle = seconds(disk)
+    return (
+        f"A checkpoint of GPT-2 small's size (124 M float32 numbers, {size / 1e6:.0f} MB) goes "
+        f"from a Hugging Face folder to torch_ref's names in {best} at best and {middle} in the "
+        f"median, where the disk alone takes {disk_best} and {disk_middle}, and needs "
+        f"{file[memory] / 1e6:.0f} MB of memory beyond JAX's own "
+        f"([result](benchmarks/results/{result['file']})); a run's folder, which is held as a "
+        f"whole, needs {folder[memory] / 1e9:.1f} GB."
+    )
+
+
+def render(text: str, results: Sequence[Result]) -> str:
+    """The text of a document with its blocks written anew.
+
+    Raises:
+        SystemExit: a block is not closed, or has a name that is not known.
+    """
+    blocks: dict[str, Callable[[Sequence[Result]], str]] = {
+        **{name: functools.partial(of_benchmark, name) for name in BENCHMARKS},
+        "summary": summary,
+        "porting summary": porting_sentence,
+    }
+
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in blocks:
+            sys.exit(f"there is no block {name!r}: choose among {', '.join(blocks)}")
+        return f"<!-- speed: {name} -->\n{blocks[name](results)}\n<!-- end of {name} -->"
+
+    pattern = r"<!-- speed: ([^>]*?) -->\n.*?<!-- end of \1 -->"
+    opened = text.count("<!-- speed: ")
+    written, count = re.subn(pattern, block, text, flags=re.DOTALL)
+    if count != opened:
+        sys.exit(f"{opened - count} of {opened} blocks are not closed")
+    return written
+
+
+def main() -> int:
+    """Writes the documents, or checks them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    results = load()
+    stale = []
+    for path in TARGETS:
+        text = path.read_text(encoding="utf-8")
+        written = render(text, results)
+        if arguments.check and written != text:
+            stale.append(path.name)
+        elif not arguments.check:
+            path.write_text(written, encoding="utf-8")
+    for name in stale:
+        print(f"{name} does not say what benchmarks/results does", file=sys.stderr)
+    if stale:
+        print("write it anew with: python benchmarks/table.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Times how long each side trains until its validation loss has come down to a target.
+
+    uv run --group test python benchmarks/time_to_loss.py --preset nano --target 1.85
+
+The same weights, windows and schedule on tiny-shakespeare, in one process; the sides take turns of
+``--interval`` steps, and each leaves when an evaluation after its turn reaches the target, or when
+the preset's steps are made. Only training is timed: neither evaluations, which go over the whole
+validation split, nor compiling, which is stated beside it. jaxformer makes the preset's
+``steps_per_call`` steps a call.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import measure
+import numpy as np
+import sides
+
+TARGETS = {"nano": 1.85, "baby": 1.47}
+
+
+def main() -> None:
+    """Measures, and writes the result."""
+    parser = measure.parser(__doc__, turns=1)
+    sides.add_arguments(parser)
+    parser.add_argument("--data", default="tiny-shakespeare", help="a corpus or a text file")
+    parser.add_argument("--target", type=float, help="nats per token; default 1.85, of baby 1.47")
+    parser.add_argument("--interval", type=int, default=100, help="steps between evaluations")
+    parser.add_argument("--steps", type=int, help="at most; default the preset's, of its schedule")
+    parser.add_argument("--only", action="append", choices=sides.NAMES, help="default all sides")
+    arguments = parser.parse_args()
+
+    from jaxformer.char_data import CharTokenizer, train_validation_split
+    from jaxformer.training.config import PRESETS
+    from jaxformer.training.corpora import load_corpus
+
+    if arguments.batch_size is None:
+        # A smaller batch is another recipe, which does not reach the target.
+        arguments.batch_size = PRESETS[arguments.preset]().batch_size
+    text = load_corpus(arguments.data).text
+    tokenizer = CharTokenizer.train_from_text(text)
+    config = sides.make_config(arguments, tokenizer.vocabulary_size())
+    train_ids, validation_ids = train_validation_split(
+        tokenizer.encode(text), config.model.context_length
+    )
+    target = arguments.target or TARGETS.get(arguments.preset, 0.0)
+    steps = min(config.steps, arguments.steps or config.steps)
+    results: list[dict[str, Any]] = []
+    for _ in range(arguments.turns):
+        racers = [
+            Racer(name, config, train_ids, validation_ids)
+            for name in arguments.only or sides.side_names(arguments)
+        ]
+        while running := [r for r in racers if not r.arrived(target) and r.step < steps]:
+            for racer in running:
+                racer.go(min(arguments.interval, steps - racer.step))
+                print(racer, file=sys.stderr, flush=True)
+        results += [racer.row(target) for racer in racers]
+    measure.write("time_to_loss", arguments, results, COLUMNS, target=target)
+
+
+class Racer:
+    """One side on its way to the target."""
+
+    def __init__(self, name: str, config: Any, ids: np.ndarray, validation_ids: np.ndarray):
+        from jaxformer.char_data import evaluation_windows
+
+        self.name, self.config, self.ids = name, config, ids
+        self.side = sides.make_side(name, config, ids)
+        self.step, self.seconds, self.losses = 0, 0.0, [np.inf]
+        self.windows = evaluation_windows(len(validation_ids), config.model.context_length)
+        self.validation = (
+            self.side.parallel.replicate(validation_ids)
+            if isinstance(self.side, sides.Jaxformer)
+            else validation_ids
+        )
+        prepared = self.side.prepare(self._starts(config.steps_per_call))
+        self.compile_seconds = measure.seconds_of(lambda: self.side.compile(prepared))
+
+    def _starts(self, count: int) -> np.ndarray:
+        """Where the windows of the next steps begin, as ``train.py`` draws them."""
+        from jaxformer.char_data import window_starts
+
+        windows = len(self.ids) - self.config.model.context_length
+        seed, batch_size = self.config.seed, self.config.batch_size
+        steps = range(self.step, self.step + count)
+        return np.stack([window_starts(seed, step, batch_size, windows) for step in steps])
+
+    def arrived(self, target: float) -> bool:
+        """Whether the last evaluation was at the target."""
+        return self.losses[-1] <= target
+
+    def go(self, steps: int) -> None:
+        """Makes steps, and evaluates."""
+        end = self.step + steps
+        while self.step < end:
+            count = min(self.config.steps_per_call, end - self.step)
+            prepared = self.side.prepare(self._starts(count))
+            begin = time.perf_counter()
+            self.side.train(prepared)
+            self.seconds += time.perf_counter() - begin
+            self.step += count
+        batch = self.config.eval_batch_size
+        self.losses.append(self.side.evaluate(self.validation, self.windows, batch))
+
+    def __str__(self) -> str:
+        return f"{self.name}: step {self.step}, {self.losses[-1]:.4f}, {self.seconds:.1f} s"
+
+    def row(self, target: float) -> dict[str, Any]:
+        """What it took."""
+        return {
+            "side": self.name,
+            "seconds": measure.rounded(self.seconds),
+            "compile_seconds": measure.rounded(self.compile_seconds),
+            "steps": self.step,
+            "arrived": self.arrived(target),
+            "validation_losses": [round(loss, 4) for loss in self.losses[1:]],
+        }
+
+
+def _loss(row: Mapping[str, Any]) -> str:
+    return f"{row['validation_losses'][-1]:.4f}" + ("" if row["arrived"] else " (not there)")
+
+
+COLUMNS = {
+    "side": lambda row: row["side"],
+    "training": lambda row: f"{row['seconds']:.1f} s",
+    "compiling": lambda row: f"{row['compile_seconds']:.1f} s",
+    "steps": lambda row: str(row["steps"]),
+    "validation loss": _loss,
+}
+
+if __name__ == "__main__":
+    measure.run(main)
