@@ -44,7 +44,12 @@ def side_names(arguments: argparse.Namespace) -> list[str]:
 
 def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainConfig:
     """The preset with the command line's changes, and everything filled in."""
+    from jaxformer.training.experiment import choose_devices
+
     config = PRESETS[arguments.preset]()
+    # Before anything else runs in JAX: a CPU is divided into devices once and for all.
+    on_cpu = arguments.batch_size or CPU_BATCHES.get(arguments.preset, config.batch_size)
+    choose_devices(dataclasses.replace(config, batch_size=on_cpu))
     fitting = GPU_BATCHES if on_gpu() else CPU_BATCHES
     return dataclasses.replace(
         config,
@@ -86,7 +91,7 @@ class Jaxformer:
         import jax.numpy as jnp
 
         from jaxformer.train_step import TrainState
-        from jaxformer.training.experiment import make_parameters, uses_dropout
+        from jaxformer.training.experiment import choose_devices, make_parameters, uses_dropout
         from jaxformer.training.strategies import DataParallel
 
         definition, parameters = make_parameters(config.model, config.seed)
@@ -98,6 +103,7 @@ class Jaxformer:
             context_length=config.model.context_length,
             compute_dtype=jnp.dtype("bfloat16") if config.dtype == "bfloat16" else None,
             uses_dropout=uses_dropout(config.model),
+            devices=choose_devices(config),
         )
         self.state = self.parallel.replicate(TrainState.create(parameters, config.optimizer))
         self.tokens = self.parallel.replicate(ids)

@@ -119,13 +119,19 @@ def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
     from jaxformer.training.compilation import use_compilation_cache
     from jaxformer.training.config import PRESETS
     from jaxformer.training.corpora import load_corpus
-    from jaxformer.training.experiment import Experiment, first_state, uses_dropout
+    from jaxformer.training.experiment import (
+        Experiment,
+        choose_devices,
+        first_state,
+        uses_dropout,
+    )
     from jaxformer.training.strategies import DataParallel
 
     stage.done("imports")
     use_compilation_cache()
     experiment = Experiment.prepare(PRESETS[arguments.preset](), load_corpus(arguments.data))
     config = experiment.config
+    devices = choose_devices(config)
     stage.done("corpus")
     definition, state = first_state(experiment)
     parallel = DataParallel(
@@ -135,6 +141,7 @@ def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
         batch_size=config.batch_size,
         context_length=config.model.context_length,
         uses_dropout=uses_dropout(config.model),
+        devices=devices,
     )
     state, tokens = parallel.replicate(state), parallel.replicate(experiment.train_ids)
     stage.done("model")

@@ -1,11 +1,13 @@
 """Attention: one core that never changes, and the module that projects into and out of it."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -13,6 +15,7 @@ from jaxformer.layers import Dropout, Linear, widely
 from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import NoPositions
+from jaxformer.query_blocks import cut, query_blocks
 
 
 def scaled_dot_product_attention(
@@ -24,19 +27,23 @@ def scaled_dot_product_attention(
     bias: Float[Array, "B N T S"] | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
-    dropout: Callable[[Array], Array] = lambda weights: weights,
+    dropout: Dropout | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
     """softmax(q kᵀ · scale + bias) v, head by head (Vaswani et al., arXiv 1706.03762, eq. 1).
 
     Query head n uses key/value head n // (N / K). Scores and softmax are in float32 or wider. A
     query that may attend to no key gets zeros, with finite gradients.
 
+    Queries are taken a block at a time, and where the mask is known when the function is traced (a
+    numpy array, as ``causal_mask`` makes it) a block computes nothing for keys that none of its
+    queries may attend to.
+
     Args:
         q_BTNH: queries.
         k_BSKH: keys.
         v_BSKH: values, in the dtype of the output.
         mask: True = may attend, broadcastable to (B, N, T, S).
-        bias: added to the scaled scores.
+        bias: added to the scaled scores, broadcastable to (B, N, T, S).
         scale: default 1/sqrt(H).
         soft_cap: where given, scores become soft_cap · tanh(scores / soft_cap) (arXiv 2408.00118).
         dropout: applied to the weights.
@@ -45,12 +52,55 @@ def scaled_dot_product_attention(
         The output, and the weights that were applied to the values (after dropout).
     """
     batch, queries, num_heads, head_dim = q_BTNH.shape
-    keys, num_kv_heads = k_BSKH.shape[1:3]
-    wide = jnp.promote_types(q_BTNH.dtype, jnp.float32)
-    q_BTKGH = q_BTNH.reshape(batch, queries, num_kv_heads, -1, head_dim)
-    scores_BKGTS = jnp.einsum("btkgh,bskh->bkgts", q_BTKGH, k_BSKH, preferred_element_type=wide)
-    scores = scores_BKGTS.reshape(batch, num_heads, queries, keys)
-    scores = scores * (1 / math.sqrt(head_dim) if scale is None else scale)
+    keys = k_BSKH.shape[1]
+    scale = 1 / math.sqrt(head_dim) if scale is None else scale
+    mask = None if mask is None else expand_mask(mask)
+    shape = (batch, num_heads, queries, keys)
+    keep = None if dropout is None else dropout.keep(shape)
+    q_BNTH = q_BTNH.transpose(0, 2, 1, 3)
+    k_RSH, v_RSH = _by_row(k_BSKH), _by_row(v_BSKH)
+    outs, all_weights = [], []
+    for block in query_blocks(mask, queries, keys):
+        rows, columns = slice(*block.queries), slice(*block.keys)
+        out, weights = _attend(
+            q_BNTH[:, :, rows],
+            k_RSH[:, columns],
+            v_RSH[:, columns],
+            mask=block.mask,
+            bias=None if bias is None else cut(bias, rows, columns),
+            scale=scale,
+            soft_cap=soft_cap,
+            drop=None
+            if keep is None
+            else functools.partial(dropout.drop, keep=cut(keep, rows, columns)),
+        )
+        outs.append(out)
+        before, after = block.keys[0], keys - block.keys[1]
+        all_weights.append(jnp.pad(weights, ((0, 0), (0, 0), (0, 0), (before, after))))
+    out_BTNH = _joined(outs).transpose(0, 2, 1, 3)
+    return out_BTNH.astype(v_BSKH.dtype), _joined(all_weights).astype(v_BSKH.dtype)
+
+
+def _attend(
+    q_BNTH: Float[Array, "B N T H"],
+    k_RSH: Float[Array, "R S H"],
+    v_RSH: Float[Array, "R S H"],
+    *,
+    mask: Bool[Array, "B N T S"] | None,
+    bias: Float[Array, "B N T S"] | None,
+    scale: float,
+    soft_cap: float | None,
+    drop: Callable[[Array], Array] | None,
+) -> tuple[Float[Array, "B N T H"], Float[Array, "B N T S"]]:
+    """One block of queries, whose keys and values have a row per sequence and head, R = B · K."""
+    batch, num_heads, queries, head_dim = q_BNTH.shape
+    rows, keys = k_RSH.shape[:2]
+    wide = jnp.promote_types(q_BNTH.dtype, jnp.float32)
+    # Both products have one batch dimension, R, the order in which a cache is kept: with two, XLA
+    # on CPU copies the whole cache in every step of generation.
+    q_RMH = q_BNTH.reshape(rows, -1, head_dim)
+    scores_RMS = jnp.einsum("rmh,rsh->rms", q_RMH, k_RSH, preferred_element_type=wide)
+    scores = scores_RMS.reshape(batch, num_heads, queries, keys) * scale
     if bias is not None:
         scores = scores + bias.astype(wide)
     if soft_cap is not None:
@@ -58,16 +108,26 @@ def scaled_dot_product_attention(
     if mask is None:
         weights = jax.nn.softmax(scores, axis=-1)
     else:
-        mask = expand_mask(mask)
         weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(wide).min), axis=-1)
-        weights = jnp.where(mask, weights, jnp.zeros((), wide))
-    weights = dropout(weights)
+        if not isinstance(mask, np.ndarray) or not mask.any(axis=-1).all():
+            # A query that may attend to nothing has weights all the same: of equal scores.
+            weights = jnp.where(mask, weights, jnp.zeros((), wide))
+    if drop is not None:
+        weights = drop(weights)
     # The product with the values is wide too: the gradient that comes back through it is a small
     # difference of large terms where the softmax saturates.
-    weights_BKGTS = weights.reshape(batch, num_kv_heads, -1, queries, keys)
-    out_BTKGH = jnp.einsum("bkgts,bskh->btkgh", weights_BKGTS, v_BSKH.astype(wide))
-    out_BTNH = out_BTKGH.reshape(batch, queries, num_heads, -1)
-    return out_BTNH.astype(v_BSKH.dtype), weights.astype(v_BSKH.dtype)
+    weights_RMS = weights.reshape(rows, -1, keys)
+    out_RMH = jnp.einsum("rms,rsh->rmh", weights_RMS, v_RSH.astype(wide))
+    return out_RMH.reshape(batch, num_heads, queries, -1), weights
+
+
+def _joined(blocks: list[Float[Array, "B N t _"]]) -> Float[Array, "B N T _"]:
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=2)
+
+
+def _by_row(x_BSKH: Float[Array, "B S K H"]) -> Float[Array, "R S H"]:
+    """Keys or values with a row for each sequence and key/value head, R = B · K."""
+    return x_BSKH.transpose(0, 2, 1, 3).reshape(-1, x_BSKH.shape[1], x_BSKH.shape[3])
 
 
 @jax.tree_util.register_dataclass
@@ -76,26 +136,45 @@ class LayerCache:
     """The keys and values that one attention has seen, in buffers of a fixed length S.
 
     Attributes:
-        k_BSKH: keys, rotated; rows from ``length`` on are not yet written.
-        v_BSKH: values.
-        length: how many rows are written, int32 scalar.
+        k_RSH: keys, rotated, with a row for each sequence and key/value head, R = B · K; slots
+            from ``length`` on are not yet written. In a dtype of their own, for example bfloat16.
+        v_RSH: values.
+        length: how many slots are written, int32 scalar.
     """
 
-    k_BSKH: Float[Array, "B S K H"]  # noqa: N815
-    v_BSKH: Float[Array, "B S K H"]  # noqa: N815
+    k_RSH: Float[Array, "R S H"]  # noqa: N815
+    v_RSH: Float[Array, "R S H"]  # noqa: N815
     length: Int[Array, ""]
 
-    def append(self, k_BTKH: Float[Array, "B T K H"], v_BTKH: Float[Array, "B T K H"]) -> None:
-        """Writes T rows after those already there.
+    @property
+    def slots(self) -> int:
+        """S."""
+        return self.k_RSH.shape[1]
 
-        The caller sees to it that they fit: on a device, rows past the end would be written over
+    def append(
+        self, k_BTKH: Float[Array, "B T K H"], v_BTKH: Float[Array, "B T K H"]
+    ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """Writes T slots after those already there.
+
+        The caller sees to it that they fit: on a device, slots past the end would be written over
         the last ones.
+
+        Returns:
+            All keys and values, in the dtypes of those given.
         """
-        zero = jnp.zeros_like(self.length)
-        start = (zero, self.length, zero, zero)
-        self.k_BSKH = jax.lax.dynamic_update_slice(self.k_BSKH, k_BTKH, start)
-        self.v_BSKH = jax.lax.dynamic_update_slice(self.v_BSKH, v_BTKH, start)
+        self.k_RSH = self._write(self.k_RSH, k_BTKH)
+        self.v_RSH = self._write(self.v_RSH, v_BTKH)
         self.length = self.length + k_BTKH.shape[1]
+        return self._read(self.k_RSH, k_BTKH), self._read(self.v_RSH, v_BTKH)
+
+    def _write(self, x_RSH: Array, new_BTKH: Array) -> Array:
+        new_RTH = _by_row(new_BTKH).astype(x_RSH.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(x_RSH, new_RTH, self.length, axis=1)
+
+    def _read(self, x_RSH: Array, like_BTKH: Array) -> Array:
+        batch, _, heads, width = like_BTKH.shape
+        x_BKSH = x_RSH.reshape(batch, heads, self.slots, width)
+        return x_BKSH.transpose(0, 2, 1, 3).astype(like_BTKH.dtype)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -219,8 +298,7 @@ class MultiHeadAttention(nnx.Module):
         q_BTNH = self.position.rotate(q_BTNH, positions)
         k_BSKH = self.position.rotate(k_BSKH, key_positions)
         if cache is not None:
-            cache.append(k_BSKH, v_BSKH)
-            k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
+            k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
 
         distance_TS = jnp.arange(k_BSKH.shape[1])[None, :] - slots_T[:, None]
         if bias is not None:

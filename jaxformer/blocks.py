@@ -6,7 +6,7 @@ A block takes its parts ready made; ``builders.make_block`` makes one from a con
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -189,8 +189,8 @@ def self_attention_mask(
         start: the first query's slot; above 0 only with a key/value cache.
         mask: the caller's own.
     """
-    query_slots = start + jnp.arange(query_length)
-    key_slots = jnp.arange(key_length)
+    query_slots = start + np.arange(query_length)
+    key_slots = np.arange(key_length)
     return combine_masks(
         causal_mask(query_slots, key_slots) if causal else None,
         window_mask(query_slots, key_slots, window) if window is not None else None,

@@ -1,8 +1,13 @@
-"""Who may attend to whom. Boolean, True = may attend, broadcastable to (B, N, T, S)."""
+"""Who may attend to whom. Boolean, True = may attend, broadcastable to (B, N, T, S).
+
+A mask of nothing but numbers that are known (lengths, not positions) is a numpy array: then the
+attention can see, while it is traced, which keys it need not look at.
+"""
 
 import functools
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -31,15 +36,15 @@ def window_mask(
     section 2). Arguments as there.
     """
     distance = _distance(queries, keys)
-    return (jnp.abs(distance) < window)[None, None]
+    return (abs(distance) < window)[None, None]
 
 
 def _distance(
     queries: int | Int[Array, "T"], keys: int | Int[Array, "S"] | None
 ) -> Int[Array, "T S"]:
     keys = queries if keys is None else keys
-    queries = jnp.arange(queries) if isinstance(queries, int) else queries
-    keys = jnp.arange(keys) if isinstance(keys, int) else keys
+    queries = np.arange(queries) if isinstance(queries, int) else queries
+    keys = np.arange(keys) if isinstance(keys, int) else keys
     return keys[None, :] - queries[:, None]
 
 
@@ -56,7 +61,7 @@ def padding_mask_from_lengths(lengths: Int[Array, "B"], max_length: int) -> Bool
 def combine_masks(*masks: Bool[Array, "..."] | None) -> Bool[Array, "B N T S"] | None:
     """May attend where every given mask says so; None stands for a mask that allows everything."""
     present = [expand_mask(mask) for mask in masks if mask is not None]
-    return functools.reduce(jnp.logical_and, present) if present else None
+    return functools.reduce(lambda one, other: one & other, present) if present else None
 
 
 def expand_mask(mask: Bool[Array, "..."]) -> Bool[Array, "B N T S"]:

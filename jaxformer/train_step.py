@@ -46,6 +46,7 @@ def language_model_loss(
     targets: Int[Array, "B T"],
     key: Array | None,
     compute_dtype: jnp.dtype | None = None,
+    first_row: Int[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Mean cross-entropy of the model in training mode, in nats per token.
 
@@ -57,10 +58,11 @@ def language_model_loss(
         key: of this batch's dropout; None where every rate is 0.
         compute_dtype: what parameters are cast to for the forward and backward pass; None leaves
             them. The gradient comes back in the parameters' own dtype.
+        first_row: see ``seed_dropout``.
     """
     model = merge(definition, _cast(parameters, compute_dtype))
     model.train()
-    seed_dropout(model, key)
+    seed_dropout(model, key, first_row)
     return cross_entropy(model(inputs), targets)
 
 
@@ -79,7 +81,7 @@ def train_step(
     Args:
         state: before the step.
         batch: inputs and targets of this device.
-        key: of this step's dropout on this device.
+        key: of this step's dropout, the same on every device: each draws the masks of its own rows.
         definition: the model without its parameters.
         optimizer: its settings.
         compute_dtype: see ``language_model_loss``.
@@ -89,12 +91,14 @@ def train_step(
         The state after the step, and ``train_loss`` (nats per token), ``grad_norm`` (before
         clipping) and ``learning_rate``.
     """
+    rows = batch[0].shape[1]
+    first_row = None if axis_name is None else jax.lax.axis_index(axis_name) * rows
 
     def loss(parameters: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
         micro_key = None if key is None else jax.random.fold_in(key, index)
         inputs, targets = micro
         return language_model_loss(
-            definition, parameters, inputs, targets, micro_key, compute_dtype
+            definition, parameters, inputs, targets, micro_key, compute_dtype, first_row
         )
 
     value_and_grad = jax.value_and_grad(loss)

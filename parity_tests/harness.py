@@ -21,6 +21,7 @@ import jaxformer.layers
 import torch_ref.layers
 from jaxformer.parameters import get_parameters, merge, set_parameters, split
 from jaxformer.porting import export_arrays
+from parity_tests.verdict import Rounding, judge_rounding
 
 Arrays = dict[str, np.ndarray]
 STDS = (0.02, 1.0, 20.0)
@@ -315,3 +316,18 @@ def rounding_draws(
         )
         for draw in range(draws)
     ]
+
+
+def judge_case_rounding(pair: Pair, std: float, dtype: np.dtype) -> dict[str, Rounding]:
+    """``judge_rounding`` over 8 draws, and where they say bug, over 64.
+
+    The logarithm of one draw's ratio has a standard deviation of up to 1.2 (attention at std 20),
+    so that the geometric mean of 8 is off by a factor of 1.5 now and then, that of 64 by 1.16.
+
+    Raises:
+        AssertionError: a ratio is above 2.
+    """
+    try:
+        return judge_rounding(rounding_draws(pair, std, dtype), dtype)
+    except AssertionError:
+        return judge_rounding(rounding_draws(pair, std, dtype, draws=64), dtype)

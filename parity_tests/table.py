@@ -55,8 +55,8 @@ def measure() -> list[Row]:
     import torch
 
     from parity_tests.cases import CASES
-    from parity_tests.harness import DTYPES, Pair, rounding_draws
-    from parity_tests.verdict import judge_float64, judge_rounding
+    from parity_tests.harness import DTYPES, Pair, judge_case_rounding
+    from parity_tests.verdict import judge_float64
 
     torch.set_num_threads(1)
     rows = []
@@ -68,7 +68,7 @@ def measure() -> list[Row]:
                 errors = judge_float64(pair.jax(std), pair.torch(std))
                 exact = max(exact, *errors.values())
                 dtype = DTYPES["float32"]
-                for rounding in judge_rounding(rounding_draws(pair, std, dtype), dtype).values():
+                for rounding in judge_case_rounding(pair, std, dtype).values():
                     ours, theirs = max(ours, rounding.ours), max(theirs, rounding.theirs)
             proven = ["output", "gradients", "eager", "float32", "bfloat16"]
             proven[2:2] = ["weights"] * case.weights + ["dropout"] * case.dropout

@@ -3,8 +3,8 @@
 import pytest
 
 from parity_tests.cases import CASES
-from parity_tests.harness import DTYPES, Pair, rounding_draws
-from parity_tests.verdict import judge_float64, judge_rounding
+from parity_tests.harness import DTYPES, Pair, judge_case_rounding
+from parity_tests.verdict import judge_float64
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -27,7 +27,7 @@ def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_left_is_rounding(pair, dtype):
     for std in pair.case.stds():
-        judge_rounding(rounding_draws(pair, std, DTYPES[dtype]), DTYPES[dtype])
+        judge_case_rounding(pair, std, DTYPES[dtype])
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.dropout], ids=lambda case: case.name)

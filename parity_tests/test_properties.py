@@ -1,5 +1,7 @@
 """What must hold of each side by itself, beside the comparisons."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +13,11 @@ import jaxformer.masks
 import torch_ref.masks
 from jaxformer.attention import MultiHeadAttention, scaled_dot_product_attention
 from jaxformer.config import TransformerLMConfig
+from jaxformer.layers import Dropout
 from jaxformer.masks import padding_mask
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.positions import Rotary
+from jaxformer.query_blocks import query_blocks
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.cases import attention, lm
 from parity_tests.harness import JAX, TORCH, perturbed
@@ -31,6 +35,47 @@ def language_model(**settings):
     set_parameters(model, perturbed(model))
     model.eval()
     return model
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("width", [1, 200])
+def test_blocks_of_queries_change_nothing(window, width):
+    """A mask that is known when the core is traced saves keys and changes no result."""
+    q, k, v = (RANDOM.normal(size=(2, 200, heads, 6)) for heads in (4, 2, 2))
+    bias = jnp.asarray(RANDOM.normal(size=(1, 4, width, 200)))
+    mask = jaxformer.masks.causal_mask(200)
+    if window is not None:
+        mask = mask & jaxformer.masks.window_mask(200, None, window)
+    dropout = Dropout(0.4)
+    dropout.key = jax.random.key(5)
+
+    def attend(mask, *arrays):
+        out, weights = scaled_dot_product_attention(
+            *arrays, mask=mask, bias=bias, soft_cap=3.0, dropout=dropout
+        )
+        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(weights)), (out, weights)
+
+    arrays = [jnp.asarray(x) for x in (q, k, v)]
+    results = [
+        jax.value_and_grad(functools.partial(attend, kind), argnums=(0, 1, 2), has_aux=True)(
+            *arrays
+        )
+        for kind in (mask, jnp.asarray(mask))
+    ]
+    assert len(list(query_blocks(mask, 200, 200))) == 4
+    for cut, whole in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(cut, whole, rtol=0, atol=1e-12)
+
+
+def test_a_block_has_only_the_keys_that_its_queries_see():
+    mask = jaxformer.masks.causal_mask(150) & jaxformer.masks.window_mask(150, None, 10)
+    blocks = list(query_blocks(mask, 150, 150))
+    assert [(block.queries, block.keys) for block in blocks] == [
+        ((0, 64), (0, 64)),
+        ((64, 128), (55, 128)),
+        ((128, 150), (119, 150)),
+    ]
+    assert next(query_blocks(np.ones((1, 1, 1, 3), bool), 2, 3)).mask is None
 
 
 @pytest.mark.parametrize("positions", SCHEMES)

@@ -114,13 +114,8 @@ def dropout_before_activation(self: Any, x: Any) -> Any:
 
 def unscaled_dropout(self: Any, x: Any) -> Any:
     """Dropout that does not make up for what it drops."""
-    if self.deterministic or self.rate == 0:
-        return x
-    keep = self.keep_mask
-    if keep is None:
-        keep = jax.random.bernoulli(self.key, 1 - self.rate, x.shape)
-    self.last_keep = keep if self.recording else None
-    return jnp.where(keep, x, 0)
+    keep = self.keep(x.shape)
+    return x if keep is None else jnp.where(keep, x, 0)
 
 
 def shifted_targets(original: Any) -> Any:
@@ -271,7 +266,7 @@ PLANTS = [
     Plant("query heads share the wrong key heads", "attention/grouped-query",
           replace(attention, "scaled_dot_product_attention", interleaved_heads)),
     Plant("attention dropout left out", "attention/dropout",
-          core(dropout=lambda _: lambda weights: weights), "dropout"),
+          core(dropout=lambda _: None), "dropout"),
     Plant("tanh GELU for the exact one", "feed_forward/gelu", lambda patch: patch.setitem(
         feed_forward.ACTIVATIONS, "gelu", feed_forward.gelu_tanh)),
     Plant("sqrt(2/pi) is not cut as BLOOM cuts it", "feed_forward/gelu_bloom",

@@ -120,10 +120,13 @@ def test_a_run_cut_into_calls_computes_the_same_bits():
         assert (value == parameters_of_cut[name]).all()
 
 
-def test_devices_drop_different_units():
-    one, _ = run_parallel(1, dropout=0.3, steps=2, per_call=2)
-    two, _ = run_parallel(2, dropout=0.3, steps=2, per_call=2)
-    assert one[0] != two[0]
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_eight_devices_drop_what_one_does(accumulation):
+    one, parameters_of_one = run_parallel(1, dropout=0.3, accumulation=accumulation)
+    eight, parameters_of_eight = run_parallel(8, dropout=0.3, accumulation=accumulation)
+    np.testing.assert_allclose(eight, one, rtol=0, atol=1e-10)
+    for name, value in parameters_of_one.items():
+        np.testing.assert_allclose(value, parameters_of_eight[name], rtol=0, atol=1e-9)
 
 
 def test_evaluation_over_devices_is_the_plain_mean():
