@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.fused_attention import try_fused_attention
 from jaxformer.layers import Dropout, Linear, widely
 from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
@@ -62,6 +64,9 @@ def scaled_dot_product_attention(
     outs, all_weights = [], []
     for block in query_blocks(mask, queries, keys):
         rows, columns = slice(*block.queries), slice(*block.keys)
+        drop = None
+        if dropout is not None and keep is not None:
+            drop = functools.partial(dropout.drop, keep=cut(keep, rows, columns))
         out, weights = _attend(
             q_BNTH[:, :, rows],
             k_RSH[:, columns],
@@ -70,9 +75,7 @@ def scaled_dot_product_attention(
             bias=None if bias is None else cut(bias, rows, columns),
             scale=scale,
             soft_cap=soft_cap,
-            drop=None
-            if keep is None
-            else functools.partial(dropout.drop, keep=cut(keep, rows, columns)),
+            drop=drop,
         )
         outs.append(out)
         before, after = block.keys[0], keys - block.keys[1]
@@ -308,7 +311,9 @@ class MultiHeadAttention(nnx.Module):
         position_bias = self.position.bias(scaled_BTNH, distance_TS)
         if position_bias is not None:
             bias = position_bias if bias is None else bias + position_bias
-        out_BTNH, weights_BNTS = scaled_dot_product_attention(
+        dropout = self.attention_dropout
+        weights_BNTS: Any = None
+        out_BTNH = try_fused_attention(
             q_BTNH,
             k_BSKH,
             v_BSKH,
@@ -316,8 +321,20 @@ class MultiHeadAttention(nnx.Module):
             bias=bias,
             scale=self.scale,
             soft_cap=self.score_soft_cap,
-            dropout=self.attention_dropout,
+            dropout=dropout.active,
+            weights=return_weights,
         )
+        if out_BTNH is None:
+            out_BTNH, weights_BNTS = scaled_dot_product_attention(
+                q_BTNH,
+                k_BSKH,
+                v_BSKH,
+                mask=mask,
+                bias=bias,
+                scale=self.scale,
+                soft_cap=self.score_soft_cap,
+                dropout=dropout,
+            )
         out = out_BTNH.reshape(*query.shape[:-1], -1)
         if self.o_proj is not None:
             out = self.o_proj(out)

@@ -3,6 +3,7 @@
 A block takes its parts ready made; ``builders.make_block`` makes one from a config.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask, combine_masks, window_mask
 from jaxformer.norms import LayerNorm, RMSNorm
+from jaxformer.rematerialization import rematerialize
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm
@@ -216,15 +218,16 @@ def run_blocks(
     """
     weights = []
     for layer, block in enumerate(blocks):
-        result = block(
-            x,
-            mask[layer] if isinstance(mask, list) else mask,
-            memory,
-            memory_mask,
+        call: Callable[..., Any] = functools.partial(
+            block,
+            mask=mask[layer] if isinstance(mask, list) else mask,
             positions=positions,
             cache=None if cache is None else cache[layer],
             return_weights=return_weights,
         )
+        if cache is None:
+            call = rematerialize(call)
+        result = call(x, memory=memory, memory_mask=memory_mask)
         if isinstance(result, tuple):
             x, block_weights = result
             weights.append(block_weights)

@@ -28,6 +28,7 @@ usage: jaxformer COMMAND [OPTIONS]
   verify    run two checkpoints side by side, and name the first place where they part
   inspect   list what is in a checkpoint, or draw what is inside a model: attention, gradients,
             init, norms, positions, masks, scaling, costs
+  plan      say what training would take: memory, operations, where it fits
 
 jaxformer COMMAND --help lists a command's options.
 """
@@ -35,87 +36,56 @@ jaxformer COMMAND --help lists a command's options.
 
 def run_train(arguments: Sequence[str]) -> None:
     """``jaxformer train``."""
-    known = _peek(arguments, "--preset"), _peek(arguments, "--out")
-    preset = known[0] or "nano"
-    if preset not in PRESETS:
-        raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
-    out = Path(known[1] or f"runs/{preset}")
+    preset = _preset(arguments)
+    out = Path(_peek(arguments, "--out") or f"runs/{preset}")
     resume = "--resume" in arguments
     source = _peek(arguments, "--init-from")
     start = tokenizer = None
     if resume and source is not None:
         raise UsageError("--resume goes on with the run that is there: leave out --init-from")
     if resume:
-        from jaxformer.training.run_folder import check_settings, stored_config
+        from jaxformer.training.run_folder import (
+            check_settings,
+            stored_config,
+            stored_vocabulary,
+        )
 
         config = before = stored_config(out)
     else:
         config = PRESETS[preset]()
     if source is not None:
-        start = _read_start(Path(source), fresh="--fresh-optimizer" in arguments)
+        from jaxformer.porting.starts import read_start
+        from jaxformer.training.experiment import Start
+
+        start = Start(**read_start(Path(source), fresh="--fresh-optimizer" in arguments))
         config = dataclasses.replace(config, model=start.model)
     options = _parse(TrainOptions, "jaxformer train", arguments, TrainOptions(config=config))
     config = options.config
     if resume:
         check_settings(before.to_dict(), config)
-        tokenizer = _stored_tokenizer(out)
+        started, vocabulary = stored_vocabulary(out)
+        if started:
+            from jaxformer.porting.tokenizers import tokenizer_in
+
+            tokenizer = tokenizer_in(out, vocabulary)
 
     from jaxformer.training.corpora import load_corpus
 
     corpus = load_corpus(config.data, encoding=config.encoding, download=options.download)
 
+    from jaxformer.training.compilation import use_compilation_cache
     from jaxformer.training.experiment import Experiment
     from jaxformer.training.loop import train
 
+    use_compilation_cache(options.compilation_cache)
     experiment = Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)
-    train(experiment, out, resume=options.resume, trackers=options.tracker)
-
-
-def _read_start(path: Path, *, fresh: bool) -> Any:
-    """What a run starts from: the language model of any checkpoint.
-
-    Raises:
-        UsageError: it is no language model, or nothing says what its tokens are.
-    """
-    from jaxformer.porting.checkpoint import language_model, open_checkpoint
-    from jaxformer.training.experiment import Start
-
-    checkpoint = open_checkpoint(path)
-    plan = language_model(checkpoint)
-    model = plan.module.config
-    if not model.causal or model.head != "linear":
-        raise UsageError(f"{path} holds a model that does not predict the next token")
-    tokenizer = checkpoint.tokenizer(model.vocab_size)
-    if tokenizer is None:
-        raise UsageError(
-            f"{path} does not say what its tokens are: put its meta.pkl or tokenizer.json beside it"
-        )
-    arrays: dict[str, Any] = {"parameters": {n: t.read() for n, t in plan.tensors.items()}}
-    optimizer = None if fresh else checkpoint.optimizer_state(plan)
-    if optimizer is not None:
-        arrays["mu"] = {name: tensor.read() for name, tensor in optimizer.mu.items()}
-        arrays["nu"] = {name: tensor.read() for name, tensor in optimizer.nu.items()}
-        arrays["step"] = optimizer.count
-    files = [] if checkpoint.tokenizer_file is None else [checkpoint.tokenizer_file]
-    return Start(
-        str(path), model, arrays, tokenizer, files if checkpoint.vocabulary is None else []
+    train(
+        experiment,
+        out,
+        resume=options.resume,
+        trackers=options.tracker,
+        profile_steps=options.profile,
     )
-
-
-def _stored_tokenizer(out: Path) -> Any:
-    """The tokenizer of a run that started from another model; None for all others."""
-    from jaxformer.training.run_folder import stored_vocabulary
-
-    started, vocabulary = stored_vocabulary(out)
-    if not started:
-        return None
-    if vocabulary is None:
-        from jaxformer.porting.tokenizers import HuggingFaceTokenizer
-
-        return HuggingFaceTokenizer(out / "tokenizer.json")
-    from jaxformer.char_data import CharTokenizer
-
-    return CharTokenizer(vocabulary)
 
 
 def run_sample(arguments: Sequence[str]) -> None:
@@ -123,8 +93,10 @@ def run_sample(arguments: Sequence[str]) -> None:
     options = _parse(SampleOptions, "jaxformer sample", arguments)
 
     from jaxformer.porting.checkpoint import in_float32, language_model, open_checkpoint
+    from jaxformer.training.compilation import use_compilation_cache
     from jaxformer.training.sampling import parse_ids, sample
 
+    use_compilation_cache(options.compilation_cache)
     checkpoint = open_checkpoint(
         options.path,
         dialect=options.dialect,
@@ -216,6 +188,20 @@ def run_inspect(arguments: Sequence[str]) -> None:
     inspect(what, options)
 
 
+def run_plan(arguments: Sequence[str]) -> None:
+    """``jaxformer plan``."""
+    from jaxformer.planning.options import PlanOptions
+
+    default = PlanOptions(config=PRESETS[_preset(arguments)]())
+    options = _parse(PlanOptions, "jaxformer plan", arguments, default)
+
+    from jaxformer.planning.command import plan
+    from jaxformer.training.compilation import use_compilation_cache
+
+    use_compilation_cache(options.compilation_cache)
+    plan(options)
+
+
 # Each gives its exit code; None is 0.
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "train": run_train,
@@ -223,6 +209,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "port": run_port,
     "verify": run_verify,
     "inspect": run_inspect,
+    "plan": run_plan,
 }
 
 
@@ -307,6 +294,18 @@ def _one_line(complaint: str, program: str) -> str:
 def _is_path(argument: str) -> bool:
     """Whether an argument can only be meant as a path."""
     return os.path.lexists(argument) or os.sep in argument or "." in argument
+
+
+def _preset(arguments: Sequence[str]) -> str:
+    """The preset that decides the defaults of all settings.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    preset = _peek(arguments, "--preset") or "nano"
+    if preset not in PRESETS:
+        raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
+    return preset
 
 
 def _peek(arguments: Sequence[str], flag: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a block costs: operations counted, time and memory measured, and both fitted.
+"""What a model costs: operations counted; of a block also time and memory measured, and fitted.
 
 One pass of a block is forward and backward: its output, and the gradient of sum(output) by its
 input and parameters. Its operations fall into two terms: attention, O(T² · D), and the products
@@ -21,6 +21,7 @@ from jaxformer.builders import make_block
 from jaxformer.config import TransformerConfig
 from jaxformer.layers import Linear
 from jaxformer.parameters import Parameters, merge, split
+from jaxformer.transformer_lm import TransformerLM
 
 Costs = dict[str, Float[np.ndarray, "points"]]
 
@@ -37,13 +38,32 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
         block: without cross-attention; relative positions' own products are not counted.
         length: T, in tokens.
     """
-    matrices = (
-        node.kernel[...].size for _, node in nnx.iter_modules(block) if isinstance(node, Linear)
-    )
+    matrices = (node.kernel.size for _, node in nnx.iter_modules(block) if isinstance(node, Linear))
     return {
         "attention": 4 * length**2 * block.attention.num_heads * block.attention.head_dim,
         "dense": 2 * length * sum(matrices),
     }
+
+
+def count_training_operations(model: TransformerLM, length: int) -> int:
+    """Additions and multiplications that a training step makes of one token, in matrix products.
+
+    6 · W + 12 · L · T · N · H, the model FLOPs of PaLM (arXiv 2204.02311, appendix B): W is the
+    number of elements in the weight matrices, a tied head's table included; a table that is only
+    looked up multiplies nothing. Attention counts in full, whatever the mask; what is computed
+    again to save memory counts once.
+
+    Args:
+        model: with a head; abstract (``nnx.eval_shape``) is enough.
+        length: T, in tokens.
+    """
+    blocks = [count_operations(block, length) for block in model.blocks]
+    forward = sum(block["attention"] + block["dense"] for block in blocks) // length
+    heads = [model.head_transform and model.head_transform.proj, model.lm_head]
+    head = sum(part.kernel.size for part in heads if isinstance(part, Linear))
+    if model.config.tie_embeddings:
+        head += model.token_embedding.embedding.size
+    return 3 * (forward + 2 * head)
 
 
 def measure_blocks(

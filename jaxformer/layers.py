@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -106,9 +106,14 @@ class Dropout(nnx.Module):
         """X · keep / (1 - rate)."""
         return jnp.where(keep, widely(lambda y: y / (1 - self.rate), x), jnp.zeros((), x.dtype))
 
+    @property
+    def active(self) -> bool:
+        """Whether anything is dropped: in training mode, at a rate above zero."""
+        return not self.deterministic and self.rate > 0
+
     def keep(self, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
         """What an array of this shape keeps: True with probability 1 - rate; None is everything."""
-        if self.deterministic or self.rate == 0:
+        if not self.active:
             return None
         if self.keep_mask is not None:
             keep = self.keep_mask
@@ -172,9 +177,8 @@ def seed_dropout(
         first_row: where in the whole batch the rows begin that the module is to see; None is 0.
     """
     places = dropout_modules(module)
-    if key is None:
-        keys = [None] * len(places)
-    else:
+    keys: Iterable[Array | None] = [None] * len(places)
+    if key is not None:
         names = np.array([zlib.crc32(path.encode()) for path in places], np.uint32)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, names)
     for dropout, own in zip(places.values(), keys, strict=True):

@@ -5,15 +5,17 @@ attention can see, while it is traced, which keys it need not look at.
 """
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+# How many there are, counted from 0, or the positions themselves (T,).
+Positions = int | Int[Array, "T"] | Int[np.ndarray, "T"]
 
-def causal_mask(
-    queries: int | Int[Array, "T"], keys: int | Int[Array, "S"] | None = None
-) -> Bool[Array, "1 1 T S"]:
+
+def causal_mask(queries: Positions, keys: Positions | None = None) -> Bool[Array, "1 1 T S"]:
     """Each position may attend to itself and to what lies before it.
 
     Args:
@@ -27,9 +29,7 @@ def causal_mask(
     return (distance <= 0)[None, None]
 
 
-def window_mask(
-    queries: int | Int[Array, "T"], keys: int | Int[Array, "S"] | None, window: int
-) -> Bool[Array, "1 1 T S"]:
+def window_mask(queries: Positions, keys: Positions | None, window: int) -> Bool[Array, "1 1 T S"]:
     """Each position may attend to those less than ``window`` tokens away, itself included.
 
     Together with ``causal_mask`` it is the sliding window of Mistral (arXiv 2310.06825,
@@ -39,13 +39,13 @@ def window_mask(
     return (abs(distance) < window)[None, None]
 
 
-def _distance(
-    queries: int | Int[Array, "T"], keys: int | Int[Array, "S"] | None
-) -> Int[Array, "T S"]:
-    keys = queries if keys is None else keys
-    queries = np.arange(queries) if isinstance(queries, int) else queries
-    keys = np.arange(keys) if isinstance(keys, int) else keys
-    return keys[None, :] - queries[:, None]
+def _distance(queries: Positions, keys: Positions | None) -> Int[Array, "T S"]:
+    keys_S = _positions(queries if keys is None else keys)
+    return keys_S[None, :] - _positions(queries)[:, None]
+
+
+def _positions(given: Positions) -> Any:
+    return np.arange(given) if isinstance(given, int) else given
 
 
 def padding_mask(tokens: Int[Array, "B S"], pad_token: int = 0) -> Bool[Array, "B 1 1 S"]:

@@ -13,10 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import torch_ref.builders
 import torch_ref.config
 import torch_ref.costs
+import torch_ref.transformer_lm
 from jaxformer import costs
 from jaxformer.builders import make_block
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, TransformerLMConfig
 from jaxformer.parameters import merge, split
+from jaxformer.transformer_lm import TransformerLM
 
 CONFIG = TransformerConfig(d_model=24, num_heads=4, context_length=64, d_ff=40)
 CONFIGS = {
@@ -62,6 +64,41 @@ def test_counted_operations_are_nearly_all_that_xla_carries_out():
     compiled = jax.jit(lambda p, x: merge(definition, p)(x)).lower(parameters, x).compile()
     counted = sum(costs.count_operations(block, length).values())
     assert 1 <= compiled.cost_analysis()["flops"] / counted < 1.15
+
+
+MODEL = TransformerLMConfig(d_model=24, num_heads=4, context_length=64, num_layers=3, vocab_size=70)
+MODELS = {
+    "tied": MODEL,
+    "untied, grouped, gated": dataclasses.replace(
+        MODEL, tie_embeddings=False, num_kv_heads=2, activation="swiglu", positions="rotary"
+    ),
+    "masked": dataclasses.replace(MODEL, head="masked_lm", causal=False, pooler=True),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_operations_are_those_that_torch_carries_out(name):
+    config, length, batch = MODELS[name], 17, 3
+    twin_config = torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
+    twin = torch_ref.transformer_lm.TransformerLM(twin_config)
+    counted = torch_ref.costs.count_training_operations(twin, length)
+    abstract = nnx.eval_shape(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    assert costs.count_training_operations(abstract, length) == counted
+
+    counter = FlopCounterMode(display=False)
+    with counter:
+        logits, _ = twin(torch.arange(batch * length).reshape(batch, length), return_weights=True)
+    forward = counter.get_total_flops()
+    with counter:
+        logits.sum().backward()
+    assert forward + counter.get_total_flops() == batch * length * counted
+
+
+def test_training_operations_are_those_of_the_published_formula():
+    """PaLM's 6 N + 12 L H Q T; N counts no table that is only looked up, nor norms and biases."""
+    model = nnx.eval_shape(lambda: TransformerLM(MODEL, rngs=nnx.Rngs(0)))
+    matrices = 3 * (4 * 24**2 + 2 * 24 * 4 * 24) + 70 * 24
+    assert costs.count_training_operations(model, 50) == 6 * matrices + 12 * 3 * 4 * 6 * 50
 
 
 def test_the_terms_grow_as_they_are_named():

@@ -29,6 +29,7 @@ print("\\nCODE", code, "HEAVY", heavy)
         (["sample", "--help"], 0, ["--temperature", "--top-p"]),
         (["port", "--help"], 0, ["--dialect", "--dtype"]),
         (["inspect", ".", "--help"], 0, ["--json"]),
+        (["plan", "--help"], 0, ["--topology", "--preset nano|baby|char-lm|gpt2-small"]),
         (["--version"], 0, ["0."]),
         ([], 2, ["usage: jaxformer COMMAND"]),
         (["train", "--steps", "-5"], 2, []),
@@ -77,6 +78,9 @@ def test_the_front_doors_are_the_same_command():
         ("--num-heads 3", ["d_model=128, num_heads=3"]),
         ("--seed -1", ["seed must be in [0, 2^63): got -1"]),
         ("--batch-size 10 --accumulation 4", ["batch_size=10, accumulation=4"]),
+        ("--profile 0", ["--profile must be at least 1 step: got 0"]),
+        ("--remat some", ["--remat", "some", "dots"]),
+        ("--attention-kernel flash", ["--attention-kernel", "flash", "splash"]),
         ("--dtype float8", ["--dtype", "float8", "bfloat16"]),
         ("--stepz 5", ["--stepz", "did you mean --steps?"]),
         ("--learning_rte 5", ["did you mean --learning-rate?"]),
@@ -212,4 +216,4 @@ def test_without_arguments_the_main_job_is_run(monkeypatch, tmp_path):
     assert config.data == "python-docs"
     assert config.steps == 2000
     assert str(out) == "runs/nano"
-    assert settings == {"resume": False, "trackers": ()}
+    assert settings == {"resume": False, "trackers": (), "profile_steps": None}

@@ -166,7 +166,7 @@ def test_a_fresh_run_that_fails_before_its_first_step_leaves_nothing(
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(loop.DataParallel, "train", fail)
+    monkeypatch.setattr("jaxformer.training.strategies.DataParallel.train", fail)
     before = snapshot(empty_folder.parent)
     assert train(text, "deep/er/run", "--steps", 3) == 7
     (empty_folder / "mine").mkdir()

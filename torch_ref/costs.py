@@ -1,4 +1,4 @@
-"""What a block costs: operations counted, time and memory measured, and both fitted.
+"""What a model costs: operations counted; of a block also time and memory measured, and fitted.
 
 One pass of a block is forward and backward: its output, and the gradient of sum(output) by its
 input and parameters. Its operations fall into two terms: attention, O(T² · D), and the products
@@ -17,6 +17,7 @@ from torch_ref.blocks import Block
 from torch_ref.builders import make_block
 from torch_ref.config import TransformerConfig
 from torch_ref.layers import Linear
+from torch_ref.transformer_lm import TransformerLM
 
 Costs = dict[str, np.ndarray]
 
@@ -38,6 +39,27 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
         "attention": 4 * length**2 * block.attention.num_heads * block.attention.head_dim,
         "dense": 2 * length * sum(matrices),
     }
+
+
+def count_training_operations(model: TransformerLM, length: int) -> int:
+    """Additions and multiplications that a training step makes of one token, in matrix products.
+
+    6 · W + 12 · L · T · N · H, the model FLOPs of PaLM (arXiv 2204.02311, appendix B): W is the
+    number of elements in the weight matrices, a tied head's table included; a table that is only
+    looked up multiplies nothing. Attention counts in full, whatever the mask; what is computed
+    again to save memory counts once.
+
+    Args:
+        model: with a head; on the ``meta`` device is enough.
+        length: T, in tokens.
+    """
+    blocks = [count_operations(b, length) for b in model.blocks if isinstance(b, Block)]
+    forward = sum(block["attention"] + block["dense"] for block in blocks) // length
+    heads = [model.head_transform and model.head_transform.proj, model.lm_head]
+    head = sum(part.weight.numel() for part in heads if isinstance(part, Linear))
+    if model.config.tie_embeddings:
+        head += model.token_embedding.weight.numel()
+    return 3 * (forward + 2 * head)
 
 
 def measure_blocks(

@@ -34,6 +34,11 @@ class TrainConfig:
     """Micro-batches per step."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward pass; parameters and optimizer are float32."""
+    remat: Literal["none", "dots", "full"] = "none"
+    """What each block computes again for its gradient to save memory: nothing, all but the products
+    with its weights, or everything."""
+    attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
+    """What computes attention: the fastest that can, or the one named."""
     devices: int | None = None
     """How many local devices to use; default all."""
     steps_per_call: int = 10
@@ -63,6 +68,13 @@ class TrainConfig:
             raise ValueError(f"seed must be in [0, 2^63): got {self.seed}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype must be float32 or bfloat16: got {self.dtype!r}")
+        if self.remat not in ("none", "dots", "full"):
+            raise ValueError(f"remat must be none, dots or full: got {self.remat!r}")
+        if self.attention_kernel not in ("auto", "plain", "cudnn", "splash"):
+            raise ValueError(
+                "attention_kernel must be auto, plain, cudnn or splash: got "
+                f"{self.attention_kernel!r}"
+            )
         if self.model.head == "none":
             raise ValueError("training needs a model with a head: got head='none'")
         if self.batch_size % self.accumulation:

@@ -50,6 +50,11 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
     return _corpus(str(path), _read_text(path, encoding))
 
 
+def user_cache() -> Path:
+    """Where this user keeps what can be made or fetched again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+
+
 def _corpus(name: str, text: str) -> Corpus:
     if not text:
         raise TextError(f"{name} is empty: give a text file with something in it")
@@ -84,7 +89,7 @@ def _read_text(path: Path, encoding: str) -> str:
 
 
 def _tiny_shakespeare(download: bool) -> bytes:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
+    cache = user_cache()
     folders = [Path(os.environ["JAXFORMER_DATA_DIR"])] if "JAXFORMER_DATA_DIR" in os.environ else []
     for folder in (*folders, cache):
         path = folder / "tiny-shakespeare.txt"

@@ -176,7 +176,7 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
         micro_batch = config.batch_size // config.accumulation
         wanted = max(n for n in range(1, cores + 1) if micro_batch % n == 0)
     told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if 1 < wanted <= cores and not told and jax.config.jax_num_cpu_devices < 1:
+    if 1 < wanted <= cores and not told and jax.config.values["jax_num_cpu_devices"] < 1:
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", wanted)
     devices = jax.local_devices()

@@ -1,29 +1,31 @@
 """From settings to a trained model: the run that ``train.py`` makes."""
 
-import json
 import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxformer.attention_choice import attention_kernel
 from jaxformer.char_data import evaluation_windows, window_starts
-from jaxformer.errors import DivergedError, StoppedError
+from jaxformer.costs import count_training_operations
+from jaxformer.errors import StoppedError
 from jaxformer.generation import generate
 from jaxformer.parameters import merge
 from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.checkpoints import Arrays, write_durably
+from jaxformer.training.devices import Utilization
+from jaxformer.training.divergence import not_finite, report_divergence
 from jaxformer.training.experiment import (
     Experiment,
     choose_devices,
+    data_parallel,
     first_state,
     from_arrays,
+    run_as,
     to_arrays,
-    uses_dropout,
 )
 from jaxformer.training.metrics import (
     MetricsFile,
@@ -34,9 +36,10 @@ from jaxformer.training.metrics import (
     plot_losses,
     read_metrics,
 )
+from jaxformer.training.profiling import Profile
 from jaxformer.training.progress import Reporter, describe_parameters
 from jaxformer.training.run_folder import RunFolder, StopSignal, check_resumable
-from jaxformer.training.strategies import DataParallel, check_batch_size
+from jaxformer.training.strategies import check_batch_size
 
 # A call of the compiled step should end often enough to hear a signal and to move the bar.
 SECONDS_PER_CALL = 0.5
@@ -48,6 +51,7 @@ def train(
     *,
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
+    profile_steps: int | None = None,
 ) -> None:
     """Trains, evaluates, samples and saves until ``config.steps`` steps are made.
 
@@ -58,6 +62,7 @@ def train(
         out: the run's folder.
         resume: go on with the run that is there.
         trackers: metrics services to write to, beside metrics.jsonl.
+        profile_steps: how many steps to trace, after warm-up, into the folder.
 
     Raises:
         JaxformerError: one of its kinds, for whatever is refused; see ``errors``.
@@ -65,10 +70,10 @@ def train(
         StoppedError: SIGINT or SIGTERM came; everything is saved.
     """
     config = experiment.config
-    devices = choose_devices(config.devices)
+    devices = choose_devices(config)
     check_batch_size(config.batch_size, config.accumulation, len(devices))
     check_trackers(trackers)
-    with StopSignal() as stop, RunFolder(out, resume=resume) as folder:
+    with StopSignal() as stop, RunFolder(out, resume=resume) as folder, run_as(config):
         definition, state, about, notes, warnings = _starting_point(experiment, folder)
         folder.begin(config, () if experiment.start is None else experiment.start.files)
         reporter = Reporter(config.steps, int(state.step))
@@ -82,7 +87,11 @@ def train(
                 reporter.warn(warning)
             for note in notes:
                 reporter.note(note)
-            _Run(experiment, folder, devices, definition, state, about, stop, reporter, sinks).go()
+            with Profile(folder.path / "profile", profile_steps, reporter) as profile:
+                _Run(
+                    experiment, folder, devices, definition, state, about, stop, reporter, sinks,
+                    profile,
+                ).go()  # fmt: skip
         finally:
             reporter.close()
             for sink in sinks:
@@ -118,6 +127,7 @@ class _Run:
         stop: says when a signal has come.
         reporter: tells the person at the terminal.
         sinks: take the numbers.
+        profile: traces some of the steps.
     """
 
     def __init__(
@@ -131,6 +141,7 @@ class _Run:
         stop: StopSignal,
         reporter: Reporter,
         sinks: Sequence[Sink],
+        profile: Profile,
     ):
         self.experiment = experiment
         self.config = config = experiment.config
@@ -138,18 +149,13 @@ class _Run:
         self.stop = stop
         self.reporter = reporter
         self.sinks = sinks
+        self.profile = profile
         self.definition = definition
-        self.parallel = DataParallel(
-            definition,
-            experiment.optimizer,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            accumulation=config.accumulation,
-            context_length=config.model.context_length,
-            compute_dtype=jnp.bfloat16 if config.dtype == "bfloat16" else None,
-            uses_dropout=uses_dropout(config.model),
-            devices=devices,
+        self.parallel = data_parallel(experiment, definition, devices)
+        operations = count_training_operations(
+            merge(definition, state.parameters), config.model.context_length
         )
+        self.utilization = Utilization.of(operations, devices, config.dtype)
         self.step = int(state.step)
         self.state = self.parallel.replicate(state)
         self.train_tokens = self.parallel.replicate(experiment.train_ids)
@@ -201,26 +207,37 @@ class _Run:
         windows = len(self.experiment.train_ids) - config.model.context_length
         tokens_per_step = config.batch_size * config.model.context_length
         while self.step < boundary and self.stop.received is None:
-            count = min(count, boundary - self.step)
+            count = self.profile.before(self.step, min(count, boundary - self.step))
             starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
             for i in range(count):
                 starts[i] = window_starts(config.seed, self.step + i, config.batch_size, windows)
             begin = time.perf_counter()
-            self.state, history = self.parallel.train(self.state, self.train_tokens, starts, count)
+            with jax.profiler.StepTraceAnnotation("train", step_num=self.step + 1):
+                self.state, history = self.parallel.train(
+                    self.state, self.train_tokens, starts, count
+                )
             self.val_loss = None
             made = len(history["train_loss"])
             seconds = (time.perf_counter() - begin) / made
+            self.profile.after(self.step + made, made)
+            tokens_per_second = tokens_per_step / seconds
+            speed = {
+                "tokens_per_second": tokens_per_second,
+                **self.utilization.record(tokens_per_second),
+            }
             for i in range(made):
                 record = {name: float(values[i]) for name, values in history.items()}
-                self._write(
-                    step=self.step + 1, **record, tokens_per_second=tokens_per_step / seconds
-                )
+                self._write(step=self.step + 1, **record, **speed)
                 if not (math.isfinite(record["train_loss"]) and math.isfinite(record["grad_norm"])):
                     facts = {**record, "window_starts": starts[i].tolist()}
-                    self._diverged(self.step + 1, f"step {self.step + 1}", facts)
+                    report_divergence(self.folder, self.step + 1, f"step {self.step + 1}", facts)
                 self.step += 1
             self.reporter.steps_done(
-                self.step, record["train_loss"], tokens_per_step / seconds, 1000 * seconds
+                self.step,
+                record["train_loss"],
+                tokens_per_second,
+                1000 * seconds,
+                self.utilization.describe(tokens_per_second),
             )
             count = max(1, min(config.steps_per_call, int(SECONDS_PER_CALL / seconds)))
 
@@ -238,8 +255,11 @@ class _Run:
             return
         self._write(step=self.step, val_loss=val_loss)
         if not math.isfinite(val_loss):
-            self._diverged(
-                self.step, f"the evaluation after step {self.step}", {"val_loss": val_loss}
+            report_divergence(
+                self.folder,
+                self.step,
+                f"the evaluation after step {self.step}",
+                {"val_loss": val_loss},
             )
         self.val_loss = val_loss
         self.reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
@@ -249,22 +269,25 @@ class _Run:
     def _sample(self) -> str:
         model = merge(self.definition, self.parallel.fetch(self.state.parameters))
         tokenizer = self.experiment.tokenizer
-        ids = generate(
-            model,
-            self.experiment.first_ids[None],
-            self.config.sample_tokens,
-            temperature=0.8,
-            key=jax.random.fold_in(jax.random.key(self.config.seed), self.step),
-        )[0]
+        # A token at a time is not what the kernel asked for was made for.
+        with attention_kernel("auto"):
+            ids = generate(
+                model,
+                self.experiment.first_ids[None],
+                self.config.sample_tokens,
+                temperature=0.8,
+                key=jax.random.fold_in(jax.random.key(self.config.seed), self.step),
+            )[0]
         return tokenizer.decode(ids[ids < tokenizer.vocabulary_size()])
 
     def _save(self) -> None:
         if self.saved == (self.step, self.val_loss):
             return
         arrays = to_arrays(self.parallel.fetch(self.state))
-        wrong = _not_finite(arrays)
+        wrong = not_finite(arrays)
         if wrong:
-            self._diverged(self.step, f"the state after step {self.step}", {"not_finite": wrong})
+            what = f"the state after step {self.step}"
+            report_divergence(self.folder, self.step, what, {"not_finite": wrong})
         corpus = self.experiment.corpus
         start = self.experiment.start
         source = self.about.get("init_from") if start is None else start.source
@@ -282,22 +305,6 @@ class _Run:
         self.saved = (self.step, self.val_loss)
         self.folder.checkpoints.prune(self.config.keep)
 
-    def _diverged(self, step: int, what: str, facts: dict[str, Any]) -> NoReturn:
-        path = self.folder.path / f"divergence-{step}.json"
-        shown = {name: repr(v) if _is_wild(v) else v for name, v in facts.items()}
-        write_durably(path, json.dumps({"step": step, **shown}, indent=1))
-        numbers = ", ".join(
-            f"{name} {facts[name]:.4g}"
-            for name in ("train_loss", "val_loss", "grad_norm", "learning_rate")
-            if name in facts
-        )
-        steps = self.folder.checkpoints.steps()
-        raise DivergedError(
-            f"{what} is not finite{f' ({numbers})' if numbers else ''}, more in {path}; "
-            + (f"step {steps[-1]} is the last one saved" if steps else "no step was saved")
-            + f": train.py --resume --out {self.folder.path} with a smaller --learning-rate"
-        )
-
     def _finish(self) -> None:
         picture = self.folder.path / "loss.png"
         records = read_metrics(self.folder.path / "metrics.jsonl")
@@ -311,21 +318,6 @@ class _Run:
     def _write(self, **record: float) -> None:
         for sink in self.sinks:
             sink.write(record)
-
-
-def _not_finite(arrays: Arrays) -> list[str]:
-    return [
-        f"{group}/{name}"
-        for group, members in arrays.items()
-        if isinstance(members, dict)
-        for name, array in members.items()
-        if not np.isfinite(array).all()
-    ]
-
-
-def _is_wild(value: Any) -> bool:
-    """Whether JSON has no word for it."""
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _summary(

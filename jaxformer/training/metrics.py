@@ -40,7 +40,8 @@ class MetricsFile:
     """``metrics.jsonl``: one JSON object a line.
 
     Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token),
-    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``.
+    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``, and
+    ``model_flops_utilization`` (a share) on devices whose peak is known.
 
     Args:
         path: of the file.

@@ -36,8 +36,16 @@ class TrainOptions:
     """Fetch tiny-shakespeare (1.1 MB, its SHA-256 is pinned) if it is not on this machine."""
     tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Metrics services to write to, beside metrics.jsonl."""
+    profile: int | None = None
+    """Write a trace of this many steps, after warm-up, into the run's folder."""
+    compilation_cache: bool = True
+    """Keep compiled programs in the user's cache folder, and use those that are there."""
     debug: Switch = False
     """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and self.profile < 1:
+            raise ValueError(f"--profile must be at least 1 step: got {self.profile}")
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class SampleOptions:
     """The model's settings as JSON, which go before those in the checkpoint."""
     meta: Path | None = None
     """nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside the checkpoint."""
+    compilation_cache: bool = True
+    """Keep compiled programs in the user's cache folder, and use those that are there."""
     debug: Switch = False
     """Show the traceback of an error."""
 

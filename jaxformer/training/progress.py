@@ -54,7 +54,9 @@ class Reporter:
             table.add_row(f"[dim]{name}", escape(value))
         self.console.print(table)
 
-    def steps_done(self, step: int, loss: float, tokens_per_second: float, ms: float) -> None:
+    def steps_done(
+        self, step: int, loss: float, tokens_per_second: float, ms: float, compute: str = ""
+    ) -> None:
         """Shows how far the run is.
 
         Args:
@@ -62,11 +64,13 @@ class Reporter:
             loss: of the last one, in nats per token.
             tokens_per_second: over the last call.
             ms: milliseconds a step took in it.
+            compute: how fast it computed, in words.
         """
         numbers = f"loss {loss:.3f}"
         if math.isfinite(self._val_loss):
             numbers += f" · val {self._val_loss:.3f}"
-        numbers += f" · {_thousands(tokens_per_second)} tokens/s · {ms:.1f} ms/step · {memory()}"
+        numbers += f" · {_thousands(tokens_per_second)} tokens/s · {ms:.1f} ms/step"
+        numbers += (f" · {compute}" if compute else "") + f" · {memory()}"
         self._bar.update(self._task, completed=step, numbers=numbers)
         now = time.monotonic()
         if not self.console.is_terminal and (

@@ -111,7 +111,7 @@ class RunFolder:
         self._lock.close()
 
     def _discard(self) -> None:
-        for name in ("checkpoints", "tensorboard"):
+        for name in ("checkpoints", "tensorboard", "profile"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         for name in ("config.json", "metrics.jsonl", ".lock"):
             (self.path / name).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ def sample(
 ) -> None:
     """Writes texts to standard output as they are made, each begun by the prompt.
 
+    How fast they were is said on standard error at the end.
+
     Args:
         model: gives the ``TransformerLM``; called once the prompt stands.
         tokenizer: makes ids of text and text of ids; None writes ids.
@@ -95,6 +98,8 @@ def sample(
 
     from jaxformer.generation import stream
 
+    speed = _Speed()
+
     built = model()
     known = built.config.vocab_size
     if wrong := [int(i) for i in ids if not 0 <= i < known]:
@@ -114,10 +119,12 @@ def sample(
             top_p=top_p,
             greedy=greedy,
             key=jax.random.key(seed + n),
+            stop_tokens=[i for i in last_ids if 0 <= i < known],
         )
-        for text in _texts(tokenizer, ids, chunks, last_ids):
+        for text in _texts(tokenizer, ids, speed.watch(chunks), last_ids):
             _write(text)
     _write("\n")
+    sys.stderr.write(f"{speed}\n")
 
 
 def _prompt(
@@ -165,6 +172,56 @@ def _texts(
             written = whole if len(whole) > len(written) else written
         if end < len(new):
             return
+
+
+class _Speed:
+    """How fast tokens come, apart from what is compiled meanwhile.
+
+    Attributes:
+        first_tokens: seconds from each text's start to its first token, and whether a program was
+            compiled in them.
+        tokens: how many came after a first one while nothing was compiled.
+        seconds: that they took.
+    """
+
+    def __init__(self) -> None:
+        self.first_tokens: list[tuple[float, bool]] = []
+        self.tokens = 0
+        self.seconds = 0.0
+        self._compiled = False
+
+    def watch(self, chunks: Iterable["np.ndarray"]) -> Iterator["np.ndarray"]:
+        """The chunks of one text; only the time until each comes is counted."""
+        import jax
+
+        jax.monitoring.register_event_duration_secs_listener(self._notice)
+        try:
+            begin = time.perf_counter()
+            for number, chunk in enumerate(chunks):
+                seconds = time.perf_counter() - begin
+                if number == 0:
+                    self.first_tokens.append((seconds, self._compiled))
+                elif not self._compiled:
+                    self.tokens += chunk.shape[1]
+                    self.seconds += seconds
+                self._compiled = False
+                yield chunk
+                begin = time.perf_counter()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(self._notice)
+
+    def __str__(self) -> str:
+        parts = []
+        for was_compiled, words in ((True, ", compilation included"), (False, "")):
+            found = [seconds for seconds, compiled in self.first_tokens if compiled == was_compiled]
+            if found:
+                parts.append(f"first token after {sum(found) / len(found):.3g} s{words}")
+        if self.seconds:
+            parts.append(f"{self.tokens / self.seconds:,.0f} tokens/s after it")
+        return "; ".join(parts)
+
+    def _notice(self, event: str, duration_secs: float, **_: Any) -> None:
+        self._compiled |= event == "/jax/core/compile/backend_compile_duration"
 
 
 def _write(text: str) -> None:

@@ -158,18 +158,27 @@ class DataParallel:
         shaped = starts.reshape(len(starts), *self._batch_shape)
         arguments = (state, tokens, shaped, np.int32(count))
         if shaped.shape not in self._programs:
-            self._programs[shaped.shape] = self._compile(arguments)
+            self._programs[shaped.shape] = self.compile_steps(*arguments)
         state, history, made = self._programs[shaped.shape](*arguments)
         history, made = self.fetch((history, made))
         return state, {k: v[:made] for k, v in history.items()}
 
-    def _compile(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        lowered = self._steps.lower(*arguments)
+    def compile_steps(
+        self, state: TrainState, tokens: Array, starts: Any, count: Any
+    ) -> jax.stages.Compiled:
+        """The program behind ``train``; shapes (``jax.ShapeDtypeStruct``) do for arguments."""
+        lowered = self._steps.lower(state, tokens, starts, count)
         if self.devices[0].platform == "cpu":
             # Another version of XLA may not know an option, which changes no result.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 return lowered.compile(compiler_options=CPU_OPTIONS)
         return lowered.compile()
+
+    def compile_evaluation(
+        self, parameters: Parameters, tokens: Array, starts: Any, mask: Any
+    ) -> jax.stages.Compiled:
+        """The program behind a batch of ``evaluate``; shapes do for arguments."""
+        return self._evaluate.lower(parameters, tokens, starts, mask).compile()
 
     def evaluate(
         self,

@@ -1,0 +1,208 @@
+"""Which kernel computes attention: the plain core, cuDNN's or splash attention.
+
+That is no part of a model's settings: the same checkpoint runs with each of them.
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from jaxformer.errors import UsageError
+
+Kernel = Literal["plain", "cudnn", "splash"]
+Choice = Literal["auto", "plain", "cudnn", "splash"]
+
+# Splash attention works on blocks of queries and keys; the largest that divides the length.
+SPLASH_BLOCKS = (512, 256, 128)
+
+_choice: contextvars.ContextVar[Choice] = contextvars.ContextVar("attention_kernel", default="auto")
+
+
+class KernelError(UsageError, ValueError):
+    """A kernel was asked for that cannot compute what the model needs."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Who may attend to whom, where a rule says it: queries and keys stand at slots 0, 1, 2 ….
+
+    Attributes:
+        causal: whether a query is kept from later keys.
+        window: how many tokens a query sees on each side, itself included; None is all.
+    """
+
+    causal: bool
+    window: int | None = None
+
+    @classmethod
+    def read(cls, mask: Bool[Array, "B N T S"] | None, queries: int, keys: int) -> "Pattern | None":
+        """The rule behind a mask; None where there is none, or it is not known while tracing."""
+        if mask is None:
+            return cls(causal=False)
+        if not isinstance(mask, np.ndarray) or mask.shape != (1, 1, queries, keys):
+            return None
+        seen_TS = mask[0, 0]
+        causal = not seen_TS[0, 1:].any()
+        # Of a window, the first key is seen by as many queries as it is wide.
+        width = int(np.argmin(np.append(seen_TS[:, 0], False)))
+        window = None if width == queries else width
+        rule = cls(causal, window)
+        return rule if window != 0 and np.array_equal(seen_TS, rule._array(queries, keys)) else None
+
+    def _array(self, queries: int, keys: int) -> np.ndarray:
+        distance_TS = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+        seen_TS = distance_TS <= 0 if self.causal else np.ones_like(distance_TS, bool)
+        return seen_TS if self.window is None else seen_TS & (abs(distance_TS) < self.window)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the program is compiled for.
+
+    Attributes:
+        platform: cpu, cuda, rocm or tpu.
+        capability: CUDA's compute capability, (9, 0) for an H100.
+    """
+
+    platform: str
+    capability: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def here(cls) -> "Target":
+        """The default backend."""
+        device = jax.devices()[0]
+        if device.platform != "gpu":
+            return cls(device.platform)
+        if "cuda" not in device.client.platform_version:
+            return cls("rocm")
+        major, minor = device.compute_capability.split(".")
+        return cls("cuda", (int(major), int(minor)))
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of attention asks for, as far as it decides who can answer it.
+
+    Attributes:
+        dtype: of queries, keys and values.
+        head_dim: H.
+        queries: T.
+        keys: S.
+        pattern: who may attend to whom; None where only an array says so.
+        bias: whether something is added to the scores.
+        soft_cap: whether scores are bounded.
+        dropout: whether weights are dropped.
+        weights: whether they are to be returned.
+        precision: ``jax.config.jax_default_matmul_precision``.
+    """
+
+    dtype: Any
+    head_dim: int
+    queries: int
+    keys: int
+    pattern: Pattern | None
+    bias: bool = False
+    soft_cap: bool = False
+    dropout: bool = False
+    weights: bool = False
+    precision: str | None = None
+
+
+@contextlib.contextmanager
+def attention_kernel(choice: Choice) -> Iterator[None]:
+    """Within it, models are traced with this choice of kernel; outside it is ``auto``.
+
+    A function that ``jax.jit`` has compiled keeps the kernel that it was traced with.
+
+    Raises:
+        ValueError: the choice is unknown.
+    """
+    if choice not in get_args(Choice):
+        raise ValueError(
+            f"attention_kernel must be one of {', '.join(get_args(Choice))}: got {choice!r}"
+        )
+    token = _choice.set(choice)
+    try:
+        yield
+    finally:
+        _choice.reset(token)
+
+
+def choose_kernel(call: Call, target: Target | None = None, choice: Choice | None = None) -> Kernel:
+    """The kernel for a call: the one asked for, or the fastest that can.
+
+    Args:
+        call: what it asks for.
+        target: default the default backend.
+        choice: default that of ``attention_kernel``.
+
+    Raises:
+        KernelError: the kernel asked for cannot; the message says why.
+    """
+    choice = _choice.get() if choice is None else choice
+    if choice == "plain":
+        return "plain"
+    target = Target.here() if target is None else target
+    if choice == "auto":
+        fused: tuple[Kernel, ...] = ("cudnn", "splash")
+        return next((kernel for kernel in fused if refusal(kernel, call, target) is None), "plain")
+    reason = refusal(choice, call, target)
+    if reason is not None:
+        raise KernelError(f"attention_kernel={choice!r} {reason}; 'auto' takes what can")
+    return choice
+
+
+def refusal(kernel: Kernel, call: Call, target: Target) -> str | None:
+    """Why a kernel cannot answer a call; None where it can."""
+    if kernel == "plain":
+        return None
+    checks = _cudnn_checks(call, target) if kernel == "cudnn" else _splash_checks(call, target)
+    checks |= {
+        "has no bias": call.bias,
+        "drops no weights": call.dropout,
+        "returns no weights": call.weights,
+        "takes a causal mask or a window, not any mask": call.pattern is None,
+        # A query past the last key's window sees none: the core gives zeros, kernels do as they do.
+        "needs a key for each query of a window": call.queries > call.keys
+        and call.pattern is not None
+        and call.pattern.window is not None,
+    }
+    return next((reason for reason, applies in checks.items() if applies), None)
+
+
+def _cudnn_checks(call: Call, target: Target) -> dict[str, bool]:
+    """What keeps cuDNN's flash attention from a call (``jax.nn.dot_product_attention``)."""
+    widest = 256 if target.capability >= (9, 0) else 128
+    pattern = call.pattern or Pattern(causal=False)
+    return {
+        "needs an NVIDIA GPU of compute capability 8.0 or more": target.platform != "cuda"
+        or target.capability < (8, 0),
+        "computes in bfloat16 or float16": jnp.dtype(call.dtype) not in (jnp.bfloat16, jnp.float16),
+        f"needs a head_dim in steps of 8 up to {widest}": call.head_dim % 8 != 0
+        or call.head_dim > widest,
+        "has no soft cap": call.soft_cap,
+        "needs as many queries as keys where the mask is causal": pattern.causal
+        and call.queries != call.keys,
+        "has a window only where the mask is causal": pattern.window is not None
+        and not pattern.causal,
+    }
+
+
+def _splash_checks(call: Call, target: Target) -> dict[str, bool]:
+    """What keeps splash attention (``jax.experimental.pallas.ops.tpu``) from a call."""
+    block = SPLASH_BLOCKS[-1]
+    return {
+        "needs a TPU": target.platform != "tpu",
+        "computes in bfloat16": jnp.dtype(call.dtype) != jnp.bfloat16,
+        # At any other the kernel does not compile.
+        "computes at the default matmul precision": call.precision not in (None, "default"),
+        f"needs queries and keys in steps of {block}": call.queries % block != 0
+        or call.keys % block != 0,
+    }

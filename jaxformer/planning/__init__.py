@@ -1,0 +1,1 @@
+"""What training would take, found without training."""

@@ -1,0 +1,149 @@
+"""What known accelerators can do, from their makers' data sheets.
+
+Peaks are of matrix products without sparsity, in operations per second (a multiplication and an
+addition are two), for one JAX device. NVIDIA: the data sheets of V100, T4, A10, A30, A40, A100, L4,
+L40S, H100, H200 and HGX B200, whose figures with sparsity are halved here, and the GA102, Ada and
+RTX Blackwell white papers for the GeForce cards, at float32 accumulation. TPU: the system
+architecture pages of Cloud TPU; a v3 chip is two JAX devices.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+TERA = 1e12
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One JAX device of a kind.
+
+    Attributes:
+        name: as people say it.
+        pattern: of ``jax.Device.device_kind``, all of it.
+        memory: in bytes, as it is sold; a system keeps some of it for itself.
+        bfloat16: peak in operations per second; None where the device has no such units.
+        tensor_float32: of float32 arrays whose products round their factors (TF32, or bfloat16 on a
+            TPU), which JAX's default precision allows; None where there are no such units.
+        float32: of float32 products that round nothing; None where no data sheet says.
+    """
+
+    name: str
+    pattern: str
+    memory: float
+    bfloat16: float | None
+    tensor_float32: float | None
+    float32: float | None
+
+    def peak(self, dtype: str, precision: str | None = None) -> float | None:
+        """The peak for arrays of ``dtype`` at JAX's matmul precision, or None where unknown.
+
+        Args:
+            dtype: float32 or bfloat16.
+            precision: ``jax.config.jax_default_matmul_precision``.
+        """
+        if dtype == "bfloat16":
+            return self.bfloat16
+        if dtype == "float32" and precision in (None, "default", "fastest", "tensorfloat32"):
+            return self.tensor_float32 or self.float32
+        return self.float32 if dtype == "float32" else None
+
+
+def _gpu(
+    name: str,
+    pattern: str,
+    gigabytes: float,
+    bfloat16: float | None,
+    tensor_float32: float | None,
+    float32: float,
+) -> Accelerator:
+    peaks = [None if p is None else p * TERA for p in (bfloat16, tensor_float32, float32)]
+    return Accelerator(name, f"(NVIDIA |Tesla )?{pattern}", gigabytes * GIGABYTE, *peaks)
+
+
+def _tpu(name: str, pattern: str, gigabytes: float, bfloat16: float) -> Accelerator:
+    peak = bfloat16 * TERA
+    return Accelerator(name, f"TPU ({pattern})", gigabytes * GIGABYTE, peak, peak, None)
+
+
+ACCELERATORS = (
+    _gpu("T4", "T4", 16, None, None, 8.1),
+    _gpu("V100-16GB", "V100-SXM2-16GB", 16, None, None, 15.7),
+    _gpu("V100-32GB", "V100-SXM2-32GB", 32, None, None, 15.7),
+    _gpu("A10", "A10", 24, 125, 62.5, 31.2),
+    _gpu("A30", "A30", 24, 165, 82, 10.3),
+    _gpu("A40", "A40", 48, 149.7, 74.8, 37.4),
+    _gpu("A100-40GB", "A100-(SXM4|PCIE)-40GB", 40, 312, 156, 19.5),
+    _gpu("A100-80GB", "A100(-SXM4-80GB| 80GB PCIe)", 80, 312, 156, 19.5),
+    _gpu("L4", "L4", 24, 121, 60, 30.3),
+    _gpu("L40S", "L40S", 48, 362, 183, 91.6),
+    _gpu("H100", "H100 80GB HBM3", 80, 989.4, 494.7, 67),
+    _gpu("H100-PCIe", "H100 PCIe", 80, 756, 378, 51),
+    _gpu("H100-NVL", "H100 NVL", 94, 835, 417.5, 60),
+    _gpu("H200", "H200", 141, 989.4, 494.7, 67),
+    _gpu("H200-NVL", "H200 NVL", 141, 835, 417.5, 60),
+    _gpu("B200", "B200", 180, 2250, 1100, 75),
+    _gpu("RTX-3090", "GeForce RTX 3090", 24, 71, 35.6, 35.6),
+    _gpu("RTX-4090", "GeForce RTX 4090", 24, 165.2, 82.6, 82.6),
+    _gpu("RTX-5090", "GeForce RTX 5090", 32, 209.5, 104.8, 104.8),
+    _tpu("v3", "v3", 16, 61.5),
+    _tpu("v4", "v4", 32, 275),
+    _tpu("v5e", "v5 lite|v5e", 16, 197),
+    _tpu("v5p", "v5|v5p", 95, 459),
+    _tpu("v6e", "v6 lite|v6e", 32, 918),
+)
+
+
+def find_accelerator(device_kind: str) -> Accelerator | None:
+    """The accelerator that JAX calls ``device_kind``, or None where the table has none.
+
+    A slice of a card (MIG), a laptop's or another edition of it has other peaks and is not found.
+    """
+    for accelerator in ACCELERATORS:
+        if re.fullmatch(accelerator.pattern, device_kind):
+            return accelerator
+    return None
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """How much of what the devices can do a run makes use of.
+
+    Attributes:
+        operations: of one token, as ``costs.count_training_operations`` counts them.
+        peak: of all devices together, in operations per second; None where unknown.
+    """
+
+    operations: int
+    peak: float | None
+
+    @classmethod
+    def of(cls, operations: int, devices: Sequence[jax.Device], dtype: str) -> "Utilization":
+        """That of a run on ``devices``, all of one kind, which computes in ``dtype``."""
+        accelerator = find_accelerator(devices[0].device_kind)
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+        peak = None if accelerator is None else accelerator.peak(dtype, precision)
+        return cls(operations, None if peak is None else peak * len(devices))
+
+    def record(self, tokens_per_second: float) -> dict[str, float]:
+        """``model_flops_utilization``, a share of the peak, where that is known."""
+        if self.peak is None:
+            return {}
+        return {"model_flops_utilization": self.operations * tokens_per_second / self.peak}
+
+    def describe(self, tokens_per_second: float) -> str:
+        """The same in words; operations per second where the peak is unknown."""
+        for share in self.record(tokens_per_second).values():
+            return f"{100 * share:.1f}% MFU"
+        return describe_rate(self.operations * tokens_per_second)
+
+
+def describe_rate(operations_per_second: float) -> str:
+    """Operations per second as people say it: 112 GFLOP/s, 1.4 TFLOP/s."""
+    sizes = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
+    size, prefix = next((s for s in sizes if operations_per_second >= s[0]), sizes[-1])
+    value = operations_per_second / size
+    return f"{value:.{0 if value >= 10 else 1}f} {prefix}FLOP/s"

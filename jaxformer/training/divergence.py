@@ -1,0 +1,55 @@
+"""What is told and written down of a run whose numbers are not finite."""
+
+import json
+import math
+from typing import Any, NoReturn
+
+import numpy as np
+
+from jaxformer.errors import DivergedError
+from jaxformer.training.checkpoints import Arrays, write_durably
+from jaxformer.training.run_folder import RunFolder
+
+
+def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, Any]) -> NoReturn:
+    """Writes ``divergence-<step>.json`` and ends the run.
+
+    Args:
+        folder: of the run.
+        step: which one diverged.
+        what: is not finite, in words.
+        facts: all that is known of the step.
+
+    Raises:
+        DivergedError: always.
+    """
+    path = folder.path / f"divergence-{step}.json"
+    shown = {name: repr(v) if _is_wild(v) else v for name, v in facts.items()}
+    write_durably(path, json.dumps({"step": step, **shown}, indent=1))
+    numbers = ", ".join(
+        f"{name} {facts[name]:.4g}"
+        for name in ("train_loss", "val_loss", "grad_norm", "learning_rate")
+        if name in facts
+    )
+    steps = folder.checkpoints.steps()
+    raise DivergedError(
+        f"{what} is not finite{f' ({numbers})' if numbers else ''}, more in {path}; "
+        + (f"step {steps[-1]} is the last one saved" if steps else "no step was saved")
+        + f": train.py --resume --out {folder.path} with a smaller --learning-rate"
+    )
+
+
+def not_finite(arrays: Arrays) -> list[str]:
+    """The names of the arrays in which a number is not finite."""
+    return [
+        f"{group}/{name}"
+        for group, members in arrays.items()
+        if isinstance(members, dict)
+        for name, array in members.items()
+        if not np.isfinite(array).all()
+    ]
+
+
+def _is_wild(value: Any) -> bool:
+    """Whether JSON has no word for it."""
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,92 @@
+"""A trace of some steps of a run: what the devices and the host did, and when."""
+
+from pathlib import Path
+
+import jax
+
+from jaxformer.training.progress import Reporter
+
+# The first call of a compiled function does work that no later one does.
+WARM_UP_CALLS = 2
+
+
+class Profile:
+    """Traces ``steps`` steps after warm-up with ``jax.profiler``; failing, it lets training go on.
+
+    Used as a context manager: leaving it writes what was traced so far.
+
+    Args:
+        folder: where the trace goes.
+        steps: how many to trace; None traces nothing.
+        reporter: told where the trace is, or why there is none.
+    """
+
+    def __init__(self, folder: Path, steps: int | None, reporter: Reporter):
+        self._folder = folder
+        self._left = steps or 0
+        self._reporter = reporter
+        self._calls = 0
+        self._first: int | None = None
+        self._last = 0
+
+    def before(self, step: int, count: int) -> int:
+        """To be told before each call of the compiled function.
+
+        Args:
+            step: how many steps were made.
+            count: how many the call is to make.
+
+        Returns:
+            How many it may make, so that the trace ends with it.
+        """
+        self._calls += 1
+        if not self._left or self._calls <= WARM_UP_CALLS:
+            return count
+        if self._first is None:
+            try:
+                jax.profiler.start_trace(self._folder)
+            except Exception as error:
+                self._give_up(error)
+                return count
+            self._first = step + 1
+        return min(count, self._left)
+
+    def after(self, step: int, made: int) -> None:
+        """To be told after each call, once its results are there.
+
+        Args:
+            step: how many steps were made.
+            made: by this call.
+        """
+        if self._first is None:
+            return
+        self._last = step
+        self._left = max(0, self._left - made)
+        if not self._left:
+            self._write()
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._first is not None:
+            self._write()
+        elif self._left:
+            self._reporter.warn("no profile: the run ended before its warm-up did")
+
+    def _write(self) -> None:
+        first, self._first, self._left = self._first, None, 0
+        try:
+            jax.profiler.stop_trace()
+            trace = max(self._folder.rglob("*.trace.json.gz"), key=lambda p: p.stat().st_mtime)
+        except Exception as error:
+            self._give_up(error)
+            return
+        self._reporter.note(
+            f"profile of steps {first} to {self._last}: open {trace} at https://ui.perfetto.dev, "
+            f"or all of it with: pip install xprof && xprof --logdir {self._folder}"
+        )
+
+    def _give_up(self, error: Exception) -> None:
+        self._left = 0
+        self._reporter.warn(f"no profile ({str(error) or type(error).__name__}); training goes on")
