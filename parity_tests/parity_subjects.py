@@ -17,7 +17,7 @@ from parity_tests.families import charlm, encdec, minimal, prepost, unified
 from torch_ref.config import TransformerLMConfig
 
 # B, T, S, D, N, K, F, V, L: the same for all, so that compiled functions are shared.
-B, T, S, D, N, K, F, V, L = 2, 11, 13, 24, 4, 2, 40, 37, 3
+B, T, S, D, N, K, F, V, L = 2, 11, 13, 24, 4, 2, 40, 37, 2
 HUGGING_FACE = {
     "vocab_size": V, "hidden_size": D, "num_attention_heads": N, "num_hidden_layers": L,
     "intermediate_size": F, "max_position_embeddings": 32, "bos_token_id": None,

@@ -93,9 +93,6 @@ def hugging_face(dialect: str, random: Random, length: int) -> Subject:
     ids, seen = tokens(random, length), padding(random, length)
     if dialect == "bert":
         ids = np.where(seen, ids, 0)
-    if dialect == "opt":
-        # Its positions are counted by the mask: padding tokens get others than ours.
-        seen[...] = True
     return Subject(
         dialect, cls(config).float(), [ids, seen.astype(np.int64)], [ids, seen[:, None, None, :]],
         dialect, call=lambda module, given: module(given[0], attention_mask=given[1]),

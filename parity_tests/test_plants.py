@@ -133,7 +133,7 @@ def test_assert_parity_names_all_culprits():
     found = subject("llama")
     ours = found.fresh()
     plants.eps(found, ours, np.random.default_rng(0))
-    ours.blocks[2].attention.scale *= 2
-    with pytest.raises(AssertionError, match=r"blocks\.2\.attention: .*norm: "):
+    ours.blocks[1].attention.scale *= 2
+    with pytest.raises(AssertionError, match=r"blocks\.1\.attention: .*norm: "):
         assert_parity(found.theirs, ours, found.inputs, dtype="float64")
     assert assert_parity(found.theirs, None, found.inputs, dtype="float64").verdict == "rounding"

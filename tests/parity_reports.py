@@ -1,9 +1,16 @@
 """Reports as a comparison gives them, made up: a Llama with its bugs where a test wants them."""
 
+import dataclasses
+import io
+
 import numpy as np
+from rich.console import Console
 
 from jaxformer.parity.report import Difference, Histogram, Maps, Node, Report, Setting, Step
+from jaxformer.parity.terminal import print_report
 
+# What a model may be called, to break a report out of its file.
+HOSTILE = "</script><img src=x onerror=alert(1)> \"' & {{data}} [red]\x1b[31m\u2028é"
 MESSAGE = (
     "rotary layout: ours turns neighbouring features, theirs the two halves; "
     "port with the layout of the checkpoint"
@@ -127,3 +134,17 @@ def steps(rng, mode, parting):
         note = "tie" if mode == "generate" and number == 3 else ""
         made.append(Step(number, ours, theirs, close, note, "blocks.2.attention.q_proj.kernel"))
     return tuple(made)
+
+
+def printed(what, width=80, encoding="utf-8"):
+    """The lines of the terminal report, trailing spaces cut."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    print_report(what, Console(file=stream, width=width))
+    stream.flush()
+    return [line.rstrip() for line in stream.buffer.getvalue().decode(encoding).splitlines()]
+
+
+def with_node(what, path, **changes):
+    """The report with some fields of one node changed."""
+    nodes = [dataclasses.replace(n, **changes) if n.path == path else n for n in what.nodes]
+    return dataclasses.replace(what, nodes=tuple(nodes))

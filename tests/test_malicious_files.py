@@ -8,7 +8,8 @@ from jaxformer.porting.plain_pickle import read_plain_pickle
 from jaxformer.porting.safetensors_files import read_safetensors, read_sharded
 from jaxformer.porting.torch_files import read_torch_file
 from jaxformer.porting.trees import walk
-from tests.malicious_files import TRACE, corpus
+from tests.malicious_files import corpus
+from tests.malicious_pickles import TRACE
 from tests.memory import run_python
 from tests.tiny import snapshot
 

@@ -12,16 +12,20 @@ from jaxformer.parity.html_report import write_html
 from jaxformer.parity.outline import scientific
 from jaxformer.parity.report import Difference, Node, Report, Setting, Step
 from tests.chromium import EXECUTABLE, Browser
-from tests.parity_reports import MESSAGE, report
-from tests.test_parity_reports import HOSTILE
+from tests.parity_reports import HOSTILE, MESSAGE, report
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(EXECUTABLE is None, reason="there is no Chromium on this machine"),
 ]
 WIDTHS = (1280, 390)
+REMARKS = (
+    "layers 1 and 4 of blocks look swapped",
+    "theirs gives padding tokens no gradient, ours does: model.embed_tokens (row 0)",
+)
 REPORTS = {
     "bug": report(12, bugs=(3,)),
+    "remarks": dataclasses.replace(report(6, bugs=(1, 4)), remarks=REMARKS),
     "bugs": report(6, bugs=(1, 4), mode="train", parting=7),
     "clean": report(12),
     "generate": report(4, mode="generate", amplified=(1,)),
@@ -100,6 +104,13 @@ def test_the_verdict_and_the_place_are_the_first_thing_to_see(show, width):
         browser.evaluate("parseFloat(getComputedStyle(document.querySelector('h1')).fontSize)")
         >= 20
     )
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_remarks_stand_near_the_top(show, width):
+    browser = show(REPORTS["remarks"], width, 700)
+    assert texts(browser, ".remarks li") == list(REMARKS)
+    assert seen(browser, ".remarks li:last-child")
 
 
 def test_the_culprit_is_chosen_and_visible_in_the_tree(show):

@@ -11,7 +11,8 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.training.checkpoints import CheckpointFolder, _seal
-from tests.malicious_files import TRACE, corpus
+from tests.malicious_files import corpus
+from tests.malicious_pickles import TRACE
 from tests.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, refused, same
 from tests.tiny import snapshot
 

@@ -21,7 +21,8 @@ def sample(capsys, *arguments):
     capsys.readouterr()
     assert main(["sample", *map(str, arguments)]) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert captured.err.startswith("first token after ")
+    assert len(captured.err.splitlines()) == 1
     return captured.out
 
 

@@ -1,10 +1,13 @@
 """``jaxformer sample``: text from a finished run."""
 
+import re
 import shutil
 
+import numpy as np
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.training.sampling import _Speed
 from tests.tiny import manifest, snapshot, start
 
 
@@ -43,8 +46,14 @@ def test_a_text_is_not_a_checkpoint(refuse, text):
 def sample(capsys, whole, *flags):
     assert main(["sample", str(whole), *map(str, flags)]) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert SPEED.fullmatch(captured.err)
     return captured.out
+
+
+SPEED = re.compile(
+    r"first token after [\d.e+-]+ s(, compilation included(; first token after [\d.e+-]+ s)?)?"
+    r"(; [\d,]+ tokens/s after it)?\n"
+)
 
 
 def test_the_same_seed_writes_the_same_text_and_another_another(capsys, whole):
@@ -104,8 +113,9 @@ def test_a_damaged_checkpoint_is_refused_by_number_and_passed_over_otherwise(
     before = snapshot(empty_folder)
     assert main(["sample", "run", "--greedy", "--tokens", "5"]) == 0
     captured = capsys.readouterr()
-    assert "30 is damaged" in captured.err
-    assert len(captured.err.splitlines()) == 1
+    damage, speed = captured.err.splitlines()
+    assert "30 is damaged" in damage
+    assert SPEED.fullmatch(speed + "\n")
     expected = sample(capsys, whole, "--greedy", "--tokens", 5, "--step", 20)
     assert captured.out == expected
     assert snapshot(empty_folder) == before
@@ -118,3 +128,33 @@ def test_a_reader_that_leaves_early_is_no_error(whole):
     assert process.wait(timeout=120) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_the_speed_is_said_apart_from_the_text_and_from_compilation(capsys, whole, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("jaxformer.training.sampling.time.perf_counter", lambda: now)
+
+    def chunks(*steps):
+        nonlocal now
+        for seconds, tokens, compiles in steps:
+            now += seconds
+            if compiles:
+                speed._notice("/jax/core/compile/backend_compile_duration", seconds)
+            yield np.zeros((1, tokens), np.int32)
+
+    def read(*steps):
+        nonlocal now
+        for _ in speed.watch(chunks(*steps)):
+            now += 100  # the reader's time is not ours
+
+    speed = _Speed()
+    read((3.0, 1, True), (2.0, 16, True), (0.5, 16, False))
+    assert str(speed) == "first token after 3 s, compilation included; 32 tokens/s after it"
+    read((0.25, 1, False), (0.5, 48, False))
+    assert str(speed) == (
+        "first token after 3 s, compilation included; first token after 0.25 s; "
+        "64 tokens/s after it"
+    )
+    monkeypatch.undo()
+    assert main(["sample", str(whole), "--tokens", "60", "--greedy"]) == 0
+    assert re.search(r"; [\d,]+ tokens/s after it\n$", capsys.readouterr().err)

@@ -1,24 +1,19 @@
-"""``jaxformer verify``: every format against every other, bugs named, and what is refused."""
+"""``jaxformer verify``: every format against every other, bugs named, every mode."""
 
 import dataclasses
 import importlib.util
 import itertools
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
 
-from jaxformer.cli import main
 from jaxformer.config import EncoderDecoderConfig
 from jaxformer.parity.reference import make_twin
 from jaxformer.parity.report_files import load_report
-from tests.ported import CONFIG, VOCABULARY, gpt2_state, hugging_face, nanogpt, port, refused
-from tests.verified import changed, is_installed, llama, nudged, verify
+from tests.ported import VOCABULARY, port, refused
+from tests.verified import changed, gpt2_formats, is_installed, llama, nano_run, nudged, verify
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parent.parent
@@ -26,22 +21,12 @@ FORMATS = ("folder", "run", "safetensors", "pt")
 SHORT = ("--length", 9)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
-    """One GPT-2 in every format."""
-    here = tmp_path_factory.mktemp("gpt2")
-    paths = {
-        "folder": hugging_face(here / "hf", gpt2_state()),
-        "run": here / "run",
-        "safetensors": here / "gpt2.safetensors",
-        "pt": here / "gpt2.pt",
-    }
-    for path in list(paths.values())[1:]:
-        port(paths["folder"], path)
-    return paths
+    return gpt2_formats(tmp_path_factory.mktemp("gpt2"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def llamas(tmp_path_factory):
     """A folder with a Llama, as transformers has it and as a file of ours."""
     here = tmp_path_factory.mktemp("llama")
@@ -49,16 +34,19 @@ def llamas(tmp_path_factory):
     return here
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nano(tmp_path_factory):
-    """NanoGPT's checkpoint with its characters, and the run it becomes."""
-    here = tmp_path_factory.mktemp("nano")
-    path = nanogpt(here / "nano")
-    port(path, here / "run")
-    return path, here / "run"
+    return nano_run(tmp_path_factory.mktemp("nano"))
 
 
-@pytest.mark.parametrize(("a", "b"), list(itertools.product(FORMATS, FORMATS)))
+# Each once as A and once as B; the slow run has every pair.
+PAIRS = [
+    pytest.param(a, b, marks=() if "folder" in (a, b) else pytest.mark.slow)
+    for a, b in itertools.product(FORMATS, FORMATS)
+]
+
+
+@pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_every_format_equals_every_other(gpt2, a, b):
     code, lines = verify(gpt2[a], gpt2[b], "--mode", "forward", *SHORT)
     assert code == 0
@@ -103,8 +91,15 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", list(BUGS))
-@pytest.mark.parametrize("a", ["llama", "llama.safetensors"])
+USUAL = ("eps", "activation", "rotary base", "scale", "window")
+# By transformers and by torch_ref; what the latter finds too is left to the slow run.
+RUN_BY = [
+    pytest.param(a, bug, marks=pytest.mark.slow if a != "llama" and bug in USUAL else ())
+    for a, bug in itertools.product(["llama", "llama.safetensors"], BUGS)
+]
+
+
+@pytest.mark.parametrize(("a", "bug"), RUN_BY)
 def test_a_bug_is_code_1_and_the_last_line_names_the_node(llamas, tmp_path, a, bug):
     changes, node, words = BUGS[bug]
     wrong = changed(llamas / "llama.safetensors", tmp_path / "wrong.safetensors", **changes)
@@ -148,7 +143,8 @@ def test_training_and_generation(llamas, tmp_path, mode):
     wrong = changed(right, tmp_path / "wrong.safetensors", config={"rotary_interleaved": True})
     code, lines = verify(right, right, "--mode", *mode, *SHORT)
     assert code == 0
-    assert lines[-1] == "equal (rounding)"
+    # Two losses may be the same to the last bit.
+    assert lines[-1] in ("equal (rounding)", "equal (exact)")
     code, lines = verify(right, wrong, "--mode", *mode, *SHORT)
     assert code == 1
     unit = "token" if mode[0] == "generate" else "step"
@@ -170,11 +166,11 @@ def test_a_text_is_read_with_the_vocabulary_of_either(nano, tmp_path):
     path, run = nano
     text = tmp_path / "letters.txt"
     text.write_text("abc hid\n" * 20)
-    for a, b in ((path, run), (run, path)):
-        for mode in (("forward",), ("train", "--steps", 2), ("generate", "--tokens", 3)):
-            code, lines = verify(a, b, "--mode", *mode, "--data", text, *SHORT)
-            assert code == 0
-            assert f"{text}, " in lines[2]
+    modes = ("forward",), ("train", "--steps", 2), ("generate", "--tokens", 3)
+    for a, b, *mode in [*((path, run, *mode) for mode in modes), (run, path, *modes[0])]:
+        code, lines = verify(a, b, "--mode", *mode, "--data", text, *SHORT)
+        assert code == 0
+        assert f"{text}, " in lines[2]
     assert set("abc hid\n") <= set(VOCABULARY)
 
 
@@ -311,162 +307,3 @@ def test_jax_may_be_set_to_float64_or_not(gpt2):
         with jax.enable_x64(wide):
             assert verify(gpt2["pt"], gpt2["run"], "--mode", "forward", *SHORT)[0] == 0
             assert jax.config.jax_enable_x64 is wide
-
-
-def test_a_real_process_ends_with_the_node(llamas, tmp_path):
-    wrong = changed(
-        llamas / "llama.safetensors", tmp_path / "wrong.safetensors",
-        config={"rotary_interleaved": True},
-    )  # fmt: skip
-    done = run(llamas / "llama", wrong, "--mode", "forward", *SHORT)
-    assert done.returncode == 1
-    assert done.stderr == ""
-    assert done.stdout.splitlines()[-1].startswith("bug: blocks.0.attention ")
-
-
-def test_without_torch_the_extra_is_named(gpt2, tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('blocked')")
-    done = run(gpt2["pt"], gpt2["run"], path=str(tmp_path))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert 'pip install "jaxformer[torch]"' in done.stderr
-
-
-def run(*arguments, path=""):
-    """``python -m jaxformer verify`` in a process of its own."""
-    paths = os.pathsep.join(p for p in (path, str(ROOT)) if p)
-    return subprocess.run(
-        [sys.executable, "-m", "jaxformer", "verify", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
-def test_help_needs_neither_jax_nor_torch():
-    code = (
-        "import sys\nfrom jaxformer.cli import main\n"
-        "try:\n main(['verify', '--help'])\nexcept SystemExit:\n pass\n"
-        "import jaxformer.parity\n"
-        "print([n for n in ('jax', 'torch', 'flax', 'transformers') if n in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
-REFUSED = {
-    "nothing": ((), 2, "required"),
-    "one path": (("{a}",), 2, "required"),
-    "no such A": (("nowhere", "{b}"), 4, "nowhere"),
-    "no such B": (("{a}", "nowhere.pt"), 4, "nowhere.pt"),
-    "cut short": (("{a}", "{short}"), 4, "not a complete safetensors file"),
-    "pickle": (("{a}", "{pickle}"), 5, "{pickle}"),
-    "unknown model_type": (("{unknown}", "{b}"), 2, "model_type 'mystery'"),
-    "code of its own": (("{remote}", "{b}"), 2, "auto_map"),
-    "hostile config": (("{hostile}", "{b}"), 2, "finite"),
-    "another architecture": (("{a}", "{llama}"), 4, "missing position_embedding.embedding"),
-    "part of a model": (("{a}", "{part}", "--dialect-b", "unified"), 2, "only whole models"),
-    "no dialect": (("{a}", "{b}", "--dialect-b", "nobody"), 2, "there is no dialect nobody"),
-    "mode": (("{a}", "{b}", "--mode", "backward"), 2, "backward"),
-    "batch": (("{a}", "{b}", "--batch", "0"), 2, "--batch must be at least 1: got 0"),
-    "length": (("{a}", "{b}", "--length", "99"), 2, "the models hold 19 tokens"),
-    "steps": (("{a}", "{b}", "--steps", "3"), 2, "--steps is for --mode train"),
-    "dropout": (("{a}", "{b}", "--dropout"), 2, "--dropout is for --mode train"),
-    "tokens": (("{a}", "{b}", "--tokens", "3"), 2, "--tokens is for --mode generate"),
-    "dtype": (("{a}", "{b}", "--dtype", "float32", "--mode", "train"), 2, "--dtype is for"),
-    "seed": (("{a}", "{b}", "--seed", "-1"), 2, "--seed"),
-    "no such text": (("{a}", "{b}", "--data", "nowhere.txt"), 2, "does not exist"),
-    "not UTF-8": (("{nano}", "{nano}", "--data", "{latin}"), 3, "offset 2"),
-    "empty": (("{nano}", "{nano}", "--data", "{empty}"), 3, "is empty"),
-    "too short": (("{nano}", "{nano}", "--data", "{few}"), 3, "has 3 tokens and 16 are needed"),
-    "unknown character": (("{nano}", "{nano}", "--data", "{strange}"), 3, "U+00FC"),
-    "no tokenizer": (("{a}", "{b}", "--data", "{few}"), 2, "has a tokenizer"),
-    "no earlier report": (("{a}", "{b}", "--against", "no.json"), 4, "no.json"),
-    "no report": (("{a}", "{b}", "--against", "{few}"), 4, "{few}"),
-    "no folder for the page": (("{a}", "{b}", "--html", "no/x.html"), 7, "no/x.html"),
-    "page is a folder": (("{a}", "{b}", "--html", "{folder}"), 2, "is a folder"),
-    "one name for both": (("{a}", "{b}", "--html", "x", "--json", "x"), 2, "the same file"),
-    "repro in use": (("{a}", "{b}", "--repro", "{folder}"), 2, "the name of a new folder"),
-}
-
-
-@pytest.mark.parametrize("case", list(REFUSED))
-def test_refusals(refuse, tmp_path, gpt2, llamas, nano, case):
-    arguments, code, words = REFUSED[case]
-    whole = gpt2["safetensors"].read_bytes()
-    paths = {
-        "a": gpt2["run"],
-        "b": gpt2["safetensors"],
-        "llama": llamas / "llama.safetensors",
-        "nano": nano[1],
-        "folder": tmp_path / "folder",
-    }
-    paths["folder"].mkdir()
-    (paths["folder"] / "something").write_text("here")
-    texts = {"latin": b"ab\xff", "empty": b"", "few": b"abc", "strange": "aü".encode() * 20}
-    for name, data in {**texts, "short": whole[:-9]}.items():
-        paths[name] = tmp_path / f"{name}.safetensors"
-        paths[name].write_bytes(data)
-    paths["pickle"] = tmp_path / "evil.pt"
-    torch.save({"model": {"x": torch.zeros(2)}, "config": Evil()}, paths["pickle"])
-    for name, config in {
-        "unknown": {"model_type": "mystery"},
-        "remote": {"model_type": "gpt2", "auto_map": {"AutoModel": "code.Model"}},
-        "hostile": {"layer_norm_epsilon": float("nan")},
-    }.items():
-        paths[name] = hugging_face(tmp_path / name, gpt2_state(), config={**CONFIG, **config})
-    from parity_tests.families import unified
-
-    part = unified.FeedForward(24, 35)
-    paths["part"] = tmp_path / "part.pt"
-    torch.save(part.state_dict(), paths["part"])
-    filled = [argument.format(**paths) for argument in arguments]
-    refuse(["verify", *filled], code, words.format(**paths))
-
-
-class Evil:
-    """What a file must not make us build."""
-
-
-def test_damaged_runs_are_refused(refuse, tmp_path, gpt2):
-    shutil.copytree(gpt2["run"], tmp_path / "run")
-    manifest = next(tmp_path.glob("run/checkpoints/*/MANIFEST.json"))
-    manifest.write_text(manifest.read_text()[:-20])
-    refuse(["verify", tmp_path / "run", gpt2["pt"]], 4)
-
-
-def test_a_bug_of_ours_is_one_line(gpt2, monkeypatch, capsys):
-    monkeypatch.setattr("jaxformer.parity.comparison.compare", lambda *_, **__: 1 / 0)
-    assert main(["verify", str(gpt2["run"]), str(gpt2["run"]), "--mode", "forward"]) == 1
-    assert capsys.readouterr().err.startswith("jaxformer: ZeroDivisionError")
-
-
-def test_a_report_is_not_lost_where_it_cannot_be_written(llamas, tmp_path, monkeypatch, capsys):
-    from jaxformer.errors import ResourceError, UsageError
-
-    def fail(error):
-        def raising(*_, **__):
-            raise error
-
-        return raising
-
-    a, b = llamas / "llama", llamas / "llama.safetensors"
-    wrong = changed(b, tmp_path / "wrong.safetensors", config={"norm_eps": 1e-6})
-    full, odd = ResourceError("the disk is full"), UsageError("a Cache cannot be written")
-    monkeypatch.setattr("jaxformer.parity.command.save_json", fail(full))
-    monkeypatch.setattr("jaxformer.parity.repro_writing.write_repro", fail(odd))
-    paths = ("--json", str(tmp_path / "x.json"), "--repro", str(tmp_path / "repro"))
-    arguments = [*map(str, (a, wrong)), "--mode", "forward", *map(str, SHORT), *paths]
-    capsys.readouterr()
-    assert main(["verify", *arguments]) == 7
-    captured = capsys.readouterr()
-    assert captured.err == "jaxformer: the disk is full\n"
-    assert captured.out.splitlines()[-1].startswith("bug: blocks.0.attention_norm ")
-    assert "repro       not written: a Cache cannot be written" in captured.out

@@ -11,7 +11,7 @@ import torch
 from jaxformer.cli import main
 from jaxformer.porting.safetensors_files import read_safetensors, write_safetensors
 from jaxformer.porting.tensors import StoredTensor
-from tests.ported import hugging_face, port
+from tests.ported import gpt2_state, hugging_face, nanogpt, port
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 31,
@@ -47,6 +47,26 @@ def llama(folder):
     path = hugging_face(folder / "llama", llama_state(), config=LLAMA)
     port(path, folder / "llama.safetensors", "--as", "torch_ref")
     return path
+
+
+def gpt2_formats(folder):
+    """Writes one GPT-2 in every format, and gives where."""
+    paths = {
+        "folder": hugging_face(folder / "hf", gpt2_state()),
+        "run": folder / "run",
+        "safetensors": folder / "gpt2.safetensors",
+        "pt": folder / "gpt2.pt",
+    }
+    for path in list(paths.values())[1:]:
+        port(paths["folder"], path)
+    return paths
+
+
+def nano_run(folder):
+    """Writes NanoGPT's checkpoint with its characters, and the run it becomes; gives both."""
+    path = nanogpt(folder / "nano")
+    port(path, folder / "run")
+    return path, folder / "run"
 
 
 def changed(source, target, *, config=None, arrays=None):

@@ -1,6 +1,8 @@
 """Two models side by side, in PyTorch and in JAX: where they part, and whether it is a bug."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxformer.porting.lazy import lazily
 
 if TYPE_CHECKING:
     from jaxformer.parity.comparison import assert_parity, compare
@@ -10,19 +12,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "assert_parity", "compare", "compare_generation", "compare_training"]
 
-_MODULES = {
-    "Report": "report",
-    "assert_parity": "comparison",
-    "compare": "comparison",
-    "compare_generation": "decoding",
-    "compare_training": "trajectories",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # JAX and torch are imported only by who needs them: the command line's --help does not.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "Report": "report",
+        "assert_parity": "comparison",
+        "compare": "comparison",
+        "compare_generation": "decoding",
+        "compare_training": "trajectories",
+    },
+)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxformer.parity.padding import Padding
+
 Shape = tuple[int, ...]
 # A candidate must be this many times nearer than the first before order is not followed.
 NEARER = 10.0
@@ -20,10 +22,12 @@ class Way:
         kind: as it is; time and batch swapped; time and heads swapped; axes before the last joined
             or parted; or the first of a batch whose rows are all alike.
         shape: of ours.
+        rows: of a batch whose rows are alike but for padding, for each token one that has it.
     """
 
     kind: Literal["same", "time first", "heads first", "reshaped", "first"]
     shape: Shape
+    rows: tuple[int, ...] = ()
 
     def values(self, array: np.ndarray) -> np.ndarray:
         """Values of theirs as ours."""
@@ -32,7 +36,7 @@ class Way:
         if self.kind == "heads first":
             return np.ascontiguousarray(array.swapaxes(1, 2))
         if self.kind == "first":
-            return array[:1]
+            return array[list(self.rows), range(len(self.rows))][None] if self.rows else array[:1]
         return array.reshape(self.shape)
 
     def gradients(self, array: np.ndarray) -> np.ndarray:
@@ -40,7 +44,7 @@ class Way:
         return array.sum(axis=0, keepdims=True) if self.kind == "first" else self.values(array)
 
 
-def ways(theirs: Shape, ours: Shape) -> Iterator[Way]:
+def ways(theirs: Shape, ours: Shape, padding: Padding | None = None) -> Iterator[Way]:
     """All ways from one shape to another, the likeliest first."""
     if theirs == ours:
         yield Way("same", ours)
@@ -50,15 +54,17 @@ def ways(theirs: Shape, ours: Shape) -> Iterator[Way]:
         if len(ours) == 4 and (theirs[0], theirs[2], theirs[1], theirs[3]) == ours:
             yield Way("heads first", ours)
         if theirs[0] != 1 == ours[0] and theirs[1:] == ours[1:]:
-            yield Way("first", ours)
+            unused = (padding or {}).get(theirs[:2])
+            rows = () if unused is None else tuple(unused.argmin(axis=0).tolist())
+            yield Way("first", ours, rows)
     same_width = theirs and ours and theirs[-1] == ours[-1]
     if len(theirs) != len(ours) and same_width and math.prod(theirs) == math.prod(ours):
         yield Way("reshaped", ours)
 
 
-def way_to(theirs: np.ndarray, ours: Any) -> Way | None:
+def way_to(theirs: np.ndarray, ours: Any, padding: Padding | None = None) -> Way | None:
     """How an array of theirs becomes one of ours, whose values decide where shapes do not."""
-    found = list(ways(theirs.shape, tuple(ours.shape)))
+    found = list(ways(theirs.shape, tuple(ours.shape), padding))
     return _nearest([(way, theirs) for way in found], ours)[0] if found else None
 
 
@@ -108,14 +114,18 @@ class Lineup:
         return total
 
 
-def line_up(ours: Sequence[Any], theirs: Sequence[np.ndarray]) -> Lineup:
+def line_up(
+    ours: Sequence[Any], theirs: Sequence[np.ndarray], padding: Padding | None = None
+) -> Lineup:
     """Finds for each array of ours the first of theirs that can be it, or one far nearer to it."""
     places: list[int | None] = []
     chosen: list[Way | None] = []
     left = list(range(len(theirs)))
     for array in ours:
         candidates = [
-            (way, place) for place in left for way in ways(theirs[place].shape, tuple(array.shape))
+            (way, place)
+            for place in left
+            for way in ways(theirs[place].shape, tuple(array.shape), padding)
         ]
         if not candidates:
             places.append(None)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxformer.parity import jax_alone, jax_side, torch_side
 from jaxformer.parity.judge import judge
 from jaxformer.parity.mask_states import Masks, mask_difference, their_masks, with_masks
 from jaxformer.parity.meetings import Meeting, meet
+from jaxformer.parity.padding import idle_queries, of_tokens
 from jaxformer.parity.pairing import TIED_HEAD, Pair
 from jaxformer.parity.report import Difference
 
@@ -49,6 +51,8 @@ class Alone:
     Attributes:
         meetings: the calls of each pair, where both sides called it alike.
         reasons: why the others were not compared.
+        padding: tokens of which nothing is compared.
+        shared: modules of theirs that are in several pairs.
         parts: the pairs within each pair that answer when it is run.
         masks: see ``their_masks``.
     """
@@ -66,10 +70,13 @@ class Alone:
         self.module = module
         self.backward = backward
         self.gradient = gradient
+        self.padding = theirs.padding
         self.meetings: dict[Key, list[Meeting]] = {}
         self.reasons: dict[Key, str] = {}
         for pair in pairs:
             self.meetings[pair.ours], self.reasons[pair.ours] = meet(pair, calls, theirs)
+        counts = Counter(path for pair in pairs for path in pair.theirs)
+        self.shared = {path for path, count in counts.items() if count > 1}
         self.parts: dict[Key, list[Pair]] = {}
         met = [pair for pair in pairs if self.meetings[pair.ours]]
         for pair in sorted(met, key=lambda pair: self.meetings[pair.ours][0].theirs[0].order):
@@ -83,6 +90,14 @@ class Alone:
     def _is_part(self, key: Key, parent: Key) -> bool:
         """Whether it is known in which of its parent's calls a part is called how often."""
         return len(self.meetings[key]) % len(self.meetings[parent]) == 0
+
+    def let_go(self, pair: Pair) -> None:
+        """Forgets their gradients at a pair, once it and what is around it have been judged."""
+        for meeting in self.meetings[pair.ours]:
+            if not self.shared.intersection(pair.theirs):
+                for call in meeting.theirs:
+                    call.input_gradients.clear()
+                    call.output_gradients.clear()
 
     def run(self, pair: Pair) -> Result:
         """Judges a pair that has met."""
@@ -115,13 +130,13 @@ class Alone:
             for name in run.outcome.parameter_gradients:
                 users.setdefault(f"{owner}.{name}".lstrip("."), []).append((run, name))
         for full, places in users.items():
-            own = np.sum([run.outcome.parameter_gradients[name] for run, name in places], axis=0)
+            own = _sum(run.outcome.parameter_gradients[name] for run, name in places)
             expected = self.gradient(full, pair, own)
             if expected is None:
                 continue
 
             def low(places: list[tuple["_Run", str]] = places) -> np.ndarray:
-                return np.sum([run.low.parameter_gradients[name] for run, name in places], axis=0)
+                return _sum(run.low.parameter_gradients[name] for run, name in places)
 
             short = full.removeprefix(f"{pair.ours[0]}.") if len(pair.ours) == 1 else full
             yield short, judge(own, expected, low)
@@ -192,14 +207,11 @@ class _Run:
         )  # fmt: skip
 
     def _judge(self, pick: Pick, expected: np.ndarray) -> Difference:
-        def busy(array: np.ndarray) -> np.ndarray:
-            """Without the queries that see nothing, of which each code base has its own way."""
-            if idle is None or array.shape[:2] != idle.shape:
-                return array
-            return array[~idle]
+        used = self._used
+        return judge(used(pick(self.outcome)), used(expected), lambda: used(pick(self.low)))
 
-        idle = torch_side.idle_queries(self.meeting.theirs[0])
-        return judge(busy(pick(self.outcome)), busy(expected), lambda: busy(pick(self.low)))
+    def _used(self, array: np.ndarray) -> np.ndarray:
+        return of_tokens(array, self.alone.padding, idle_queries(self.meeting.theirs[0]))
 
     def forward(self) -> Named:
         """What enters its parts, and its output."""
@@ -220,7 +232,7 @@ class _Run:
                 yield f"what enters {here}", self._judge(pick, expected)
         arguments = self.outcome.arguments[here][place]
         for mine, theirs in zip(jax_side.integers(arguments), meeting.integers(n), strict=False):
-            error = float(np.max(np.abs(np.asarray(mine) - theirs), initial=0))
+            error = float(np.max(np.abs(self._used(np.asarray(mine) - theirs)), initial=0))
             yield f"what enters {here}", Difference(error, float(np.max(np.abs(theirs))), 0.0)
         states = self.masks.get(meeting.pair.ours)
         for name, state in states[number].items() if states else ():
@@ -240,8 +252,7 @@ class _Run:
                     def pick(
                         o: jax_alone.Outcome, i: int = i, here: str = here, places: range = places
                     ) -> np.ndarray:
-                        of = [o.answer_gradients[here][place][i] for place in places]
-                        return np.asarray(sum(of[1:], of[0]))
+                        return _sum(o.answer_gradients[here][place][i] for place in places)
 
                     yield f"what {here} gave", self._judge(pick, expected)
 
@@ -255,7 +266,7 @@ def _input_gradients(meeting: Meeting, runs: Sequence[_Run]) -> Named:
             continue
 
         def total(outcomes: Iterator[jax_alone.Outcome], group: list[int] = group) -> np.ndarray:
-            return np.sum([o.input_gradients[n] for o in outcomes for n in group], axis=0)
+            return _sum(o.input_gradients[n] for o in outcomes for n in group)
 
         yield (
             f"input {group[0]}",
@@ -263,3 +274,9 @@ def _input_gradients(meeting: Meeting, runs: Sequence[_Run]) -> Named:
                 total(run.outcome for run in runs), wanted, lambda: total(run.low for run in runs)
             ),
         )
+
+
+def _sum(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """The sum; of one array that array, as it may be the largest of the model."""
+    first, *others = arrays
+    return sum(others, first)

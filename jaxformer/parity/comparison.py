@@ -17,18 +17,19 @@ from jaxformer.errors import UsageError
 from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.alone import Alone, Key
 from jaxformer.parity.context import in_context
+from jaxformer.parity.counted_positions import counted_positions
 from jaxformer.parity.meetings import UNCALLED
 from jaxformer.parity.memory import LARGE, release
-from jaxformer.parity.pairing import TIED_HEAD, Pair, parents_of
+from jaxformer.parity.pairing import Pair, in_order, parents_of
 from jaxformer.parity.report import Difference, Node, Report
 from jaxformer.parity.settings import compare_settings, flags, name_causes
 from jaxformer.parity.slopes import same_slopes
 from jaxformer.parity.tables import share_tables
+from jaxformer.parity.their_gradients import TheirGradients
 from jaxformer.parity.theirs import Caller, Theirs
 from jaxformer.parity.verdicts import explain, judged, worst
 from jaxformer.parity.weights import compare_weights, swapped_layers
 from jaxformer.porting.plans import Plan
-from jaxformer.porting.rules import Link
 
 
 def compare(
@@ -111,7 +112,7 @@ def compare_with(
         jax_module,
         theirs.inputs if inputs is None else inputs,
         dtype or jax_side.dtype_of(jax_module),
-        call or (lambda module, given: module(*given)),
+        call,
     ).report(about or {})
 
 
@@ -119,18 +120,22 @@ class _Comparison:
     """One module of ours beside theirs."""
 
     def __init__(
-        self, theirs: Theirs, jax_module: Any, inputs: Sequence[Any], dtype: str, call: Caller
+        self,
+        theirs: Theirs,
+        jax_module: Any,
+        inputs: Sequence[Any],
+        dtype: str,
+        call: Caller | None,
     ):
         self.theirs, self.module = theirs, jax_module
         self.inputs = [torch_side.as_numpy(x) for x in inputs]
         self.dtype, self.call = dtype, call
+        # Positions of tokens, where theirs counts them otherwise than by their places.
+        self.counted: dict[str, np.ndarray] = {}
         self.pairs = theirs.pairs_with(jax_module)
         self.parents = parents_of(self.pairs)
         self.weights: dict[str, Difference] = {}
         self.told: dict[str, str] = {}
-        self.untrained: list[str] = []
-        # Gradients of theirs in our layout, where some of one array were not yet asked for.
-        self.converted: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
         if theirs.plan is not None:
             self.weights, self.told = self._compare_weights(theirs.plan)
 
@@ -148,25 +153,26 @@ class _Comparison:
         # largest thing here.
         working = None if theirs.size > LARGE else "float64"
         ours = jax_side.in_dtype(self.module, working)
-        theirs.count_outputs = lambda: len(jax_side.floats(self._trace(ours, "float64")[1]))
+        first = functools.cache(lambda: self._trace(ours, "float64"))
+        theirs.count_outputs = lambda: len(jax_side.floats(first()[1]))
+        if theirs.size > LARGE:
+            # The pass of theirs leaves little memory for this.
+            first()
         trace = theirs.trace
         tables = share_tables(ours, theirs.module, trace)
-        calls = self._trace(ours, "float64")[0]
+        if self.call is None:
+            self.counted = counted_positions(self.module, self.pairs, trace)
+        calls = (self._trace(ours, "float64") if tables or self.counted else first())[0]
         different = {name for name, difference in self.weights.items() if difference.error}
         if different and theirs.plan is not None:
             tensors = theirs.plan.tensors
             ours = jax_side.with_parameters(ours, {n: tensors[n].read() for n in different})
             ours = jax_side.in_dtype(ours, working)
-        alone = Alone(ours, calls, trace, self.pairs, self.parents, theirs.backward, self._gradient)
+        gradients = TheirGradients(theirs)
+        alone = Alone(ours, calls, trace, self.pairs, self.parents, theirs.backward, gradients.of)
         if not alone.meetings[("",)]:
             raise UsageError(f"the models cannot be compared: {alone.reasons[('',)]}")
-        nodes = {}
-        for pair in self._in_order(calls):
-            if alone.reasons[pair.ours] != UNCALLED or pair.parameters:
-                nodes[pair.ours] = self._node(pair, alone)
-                for table in tables:
-                    if (table.path.rpartition(".")[0],) == pair.ours:
-                        nodes[(table.path,)] = table
+        nodes = self._nodes(alone, in_order(self.pairs, self.parents, calls, trace.calls), tables)
         nodes |= self._contexts(nodes, alone)
         judged_nodes = [judged(node, self._look_of_weights(key)) for key, node in nodes.items()]
         return Report(
@@ -175,14 +181,19 @@ class _Comparison:
             tuple(name_causes(judged_nodes, settings)),
             tuple(settings),
             about=dict(about),
-            remarks=tuple(self._remarks()),
+            remarks=tuple(self._remarks(gradients.untrained)),
         )
 
-    def _remarks(self) -> Iterable[str]:
+    def _remarks(self, untrained: Sequence[str]) -> Iterable[str]:
         if self.theirs.foreign_settings:
             yield f"their settings make no model of ours: {self.theirs.foreign_settings}"
-        if self.untrained:
-            yield f"theirs gives padding tokens no gradient, ours does: {', '.join(self.untrained)}"
+        if untrained:
+            yield f"theirs gives padding tokens no gradient, ours does: {', '.join(untrained)}"
+        if self.counted:
+            yield (
+                "theirs counts positions by its mask: ours was called with the same positions, "
+                "and needs them wherever there is padding before a token"
+            )
         yield from swapped_layers([n for n, d in self.weights.items() if d.is_bug], self.told)
 
     def _compare_weights(self, plan: Plan) -> tuple[dict[str, Difference], dict[str, str]]:
@@ -202,10 +213,15 @@ class _Comparison:
         """One pass of ours."""
         inputs = torch_side.in_dtype(self.inputs, dtype)
         cast = jax_side.in_dtype(module, dtype)
-        found = jax_side.trace(cast, lambda module: self.call(module, inputs))
+        found = jax_side.trace(cast, lambda module: self._call(module, inputs))
         del cast
         release(self.theirs.size)
         return found
+
+    def _call(self, module: Any, inputs: Sequence[Any]) -> Any:
+        if self.call is not None:
+            return self.call(module, inputs)
+        return module(*inputs, **self.counted)
 
     def _contexts(self, nodes: Mapping[Key, Node], alone: Alone) -> dict[Key, Node]:
         """The nodes with what they did in the whole models, as these are used."""
@@ -217,11 +233,39 @@ class _Comparison:
                 low = self._trace(self.module, self.dtype)[0]
         return {
             key: dataclasses.replace(
-                nodes[key], **in_context(meetings[0], low, their_low, self.dtype)
+                nodes[key],
+                **in_context(meetings[0], low, their_low, self.dtype, alone.padding),
             )
             for key, meetings in alone.meetings.items()
             if meetings
         }
+
+    def _nodes(
+        self, alone: Alone, pairs: Sequence[Pair], tables: Iterable[Node]
+    ) -> dict[Key, Node]:
+        """Every pair judged, in their order, and each table after what uses it."""
+        sizes = {name: a.size for name, a in jax_side.parameters_of(self.module).items()}
+
+        def is_heavy(pair: Pair) -> bool:
+            size = sum(sizes[name] for name in pair.parameters)
+            return size > LARGE and not alone.parts.get(pair.ours)
+
+        found = {}
+        # The heaviest last, when the gradients of all others have been let go.
+        for pair in sorted(pairs, key=is_heavy):
+            if alone.reasons[pair.ours] != UNCALLED or pair.parameters:
+                found[pair.ours] = self._node(pair, alone)
+            if self.theirs.once:
+                alone.let_go(pair)
+                release(self.theirs.size)
+        nodes = {}
+        for pair in pairs:
+            if pair.ours in found:
+                nodes[pair.ours] = found[pair.ours]
+                for table in tables:
+                    if (table.path.rpartition(".")[0],) == pair.ours:
+                        nodes[(table.path,)] = table
+        return nodes
 
     def _node(self, pair: Pair, alone: Alone) -> Node:
         kind = type(jax_side.resolve(self.module, pair.ours[0])[0]).__name__
@@ -257,64 +301,8 @@ class _Comparison:
         listed = ", ".join(f"{name} ({look})" if look else name for name, look in shown)
         return f"its weights differ: {listed}" if off else ""
 
-    def _gradient(self, name: str, pair: Pair, own: np.ndarray) -> np.ndarray | None:
-        """Their gradient of one of our parameters, as far as it came through a pair."""
-        plan, gradients = self.theirs.plan, self.theirs.trace.gradients
-        link = self._links.get(name)
-        if plan is None or link is None:
-            return None
-        names = list(link.theirs)
-        if pair.ours == (TIED_HEAD,):
-            names = [f"{pair.theirs[0]}.{name.rpartition('.')[2]}" for name in names]
-        converted = self.converted.get(tuple(names))
-        if converted is None:
-            # Of what nothing is trained by there is none.
-            arrays = [
-                gradients.get(name, np.zeros(shape))
-                for name, shape in zip(names, link.their_shapes, strict=True)
-            ]
-            converted = dict(zip(link.ours, link.to_ours(arrays), strict=True))
-            self.converted[tuple(names)] = converted
-        gradient = converted.pop(name)
-        if not converted:
-            del self.converted[tuple(names)]
-            # Together they are as large as the model.
-            for each in names if self.theirs.once else ():
-                gradients.pop(each, None)
-        padding = getattr(self.theirs.modules[pair.theirs[0]], "padding_idx", None)
-        if padding is not None and name.endswith("embedding"):
-            # Their row of the padding token is never trained: no one's arithmetic is wrong.
-            if not np.array_equal(gradient[padding], own[padding]):
-                self.untrained.append(f"{pair.their_path} (row {padding})")
-            gradient[padding] = own[padding]
-        return gradient
-
-    @functools.cached_property
-    def _links(self) -> dict[str, Link]:
-        links = () if self.theirs.plan is None else self.theirs.plan.links
-        return {name: link for link in links for name in link.ours}
-
     def _depth(self, pair: Pair) -> int:
         depth, parent = 0, self.parents[pair.ours]
         while parent is not None:
             depth, parent = depth + 1, self.parents[parent]
         return depth
-
-    def _in_order(self, calls: Mapping[str, jax_side.Call]) -> list[Pair]:
-        """A parent before its parts, and these in the order of calls."""
-        trace = self.theirs.trace
-        inside: dict[Any, list[Pair]] = {}
-        for pair in self.pairs:
-            inside.setdefault(self.parents[pair.ours], []).append(pair)
-
-        def place(pair: Pair) -> tuple[int, int]:
-            theirs = [trace.calls[p].order for p in pair.theirs if p in trace.calls]
-            ours = [calls[p].order for p in pair.ours if p in calls]
-            return min(theirs, default=len(trace.calls)), min(ours, default=len(calls))
-
-        def below(parent: Any) -> Iterable[Pair]:
-            for pair in sorted(inside.get(parent, ()), key=place):
-                yield pair
-                yield from below(pair.ours)
-
-        return list(below(None))

@@ -9,13 +9,12 @@ import numpy as np
 from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.judge import ROUNDOFF, judge, rounding, ulps
 from jaxformer.parity.meetings import Meeting, meet
+from jaxformer.parity.padding import Padding, of_tokens
 from jaxformer.parity.report import Histogram, Maps
 
 BINS = 40
 # Of larger outputs a histogram counts every n-th number.
 COUNTED = 1 << 18
-# Of longer sequences a map shows the beginning.
-MAP_LENGTH = 64
 
 
 def in_context(
@@ -23,6 +22,7 @@ def in_context(
     low: Mapping[str, jax_side.Call],
     their_low: torch_side.Trace | None,
     dtype: str,
+    padding: Padding,
 ) -> dict[str, Any]:
     """Fields of a node: how far our output is from theirs as both came out of the whole models.
 
@@ -31,17 +31,18 @@ def in_context(
         low: our calls in the dtype under test; empty where it was not run.
         their_low: their pass in the dtype under test.
         dtype: under test.
+        padding: tokens that are left out.
     """
     pair = meeting.pair
-    exact = _flat([meeting.answers(place)[0] for place in range(len(pair.ours))])
-    ours = _flat([call.outputs[0] for call in meeting.ours])
+    exact = _flat([meeting.answers(place)[0] for place in range(len(pair.ours))], padding)
+    ours = _flat([call.outputs[0] for call in meeting.ours], padding)
     difference = judge(ours, exact)
     found: dict[str, Any] = {"histogram": _histogram(ours, exact), "maps": _maps(meeting)}
     met = [] if their_low is None else meet(pair, low, their_low)[0]
     if met:
         narrow = met[0]
-        rounded = _flat([call.outputs[0] for call in narrow.ours])
-        theirs = _flat([narrow.answers(place)[0] for place in range(len(pair.ours))])
+        rounded = _flat([call.outputs[0] for call in narrow.ours], padding)
+        theirs = _flat([narrow.answers(place)[0] for place in range(len(pair.ours))], padding)
         off = rounding(rounded, exact)
         difference = dataclasses.replace(
             difference,
@@ -51,13 +52,14 @@ def in_context(
         )
         entered = meeting.inputs(0)
         if entered and entered[0] is not None:
-            before = rounding(np.asarray(narrow.ours[0].inputs[0], np.float64), entered[0])
+            came = _flat([narrow.ours[0].inputs[0]], padding)
+            before = rounding(came, _flat([entered[0]], padding))
             found["condition"] = off / max(before, ROUNDOFF[dtype])
     return {**found, "in_context": difference}
 
 
-def _flat(arrays: list[Any]) -> np.ndarray:
-    flat = [np.asarray(a, np.float64).reshape(-1) for a in arrays]
+def _flat(arrays: list[Any], padding: Padding) -> np.ndarray:
+    flat = [of_tokens(np.asarray(a, np.float64), padding).reshape(-1) for a in arrays]
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
 
@@ -74,9 +76,9 @@ def _histogram(ours: np.ndarray, theirs: np.ndarray) -> Histogram | None:
 
 def _maps(meeting: Meeting) -> Maps | None:
     ours, theirs = meeting.ours[0].weights, meeting.theirs[0].weights
-    if ours is None or theirs is None or tuple(ours.shape) != theirs.shape:
+    if ours is None or theirs is None or ours.shape != theirs.shape:
         return None
-    return Maps(*(_nested(np.asarray(a)[0, :, :MAP_LENGTH, :MAP_LENGTH]) for a in (ours, theirs)))
+    return Maps(*(_nested(seen.beginning) for seen in (ours, theirs)))
 
 
 def _nested(array: np.ndarray) -> Any:

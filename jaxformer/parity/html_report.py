@@ -118,6 +118,9 @@ def _header(report: Report) -> str:
         lines.append("</ol>")
     if report.parting is not None:
         lines.append(f"<p>{escape(step_line(report, report.parting))}</p>")
+    if report.remarks:
+        remarks = "".join(f"<li>{escape(one_line(remark))}</li>" for remark in report.remarks)
+        lines.append(f'<ul class="remarks">{remarks}</ul>')
     counts = {v: sum(node.verdict == v for node in report.nodes) for v in reversed(VERDICTS)}
     lines.append('<ul class="counts" aria-label="nodes by verdict">')
     lines += [

@@ -14,6 +14,7 @@ from flax import nnx
 
 import jaxformer.attention
 from jaxformer.layers import Embedding
+from jaxformer.parity.seen_weights import SeenWeights
 
 # Methods that are called like modules: path of the module + name.
 METHODS = {Embedding: ("attend",)}
@@ -28,7 +29,7 @@ class Call:
         kwargs: by name.
         order: its place among all calls.
         output: whatever it returned.
-        weights: of attention, (B, N, T, S), if it computed such.
+        weights: of attention, if it computed such.
         later: further calls of the same module.
     """
 
@@ -36,7 +37,7 @@ class Call:
     kwargs: dict[str, Any]
     order: int
     output: Any = None
-    weights: Any = None
+    weights: SeenWeights | None = None
     later: list["Call"] = dataclasses.field(default_factory=list)
 
     @property
@@ -179,7 +180,7 @@ def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, Call], Any
     def see_weights(*args: Any, **kwargs: Any) -> Any:
         result = core(*args, **kwargs)
         if running and running[-1].weights is None:
-            running[-1].weights = result[1]
+            running[-1].weights = SeenWeights.of(np.asarray(result[1]))
         return result
 
     jaxformer.attention.scaled_dot_product_attention = see_weights

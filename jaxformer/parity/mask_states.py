@@ -17,6 +17,7 @@ from jaxformer.masks import expand_mask
 from jaxformer.parity import jax_side
 from jaxformer.parity.meetings import Meeting
 from jaxformer.parity.report import Difference
+from jaxformer.parity.seen_weights import SeenWeights
 
 # 1 where a query may attend to a key, -1 where it may not, 0 where the score does not tell.
 State = np.ndarray
@@ -83,9 +84,9 @@ def _of_block(
     return found
 
 
-def _first_state(meeting: Meeting, weights: Any) -> dict[str, State]:
+def _first_state(meeting: Meeting, weights: SeenWeights | None) -> dict[str, State]:
     seen = meeting.theirs[0].allowed
-    alike = weights is not None and len(seen) == 1 and seen[0].shape == tuple(weights.shape)
+    alike = weights is not None and len(seen) == 1 and seen[0].shape == weights.shape
     return {"mask": seen[0]} if alike else {}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxformer.parity import jax_side, torch_side
 from jaxformer.parity.alignment import Lineup, Way, line_up, way_to
+from jaxformer.parity.padding import Padding
 from jaxformer.parity.pairing import Pair
 from jaxformer.porting.rules import ONE_TO_ONE
 
@@ -116,17 +117,20 @@ def meet(
     for number in range(rounds):
         mine = tuple(each[number] for each in our_calls)
         other = tuple(each[number] for each in their_calls)
-        leaving = _leaving(pair, mine, other)
+        leaving = _leaving(pair, mine, other, theirs.padding)
         if leaving is None:
             shapes = " and ".join(_shapes(c[0].outputs) for c in (mine, other))
             return [], f"the outputs cannot be laid beside each other: ours {shapes} theirs"
-        entering = tuple(line_up(call.inputs, other[0].inputs) for call in mine)
+        entering = tuple(line_up(call.inputs, other[0].inputs, theirs.padding) for call in mine)
         meetings.append(Meeting(pair, mine, other, entering, leaving, repeats))
     return meetings, ""
 
 
 def _leaving(
-    pair: Pair, ours: Sequence[jax_side.Call], theirs: Sequence[torch_side.Call]
+    pair: Pair,
+    ours: Sequence[jax_side.Call],
+    theirs: Sequence[torch_side.Call],
+    padding: Padding,
 ) -> tuple[Lineup, ...] | None:
     if not (all(call.outputs for call in ours) and all(call.outputs for call in theirs)):
         return None
@@ -137,13 +141,13 @@ def _leaving(
     lineups = []
     for call, arrays in zip(ours, parted, strict=True):
         if len(arrays) == 1:
-            way: Way | None = way_to(arrays[0], call.outputs[0])
+            way: Way | None = way_to(arrays[0], call.outputs[0], padding)
             more = len(call.outputs) - 1
             lineups.append(
                 Lineup((None if way is None else 0, *[None] * more), (way, *[None] * more))
             )
         else:
-            lineups.append(line_up(call.outputs, arrays))
+            lineups.append(line_up(call.outputs, arrays, padding))
         if lineups[-1].places[0] is None:
             return None
     return tuple(lineups)

@@ -212,3 +212,34 @@ def _parent(ours: tuple[str, ...], single: set[str]) -> tuple[str, ...] | None:
     parts = ours[0].split(".")
     around = (".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
     return next(((a,) for a in around if a in single and _is_within(ours, a)), ("",))
+
+
+def in_order(
+    pairs: Sequence[Pair],
+    parents: Mapping[tuple[str, ...], tuple[str, ...] | None],
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+) -> list[Pair]:
+    """A parent before its parts, and these in the order of calls.
+
+    Args:
+        pairs: in any order.
+        parents: see ``parents_of``.
+        ours: the first call of each of our modules.
+        theirs: the first call of each of theirs, which goes before.
+    """
+    inside: dict[Any, list[Pair]] = {}
+    for pair in pairs:
+        inside.setdefault(parents[pair.ours], []).append(pair)
+
+    def place(pair: Pair) -> tuple[int, int]:
+        there = [theirs[p].order for p in pair.theirs if p in theirs]
+        here = [ours[p].order for p in pair.ours if p in ours]
+        return min(there, default=len(theirs)), min(here, default=len(ours))
+
+    def below(parent: Any) -> Iterator[Pair]:
+        for pair in sorted(inside.get(parent, ()), key=place):
+            yield pair
+            yield from below(pair.ours)
+
+    return list(below(None))

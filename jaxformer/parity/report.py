@@ -189,7 +189,7 @@ class Report:
         settings: what differs before anything is run.
         steps: of training or generation.
         about: what was compared, with what: paths, versions, flags, input shapes, seconds.
-        remarks: what several nodes together show: two layers swapped.
+        remarks: what several nodes together show, a sentence each: two layers look swapped.
     """
 
     mode: str

@@ -10,28 +10,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.errors import JaxformerError, ResourceError, UsageError
+from jaxformer.errors import ResourceError, UsageError
 from jaxformer.parity import jax_side, torch_side
-from jaxformer.parity.judge import judge
+from jaxformer.parity.counted_positions import counted_positions
 from jaxformer.parity.meetings import Meeting, meet
 from jaxformer.parity.pairing import TIED_HEAD, Pair
 from jaxformer.parity.report_files import write_text
 from jaxformer.parity.repro import FORMAT, Repro
 from jaxformer.parity.repro_modules import (
-    build_ours,
-    build_torch,
     encode,
-    load_state,
     noted_arguments,
     run_theirs,
     state_of,
 )
+from jaxformer.parity.repro_rebuilding import rebuilt_ours, rebuilt_theirs
 from jaxformer.parity.slopes import same_slopes
 from jaxformer.parity.tables import their_tables
 from jaxformer.parity.theirs import Theirs
 from jaxformer.porting.plans import Plan
 from jaxformer.porting.safetensors_files import write_safetensors
-from jaxformer.porting.skeletons import OUR_CONFIGS, facts
 from jaxformer.porting.tensors import StoredTensor
 
 Call = Callable[[Any, Sequence[Any]], Any]
@@ -110,9 +107,11 @@ def write_repro(
         )  # fmt: skip
         given = theirs.inputs if jax_inputs is None else jax_inputs
         ours = jax_side.in_dtype(jax_module, "float64")
-        run = jax_call or (lambda module, given: module(*given))
+        pairs = theirs.pairs_with(jax_module)
+        counted = {} if jax_call else counted_positions(ours, pairs, theirs.trace)
+        run = jax_call or (lambda module, given: module(*given, **counted))
         calls, _ = jax_side.trace(ours, lambda module: run(module, given))
-        pair = _choose(path, theirs, jax_module, calls)
+        pair = _choose(path, theirs, pairs, calls)
         writing = _Writing(theirs, pair, calls, ours, backward)
     made = not folder.exists()
     try:
@@ -127,12 +126,14 @@ def write_repro(
     return Repro(folder)
 
 
-def _choose(path: str, theirs: Theirs, jax_module: Any, calls: Mapping[str, jax_side.Call]) -> Pair:
+def _choose(
+    path: str, theirs: Theirs, pairs: Sequence[Pair], calls: Mapping[str, jax_side.Call]
+) -> Pair:
     """The pair of a node, or the innermost around it that can be run by itself."""
     there = {name for name, _ in theirs.module.named_modules()}
     pairs = [
         pair
-        for pair in theirs.pairs_with(jax_module)
+        for pair in pairs
         if pair.ours != (TIED_HEAD,)
         and there.issuperset(pair.theirs)
         and meet(pair, calls, theirs.trace)[0]
@@ -274,7 +275,8 @@ class _Writing:
 
     def write(self, folder: Path, message: str) -> None:
         """Writes the folder."""
-        theirs, ours = self._rebuilt_theirs(), self._rebuilt_ours()
+        theirs = rebuilt_theirs(self.theirs.module, self.pair, self.their_calls, self.arrays)
+        ours = rebuilt_ours(self.ours, self.pair)
         about = {
             "format": FORMAT,
             "message": message,
@@ -306,60 +308,6 @@ class _Writing:
             **lines,
         )
         write_text(folder / "repro.py", script)
-
-    def _rebuilt_theirs(self) -> dict[str, Any]:
-        """How their model is built anew, tried out."""
-        module = self.theirs.module
-        home = type(module).__module__.partition(".")[0]
-        kind = type(module).__name__
-        config = getattr(module, "config", None)
-        lost = {"library": "", "class": "", "config": {}, "why": "its class is not known here"}
-        if config is None or home not in ("transformers", "torch_ref"):
-            return lost
-        settings = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
-        found = {"library": home, "class": kind, "config": json.loads(json.dumps(settings))}
-        try:
-            whole = build_torch(home, kind, found["config"])
-            for place, (path, call) in enumerate(
-                zip(self.pair.theirs, self.their_calls, strict=True)
-            ):
-                rebuilt = whole.get_submodule(path)
-                load_state(rebuilt, _stored(self.arrays, f"theirs/{place}/state/"))
-                start = f"theirs/{place}/arguments/"
-                arrays = {
-                    name.removeprefix(start): array
-                    for name, array in self.arrays.items()
-                    if name.startswith(start)
-                }
-                output = run_theirs(rebuilt, call, arrays, backward=False).outputs[0]
-                if judge(output, self.arrays[f"theirs/{place}/output/0"]).is_bug:
-                    raise UsageError("it was changed after it was built")
-        except (JaxformerError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-            return {**lost, "why": str(error).splitlines()[0].replace('"', "'")}
-        return found
-
-    def _rebuilt_ours(self) -> dict[str, Any]:
-        """How our model is built anew, if that computes the same."""
-        config = getattr(self.ours, "config", None)
-        lost = {"class": "", "config": {}, "why": "its settings are not known here"}
-        if type(config) not in OUR_CONFIGS:
-            return lost
-        kind = type(self.ours).__name__
-        settings = json.loads(json.dumps(vars(config)))
-        for path in self.pair.ours:
-            mine = jax_side.resolve(self.ours, path)[0]
-            rebuilt = jax_side.resolve(build_ours(kind, settings), path)[0]
-            if facts(mine) != facts(rebuilt):
-                return {**lost, "why": "it was changed after it was built"}
-        return {"class": kind, "config": settings}
-
-
-def _stored(arrays: Mapping[str, np.ndarray], start: str) -> dict[str, StoredTensor]:
-    return {
-        name.removeprefix(start): StoredTensor.of(array)
-        for name, array in arrays.items()
-        if name.startswith(start)
-    }
 
 
 def _first(call: jax_side.Call) -> jax_side.Call:

@@ -48,9 +48,9 @@ def print_report(report: Report, console: Console) -> None:
     The tree of the model comes first: of every node its verdict, its worst float64 error relative
     to the scale of what is compared, its error in the dtype under test in units in the last place,
     and the condition of those that amplify; siblings that are alike and clean share a line with
-    their worst values. Then come the settings that differ, the steps of training or generation, and
-    as the last line the verdict: ``equal (rounding)``, or ``bug:`` with the first culprit. That
-    line is never wrapped.
+    their worst values. Then come the settings that differ, the steps of training or generation,
+    what several nodes together show, and as the last line the verdict: ``equal (rounding)``, or
+    ``bug:`` with the first culprit. That line is never wrapped.
 
     Args:
         report: the report.
@@ -161,7 +161,7 @@ class _Printer:
         self._table([unit, "ours", "theirs", "error", ""], rows, styles, "right")
 
     def verdict(self) -> None:
-        """How many nodes of which verdict, further bugs, and the last line."""
+        """How many nodes of which verdict, what they show together, more bugs, the last line."""
         report = self.report
         counts = {v: sum(node.verdict == v for node in report.nodes) for v in VERDICTS}
         told = ", ".join(
@@ -174,6 +174,8 @@ class _Printer:
             self.line((f"nodes: {told}", "dim"))
         elif not report.steps:
             self.line(("no nodes were compared", "dim"))
+        for remark in report.remarks:
+            self._paragraph(remark, "", STYLES["amplified"])
         count = len(report.culprits)
         for index, node in enumerate(report.culprits[1:], 2):
             self.line((f"bug {index} of {count}: {culprit_line(node)}", "red"))

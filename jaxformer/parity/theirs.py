@@ -1,5 +1,6 @@
 """Their side of a comparison: what it is here, and its passes."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -108,6 +109,7 @@ class Theirs:
             trace = torch_side.run(
                 module, torch_side.in_dtype(self.inputs, "float64"), call=self.call,
                 cotangents=pull if self.backward else None, keep=self._is_wanted,
+                again=lambda: torch_side.in_float64(self.module),
             )  # fmt: skip
         del module
         release(self.size)
@@ -122,7 +124,8 @@ class Theirs:
         """Their pass as it is used."""
         module = torch_side.in_narrow(self.module, dtype)
         inputs = torch_side.in_dtype(self.inputs, dtype)
-        return torch_side.run(module, inputs, call=self.call, keep=self._is_wanted, weights=False)
+        low = torch_side.run(module, inputs, call=self.call, keep=self._is_wanted, weights=False)
+        return dataclasses.replace(low, padding=self.trace.padding)
 
     @functools.cached_property
     def _wanted(self) -> set[str]:

@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.memory import NOTABLE, release
+from jaxformer.parity.padding import Padding, padding_of, pulled_back
 from jaxformer.parity.torch_values import (
     as_numpy,
     everything_in_float64,
@@ -22,15 +24,14 @@ from jaxformer.parity.torch_values import (
 from jaxformer.parity.torch_watcher import (
     Call,
     Watcher,
-    idle_queries,
     modules_of,
     owner_of,
     tied_parameters,
 )
 
 __all__ = [
-    "Call", "Trace", "as_numpy", "everything_in_float64", "first_float", "idle_queries",
-    "in_dtype", "in_float64", "in_narrow", "modules_of", "require_torch", "run",
+    "Call", "Trace", "as_numpy", "everything_in_float64", "first_float", "in_dtype",
+    "in_float64", "in_narrow", "modules_of", "require_torch", "run",
 ]  # fmt: skip
 
 
@@ -43,11 +44,13 @@ class Trace:
         outputs: of the whole model, its float arrays.
         gradients: of every parameter, by name; of a tied one under each of its names what came
             through the module of that name. Empty without a backward pass.
+        padding: which tokens no attention may look at; empty where masks were not noted.
     """
 
     calls: dict[str, Call]
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray]
+    padding: Padding = dataclasses.field(default_factory=dict)
 
 
 def run(
@@ -58,6 +61,7 @@ def run(
     cotangents: Callable[[list[np.ndarray]], list[np.ndarray]] | None = None,
     keep: Callable[[str], bool] = lambda path: True,
     weights: bool = True,
+    again: Callable[[], Any] | None = None,
 ) -> Trace:
     """One pass of their model.
 
@@ -66,14 +70,35 @@ def run(
         inputs: theirs.
         call: how it is called.
         cotangents: from the outputs, what to pull back through the model; None for no backward.
-            Of queries that may attend to no key nothing is pulled back.
+            Of padding, and of queries that may attend to no key, nothing is pulled back.
         keep: which modules to look at, by path.
         weights: whether to note the weights and masks of attentions.
+        again: makes another copy of the module. Where it is given this one is used up: a weight is
+            let go once its gradient is known, as the two together are the most there ever is.
     """
-    args = (module, inputs, call, cotangents, keep, weights)
-    trace, is_whole = _run(*args, copying=False)
+    args = (inputs, call, cotangents, keep, weights)
+    with contextlib.nullcontext() if again is None else _used_up(module):
+        trace, is_whole = _run(module, *args, copying=False)
     # Where a module wrote over what was noted the notes must be copies.
-    return trace if is_whole else _run(*args, copying=True)[0]
+    return trace if is_whole else _run(again() if again else module, *args, copying=True)[0]
+
+
+@contextlib.contextmanager
+def _used_up(module: Any) -> Iterator[None]:
+    """While it lasts, weights whose gradients have been summed up are let go."""
+    empty = require_torch().empty(0)
+
+    def let_go(parameter: Any) -> None:
+        size = parameter.numel()
+        parameter.data = empty.to(parameter.dtype)
+        release(size, NOTABLE)
+
+    hooks = [p.register_post_accumulate_grad_hook(let_go) for p in module.parameters()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _run(
@@ -107,7 +132,9 @@ def _run(
         results = floats(call(module, tensors))
         outputs = [watcher.array(value) for value in results]
         if cotangents is not None:
-            pulled = zip(results, _without_idle(cotangents(outputs), watcher.calls), strict=False)
+            calls = watcher.calls.values()
+            wanted = pulled_back(cotangents(outputs), calls, padding_of(calls))
+            pulled = zip(results, wanted, strict=False)
             pairs = [(f, torch.as_tensor(c).to(f.dtype)) for f, c in pulled if f.requires_grad]
             torch.autograd.backward([f for f, _ in pairs], [c for _, c in pairs])
     gradients = dict(watcher.shares)
@@ -116,7 +143,8 @@ def _run(
         if parameter.grad is not None and name not in tied:
             gradients[name] = watcher.array(parameter.grad)
         parameter.grad = None
-    return Trace(watcher.calls, outputs, gradients), watcher.is_whole()
+    padding = padding_of(watcher.calls.values())
+    return Trace(watcher.calls, outputs, gradients, padding), watcher.is_whole()
 
 
 @contextlib.contextmanager
@@ -129,19 +157,3 @@ def _every_module_called() -> Iterator[None]:
         yield
     finally:
         mha.set_fastpath_enabled(saved)
-
-
-def _without_idle(cotangents: Sequence[np.ndarray], calls: Mapping[str, Call]) -> list[np.ndarray]:
-    """What comes out of queries that see nothing is padding: each code base has its own way."""
-    result = []
-    for cotangent in cotangents:
-        for call in calls.values():
-            idle = idle_queries(call)
-            for rows in () if idle is None else (idle, idle.T):
-                if cotangent.shape[:2] == rows.shape:
-                    cotangent = np.where(
-                        rows.reshape(*rows.shape, *[1] * (cotangent.ndim - 2)), 0.0, cotangent
-                    )
-                    break
-        result.append(cotangent)
-    return result

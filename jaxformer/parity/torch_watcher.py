@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity import torch_values
+from jaxformer.parity.seen_weights import SeenWeights
 
 # Methods that are called like modules, as in torch_ref: path of the module + name.
 METHODS = ("attend",)
@@ -26,10 +27,11 @@ class Call:
         inputs: its float arrays, positional ones first.
         identities: of each input, a number that two have alike if they are one tensor.
         integers: its integer arrays, positional ones first.
+        positions: of its tokens, where they were given by this name.
         outputs: the float arrays of its result.
         input_gradients: of each input, through this call alone; None where it has none to give.
         output_gradients: of each output; None without a backward pass.
-        weights: of attention, (B, N, T, S), if it computed such.
+        weights: of attention, if it computed such.
         allowed: who may attend to whom, of each attention that it computed.
         later: further calls of the same module.
     """
@@ -38,10 +40,11 @@ class Call:
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     identities: list[int] = dataclasses.field(default_factory=list)
     integers: list[np.ndarray] = dataclasses.field(default_factory=list)
+    positions: np.ndarray | None = None
     outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     input_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
     output_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
-    weights: np.ndarray | None = None
+    weights: SeenWeights | None = None
     allowed: list[np.ndarray] = dataclasses.field(default_factory=list)
     later: list["Call"] = dataclasses.field(default_factory=list)
 
@@ -66,16 +69,6 @@ def owner_of(path: str, module: Any) -> str:
     """The path of the module, where a path of ``modules_of`` ends in one of its methods."""
     owner, _, name = path.rpartition(".")
     return owner if name in METHODS and callable(getattr(module, name, None)) else path
-
-
-def idle_queries(call: Call) -> np.ndarray | None:
-    """Which queries (B, T) may attend to no key in an attention of the call, if any."""
-    found: Any = None
-    for state in call.allowed:
-        idle = (state < 0).all(axis=(1, 3))
-        if idle.any() and (found is None or found.shape == idle.shape):
-            found = idle if found is None else found | idle
-    return found
 
 
 def tied_parameters(modules: Mapping[str, Any], kept: Container[str]) -> dict[str, list[str]]:
@@ -199,8 +192,10 @@ class Watcher:
             self.calls[path] = made
         for leaf in self.tied.get(path, ()):
             own = module._parameters[leaf]
-            # An alias of its own: its gradient is what comes through this module alone.
+            # Its gradient is what comes through this module alone.
             module._parameters[leaf] = self._share(f"{path}.{leaf}", own)
+        if torch_values.is_integer(kwargs.get("position_ids")):
+            made.positions = self.array(kwargs["position_ids"])
         return (
             tuple(self._note(made, value) for value in args),
             {name: self._note(made, value) for name, value in kwargs.items()},
@@ -244,15 +239,17 @@ class Watcher:
         return alias
 
     def _share(self, name: str, parameter: Any) -> Any:
-        alias = parameter.view_as(parameter)
+        # A leaf of its own: the sum of all shares is not asked for, and would be one more array.
+        alias = parameter.detach().requires_grad_()
         alias.aliased = parameter
 
-        def add(gradient: Any) -> None:
+        def add(alias: Any) -> None:
             before = self.shares.get(name)
-            share = self.array(gradient)
+            share = self.array(alias.grad)
+            alias.grad = None
             self.shares[name] = share if before is None else before + share
 
-        alias.register_hook(add)
+        alias.register_post_accumulate_grad_hook(add)
         return alias
 
     @contextlib.contextmanager
@@ -303,6 +300,6 @@ class Watcher:
         if not self.running or weights.dim() != 4:
             return
         made = self.running[-1]
-        made.weights = self.array(weights) if made.weights is None else made.weights
+        made.weights = made.weights or SeenWeights.of(torch_values.view(weights))
         scores = torch_values.view(scores)
         made.allowed.append((scores > ALLOWED).astype(np.int8) - (scores < BLOCKED))

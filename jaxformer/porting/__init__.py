@@ -1,6 +1,8 @@
 """Weights, optimizer state and settings between PyTorch and JAX."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jaxformer.porting.lazy import lazily
 
 if TYPE_CHECKING:
     from jaxformer.porting.checkpoint import load_model, open_checkpoint
@@ -19,22 +21,16 @@ __all__ = [
     "train_state_to_torch",
 ]
 
-_MODULES = {
-    "export_arrays": "naming",
-    "from_torch": "convert",
-    "import_arrays": "naming",
-    "load_model": "checkpoint",
-    "open_checkpoint": "checkpoint",
-    "to_torch": "convert",
-    "train_state_from_torch": "train_states",
-    "train_state_to_torch": "train_states",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # JAX and numpy are imported only by who needs them: the command line's --help does not.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "export_arrays": "naming",
+        "from_torch": "convert",
+        "import_arrays": "naming",
+        "load_model": "checkpoint",
+        "open_checkpoint": "checkpoint",
+        "to_torch": "convert",
+        "train_state_from_torch": "train_states",
+        "train_state_to_torch": "train_states",
+    },
+)

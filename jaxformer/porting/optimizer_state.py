@@ -22,7 +22,7 @@ from jaxformer.porting.transfer import export_tensors, import_tensors
 
 MOMENTS = {"mu": "exp_avg", "nu": "exp_avg_sq"}
 # Variants of Adam that compute something else.
-UNSUPPORTED = ("amsgrad", "maximize", "decoupled_weight_decay")
+UNSUPPORTED = ("amsgrad", "maximize")
 Tensors = Mapping[str, StoredTensor]
 
 
@@ -61,7 +61,7 @@ def read_optimizer(state: Mapping[str, Any], plan: Plan) -> OptimizerState:
     if not isinstance(groups, list | tuple) or not isinstance(state.get("state"), Mapping):
         raise UsageError("this is no torch optimizer's state dict: it has no state, param_groups")
     for group in groups:
-        odd = [f"{name}={group[name]}" for name in UNSUPPORTED[:2] if group.get(name)]
+        odd = [f"{name}={group[name]}" for name in UNSUPPORTED if group.get(name)]
         if group.get("decoupled_weight_decay") is False or "betas" not in group:
             odd.append("not AdamW" if "betas" not in group else "Adam with L2 regularisation")
         if odd:

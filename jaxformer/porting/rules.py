@@ -216,10 +216,6 @@ class Link:
         """Their arrays in our layout; C-contiguous, some may be the arrays that came in."""
         return [contiguous(array) for array in self.view_as_ours(theirs)]
 
-    def to_theirs(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Our arrays in their layout; C-contiguous, some may be the arrays that came in."""
-        return [contiguous(array) for array in self.view_as_theirs(ours)]
-
     def view_as_ours(self, theirs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """As ``to_ours``, but not copied where a view will do."""
         flip = self._is_kernel and not self.rule.transpose
@@ -228,7 +224,7 @@ class Link:
         return [array.T if self._is_kernel else array for array in arrays]
 
     def view_as_theirs(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As ``to_theirs``, but not copied where a view will do."""
+        """Our arrays in their layout, not copied where a view will do."""
         arrays = self.rule.packing.pack([a.T if self._is_kernel else a for a in ours])
         flip = self._is_kernel and not self.rule.transpose
         return [array.T if flip else array for array in arrays]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxformer.char_data import CharTokenizer
 from jaxformer.errors import TextError, UsageError
 from jaxformer.porting.local_files import LocalFile
 
@@ -59,3 +60,10 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids, without special tokens."""
         return str(self._tokenizer.decode([int(i) for i in ids]))
+
+
+def tokenizer_in(folder: Path, vocabulary: str | None) -> CharTokenizer | HuggingFaceTokenizer:
+    """The tokenizer of a run: of its characters, or of the ``tokenizer.json`` in its folder."""
+    if vocabulary is None:
+        return HuggingFaceTokenizer(folder / "tokenizer.json")
+    return CharTokenizer(vocabulary)

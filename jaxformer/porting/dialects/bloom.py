@@ -4,32 +4,20 @@ from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.hugging_face import demand, head_width, language_model
+from jaxformer.porting.dialects.hugging_face_parts import fused_block
 from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import FusedByHead, Rule, Rules, names, under
+from jaxformer.porting.rules import Rules, names, under
 from jaxformer.transformer_lm import TransformerLM
 
 
 def _body(module: TransformerLM) -> Rules:
-    attention = (
-        Rule(
-            ("q_proj", "k_proj", "v_proj"),
-            ("query_key_value",),
-            FusedByHead(module.config.num_heads),
-        ),
-        *names(o_proj="dense"),
-    )
-    block = (
-        *under("attention", "self_attention", attention),
-        *under("feed_forward", "mlp", names(up_proj="dense_h_to_4h", down_proj="dense_4h_to_h")),
-        *names(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm"),
-    )
     return (
         *names(
             token_embedding="word_embeddings",
             embedding_norm="word_embeddings_layernorm",
             final_norm="ln_f",
         ),
-        *under("blocks.*", "h.*", block),
+        *under("blocks.*", "h.*", fused_block(module, "self_attention")),
     )
 
 

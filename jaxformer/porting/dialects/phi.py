@@ -5,15 +5,11 @@ from typing import Any
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialect import Buffer
 from jaxformer.porting.dialects.hugging_face import (
-    activation,
-    head_width,
     inverse_frequencies,
     language_model,
-    rotary,
-    their_activation,
-    their_rotary,
     turned_names,
 )
+from jaxformer.porting.dialects.hugging_face_parts import partly_rotary, their_partly_rotary
 from jaxformer.porting.foreign import Foreign
 from jaxformer.porting.rules import Rules, names, under
 from jaxformer.transformer_lm import TransformerLM
@@ -39,45 +35,27 @@ def _body(module: TransformerLM) -> Rules:
 
 
 def _settings(foreign: Foreign) -> dict[str, Any]:
-    d_model = foreign.setting("hidden_size")
-    num_heads = foreign.setting("num_attention_heads")
-    head_width(foreign, d_model, num_heads)
+    settings = partly_rotary(foreign, share=0.5)
     return {
-        "d_model": d_model,
-        "num_heads": num_heads,
-        "num_kv_heads": foreign.setting("num_key_value_heads", default=num_heads),
-        "num_layers": foreign.setting("num_hidden_layers"),
-        "context_length": foreign.setting("max_position_embeddings"),
-        "d_ff": foreign.setting("intermediate_size"),
-        "activation": activation(foreign, "hidden_act"),
-        "norm_eps": foreign.setting("layer_norm_eps", default=1e-5),
+        **settings,
+        "num_kv_heads": foreign.setting("num_key_value_heads", default=settings["num_heads"]),
         "block": "parallel",
         "shared_norm": True,
         "query_key_norm": bool(foreign.setting("qk_layernorm", default=False)),
         "head_bias": True,
         "embedding_dropout": foreign.setting("embd_pdrop", default=0.0),
-        "attention_dropout": foreign.setting("attention_dropout", default=0.0),
         "residual_dropout": foreign.setting("resid_pdrop", default=0.0),
-        **rotary(foreign, share=0.5),
     }
 
 
 def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
     return {
-        "hidden_size": config.d_model,
-        "num_attention_heads": config.num_heads,
+        **their_partly_rotary(config),
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
-        "num_hidden_layers": config.num_layers,
-        "max_position_embeddings": config.context_length,
-        "intermediate_size": config.d_ff or 4 * config.d_model,
-        "hidden_act": their_activation(config.activation),
-        "layer_norm_eps": config.norm_eps,
         "qk_layernorm": config.query_key_norm,
         "embd_pdrop": config.embedding_dropout,
-        "attention_dropout": config.attention_dropout,
         "resid_pdrop": config.residual_dropout,
         "partial_rotary_factor": config.rotary_fraction,
-        **their_rotary(config),
     }
 
 
