@@ -105,7 +105,7 @@ class Decoder(nnx.Module):
         """
         mask = self_attention_mask(
             x.shape[1],
-            x.shape[1] if cache is None else cache[0].k_BSKH.shape[1],
+            x.shape[1] if cache is None else cache[0].slots,
             causal=self.causal,
             window=self.window,
             start=0 if cache is None else cache[0].length,

@@ -8,7 +8,7 @@ then extended token by token, without one it is read anew for every token: the r
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +21,14 @@ from jaxformer.attention import LayerCache
 from jaxformer.config import TransformerLMConfig
 from jaxformer.logits import check_sampling, filter_logits
 from jaxformer.parameters import Parameters, merge, split
+from jaxformer.prompts import read_prompt
 from jaxformer.transformer_lm import TransformerLM
 
 # Lengths are rounded up to powers of two so that few programs are compiled: prompts from the
-# first number on, caches from the second, both up to the context.
+# first number on, caches from the second, both up to the context. A cache that is full is copied
+# into the next larger one, so that attention never reads much more than there is.
 SHORTEST_PREFILL = 16
-SHORTEST_CACHE = 1024
+SHORTEST_CACHE = 128
 
 Definition = nnx.GraphDef[Any]
 
@@ -37,7 +39,7 @@ def make_cache(
     """Empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
     num_kv_heads = config.num_heads if config.num_kv_heads is None else config.num_kv_heads
     head_dim = config.d_model // config.num_heads if config.head_dim is None else config.head_dim
-    shape = (batch, length, num_kv_heads, head_dim)
+    shape = (batch * num_kv_heads, length, head_dim)
     return [
         LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.int32(0))
         for _ in range(config.num_layers)
@@ -54,12 +56,14 @@ def generate(
     top_p: float | None = None,
     greedy: bool = False,
     key: Array | None = None,
+    stop_tokens: Sequence[int] = (),
     use_cache: bool = True,
+    cache_dtype: str | None = None,
     mask: Bool[np.ndarray, "B T"] | None = None,
-) -> Int[np.ndarray, "B {num_tokens}"]:
+) -> Int[np.ndarray, "B n"]:
     """The next ``num_tokens`` tokens of every row, int32; all that ``stream`` yields, in one array.
 
-    Arguments and errors as there.
+    They are fewer only where every row has made a stop token. Arguments and errors as there.
     """
     chunks = stream(
         model,
@@ -70,7 +74,9 @@ def generate(
         top_p=top_p,
         greedy=greedy,
         key=key,
+        stop_tokens=stop_tokens,
         use_cache=use_cache,
+        cache_dtype=cache_dtype,
         mask=mask,
         chunk=max(num_tokens, 1),
     )
@@ -88,16 +94,19 @@ def stream(
     top_p: float | None = None,
     greedy: bool = False,
     key: Array | None = None,
+    stop_tokens: Sequence[int] = (),
     use_cache: bool = True,
+    cache_dtype: str | None = None,
     mask: Bool[np.ndarray, "B T"] | None = None,
     chunk: int = 16,
 ) -> Iterator[Int[np.ndarray, "B n"]]:
     """Yields the next ``num_tokens`` tokens of every row as they are made, int32, n <= ``chunk``.
 
-    The window of each row follows the rule at the head of this module, so a row of a batch
-    continues as it would alone. The model computes as in evaluation mode and is left as it was.
-    Programs are compiled once for each batch size, power of two of the prompt's length, and set
-    of sampling settings; neither the number of tokens nor ``chunk`` compiles anything.
+    The first token comes alone, as soon as the prompt is read. The window of each row follows the
+    rule at the head of this module, so a row of a batch continues as it would alone. The model
+    computes as in evaluation mode and is left as it was. Programs are compiled once for each batch
+    size, set of sampling settings, and power of two of the prompt's length and of the window's;
+    neither the number of tokens nor ``chunk`` compiles anything.
 
     Args:
         model: causal.
@@ -108,15 +117,21 @@ def stream(
         top_p: see ``filter_logits``.
         greedy: take the most probable token, the lowest id on a tie, instead of sampling.
         key: token i (from 0) of all rows is drawn with ``jax.random.fold_in(key, i)``.
+        stop_tokens: a row ends with the first of these ids that it makes, which it repeats as long
+            as other rows go on; when all rows have ended, nothing more is made.
         use_cache: False reads the whole window for every token: slower, the same result.
+        cache_dtype: of the keys and values in the cache, default the weights'. ``"bfloat16"``
+            halves what is stored and read for a model in float32, at its rounding: the text can
+            then be another.
         mask: True where the prompt holds a token, False on the padding to its left; positions
             count from a row's first token. Default: no padding.
         chunk: the most tokens to yield at once; it does not change them.
 
     Raises:
         ValueError: the model is not causal or has no head; the prompt or one of its rows is empty,
-            or has an id outside [0, V); the mask is not left padding; a setting is out of its
-            range; or sampling has no key. Raised by this call, not by the first ``next``.
+            or has an id outside [0, V); so has ``stop_tokens``; the mask is not left padding; a
+            setting is out of its range; or sampling has no key. Raised by this call, not by the
+            first ``next``.
     """
     check_sampling(temperature, top_k, top_p)
     if num_tokens < 0:
@@ -129,22 +144,24 @@ def stream(
         raise ValueError("only a model with a head can generate: got head='none'")
     if not greedy and key is None:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
-    rows = _read_prompt(prompt_BT, mask, model.token_embedding.embedding[...].shape[0])
-    copy = merge(*split(model))
-    copy.eval()
-    definition, parameters = split(copy)
+    vocab_size, _ = model.token_embedding.embedding[...].shape
+    rows = read_prompt(prompt_BT, mask, vocab_size)
+    for token in stop_tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
+    definition, parameters = split(model)
+    dtype = parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
     settings = None if greedy else (temperature, top_k, top_p)
-    prefill = _compile_prefill(definition) if use_cache else None
-    extend = functools.partial(_compile_extend(definition, settings), parameters)
-    return _stream(
-        functools.partial(prefill, parameters) if prefill else None,
-        extend,
-        rows,
-        num_tokens,
-        model.config.context_length,
-        None if greedy else key,
-        chunk,
+    prefill, extend = (
+        functools.partial(
+            program,
+            parameters,
+            key=None if greedy else key,
+            stop_tokens=np.array(stop_tokens, np.int32),
+        )
+        for program in _programs(definition, settings, jnp.dtype(dtype))
     )
+    return _stream(prefill, extend, rows, num_tokens, model.config.context_length, chunk, use_cache)
 
 
 @jax.tree_util.register_dataclass
@@ -156,90 +173,81 @@ class _Window:
         tokens_BS: ids, padded on the left; there is one slot more than the cache has, for the
             token made from a full window.
         padding_B: how many slots of each row are padding.
+        ended_B: which rows have made a stop token.
         length: how many slots are filled, padding included.
-        cache: of all tokens but the last, or None where there is to be none.
+        cache: of all tokens but the last; empty before the first token is made.
     """
 
     tokens_BS: Int[Array, "B S"]  # noqa: N815
     padding_B: Int[Array, "B"]  # noqa: N815
+    ended_B: Bool[Array, "B"]  # noqa: N815
     length: Int[Array, ""]
-    cache: list[LayerCache] | None
+    cache: list[LayerCache]
 
     @classmethod
-    def pack(cls, rows: list[np.ndarray], slots: int) -> "_Window":
+    def pack(cls, rows: list[np.ndarray], ended_B: np.ndarray, slots: int) -> "_Window":
         """A window of ``slots`` + 1 slots around the given rows."""
         length = max(len(row) for row in rows)
         tokens = np.zeros((len(rows), slots + 1), np.int32)
         for padded, row in zip(tokens, rows, strict=True):
             padded[length - len(row) : length] = row
         padding = np.array([length - len(row) for row in rows], np.int32)
-        return cls(jnp.asarray(tokens), jnp.asarray(padding), jnp.int32(length), None)
+        tokens_BS, padding_B = jnp.asarray(tokens), jnp.asarray(padding)
+        return cls(tokens_BS, padding_B, jnp.asarray(ended_B), jnp.int32(length), cache=[])
 
-    def hidden(
-        self,
-        model: TransformerLM,
-        start: Int[Array, ""] | int,
-        count: int,
-        cache: list[LayerCache] | None,
+    @property
+    def slots(self) -> int:
+        """How many tokens the cache has room for."""
+        return self.tokens_BS.shape[1] - 1
+
+    def grow(self, slots: int) -> "_Window":
+        """The same window with room for ``slots`` tokens."""
+        return _lengthen(self, slots - self.slots)
+
+    def read(
+        self, model: TransformerLM, start: Int[Array, ""] | int, count: int
     ) -> Float[Array, "B T D"]:
-        """The model's residual stream at the ``count`` slots from ``start`` on."""
-        slots = self.tokens_BS.shape[1] - 1
+        """The residual stream at ``count`` slots from ``start`` on, which go into the cache."""
         tokens = jax.lax.dynamic_slice_in_dim(self.tokens_BS, start, count, axis=1)
         positions = (start + jnp.arange(count))[None, :] - self.padding_B[:, None]
-        is_token_BS = jnp.arange(slots)[None, :] >= self.padding_B[:, None]
+        is_token_BS = jnp.arange(self.cache[0].slots)[None, :] >= self.padding_B[:, None]
+        self.cache = [dataclasses.replace(layer, length=jnp.int32(start)) for layer in self.cache]
         hidden = model.hidden(
             tokens,
             is_token_BS[:, None, None, :],
             positions=jnp.maximum(positions, 0),
-            cache=cache,
+            cache=self.cache,
         )
         assert not isinstance(hidden, tuple)
         return hidden
 
-    def next_logits(self, model: TransformerLM) -> Float[Array, "B V"]:
-        """Logits of the token after the last; its keys and values go into the cache."""
-        if self.cache is None:
-            hidden = self.hidden(model, 0, self.tokens_BS.shape[1] - 1, None)
-            last = jax.lax.dynamic_slice_in_dim(hidden, self.length - 1, 1, axis=1)
-        else:
-            last = self.hidden(model, self.length - 1, 1, self.cache)
-        return model.logits(last)[:, 0]
-
-    def append(self, token_B: Int[Array, "B"]) -> "_Window":
-        """The window with one more token in every row."""
-        tokens = jax.lax.dynamic_update_slice_in_dim(
-            self.tokens_BS, token_B[:, None].astype(jnp.int32), self.length, axis=1
+    def append(self, token_B: Int[Array, "B"], stop_tokens: Int[Array, "n"]) -> None:
+        """Writes one more token into every row; a row that has ended repeats its last."""
+        last_B1 = jax.lax.dynamic_slice_in_dim(self.tokens_BS, self.length - 1, 1, axis=1)
+        token_B1 = jnp.where(self.ended_B[:, None], last_B1, token_B[:, None].astype(jnp.int32))
+        self.tokens_BS = jax.lax.dynamic_update_slice_in_dim(
+            self.tokens_BS, token_B1, self.length, axis=1
         )
-        return dataclasses.replace(self, tokens_BS=tokens, length=self.length + 1)
+        self.ended_B = self.ended_B | jnp.any(token_B1 == stop_tokens[None, :], axis=1)
+        self.length = self.length + 1
 
 
 @functools.lru_cache(maxsize=16)
-def _compile_prefill(definition: Definition) -> Callable[..., _Window]:
-    """Gives a window its cache, from its first ``count`` slots, ``length`` at least.
+def _programs(
+    definition: Definition,
+    settings: tuple[float, int | None, float | None] | None,
+    cache_dtype: jnp.dtype,
+) -> tuple[Callable[..., _Window], Callable[..., _Window]]:
+    """The two compiled programs: one reads a prompt, the other extends a window.
 
-    What the slots past ``length`` leave in the cache is hidden by the causal mask until it is
-    overwritten. The last token is computed again by the first step that follows, so that only
-    there the head is applied and a token drawn.
+    Both add tokens to the window that they are given, of which the first is the ``index``-th of
+    the text: one token, or ``count``, or fewer where all rows have ended.
     """
 
-    @functools.partial(jax.jit, static_argnames="count")
-    def prefill(parameters: Parameters, window: _Window, *, count: int) -> _Window:
-        model = merge(definition, parameters)
-        batch, slots = window.tokens_BS.shape
-        dtype = parameters["token_embedding.embedding"].dtype
-        cache = make_cache(model.config, batch, slots - 1, dtype)
-        window.hidden(model, 0, count, cache)
-        cache = [dataclasses.replace(layer, length=window.length - 1) for layer in cache]
-        return dataclasses.replace(window, cache=cache)
-
-    return prefill
-
-
-@functools.lru_cache(maxsize=16)
-def _compile_extend(
-    definition: Definition, settings: tuple[float, int | None, float | None] | None
-) -> Callable[..., _Window]:
-    """Adds ``count`` tokens to a window, the first of which is the ``index``-th of the text."""
+    def evaluating(parameters: Parameters) -> TransformerLM:
+        model: TransformerLM = merge(definition, parameters)
+        model.eval()
+        return model
 
     def choose(
         logits_BV: Float[Array, "B V"], key: Array | None, index: Int[Array, ""]
@@ -250,76 +258,101 @@ def _compile_extend(
         kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
         return jax.random.categorical(jax.random.fold_in(key, index), kept_BV)
 
+    @functools.partial(jax.jit, static_argnames="slots_read")
+    def prefill(
+        parameters: Parameters,
+        window: _Window,
+        index: Int[Array, ""],
+        *,
+        slots_read: int,
+        key: Array | None,
+        stop_tokens: Int[Array, "n"],
+    ) -> _Window:
+        model = evaluating(parameters)
+        batch = window.tokens_BS.shape[0]
+        window.cache = make_cache(model.config, batch, slots_read, cache_dtype)
+        # What the slots past the prompt leave in the cache is hidden by the causal mask until it
+        # is overwritten.
+        hidden = window.read(model, 0, slots_read)
+        window.cache = _lengthen(window.cache, window.slots - slots_read)
+        last = jax.lax.dynamic_slice_in_dim(hidden, window.length - 1, 1, axis=1)
+        window.append(choose(model.logits(last)[:, 0], key, index), stop_tokens)
+        return window
+
     @functools.partial(jax.jit, donate_argnames="window")
     def extend(
         parameters: Parameters,
         window: _Window,
-        key: Array | None,
         index: Int[Array, ""],
         count: Int[Array, ""],
+        *,
+        key: Array | None,
+        stop_tokens: Int[Array, "n"],
     ) -> _Window:
-        model = merge(definition, parameters)
+        model = evaluating(parameters)
 
-        def step(i: Int[Array, ""], window: _Window) -> _Window:
-            return window.append(choose(window.next_logits(model), key, index + i))
+        def is_needed(carry: tuple[Int[Array, ""], _Window]) -> Bool[Array, ""]:
+            made, window = carry
+            return (made < count) & ~jnp.all(window.ended_B)
 
-        return jax.lax.fori_loop(jnp.int32(0), count, step, window)
+        def step(carry: tuple[Int[Array, ""], _Window]) -> tuple[Int[Array, ""], _Window]:
+            made, window = carry
+            logits = model.logits(window.read(model, window.length - 1, 1))
+            window.append(choose(logits[:, 0], key, index + made), stop_tokens)
+            return made + 1, window
 
-    return extend
+        return jax.lax.while_loop(is_needed, step, (jnp.int32(0), window))[1]
+
+    return prefill, extend
+
+
+_grow = jax.jit(_Window.grow, static_argnames="slots")
 
 
 def _stream(
-    prefill: Callable[..., _Window] | None,
+    prefill: Callable[..., _Window],
     extend: Callable[..., _Window],
     rows: list[np.ndarray],
     num_tokens: int,
     context_length: int,
-    key: Array | None,
     chunk: int,
+    use_cache: bool,
 ) -> Iterator[np.ndarray]:
     made = 0
-    while made < num_tokens:
+    ended_B = np.zeros(len(rows), bool)
+    while made < num_tokens and not ended_B.all():
         # A row is cut when it alone is full; the others keep their windows, and all are packed
         # anew, so that the longest never stands behind padding.
         rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
         length = max(len(row) for row in rows)
-        end = min(length + num_tokens - made, context_length + 1)
-        window = _Window.pack(rows, _round_up(end - 1, SHORTEST_CACHE, context_length))
-        if prefill is not None:
-            window = prefill(window, count=_round_up(length, SHORTEST_PREFILL, context_length))
+        end = min(length + num_tokens - made, context_length + 1) if use_cache else length + 1
+        window = _Window.pack(rows, ended_B, _round_up(length, SHORTEST_CACHE, context_length))
         padding = np.array(window.padding_B)
-        while length < end:
-            count = min(chunk, end - length)
-            window = extend(window, key, np.int32(made), np.int32(count))
-            # A copy: on a CPU a mere view would keep the window from being donated.
-            tokens = np.array(window.tokens_BS)
-            yield tokens[:, length : length + count]
-            length += count
-            made += count
+        slots_read = _round_up(length, SHORTEST_PREFILL, context_length)
+        window = prefill(window, np.int32(made), slots_read=slots_read)
+        while True:
+            # Copies: on a CPU a mere view would keep the window from being donated.
+            tokens, ended_B = np.array(window.tokens_BS), np.array(window.ended_B)
+            before, length = length, int(window.length)
+            yield tokens[:, before:length]
+            made += length - before
+            if length == end or ended_B.all():
+                break
+            if length > window.slots:
+                slots = _round_up(length, SHORTEST_CACHE, context_length)
+                window = _grow(window, slots=slots)
+            count = min(chunk, end - length, window.slots + 1 - length)
+            window = extend(window, np.int32(made), np.int32(count))
         rows = [row[start:length] for row, start in zip(tokens, padding, strict=True)]
 
 
-def _read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]:
-    """The tokens of each row, without padding."""
-    prompt = np.asarray(prompt_BT)
-    if prompt.ndim != 2 or prompt.size == 0:
-        raise ValueError(f"the prompt must be (B, T) with B, T >= 1: got shape {prompt.shape}")
-    if not np.issubdtype(prompt.dtype, np.integer):
-        raise ValueError(f"the prompt must hold integer ids: got {prompt.dtype}")
-    mask = np.ones(prompt.shape, bool) if mask is None else np.asarray(mask)
-    if mask.dtype != bool or mask.shape != prompt.shape:
-        raise ValueError(
-            f"the mask must be boolean with the prompt's shape {prompt.shape}: "
-            f"got {mask.dtype} with shape {mask.shape}"
-        )
-    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
-        raise ValueError("every row of the mask must be padding (False), then tokens (True)")
-    rows = [row[kept].astype(np.int64) for row, kept in zip(prompt, mask, strict=True)]
-    for row in rows:
-        if row.min() < 0 or row.max() >= vocab_size:
-            bad = row[(row < 0) | (row >= vocab_size)][0]
-            raise ValueError(f"prompt ids must be in [0, {vocab_size}): got {bad}")
-    return rows
+def _lengthen(tree: Any, count: int) -> Any:
+    """The same arrays with ``count`` more slots, the second dimension of all that have one."""
+
+    def longer(x: Array) -> Array:
+        return x if x.ndim < 2 else jnp.pad(x, [(0, 0), (0, count), *[(0, 0)] * (x.ndim - 2)])
+
+    return jax.tree.map(longer, tree)
 
 
 def _round_up(length: int, shortest: int, longest: int) -> int:

@@ -4,7 +4,8 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, UInt
 
 
 def filter_logits(
@@ -34,18 +35,46 @@ def filter_logits(
     check_sampling(temperature, top_k, top_p)
     wide = jnp.promote_types(logits_BV.dtype, jnp.float32)
     logits = logits_BV.astype(wide) / temperature
+    keys = _ordered(logits)
     if top_k is not None and top_k < logits.shape[-1]:
-        kth = jax.lax.top_k(logits, top_k)[0][..., -1:]
-        logits = jnp.where(logits < kth, -jnp.inf, logits)
+        kth = _largest_reaching(top_k, keys, jnp.ones((), jnp.int32))
+        logits = jnp.where(keys >= kth, logits, -jnp.inf)
     if top_p is not None and top_p < 1:
-        order = jnp.argsort(logits, axis=-1, descending=True, stable=True)
-        ranked = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
-        before = jnp.cumsum(ranked, axis=-1)[..., :-1]
-        first = jnp.ones_like(before[..., :1], bool)
-        kept = jnp.concatenate((first, before < top_p), axis=-1)[..., : logits.shape[-1]]
-        kept = jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
-        logits = jnp.where(kept, logits, -jnp.inf)
+        probabilities = jax.nn.softmax(logits, axis=-1)
+        last = _largest_reaching(top_p, keys, probabilities)
+        above, tied = keys > last, keys == last
+        before = jnp.sum(jnp.where(above, probabilities, 0), axis=-1, keepdims=True)
+        before = before + (jnp.cumsum(tied, axis=-1) - 1) * probabilities
+        logits = jnp.where(above | (tied & (before < top_p)), logits, -jnp.inf)
     return logits
+
+
+def _ordered(x: Float[Array, "..."]) -> UInt[Array, "..."]:
+    """Unsigned integers in the order of the numbers."""
+    bits = jnp.finfo(x.dtype).bits
+    sign = np.array(1 << (bits - 1), f"uint{bits}")
+    # Minus zero is no smaller than zero.
+    pattern = jax.lax.bitcast_convert_type(jnp.where(x == 0, jnp.zeros_like(x), x), sign.dtype)
+    return jnp.where(pattern >= sign, ~pattern, pattern | sign)
+
+
+def _largest_reaching(
+    goal: float, keys_BV: UInt[Array, "*B V"], weights_BV: Array
+) -> UInt[Array, "*B 1"]:
+    """The largest key for which it and those above it together weigh ``goal``; 0 if none do.
+
+    It is found bit by bit. On a CPU, XLA takes ten to forty times as long to sort a vocabulary of
+    50,257, or to take its 40 largest.
+    """
+    dtype = keys_BV.dtype
+    bits = 8 * dtype.itemsize
+
+    def decide(i: Array, found: UInt[Array, "*B 1"]) -> UInt[Array, "*B 1"]:
+        larger = found | jnp.left_shift(jnp.ones((), dtype), (bits - 1 - i).astype(dtype))
+        weight = jnp.sum(jnp.where(keys_BV >= larger, weights_BV, 0), axis=-1, keepdims=True)
+        return jnp.where(weight >= goal, larger, found)
+
+    return jax.lax.fori_loop(0, bits, decide, jnp.zeros((*keys_BV.shape[:-1], 1), dtype))
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:

@@ -115,7 +115,7 @@ class TransformerLM(nnx.Module):
         masks = {
             window: self_attention_mask(
                 length,
-                length if cache is None else cache[0].k_BSKH.shape[1],
+                length if cache is None else cache[0].slots,
                 causal=self.config.causal,
                 window=window,
                 start=start,

@@ -1,131 +1,29 @@
-import dataclasses
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 
 from jaxformer import generation
-from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import dropout_modules, seed_dropout
-from jaxformer.parameters import abstract, merge
-from jaxformer.porting.naming import export_arrays
-from jaxformer.transformer_lm import TransformerLM
+from parity_tests.generating import (
+    CONTEXT,
+    MODELS,
+    TOKENS,
+    V,
+    build,
+    pair,
+    prompts,
+    torch_generate,
+)
 from torch_ref import generation as torch_generation
-from torch_ref.config import TransformerLMConfig as TorchTransformerLMConfig
 from torch_ref.logits import filter_logits as torch_filter_logits
-from torch_ref.transformer_lm import TransformerLM as TorchTransformerLM
-
-V, CONTEXT, TOKENS = 31, 24, 60
-BASE = {"d_model": 36, "num_heads": 4, "d_ff": 23, "num_layers": 2}
-BASE |= {"context_length": CONTEXT, "tie_embeddings": False}
-MODELS = {
-    "none": {"positions": "none"},
-    "learned": {"positions": "learned", "num_kv_heads": 2},
-    "sinusoidal": {
-        "positions": "sinusoidal",
-        "num_kv_heads": 1,
-        "block": "post_norm",
-        "embedding_scale": 4.0,
-        "seed": 3,
-    },
-    "rotary": {
-        "positions": "rotary",
-        "num_kv_heads": 2,
-        "head_dim": 10,
-        "sliding_window": 5,
-        "norm": "rms_norm",
-        "activation": "swiglu",
-    },
-    "rotary_interleaved": {
-        "positions": "rotary",
-        "rotary_interleaved": True,
-        "head_dim": 14,
-        "rotary_fraction": 0.5714286,
-        "rotary_scaling": "linear",
-        "rotary_scaling_factor": 2.0,
-        "query_key_norm": True,
-    },
-    "alibi": {"positions": "alibi", "num_heads": 6, "num_kv_heads": 3, "sliding_window": 9},
-    "relative": {
-        "positions": "relative",
-        "max_relative_position": 5,
-        "num_kv_heads": 2,
-        "block": "parallel",
-        "head_bias": True,
-        "score_soft_cap": 4.0,
-        "logit_soft_cap": 7.0,
-    },
-    "alternating_windows": {
-        "positions": "rotary",
-        "head_dim": 10,
-        "num_layers": 3,
-        "num_kv_heads": 2,
-        "norm": "rms_norm",
-        "norm_unit_offset": True,
-        "branch_output_norm": True,
-        "activation": "geglu_tanh",
-        "sliding_window": 4,
-        "full_attention_layers": (1,),
-    },
-    "offset": {
-        "position_offset": 2,
-        "block": "parallel",
-        "shared_norm": True,
-        "num_token_types": 2,
-        "head": "masked_lm",
-        "tie_embeddings": True,
-        "head_bias": True,
-        "seed": 5,
-    },
-}
-
-
-def build(seed=7, dtype=np.float64, **settings):
-    """A model and its twin, with every parameter far from where it started."""
-    config = TransformerLMConfig(**{"vocab_size": V, **BASE, **settings})
-    definition, shapes = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
-    rng = np.random.default_rng(seed)
-    parameters = {
-        name: rng.normal(name.endswith("scale"), 0.4, shape.shape) for name, shape in shapes.items()
-    }
-    model = merge(definition, {n: jnp.asarray(value, dtype) for n, value in parameters.items()})
-    model.eval()
-    twin_config = TorchTransformerLMConfig(**dataclasses.asdict(config))
-    twin = TorchTransformerLM(twin_config).double().eval()
-    arrays = export_arrays(parameters)
-    twin.load_state_dict({name: torch.from_numpy(a) for name, a in arrays.items()}, strict=True)
-    return model, twin
-
-
-@pytest.fixture(scope="module")
-def models():
-    built = {}
-
-    def get(name):
-        if name not in built:
-            built[name] = build(**MODELS[name])
-        return built[name]
-
-    return get
-
-
-def prompts(batch=3, length=7, seed=3):
-    return np.random.default_rng(seed).integers(0, V, (batch, length)).astype(np.int32)
-
-
-def torch_generate(twin, prompt, *args, mask=None, **settings):
-    mask = None if mask is None else torch.from_numpy(mask)
-    prompt = torch.from_numpy(np.asarray(prompt))
-    return torch_generation.generate(twin, prompt, *args, mask=mask, **settings).numpy()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_text_is_the_same_with_and_without_cache_on_both_sides(models, name):
-    model, twin = models(name)
+def test_greedy_text_is_the_same_with_and_without_cache_on_both_sides(name):
+    model, twin = pair(name)
     prompt = prompts()
     cached = generation.generate(model, prompt, TOKENS, greedy=True)
     assert cached.shape == (3, TOKENS)
@@ -142,8 +40,8 @@ def test_greedy_text_is_the_same_with_and_without_cache_on_both_sides(models, na
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_left_padded_rows_continue_as_they_would_alone(models, name):
-    model, twin = models(name)
+def test_left_padded_rows_continue_as_they_would_alone(name):
+    model, twin = pair(name)
     prompt = prompts()
     lengths = np.array([4, 7, 1])
     mask = np.arange(7)[None, :] >= 7 - lengths[:, None]
@@ -164,8 +62,8 @@ def test_left_padded_rows_continue_as_they_would_alone(models, name):
     np.testing.assert_array_equal(tokens, np.repeat(alone[:1], 3, axis=0))
 
 
-def test_text_follows_the_documented_window(models):
-    _, twin = models("learned")
+def test_text_follows_the_documented_window():
+    _, twin = pair("learned")
     prompt = prompts(batch=1)
     window, expected = list(prompt[0]), []
     for _ in range(TOKENS):
@@ -179,8 +77,8 @@ def test_text_follows_the_documented_window(models):
 
 
 @pytest.mark.parametrize("length", [CONTEXT - 1, CONTEXT, CONTEXT + 1, 3 * CONTEXT])
-def test_prompts_up_to_the_context_are_kept_and_longer_ones_cut_to_half(models, length):
-    model, twin = models("learned")
+def test_prompts_up_to_the_context_are_kept_and_longer_ones_cut_to_half(length):
+    model, twin = pair("learned")
     prompt = prompts(length=length)
     kept = prompt if length <= CONTEXT else prompt[:, -(CONTEXT // 2) :]
     with torch.no_grad():
@@ -201,8 +99,8 @@ def test_the_smallest_contexts_work(context):
         np.testing.assert_array_equal(torch_generate(twin, prompt, 7, **settings), tokens)
 
 
-def test_chunks_and_the_cache_do_not_change_what_is_sampled(models):
-    model, twin = models("alibi")
+def test_chunks_and_the_cache_do_not_change_what_is_sampled():
+    model, twin = pair("alibi")
     prompt = prompts()
     settings = {"temperature": 0.8, "top_k": 13, "top_p": 0.9}
     key = jax.random.key(5)
@@ -229,41 +127,30 @@ def test_chunks_and_the_cache_do_not_change_what_is_sampled(models):
     torch.testing.assert_close(torch.cat(torch_parts(7), 1), torch.cat(torch_parts(TOKENS), 1))
 
 
-def test_shorter_texts_are_the_beginning_of_longer_ones(models):
-    model, _ = models("alibi")
+def test_shorter_texts_are_the_beginning_of_longer_ones():
+    model, _ = pair("alibi")
     key = jax.random.key(1)
     longer = generation.generate(model, prompts(), 29, key=key)
     shorter = generation.generate(model, prompts(), 11, key=key)
     np.testing.assert_array_equal(shorter, longer[:, :11])
 
 
-def test_a_cache_shorter_than_the_context_gives_the_same_text(models, monkeypatch):
-    model, _ = models("learned")
-    for use_cache in (True, False):
-        settings = {"greedy": True, "use_cache": use_cache}
-        longer = generation.generate(model, prompts(), 9, **settings)
-        with monkeypatch.context() as patch:
-            patch.setattr(generation, "SHORTEST_CACHE", generation.SHORTEST_PREFILL)
-            shorter = generation.generate(model, prompts(), 9, **settings)
-        np.testing.assert_array_equal(shorter, longer)
-
-
-def test_no_tokens_is_an_empty_result(models):
-    model, twin = models("alibi")
+def test_no_tokens_is_an_empty_result():
+    model, twin = pair("alibi")
     assert generation.generate(model, prompts(), 0, greedy=True).shape == (3, 0)
     assert torch_generate(twin, prompts(), 0, greedy=True).shape == (3, 0)
 
 
-def test_top_k_of_one_is_greedy(models):
-    model, twin = models("alibi")
+def test_top_k_of_one_is_greedy():
+    model, twin = pair("alibi")
     greedy = generation.generate(model, prompts(), TOKENS, greedy=True)
     tokens = generation.generate(model, prompts(), TOKENS, top_k=1, key=jax.random.key(0))
     np.testing.assert_array_equal(tokens, greedy)
     np.testing.assert_array_equal(torch_generate(twin, prompts(), TOKENS, top_k=1), greedy)
 
 
-def test_tokens_are_drawn_with_the_filtered_probabilities(models):
-    model, twin = models("none")
+def test_tokens_are_drawn_with_the_filtered_probabilities():
+    model, twin = pair("none")
     count = 5000
     prompt = np.repeat(prompts(batch=1), count, axis=0)
     settings = {"temperature": 5.0, "top_k": 17, "top_p": 0.8}
@@ -281,22 +168,6 @@ def test_tokens_are_drawn_with_the_filtered_probabilities(models):
         frequency = np.bincount(tokens[:, 0], minlength=V) / count
         assert (frequency[p == 0] == 0).all(), side
         assert (np.abs(frequency - p) <= 4 * np.sqrt(p * (1 - p) / count)).all(), side
-
-
-def test_another_prompt_length_or_count_compiles_nothing(caplog):
-    model, _ = build(positions="learned", num_layers=1, context_length=64)
-
-    def compiled(length, count, **settings):
-        caplog.clear()
-        with jax.log_compiles():
-            generation.generate(model, prompts(length=length), count, **settings)
-        return [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()]
-
-    key = jax.random.key(0)
-    assert compiled(9, 5, key=key)
-    for length, count in ((9, 5), (14, 30), (2, 1), (16, 40)):
-        assert compiled(length, count, key=key) == []
-    assert compiled(9, 5, key=key, temperature=0.5), "the check must see a compilation"
 
 
 def test_the_model_stays_in_its_mode_and_is_used_in_evaluation_mode():
@@ -324,30 +195,6 @@ def test_the_model_stays_in_its_mode_and_is_used_in_evaluation_mode():
     np.testing.assert_array_equal(torch.cat(parts, dim=1).numpy(), expected)
 
 
-def test_bfloat16_models_generate():
-    model, twin = build(positions="rotary", head_dim=10, num_layers=1, dtype=jnp.bfloat16)
-    tokens = generation.generate(model, prompts(), TOKENS, key=jax.random.key(0))
-    twin_tokens = torch_generate(twin.bfloat16(), prompts(), TOKENS)
-    for drawn in (tokens, twin_tokens):
-        assert drawn.shape == (3, TOKENS)
-        assert drawn.min() >= 0
-        assert drawn.max() < V
-
-
-def test_caches_have_the_shape_and_dtype_asked_for():
-    config = TransformerLMConfig(vocab_size=V, **{**BASE, "num_kv_heads": 2, "head_dim": 7})
-    torch_config = TorchTransformerLMConfig(**dataclasses.asdict(config))
-    caches = generation.make_cache(config, 3, 11, jnp.bfloat16)
-    torch_caches = torch_generation.make_cache(torch_config, 3, 11, torch.bfloat16)
-    assert len(caches) == len(torch_caches) == config.num_layers
-    for cache, twin in zip(caches, torch_caches, strict=True):
-        for name in ("k_BSKH", "v_BSKH"):
-            assert getattr(cache, name).shape == tuple(getattr(twin, name).shape) == (3, 11, 2, 7)
-            assert getattr(cache, name).dtype == jnp.bfloat16
-            assert getattr(twin, name).dtype == torch.bfloat16
-        assert int(cache.length) == twin.length == 0
-
-
 REFUSED = {
     "temperature must be positive and finite: got 0": {"temperature": 0},
     "temperature must be positive and finite: got nan": {"temperature": float("nan")},
@@ -371,8 +218,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_work_is_refused_before_anything_runs(models, message):
-    model, twin = models("none")
+def test_what_cannot_work_is_refused_before_anything_runs(message):
+    model, twin = pair("none")
     settings = {"prompt": prompts(), "num_tokens": 4, "mask": None, **REFUSED[message]}
     prompt, num_tokens, mask = (settings.pop(k) for k in ("prompt", "num_tokens", "mask"))
     with pytest.raises(ValueError, match=re.escape(message)) as error:
@@ -385,8 +232,8 @@ def test_what_cannot_work_is_refused_before_anything_runs(models, message):
         )
 
 
-def test_sampling_needs_a_key(models):
-    model, _ = models("none")
+def test_sampling_needs_a_key():
+    model, _ = pair("none")
     with pytest.raises(ValueError, match="sampling needs a key"):
         generation.generate(model, prompts(), 4)
 

@@ -64,3 +64,24 @@ def test_top_p_counts_the_probability_that_top_k_left():
 def test_filtering_widens_bfloat16():
     assert filter_logits(jnp.ones((1, 3), jnp.bfloat16)).dtype == jnp.float32
     assert torch_filter_logits(torch.ones(1, 3).bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shift", [-40.0, 0.0, 40.0])
+def test_a_large_vocabulary_is_cut_at_the_same_token(dtype, shift):
+    logits = (np.random.default_rng(3).normal(0, 2, (3, 5003)) + shift).astype(dtype)
+    logits[2, ::2] = -np.inf
+    for settings in ({"top_k": 1}, {"top_k": 40}, {"top_k": 5002}, {"top_p": 0.5}, {"top_p": 0.99}):
+        kept = np.asarray(filter_logits(jnp.asarray(logits), **settings))
+        twin = torch_filter_logits(torch.from_numpy(logits), **settings).numpy()
+        np.testing.assert_array_equal(kept, twin)
+
+
+def test_zeros_of_either_sign_are_tied():
+    assert both_filters([0.0, -0.0, -1.0, 0.0], top_k=1) == [1, 1, 0, 1]
+    assert both_filters([-1.0, -0.0, 0.0, -2.0], top_k=2) == [0, 1, 1, 0]
+    assert both_filters([-50.0, -0.0, 0.0, -50.0], top_p=0.4) == [0, 1, 0, 0]
+
+
+def test_a_share_that_rounding_keeps_out_of_reach_keeps_everything():
+    assert both_filters(np.linspace(-1, 1, 7), top_p=1 - 2**-53) == [1] * 7

@@ -81,7 +81,9 @@ def _fused_attention(
     """The same output (B, T, N, H) by torch's kernels, which keep the weights to themselves."""
     q_BNTH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BTNH, k_BSKH, v_BSKH))
     on_cpu = q_BTNH.device.type == "cpu"
-    attn_mask = None if mask is None else expand_mask(mask)
+    # ``self_attention_mask`` marks the mask that is causal and nothing else.
+    is_causal = bias is None and getattr(mask, "is_causal", False)
+    attn_mask = None if mask is None or is_causal else expand_mask(mask)
     if bias is not None:
         # Only the CPU's kernels take a bias that is wider than the queries.
         bias = bias.to(torch.promote_types(q_BTNH.dtype, torch.float32) if on_cpu else q_BTNH.dtype)
@@ -96,6 +98,7 @@ def _fused_attention(
         v_BKSH,
         attn_mask=attn_mask,
         dropout_p=dropout_rate,
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=q_BNTH.shape[1] != k_BKSH.shape[1],
     )
@@ -115,17 +118,23 @@ class LayerCache:
     """The keys and values that one attention has seen, in buffers of a fixed length S.
 
     Attributes:
-        k_BSKH: keys, rotated; rows from ``length`` on are not yet written.
+        k_BSKH: keys, rotated; slots from ``length`` on are not yet written. In a dtype of their
+            own, for example bfloat16.
         v_BSKH: values.
-        length: how many rows are written.
+        length: how many slots are written.
     """
 
     k_BSKH: torch.Tensor  # noqa: N815
     v_BSKH: torch.Tensor  # noqa: N815
     length: int
 
-    def append(self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor) -> None:
-        """Writes T rows after those already there, in place.
+    def append(
+        self, k_BTKH: torch.Tensor, v_BTKH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes T slots after those already there, in place.
+
+        Returns:
+            All keys and values, (B, S, K, H), in the dtypes of those given.
 
         Raises:
             ValueError: the buffers are too short.
@@ -136,6 +145,7 @@ class LayerCache:
         self.k_BSKH[:, self.length : end] = k_BTKH
         self.v_BSKH[:, self.length : end] = v_BTKH
         self.length = end
+        return self.k_BSKH.to(k_BTKH.dtype), self.v_BSKH.to(v_BTKH.dtype)
 
 
 class MultiHeadAttention(nn.Module):
@@ -258,8 +268,7 @@ class MultiHeadAttention(nn.Module):
             q_BTNH = self.position.rotate(q_BTNH, positions)
             k_BSKH = self.position.rotate(k_BSKH, positions if self_attention else _slots(0, key))
         if cache is not None:
-            cache.append(k_BSKH, v_BSKH)
-            k_BSKH, v_BSKH = cache.k_BSKH, cache.v_BSKH
+            k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
 
         if bias is not None:
             # A bias of -inf blocks; as part of the mask a row of nothing else gives zeros, not NaN.

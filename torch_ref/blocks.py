@@ -196,11 +196,16 @@ def self_attention_mask(
     """
     query_slots = torch.arange(start, start + query_length, device=device)
     key_slots = torch.arange(key_length, device=device)
-    return combine_masks(
+    combined = combine_masks(
         causal_mask(query_slots, key_slots) if causal else None,
         window_mask(query_slots, key_slots, window) if window is not None else None,
         mask,
     )
+    if causal and window is None and mask is None and start == 0 and query_length == key_length:
+        # The fused attention then leaves the blocked half out, and can be the flash kernel on a
+        # GPU, which takes no mask. Whatever is made of this tensor loses the mark.
+        combined.is_causal = True  # type: ignore[union-attr]
+    return combined
 
 
 def run_blocks(

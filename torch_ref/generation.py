@@ -7,7 +7,7 @@ then extended token by token, without one it is read anew for every token: the r
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch_ref.attention import LayerCache
 from torch_ref.config import TransformerLMConfig
 from torch_ref.logits import check_sampling, filter_logits
+from torch_ref.prompts import read_prompt
 from torch_ref.transformer_lm import TransformerLM
 
 
@@ -49,12 +50,14 @@ def generate(
     top_p: float | None = None,
     greedy: bool = False,
     generator: torch.Generator | None = None,
+    stop_tokens: Sequence[int] = (),
     use_cache: bool = True,
+    cache_dtype: torch.dtype | None = None,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The next tokens of every row, int64 (B, num_tokens); all that ``stream`` yields, in one.
 
-    Arguments and errors as there.
+    They are fewer only where every row has made a stop token. Arguments and errors as there.
     """
     chunks = stream(
         model,
@@ -65,7 +68,9 @@ def generate(
         top_p=top_p,
         greedy=greedy,
         generator=generator,
+        stop_tokens=stop_tokens,
         use_cache=use_cache,
+        cache_dtype=cache_dtype,
         mask=mask,
         chunk=max(num_tokens, 1),
     )
@@ -83,15 +88,18 @@ def stream(
     top_p: float | None = None,
     greedy: bool = False,
     generator: torch.Generator | None = None,
+    stop_tokens: Sequence[int] = (),
     use_cache: bool = True,
+    cache_dtype: torch.dtype | None = None,
     mask: torch.Tensor | None = None,
     chunk: int = 16,
 ) -> Iterator[torch.Tensor]:
     """Yields the next ``num_tokens`` tokens of every row as they are made, int64 (B, n <= chunk).
 
-    The window of each row follows the rule at the head of this module, so a row of a batch
-    continues as it would alone. The model computes in evaluation mode, without gradients, and is
-    in the mode it was in whenever the caller has the word.
+    The first token comes alone, as soon as the prompt is read. The window of each row follows the
+    rule at the head of this module, so a row of a batch continues as it would alone. The model
+    computes in evaluation mode, without gradients, and is in the mode it was in whenever the caller
+    has the word.
 
     Args:
         model: causal.
@@ -103,15 +111,20 @@ def stream(
         greedy: take the most probable token, the lowest id on a tie, instead of sampling.
         generator: what sampling draws from, once a token, on the model's device; default torch's
             global one.
+        stop_tokens: a row ends with the first of these ids that it makes, which it repeats as long
+            as other rows go on; when all rows have ended, nothing more is made.
         use_cache: False reads the whole window for every token: slower, the same result.
+        cache_dtype: of the keys and values in the cache, default the weights'. ``torch.bfloat16``
+            halves what is stored and read for a model in float32, at its rounding: the text can
+            then be another.
         mask: boolean (B, T), True where the prompt holds a token, False on the padding to its
             left; positions count from a row's first token. Default: no padding.
         chunk: the most tokens to yield at once; it does not change them.
 
     Raises:
         ValueError: the model is not causal or has no head; the prompt or one of its rows is empty,
-            or has an id outside [0, V); the mask is not left padding; or a setting is out of its
-            range. Raised by this call, not by the first ``next``.
+            or has an id outside [0, V); so has ``stop_tokens``; the mask is not left padding; or a
+            setting is out of its range. Raised by this call, not by the first ``next``.
     """
     check_sampling(temperature, top_k, top_p)
     if num_tokens < 0:
@@ -129,8 +142,14 @@ def stream(
         kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
         return torch.multinomial(kept_BV.softmax(dim=-1), 1, generator=generator)[:, 0]
 
-    rows = _read_prompt(prompt_BT, mask, model.token_embedding.num_embeddings)
-    return _stream(model, rows, num_tokens, choose, use_cache, chunk)
+    vocab_size = model.token_embedding.num_embeddings
+    rows = read_prompt(prompt_BT, mask, vocab_size)
+    for token in stop_tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
+    cache_dtype = model.token_embedding.weight.dtype if cache_dtype is None else cache_dtype
+    stop = torch.tensor(stop_tokens, dtype=torch.long, device=_device(model))
+    return _stream(model, rows, num_tokens, choose, stop, cache_dtype if use_cache else None, chunk)
 
 
 def _stream(
@@ -138,12 +157,14 @@ def _stream(
     rows: list[torch.Tensor],
     num_tokens: int,
     choose: Callable[[torch.Tensor], torch.Tensor],
-    use_cache: bool,
+    stop_tokens: torch.Tensor,
+    cache_dtype: torch.dtype | None,
     chunk: int,
 ) -> Iterator[torch.Tensor]:
     context_length = model.config.context_length
     made = 0
-    while made < num_tokens:
+    ended_B = torch.zeros(len(rows), dtype=torch.bool, device=_device(model))
+    while made < num_tokens and not ended_B.all():
         # A row is cut when it alone is full; the others keep their windows, and all are packed
         # anew, so that the longest never stands behind padding.
         rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
@@ -152,18 +173,21 @@ def _stream(
         padding_B = length - torch.tensor([len(row) for row in rows], device=tokens_BT.device)
         end = min(length + num_tokens - made, context_length + 1)
         cache = None
-        if use_cache:
-            dtype = model.token_embedding.weight.dtype
-            cache = make_cache(model.config, len(rows), end - 1, dtype, tokens_BT.device)
-        while length < end:
-            count = min(chunk, end - length)
+        if cache_dtype is not None:
+            cache = make_cache(model.config, len(rows), end - 1, cache_dtype, tokens_BT.device)
+        while length < end and not ended_B.all():
+            count = min(chunk, end - length) if made else 1
             with torch.no_grad(), _evaluating(model):
                 for _ in range(count):
                     token_B = choose(_next_logits(model, tokens_BT, padding_B, cache))
+                    token_B = torch.where(ended_B, tokens_BT[:, -1], token_B)
                     tokens_BT = torch.cat((tokens_BT, token_B[:, None]), dim=1)
+                    ended_B |= torch.isin(token_B, stop_tokens)
+                    if ended_B.all():
+                        break
             yield tokens_BT[:, length:]
-            length += count
-            made += count
+            made += tokens_BT.shape[1] - length
+            length = tokens_BT.shape[1]
         rows = [row[start:] for row, start in zip(tokens_BT, padding_B.tolist(), strict=True)]
 
 
@@ -203,28 +227,3 @@ def _evaluating(model: TransformerLM) -> Iterator[None]:
 
 def _device(model: TransformerLM) -> torch.device:
     return model.token_embedding.weight.device
-
-
-def _read_prompt(
-    prompt_BT: torch.Tensor, mask: torch.Tensor | None, vocab_size: int
-) -> list[torch.Tensor]:
-    """The tokens of each row, without padding."""
-    shape = tuple(prompt_BT.shape)
-    if len(shape) != 2 or prompt_BT.numel() == 0:
-        raise ValueError(f"the prompt must be (B, T) with B, T >= 1: got shape {shape}")
-    if torch.is_floating_point(prompt_BT) or prompt_BT.dtype == torch.bool:
-        raise ValueError(f"the prompt must hold integer ids: got {prompt_BT.dtype}")
-    mask = torch.ones_like(prompt_BT, dtype=torch.bool) if mask is None else mask
-    if mask.dtype != torch.bool or tuple(mask.shape) != shape:
-        raise ValueError(
-            f"the mask must be boolean with the prompt's shape {shape}: "
-            f"got {mask.dtype} with shape {tuple(mask.shape)}"
-        )
-    if not mask[:, -1].all() or (mask[:, :-1] & ~mask[:, 1:]).any():
-        raise ValueError("every row of the mask must be padding (False), then tokens (True)")
-    rows = [row[kept].long() for row, kept in zip(prompt_BT, mask, strict=True)]
-    for row in rows:
-        if row.min() < 0 or row.max() >= vocab_size:
-            bad = int(row[(row < 0) | (row >= vocab_size)][0])
-            raise ValueError(f"prompt ids must be in [0, {vocab_size}): got {bad}")
-    return rows

@@ -1,6 +1,7 @@
 """One training step and one evaluation step, the way PyTorch users write them."""
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 
@@ -46,8 +47,7 @@ def language_model_loss(
             them. Gradients come back in the parameters' own dtype.
     """
     model.train()
-    logits = torch.func.functional_call(model, _cast(model, compute_dtype), (inputs,))
-    return cross_entropy(logits, targets)
+    return cross_entropy(_logits(model, inputs, compute_dtype), targets)
 
 
 def train_step(
@@ -56,6 +56,7 @@ def train_step(
     *,
     optimizer: OptimizerConfig,
     compute_dtype: torch.dtype | None = None,
+    loss_function: Callable[..., torch.Tensor] = language_model_loss,
 ) -> tuple[TrainState, dict[str, torch.Tensor]]:
     """One AdamW update from the gradients of A micro-batches, averaged.
 
@@ -64,6 +65,7 @@ def train_step(
         batch: inputs and targets, each (A, B, T).
         optimizer: its settings.
         compute_dtype: see ``language_model_loss``.
+        loss_function: called as that is; ``torch.compile`` of it, for example.
 
     Returns:
         The state, and ``train_loss`` (nats per token), ``grad_norm`` (before clipping) and
@@ -76,7 +78,7 @@ def train_step(
     count = batch[0].shape[0]
     total = torch.zeros(())
     for inputs, targets in zip(*batch, strict=True):
-        loss = language_model_loss(state.model, inputs, targets, compute_dtype) / count
+        loss = loss_function(state.model, inputs, targets, compute_dtype) / count
         loss.backward()
         total = total + loss.detach()
     if optimizer.clip_norm is None:
@@ -103,11 +105,13 @@ def evaluation_step(
 ) -> torch.Tensor:
     """Sum of the losses of the targets that ``mask`` keeps, in nats, without dropout."""
     model.eval()
-    logits = torch.func.functional_call(model, _cast(model, compute_dtype), (inputs,))
-    return torch.sum(token_losses(logits, targets) * mask)
+    return torch.sum(token_losses(_logits(model, inputs, compute_dtype), targets) * mask)
 
 
-def _cast(model: TransformerLM, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+def _logits(model: TransformerLM, inputs: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Of the model with its parameters cast to ``dtype``; None leaves them."""
     if dtype is None:
-        return {}
-    return {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
+        logits: torch.Tensor = model(inputs)
+        return logits
+    cast = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
+    return torch.func.functional_call(model, cast, (inputs,))

@@ -1,0 +1,217 @@
+"""Times generation by jaxformer, transformers and torch_ref in turn, in one process.
+
+    uv run --group test python benchmarks/generation.py
+
+All write the same number of tokens, greedily, from the same prompts and the same weights, those of
+a GPT-2 of transformers. transformers runs its own ``generate`` with its cache and its fused
+attention, torch_ref its fused attention, with a cache and without; torch is in inference mode, with
+as many threads as there are cores. Without a cache a text of many rows takes minutes, so that side
+is timed once for each size. Peak memory is that of a process that runs one side alone.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import measure
+import numpy as np
+from limits import measure_limits
+
+JAXFORMER, TRANSFORMERS = "jaxformer", "transformers"
+CACHED, UNCACHED = "torch_ref", "torch_ref without cache"
+SIDES = (JAXFORMER, TRANSFORMERS, CACHED, UNCACHED)
+Write = Callable[[np.ndarray, int], np.ndarray]
+
+
+def main() -> None:
+    """Measures, and writes the result."""
+    parser = measure.parser(__doc__, turns=7)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 32], help="sequences")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens to write")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--vocab-size", type=int, default=65)
+    parser.add_argument("--context-length", type=int, default=1024)
+    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
+    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    theirs = make_gpt2(arguments)
+    if arguments.only is not None:
+        name, batch = arguments.only
+        make_side(name, theirs)(prompts(arguments, int(batch)), arguments.tokens)
+        print(json.dumps(measure.peak_memory()))
+        return
+
+    limits = measure_limits()
+    writers = {name: make_side(name, theirs) for name in SIDES}
+    results: list[dict[str, Any]] = []
+    speedups = {}
+    for batch in arguments.batch_sizes:
+        prompt = prompts(arguments, batch)
+        rows = time_sides(writers, prompt, arguments.tokens, arguments.turns)
+        least = bytes_per_step(theirs, batch, arguments) / limits["memory"]["read"]
+        for row in rows:
+            steps_per_second = row["tokens_per_second"] / batch
+            row["share_of_bandwidth_limit"] = measure.rounded(least * steps_per_second)
+            if not arguments.no_memory:
+                only = ["--only", row["side"], str(batch)]
+                row["peak_memory"] = measure.child([__file__, *sys.argv[1:], *only])
+        ours = rows[0]["tokens_per_second"]
+        speedups[batch] = {
+            row["side"]: measure.rounded(ours / row["tokens_per_second"]) for row in rows[1:]
+        }
+        results += rows
+    measure.write("generation", arguments, results, COLUMNS, limits=limits, speedup=speedups)
+
+
+def time_sides(
+    writers: Mapping[str, Write], prompt: np.ndarray, tokens: int, turns: int
+) -> list[dict[str, Any]]:
+    """A row for each side: the whole text, its first token, and whether the texts are the same."""
+    texts: dict[str, np.ndarray] = {}
+
+    def call(name: str, tokens: int) -> None:
+        texts[name] = writers[name](prompt, tokens)
+
+    def calls(names: Sequence[str], tokens: int) -> dict[str, Callable[[], None]]:
+        return {name: functools.partial(call, name, tokens) for name in names}
+
+    first = measure.interleave(calls(SIDES, 1), 3 * turns)
+    quick = [name for name in SIDES if name != UNCACHED]
+    times = measure.interleave(calls(quick, tokens), turns)
+    slow = measure.seconds_of(functools.partial(call, UNCACHED, tokens))
+    times[UNCACHED] = {
+        "first_call": first[UNCACHED]["first_call"],
+        "seconds": measure.spread([slow]),
+    }
+    return [
+        {
+            "side": name,
+            "batch": len(prompt),
+            "seconds": times[name]["seconds"],
+            "first_token_seconds": first[name]["seconds"],
+            "first_call_seconds": {
+                "first_token": first[name]["first_call"],
+                "text": times[name]["first_call"],
+            },
+            "tokens_per_second": measure.rounded(
+                len(prompt) * tokens / times[name]["seconds"]["median"]
+            ),
+            "same_tokens": float(np.mean(texts[name] == texts[JAXFORMER])),
+        }
+        for name in SIDES
+    ]
+
+
+def make_gpt2(arguments: argparse.Namespace) -> Any:
+    """A GPT-2 of transformers with its first weights, in evaluation mode."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    measure.torch_device()  # pins torch's threads
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=arguments.vocab_size,
+        n_positions=arguments.context_length,
+        n_embd=arguments.width,
+        n_layer=arguments.layers,
+        n_head=arguments.heads,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+def prompts(arguments: argparse.Namespace, batch: int) -> np.ndarray:
+    """Random ids, (batch, tokens of the prompt)."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, arguments.vocab_size, (batch, arguments.prompt))
+
+
+def make_side(name: str, theirs: Any) -> Write:
+    """A function from a prompt (B, T) and a number of tokens to those tokens."""
+    import torch
+
+    if name == TRANSFORMERS:
+
+        def write(prompt: np.ndarray, tokens: int) -> np.ndarray:
+            ids = torch.from_numpy(prompt)
+            with torch.inference_mode():
+                whole = theirs.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=tokens,
+                    do_sample=False,
+                    use_cache=True,
+                )
+            return np.asarray(whole[:, prompt.shape[1] :])
+
+        return write
+
+    from jaxformer.porting import export_arrays, from_torch
+
+    ours = from_torch(theirs)
+    if name == JAXFORMER:
+        from jaxformer.generation import generate
+
+        return functools.partial(generate, ours, greedy=True)
+
+    import torch_ref.config
+    import torch_ref.generation
+    import torch_ref.transformer_lm
+    from jaxformer.parameters import get_parameters
+
+    twin = torch_ref.transformer_lm.TransformerLM(
+        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(ours.config))
+    )
+    arrays = export_arrays(get_parameters(ours))
+    twin.load_state_dict({path: torch.from_numpy(a.copy()) for path, a in arrays.items()})
+
+    def write_by_twin(prompt: np.ndarray, tokens: int) -> np.ndarray:
+        with torch.inference_mode():
+            made = torch_ref.generation.generate(
+                twin, torch.from_numpy(prompt), tokens, greedy=True, use_cache=name == CACHED
+            )
+        return made.numpy()
+
+    return write_by_twin
+
+
+def bytes_per_step(theirs: Any, batch: int, arguments: argparse.Namespace) -> float:
+    """What one step must read: every weight matrix, and the keys and values there are on average.
+
+    Of the table of positions, and of the tokens' as an input, it is a row each, which is left out.
+    """
+    weights = sum(p.numel() for p in theirs.parameters()) - theirs.transformer.wpe.weight.numel()
+    mean_length = arguments.prompt + arguments.tokens / 2
+    cache = 2 * arguments.layers * arguments.width * mean_length * batch
+    return 4 * (weights + cache)
+
+
+def _memory(row: Mapping[str, Any]) -> str:
+    peak = row.get("peak_memory", {})
+    used = peak.get("device", peak.get("process"))
+    return "" if used is None else f"{used / 2**30:.2f} GiB"
+
+
+COLUMNS = {
+    "side": lambda row: row["side"],
+    "sequences": lambda row: str(row["batch"]),
+    "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+    "text": lambda row: measure.milliseconds(row["seconds"]),
+    "first token": lambda row: measure.milliseconds(row["first_token_seconds"]),
+    "of the bandwidth": lambda row: f"{row['share_of_bandwidth_limit']:.0%}",
+    "memory": _memory,
+    "same text": lambda row: f"{row['same_tokens']:.0%}",
+}
+
+if __name__ == "__main__":
+    main()
