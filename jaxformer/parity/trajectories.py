@@ -5,6 +5,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import UsageError
-from jaxformer.layers import dropout_modules, inject_keep_masks, seed_dropout
+from jaxformer.layers import Dropout, dropout_modules, inject_keep_masks, seed_dropout
 from jaxformer.losses import cross_entropy
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import merge, split
@@ -229,13 +230,18 @@ class _Ours:
         model = merge(self.definition, self.parameters)
         model.train()
         seed_dropout(model, jax.random.key(0))
-        calls, _ = jax_side.trace(model, lambda m: m(inputs))
-        rates = {path: d.rate for path, d in dropout_modules(model).items()}
-        return [
-            (path, tuple(call.outputs[0].shape))
-            for path, call in calls.items()
-            if rates.get(path, 0) > 0
-        ]
+        paths = {id(d): path for path, d in dropout_modules(model).items() if d.rate > 0}
+        places = []
+        original = Dropout.keep
+
+        def keep(self: Dropout, shape: tuple[int, ...]) -> Any:
+            if id(self) in paths:
+                places.append((paths[id(self)], shape))
+            return original(self, shape)
+
+        with mock.patch.object(Dropout, "keep", keep):
+            model(inputs)
+        return places
 
 
 @contextlib.contextmanager
