@@ -24,11 +24,13 @@ from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import read_prompt
 from jaxformer.transformer_lm import TransformerLM
 
-# Lengths are rounded up to powers of two so that few programs are compiled: prompts from the
-# first number on, caches from the second, both up to the context. A cache that is full is copied
-# into the next larger one, so that attention never reads much more than there is.
+# Lengths are rounded up, to a power of two or halfway to it, so that few programs are compiled. A
+# prompt takes at least the first number of tokens; a cache the second, or as many as fit the bytes,
+# below which reading it costs little. A cache that is full is copied into the next larger one:
+# attention reads all of it in every step, and never much more than there is.
 SHORTEST_PREFILL = 16
-SHORTEST_CACHE = 128
+SHORTEST_CACHE = 64
+SMALLEST_CACHE_BYTES = 2**22
 
 Definition = nnx.GraphDef[Any]
 
@@ -105,8 +107,8 @@ def stream(
     The first token comes alone, as soon as the prompt is read. The window of each row follows the
     rule at the head of this module, so a row of a batch continues as it would alone. The model
     computes as in evaluation mode and is left as it was. Programs are compiled once for each batch
-    size, set of sampling settings, and power of two of the prompt's length and of the window's;
-    neither the number of tokens nor ``chunk`` compiles anything.
+    size, set of sampling settings, and rounded length of the prompt and of the cache; neither the
+    number of tokens nor ``chunk`` compiles anything else.
 
     Args:
         model: causal.
@@ -150,7 +152,9 @@ def stream(
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
     definition, parameters = split(model)
-    dtype = parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
+    dtype = jnp.dtype(
+        parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
+    )
     settings = None if greedy else (temperature, top_k, top_p)
     prefill, extend = (
         functools.partial(
@@ -159,9 +163,18 @@ def stream(
             key=None if greedy else key,
             stop_tokens=np.array(stop_tokens, np.int32),
         )
-        for program in _programs(definition, settings, jnp.dtype(dtype))
+        for program in _programs(definition, settings, dtype)
     )
-    return _stream(prefill, extend, rows, num_tokens, model.config.context_length, chunk, use_cache)
+    return _stream(
+        prefill,
+        extend,
+        rows,
+        num_tokens,
+        model.config.context_length,
+        _shortest_cache(model.config, len(rows), dtype),
+        chunk,
+        use_cache,
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -315,6 +328,7 @@ def _stream(
     rows: list[np.ndarray],
     num_tokens: int,
     context_length: int,
+    shortest_cache: int,
     chunk: int,
     use_cache: bool,
 ) -> Iterator[np.ndarray]:
@@ -326,7 +340,7 @@ def _stream(
         rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
         length = max(len(row) for row in rows)
         end = min(length + num_tokens - made, context_length + 1) if use_cache else length + 1
-        window = _Window.pack(rows, ended_B, _round_up(length, SHORTEST_CACHE, context_length))
+        window = _Window.pack(rows, ended_B, _round_up(length, shortest_cache, context_length))
         padding = np.array(window.padding_B)
         slots_read = _round_up(length, SHORTEST_PREFILL, context_length)
         window = prefill(window, np.int32(made), slots_read=slots_read)
@@ -339,7 +353,7 @@ def _stream(
             if length == end or ended_B.all():
                 break
             if length > window.slots:
-                slots = _round_up(length, SHORTEST_CACHE, context_length)
+                slots = _round_up(length, shortest_cache, context_length)
                 window = _grow(window, slots=slots)
             count = min(chunk, end - length, window.slots + 1 - length)
             window = extend(window, np.int32(made), np.int32(count))
@@ -355,6 +369,15 @@ def _lengthen(tree: Any, count: int) -> Any:
     return jax.tree.map(longer, tree)
 
 
+def _shortest_cache(config: TransformerLMConfig, batch: int, dtype: jnp.dtype) -> int:
+    """The power of two of slots from which on a cache grows."""
+    cache = jax.eval_shape(lambda: make_cache(config, batch, 1, dtype))
+    slot = sum(2 * layer.k_RSH.size * dtype.itemsize for layer in cache)
+    return max(SHORTEST_CACHE, 1 << max(SMALLEST_CACHE_BYTES // slot, 1).bit_length() - 1)
+
+
 def _round_up(length: int, shortest: int, longest: int) -> int:
-    """The next power of two from ``shortest`` on, but no more than ``longest``."""
-    return min(max(1 << (length - 1).bit_length(), shortest), longest)
+    """The next power of two or three halves of one, from ``shortest`` to ``longest``."""
+    power = 1 << (length - 1).bit_length()
+    halfway = power * 3 // 4
+    return min(max(halfway if length <= halfway else power, shortest), longest)
