@@ -6,7 +6,8 @@ All write the same number of tokens, greedily, from the same prompts and the sam
 a GPT-2 of transformers. transformers runs its own ``generate`` with its cache and its fused
 attention, torch_ref its fused attention, with a cache and without; torch is in inference mode, with
 as many threads as there are cores. Without a cache a text of many rows takes minutes, so that side
-is timed once for each size. Peak memory is that of a process that runs one side alone.
+is timed once for each size, and its memory is not measured. Peak memory is that of a process that
+runs one side alone.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def main() -> None:
         for row in rows:
             steps_per_second = row["tokens_per_second"] / batch
             row["share_of_bandwidth_limit"] = measure.rounded(least * steps_per_second)
-            if not arguments.no_memory:
+            if not arguments.no_memory and row["side"] != UNCACHED:
                 only = ["--only", row["side"], str(batch)]
                 row["peak_memory"] = measure.child([__file__, *sys.argv[1:], *only])
         ours = rows[0]["tokens_per_second"]
