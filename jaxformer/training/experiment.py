@@ -270,7 +270,7 @@ def check_arrays(
     return definition
 
 
-def data_parallel(
+def make_strategy(
     experiment: Experiment, definition: Definition, devices: Sequence[jax.Device]
 ) -> DataParallel:
     """The steps of an experiment on ``devices``.
@@ -290,6 +290,9 @@ def data_parallel(
         uses_dropout=uses_dropout(config.model),
         devices=devices,
     )
+
+
+data_parallel = make_strategy
 
 
 @contextlib.contextmanager

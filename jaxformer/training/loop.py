@@ -21,9 +21,9 @@ from jaxformer.training.divergence import not_finite, report_divergence
 from jaxformer.training.experiment import (
     Experiment,
     choose_devices,
-    data_parallel,
     first_state,
     from_arrays,
+    make_strategy,
     run_as,
     to_arrays,
 )
@@ -151,15 +151,15 @@ class _Run:
         self.sinks = sinks
         self.profile = profile
         self.definition = definition
-        self.parallel = data_parallel(experiment, definition, devices)
+        self.parallel = make_strategy(experiment, definition, devices)
         operations = count_training_operations(
             merge(definition, state.parameters), config.model.context_length
         )
         self.utilization = Utilization.of(operations, devices, config.dtype)
         self.step = int(state.step)
-        self.state = self.parallel.replicate(state)
-        self.train_tokens = self.parallel.replicate(experiment.train_ids)
-        self.validation_tokens = self.parallel.replicate(experiment.validation_ids)
+        self.state = self.parallel.place(state)
+        self.train_tokens = self.parallel.place_tokens(experiment.train_ids)
+        self.validation_tokens = self.parallel.place_tokens(experiment.validation_ids)
         # The validation loss of the present state, and what the newest checkpoint holds of both.
         self.about = about
         self.val_loss: float | None = about.get("val_loss")

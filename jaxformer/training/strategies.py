@@ -129,7 +129,7 @@ class DataParallel:
             evaluate, axis_name=AXIS, in_axes=(0, 0, 0, 0), devices=self.devices
         )
 
-    def replicate(self, tree: Any) -> Any:
+    def place(self, tree: Any) -> Any:
         """The same values on every device, with a leading axis over devices."""
         count = len(self.devices)
         mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
@@ -140,6 +140,13 @@ class DataParallel:
             return jax.device_put(np.broadcast_to(x[None], (count, *x.shape)), sharding)
 
         return jax.tree.map(put, tree)
+
+    def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
+        """A corpus, as ``train`` and ``evaluate`` take it."""
+        placed: Array = self.place(ids)
+        return placed
+
+    replicate = place
 
     def fetch(self, tree: Any) -> Any:
         """One copy of replicated values, as numpy arrays."""
