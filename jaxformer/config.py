@@ -1,8 +1,17 @@
 """What a model is: frozen settings, checked on construction."""
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
+
+from jaxformer.checks import (
+    check_choice,
+    check_layers,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    check_rate,
+    check_types,
+)
 
 GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", GatedActivation]
@@ -108,25 +117,25 @@ class TransformerConfig:
     """Rate on what a branch adds to the residual stream."""
 
     def __post_init__(self) -> None:
-        _check_finite(self)
-        _check_choice(self, "activation", get_args(Activation))
-        _check_choice(self, "norm", get_args(Norm))
-        _check_choice(self, "block", get_args(Block))
-        _check_choice(self, "positions", get_args(Positions))
-        _check_choice(self, "rotary_scaling", get_args(RotaryScaling))
-        _check_choice(self, "initialization", get_args(Initialization))
-        _check_positive(self, "context_length", "rotary_base", "max_relative_position")
-        _check_positive(self, "rotary_scaling_factor", "rotary_low_frequency_factor")
-        _check_positive(self, "rotary_original_context_length")
+        check_numbers(self)
+        check_choice(self, "activation", get_args(Activation))
+        check_choice(self, "norm", get_args(Norm))
+        check_choice(self, "block", get_args(Block))
+        check_choice(self, "positions", get_args(Positions))
+        check_choice(self, "rotary_scaling", get_args(RotaryScaling))
+        check_choice(self, "initialization", get_args(Initialization))
+        check_positive(self, "context_length", "rotary_base", "max_relative_position")
+        check_positive(self, "rotary_scaling_factor", "rotary_low_frequency_factor")
+        check_positive(self, "rotary_original_context_length")
         if self.rotary_high_frequency_factor <= self.rotary_low_frequency_factor:
             raise ValueError(
                 "rotary_high_frequency_factor must exceed rotary_low_frequency_factor: got "
                 f"{self.rotary_high_frequency_factor} and {self.rotary_low_frequency_factor}"
             )
-        _check_positive(self, "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff")
-        _check_positive(self, "norm_eps", "attention_scale", "score_soft_cap", "sliding_window")
-        _check_positive(self, "embedding_scale")
-        _check_not_negative(self, "position_offset")
+        check_positive(self, "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff")
+        check_positive(self, "norm_eps", "attention_scale", "score_soft_cap", "sliding_window")
+        check_positive(self, "embedding_scale")
+        check_not_negative(self, "position_offset")
         if self.norm_unit_offset and self.norm != "rms_norm":
             raise ValueError(f"norm_unit_offset needs norm='rms_norm': got norm={self.norm!r}")
         if self.shared_norm and self.block != "parallel":
@@ -137,9 +146,8 @@ class TransformerConfig:
                 f"position_offset={self.position_offset}, positions={self.positions!r}"
             )
         for field in fields(self):
-            rate = getattr(self, field.name)
-            if field.name.endswith("_dropout") and not 0 <= rate < 1:
-                raise ValueError(f"{field.name} must be in [0, 1): got {rate}")
+            if field.name.endswith("_dropout"):
+                check_rate(self, field.name)
         if not 0 < self.rotary_fraction <= 1:
             raise ValueError(f"rotary_fraction must be in (0, 1]: got {self.rotary_fraction}")
         if self.positions == "sinusoidal" and self.d_model % 2:
@@ -187,9 +195,10 @@ class TransformerLMConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_choice(self, "head", get_args(Head))
-        _check_positive(self, "vocab_size", "num_layers", "logit_soft_cap")
-        _check_not_negative(self, "num_token_types")
+        check_choice(self, "head", get_args(Head))
+        check_positive(self, "vocab_size", "num_layers", "logit_soft_cap")
+        check_layers(self, "num_layers")
+        check_not_negative(self, "num_token_types")
         layers = self.full_attention_layers
         if list(layers) != sorted({i for i in layers if 0 <= i < self.num_layers}):
             raise ValueError(
@@ -246,8 +255,9 @@ class EncoderDecoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(self, "source_vocab_size", "target_vocab_size")
-        _check_positive(self, "num_encoder_layers", "num_decoder_layers")
+        check_positive(self, "source_vocab_size", "target_vocab_size")
+        check_positive(self, "num_encoder_layers", "num_decoder_layers")
+        check_layers(self, "num_encoder_layers", "num_decoder_layers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,12 +291,11 @@ class OptimizerConfig:
     """Bound on the norm of all gradients together; None clips nothing."""
 
     def __post_init__(self) -> None:
-        _check_finite(self)
-        _check_positive(self, "learning_rate", "eps", "clip_norm", "decay_steps")
-        _check_not_negative(self, "min_learning_rate", "warmup_steps", "weight_decay")
+        check_numbers(self)
+        check_positive(self, "learning_rate", "eps", "clip_norm", "decay_steps")
+        check_not_negative(self, "min_learning_rate", "warmup_steps", "weight_decay")
         for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1): got {getattr(self, name)}")
+            check_rate(self, name)
 
 
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
@@ -295,39 +304,17 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
     Lists, which is what JSON makes of tuples, become tuples again.
 
     Raises:
-        ValueError: a key is unknown or missing, or a value is refused by the class.
+        ValueError: a key is unknown or missing, a value is not of its type or is refused by the
+            class.
     """
+    if not isinstance(values, dict):
+        raise ValueError(f"{cls.__name__} must be an object: got {type(values).__name__}")
     known = {field.name for field in fields(cls)}
     if unknown := sorted(set(values) - known):
         raise ValueError(f"unknown {cls.__name__} settings: {', '.join(unknown)}")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    check_types(cls, values)
     try:
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return cls(**values)
     except TypeError as error:
         raise ValueError(f"incomplete {cls.__name__}: {error}") from error
-
-
-def _check_finite(config: Any) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{field.name} must be finite: got {value}")
-
-
-def _check_positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise ValueError(f"{name} must be positive: got {value}")
-
-
-def _check_not_negative(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if value < 0:
-            raise ValueError(f"{name} must not be negative: got {value}")
-
-
-def _check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(config, name)
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}: got {value!r}")

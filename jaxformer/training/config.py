@@ -4,7 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jaxformer.checks import check_integers
 from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+
+# Minutes of writing; an evaluation that takes longer is a slip of the finger.
+MAX_SAMPLE_TOKENS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +66,12 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive: got {value}")
-        if self.sample_tokens < 0:
-            raise ValueError(f"sample_tokens must not be negative: got {self.sample_tokens}")
+            check_integers(self, name)
+        if not 0 <= self.sample_tokens <= MAX_SAMPLE_TOKENS:
+            must = (
+                "not be negative" if self.sample_tokens < 0 else f"be at most {MAX_SAMPLE_TOKENS}"
+            )
+            raise ValueError(f"sample_tokens must {must}: got {self.sample_tokens}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be in [0, 2^63): got {self.seed}")
         if self.dtype not in ("float32", "bfloat16"):
@@ -94,6 +102,8 @@ class TrainConfig:
         Raises:
             ValueError: a key is unknown or missing, or a value is refused.
         """
+        if not isinstance(values, dict):
+            raise ValueError(f"TrainConfig must be an object: got {type(values).__name__}")
         values = dict(values)
         values["model"] = from_dict(TransformerLMConfig, values.get("model", {}))
         values["optimizer"] = from_dict(OptimizerConfig, values.get("optimizer", {}))
