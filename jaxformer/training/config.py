@@ -2,10 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxformer.checks import check_integers
-from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+from jaxformer.config import GatedActivation, OptimizerConfig, TransformerLMConfig, from_dict
 
 # Minutes of writing; an evaluation that takes longer is a slip of the finger.
 MAX_SAMPLE_TOKENS = 100_000
@@ -44,7 +44,15 @@ class TrainConfig:
     attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
     """What computes attention: the fastest that can, or the one named."""
     devices: int | None = None
-    """How many local devices to use; default all."""
+    """How many devices of each process to use; default all."""
+    strategy: Literal["pmap", "mesh"] = "pmap"
+    """How devices share the work: each holds the whole model and a part of the batch, or they form
+    a mesh of data x fsdp x tensor, over which model and batch are split."""
+    fsdp: int = 1
+    """Devices in a row of the mesh that hold a part of every matrix each, and a part of the batch."""
+    tensor: int = 1
+    """Devices in a row of the mesh that share attention's heads and the feed-forward's width. What
+    fsdp and tensor leave of the devices is the mesh's data axis."""
     steps_per_call: int = 10
     """Steps that one call of the compiled function makes."""
     eval_interval: int = 250
@@ -61,7 +69,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in (
             "steps", "batch_size", "accumulation", "devices", "steps_per_call", "eval_interval",
-            "eval_batch_size", "checkpoint_interval", "keep",
+            "eval_batch_size", "checkpoint_interval", "keep", "fsdp", "tensor",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -90,6 +98,24 @@ class TrainConfig:
                 "batch_size must be divisible by accumulation: got "
                 f"batch_size={self.batch_size}, accumulation={self.accumulation}"
             )
+        self._check_mesh()
+
+    def _check_mesh(self) -> None:
+        if self.strategy not in ("pmap", "mesh"):
+            raise ValueError(f"strategy must be pmap or mesh: got {self.strategy!r}")
+        if self.strategy == "pmap" and (self.fsdp, self.tensor) != (1, 1):
+            raise ValueError(
+                "fsdp and tensor need strategy='mesh': got "
+                f"strategy='pmap', fsdp={self.fsdp}, tensor={self.tensor}"
+            )
+        heads, width = self.model.num_heads, _feed_forward_width(self.model)
+        if heads % self.tensor or width % self.tensor:
+            choices = [n for n in range(1, heads + 1) if heads % n == 0 and width % n == 0]
+            raise ValueError(
+                "num_heads and the feed-forward's width must be divisible by tensor: got "
+                f"num_heads={heads}, width {width}, tensor={self.tensor}; use "
+                + ", ".join(map(str, choices))
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dict, for JSON."""
@@ -109,6 +135,14 @@ class TrainConfig:
         values["optimizer"] = from_dict(OptimizerConfig, values.get("optimizer", {}))
         config: TrainConfig = from_dict(cls, values)
         return config
+
+
+def _feed_forward_width(model: TransformerLMConfig) -> int:
+    """As the feed-forward's constructors take it where the config leaves it open."""
+    if model.d_ff is not None:
+        return model.d_ff
+    gated = model.activation in get_args(GatedActivation)
+    return int(8 * model.d_model / 3) if gated else 4 * model.d_model
 
 
 def nano() -> TrainConfig:
