@@ -324,12 +324,8 @@ def _resource_refusal(error: Exception, command: str) -> str | None:
         if command != "train":
             return "out of memory: free some, or use a smaller model"
         return "out of memory: use a smaller --batch-size, more --accumulation, or --dtype bfloat16"
-    if isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EACCES,
-        errno.EROFS,
-    ):
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, OSError) and (error.errno in full or error.filename is not None):
         return f"{error.filename or 'a file'}: {error.strerror}"
     return None
 

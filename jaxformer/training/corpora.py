@@ -1,5 +1,6 @@
 """Texts to train on, by name or by path."""
 
+import codecs
 import hashlib
 import os
 import urllib.request
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxformer.errors import ResourceError, TextError, UsageError
+from jaxformer.training.memory import host_memory
 
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TINY_SHAKESPEARE_URL = (
@@ -14,6 +16,8 @@ TINY_SHAKESPEARE_URL = (
     "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt"
 )
 NAMES = ("python-docs", "tiny-shakespeare")
+# For each byte of a file: itself, its character, and its id in four bytes.
+BYTES_PER_BYTE = 6
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
     only where ``download`` says so, and its hash is pinned.
 
     Raises:
-        UsageError: there is no such name or file.
+        UsageError: there is no such name or file, or it is too large for this machine.
         TextError: the text is empty, cannot be decoded, or is not the pinned one.
         ResourceError: the download failed.
     """
@@ -45,7 +49,9 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
         return _corpus(name, text)
     path = Path(name)
     if not path.is_file():
-        what = "is a folder, not a text file" if path.is_dir() else "does not exist"
+        what = "does not exist"
+        if path.exists():
+            what = f"is a {'folder' if path.is_dir() else 'device or a pipe'}, not a text file"
         raise UsageError(f"--data {name}: {what}; known names are {', '.join(NAMES)}")
     return _corpus(str(path), _read_text(path, encoding))
 
@@ -58,7 +64,14 @@ def user_cache() -> Path:
 def _corpus(name: str, text: str) -> Corpus:
     if not text:
         raise TextError(f"{name} is empty: give a text file with something in it")
-    return Corpus(name, text, hashlib.sha256(text.encode()).hexdigest())
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(
+            f"{name} holds half a character, U+{ord(text[error.start]):04X}, at position "
+            f"{error.start}: name its encoding with --encoding"
+        ) from None
+    return Corpus(name, text, hashlib.sha256(data).hexdigest())
 
 
 def _python_docs() -> str:
@@ -73,9 +86,16 @@ def _python_docs() -> str:
 
 def _read_text(path: Path, encoding: str) -> str:
     try:
-        data = path.read_bytes()
         # A byte order mark is a sign of the encoding, not a character to learn.
-        text = data.decode("utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding)
+        utf_8 = codecs.lookup(encoding).name == "utf-8"
+        if path.stat().st_size * BYTES_PER_BYTE > host_memory():
+            raise UsageError(
+                f"--data {path}: {path.stat().st_size / 2**30:,.1f} GiB of text need "
+                f"{BYTES_PER_BYTE} times as much memory, and there are "
+                f"{host_memory() / 2**30:,.1f} GiB: give a part of it"
+            )
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig" if utf_8 else encoding)
     except OSError as error:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from error
     except LookupError:
@@ -85,6 +105,8 @@ def _read_text(path: Path, encoding: str) -> str:
             f"{path} is not {encoding}: byte 0x{data[error.start]:02x} at offset {error.start}; "
             "name its encoding with --encoding, such as latin-1"
         ) from None
+    except UnicodeError as error:
+        raise TextError(f"{path} is not {encoding} ({error}): name its --encoding") from None
     return text.replace("\r\n", "\n")
 
 

@@ -1,0 +1,136 @@
+"""What a run needs of memory at least, from its settings alone: told before anything is allocated.
+
+What it needs exactly, ``jaxformer plan`` finds by compiling; this is arithmetic on Python's
+integers, which no setting makes slow.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from jaxformer.config import GatedActivation, TransformerLMConfig
+from jaxformer.errors import UsageError
+from jaxformer.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    import jax
+
+# Numbers of four bytes for each parameter: itself, its gradient and AdamW's two moments.
+STATE_BYTES = 4 * 4
+# Where a container's limit stands, by version of control groups.
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def count_matrices(model: TransformerLMConfig) -> int:
+    """The elements of a model's matrices and tables: all of its parameters but biases and norms.
+
+    Args:
+        model: with ``vocab_size`` set, or its table counts as empty.
+    """
+    width, vocabulary = model.d_model, model.vocab_size or 0
+    head_dim = model.head_dim or width // model.num_heads
+    gated = model.activation in get_args(GatedActivation)
+    d_ff = model.d_ff or (8 * width // 3 if gated else 4 * width)
+    attention = 2 * width * head_dim * (model.num_heads + (model.num_kv_heads or model.num_heads))
+    block = attention + (3 if gated else 2) * width * d_ff
+    tables = vocabulary * (1 if model.tie_embeddings or model.head == "none" else 2)
+    if model.positions == "learned":
+        tables += model.context_length + model.position_offset
+    return model.num_layers * block + width * tables
+
+
+def least_bytes(config: TrainConfig, devices: int, shards: int = 1) -> dict[str, int]:
+    """What every device must hold at once, in bytes, and less than it will.
+
+    Args:
+        config: with ``model.vocab_size`` set.
+        devices: how many share the batch.
+        shards: over how many of them each parameter is spread.
+
+    Returns:
+        ``state``: parameters, gradients and moments; ``batch``: what one micro-batch keeps for its
+        gradient, the input of every block and the logits; ``starts``: where the windows of one
+        call begin.
+    """
+    model = config.model
+    tokens = config.batch_size * model.context_length
+    width = 2 if config.dtype == "bfloat16" else 4
+    per_token = model.num_layers * model.d_model + (model.vocab_size or 0)
+    return {
+        "state": STATE_BYTES * count_matrices(model) // shards,
+        "batch": width * tokens * per_token // (config.accumulation * devices),
+        "starts": 4 * config.steps_per_call * config.batch_size // devices,
+    }
+
+
+def check_memory(config: TrainConfig, devices: Sequence["jax.Device"], shards: int = 1) -> None:
+    """Checks that a run can fit, before anything of it is allocated.
+
+    Args:
+        config: with ``model.vocab_size`` set.
+        devices: where it is to run, those of other processes too.
+        shards: over how many of them each parameter is spread.
+
+    Raises:
+        UsageError: it cannot; the message has the figures.
+    """
+    room = device_memory(devices)
+    if room is None:
+        return
+    least = least_bytes(config, len(devices), shards)
+    if sum(least.values()) > room:
+        parts = {
+            "state": f"{_number(count_matrices(config.model))} parameters with gradients and "
+            f"moments {_size(least['state'])}",
+            "batch": f"one micro-batch {_size(least['batch'])}",
+            "starts": f"{config.steps_per_call:,} steps per call {_size(least['starts'])}",
+        }
+        told = ", ".join(words for name, words in parts.items() if least[name] > room / 100)
+        raise UsageError(
+            f"this needs more memory than there is: {told}, of {_size(room)} on each of "
+            f"{len(devices)} devices; use a smaller model, a smaller --batch-size, or more devices"
+        )
+
+
+def device_memory(devices: Sequence["jax.Device"]) -> int | None:
+    """The bytes that each of the devices has, or None where that is unknown.
+
+    The devices of a CPU share the memory of their machine.
+    """
+    import jax
+
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    if not local:
+        return None
+    if local[0].platform == "cpu":
+        return host_memory() // len(local)
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in local]
+    return None if None in limits else int(min(limits))
+
+
+def host_memory() -> int:
+    """The bytes that this machine has, or that its container may use."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in LIMITS:
+        try:
+            found.append(int(Path(path).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # there is none, or it is "max"
+    return min(found)
+
+
+def _number(count: int) -> str:
+    """A count as people say it: 124.4 M, 70.6 G."""
+    for size, unit in ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M")):
+        if count >= size:
+            return f"{count // (size // 10) / 10:,.1f} {unit}"
+    return f"{count:,}"
+
+
+def _size(count: int) -> str:
+    """Bytes as people say it."""
+    for power, unit in ((60, "EiB"), (50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB")):
+        if count >= 2**power:
+            return f"{count * 10 // 2**power / 10:,.1f} {unit}"
+    return f"{count / 2**10:.1f} KiB"
