@@ -17,7 +17,9 @@ import tyro
 
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
 from jaxformer.training.config import PRESETS
-from jaxformer.training.options import SampleOptions, TrainOptions
+from jaxformer.training.options import ProcessOptions, SampleOptions, TrainOptions
+
+PROCESS_FLAGS = {"--coordinator", "--num-processes", "--process-id", "--distributed"}
 
 USAGE = """\
 usage: jaxformer COMMAND [OPTIONS]
@@ -36,6 +38,28 @@ jaxformer COMMAND --help lists a command's options.
 
 def run_train(arguments: Sequence[str]) -> None:
     """``jaxformer train``."""
+    from jaxformer.training import processes
+
+    names = {argument.partition("=")[0] for argument in arguments}
+    if names & PROCESS_FLAGS and not names & {"-h", "--help"}:
+        # JAX has to know of the other processes before anything asks it for devices.
+        alone = _parse(ProcessOptions, "jaxformer train", arguments, others=True)
+        processes.initialize(alone, debug="--debug" in arguments)
+    options, out, experiment = processes.together(lambda: _prepare_training(arguments))
+
+    from jaxformer.training.loop import train
+
+    train(
+        experiment,
+        out,
+        resume=options.resume,
+        trackers=options.tracker,
+        profile_steps=options.profile,
+    )
+
+
+def _prepare_training(arguments: Sequence[str]) -> tuple[TrainOptions, Path, Any]:
+    """The options, the run's folder and the ``Experiment`` that the arguments make."""
     preset = _preset(arguments)
     out = Path(_peek(arguments, "--out") or f"runs/{preset}")
     resume = "--resume" in arguments
@@ -59,7 +83,8 @@ def run_train(arguments: Sequence[str]) -> None:
 
         start = Start(**read_start(Path(source), fresh="--fresh-optimizer" in arguments))
         config = dataclasses.replace(config, model=start.model)
-    options = _parse(TrainOptions, "jaxformer train", arguments, TrainOptions(config=config))
+    default = TrainOptions(config=config)
+    options: TrainOptions = _parse(TrainOptions, "jaxformer train", arguments, default)
     config = options.config
     if resume:
         check_settings(before.to_dict(), config)
@@ -75,17 +100,9 @@ def run_train(arguments: Sequence[str]) -> None:
 
     from jaxformer.training.compilation import use_compilation_cache
     from jaxformer.training.experiment import Experiment
-    from jaxformer.training.loop import train
 
     use_compilation_cache(options.compilation_cache)
-    experiment = Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)
-    train(
-        experiment,
-        out,
-        resume=options.resume,
-        trackers=options.tracker,
-        profile_steps=options.profile,
-    )
+    return options, out, Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)
 
 
 def run_sample(arguments: Sequence[str]) -> None:
@@ -229,9 +246,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if arguments[0] not in COMMANDS:
             raise UsageError(f"there is no command {arguments[0]}: use {' or '.join(COMMANDS)}")
-        return COMMANDS[arguments[0]](arguments[1:]) or 0
+        code = COMMANDS[arguments[0]](arguments[1:]) or 0
+        _leave_processes(code)
+        return code
     except JaxformerError as error:
-        return _refuse(str(error), error.exit_code, arguments)
+        return _refuse(error, error.exit_code, arguments)
     except KeyboardInterrupt:
         return _refuse("stopped", 130, arguments)
     except BrokenPipeError:
@@ -239,6 +258,9 @@ def main(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
+        lost = _explain(error)
+        if lost is not None:
+            return _refuse(lost, lost.exit_code, arguments)
         refusal = _resource_refusal(error, arguments[0])
         if refusal is not None:
             return _refuse(refusal, ResourceError.exit_code, arguments)
@@ -251,8 +273,15 @@ def entry_point() -> None:
     sys.exit(main(sys.argv[1:]))
 
 
-def _parse(cls: type, program: str, arguments: Sequence[str], default: Any = None) -> Any:
-    """The options that the arguments make.
+def _parse(
+    cls: type,
+    program: str,
+    arguments: Sequence[str],
+    default: Any = None,
+    *,
+    others: bool = False,
+) -> Any:
+    """The options that the arguments make; with ``others`` there may be arguments beside them.
 
     Raises:
         UsageError: an argument is unknown, cannot be read or is refused by the options' classes.
@@ -261,12 +290,10 @@ def _parse(cls: type, program: str, arguments: Sequence[str], default: Any = Non
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                cls,
-                prog=program,
-                args=list(arguments),
-                **settings,
+            parsed = tyro.cli(
+                cls, prog=program, args=list(arguments), return_unknown_args=others, **settings
             )
+            return parsed[0] if others else parsed
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
@@ -330,11 +357,30 @@ def _resource_refusal(error: Exception, command: str) -> str | None:
     return None
 
 
-def _refuse(message: str, code: int, arguments: Sequence[str]) -> int:
+def _explain(error: Exception) -> JaxformerError | None:
+    """What the runtime's error means where this process trains with others."""
+    processes = sys.modules.get("jaxformer.training.processes")
+    if processes is None or "RESOURCE_EXHAUSTED" in str(error):
+        return None
+    refusal: JaxformerError | None = processes.explain(error)
+    return refusal
+
+
+def _leave_processes(code: int, message: str = "", *, told_elsewhere: bool = False) -> None:
+    """Parts from the other processes of the run, if there are any."""
+    processes = sys.modules.get("jaxformer.training.processes")
+    if processes is not None:
+        processes.leave(code, message, told_elsewhere=told_elsewhere)
+
+
+def _refuse(error: JaxformerError | str, code: int, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
     # What the library calls by its keywords, this command calls by its flags.
-    message = re.sub(r"\bconfig=(?=\{)", "a JSON file for --config: ", message)
+    message = re.sub(r"\bconfig=(?=\{)", "a JSON file for --config: ", str(error))
     message = re.sub(r"(?<![\w-])(dialect|config)=(?=\W|$)", r"--\1", message)
-    print(f"jaxformer: {message}", file=sys.stderr)
+    told_elsewhere = isinstance(error, JaxformerError) and error.told_elsewhere
+    if not told_elsewhere:
+        print(f"jaxformer: {message}", file=sys.stderr)
+    _leave_processes(code, message, told_elsewhere=told_elsewhere)
     return code

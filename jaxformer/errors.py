@@ -2,9 +2,15 @@
 
 
 class JaxformerError(Exception):
-    """A refusal in one line: what, where, and what to do next."""
+    """A refusal in one line: what, where, and what to do next.
+
+    Attributes:
+        exit_code: what a command ends with.
+        told_elsewhere: another process of the same run tells it, so this one need not.
+    """
 
     exit_code = 1
+    told_elsewhere = False
 
 
 class UsageError(JaxformerError):

@@ -1,0 +1,345 @@
+"""Training over several processes with JAX's own runtime: who is there, and what all agree on.
+
+What the processes tell each other here goes through the key-value store of JAX's coordination
+service, never through the devices, so it works before JAX knows any device and while one of them
+computes. With one process everything is immediate and touches no network.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from jaxformer import errors
+from jaxformer.errors import DeviceError, JaxformerError, StoppedError, UsageError
+from jaxformer.training.options import ProcessOptions
+from jaxformer.training.peers import PREFIX, Peers
+
+T = TypeVar("T")
+
+# Processes may wait for each other as long as the work of one takes; a lost one ends all of them.
+FOREVER_MS = 7 * 24 * 3600 * 1000
+
+
+class _Session:
+    """What this process knows of itself and the others."""
+
+    def __init__(self, client: Any, index: int, count: int, peers: Peers):
+        self.client = client
+        self.index = index
+        self.count = count
+        self.peers = peers
+        self._rounds = 0
+
+    def next_key(self) -> str:
+        """A name for what all processes do next; they do the same things in the same order."""
+        self._rounds += 1
+        return f"{PREFIX}/round/{self._rounds}"
+
+    def gather(self, value: str) -> list[str]:
+        """The values of all processes, in their order."""
+        before = f"{PREFIX}/round/{self._rounds}/{self.index}"
+        key = self.next_key()
+        self.client.key_value_set(f"{key}/{self.index}", value)
+        self.client.wait_at_barrier(f"{PREFIX}/gather", FOREVER_MS)
+        found = {
+            int(name.rsplit("/", 1)[1]): text
+            for name, text in self.client.key_value_dir_get(f"{key}/")
+        }
+        # Whoever is here has read all of the round before, so nobody needs it any more.
+        self.client.key_value_delete(before)
+        return [found[index] for index in range(self.count)]
+
+
+_session: _Session | None = None
+
+
+def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
+    """Joins this process to the others; without a word in ``options`` there are no others.
+
+    To be called before JAX is asked for devices.
+
+    Args:
+        options: where the coordinator is, how many processes there are and which this one is, or
+            that JAX is to find it out (SLURM, Open MPI, Kubernetes, Cloud TPU).
+        debug: leave the runtime's own log on standard error.
+
+    Raises:
+        UsageError: JAX finds no cluster, or the processes were not told the same.
+        DeviceError: the coordinator or another process does not answer in time.
+    """
+    global _session
+    if not options.several:
+        return
+    if not debug:
+        # The runtime's own log tells each loss of a process over dozens of lines.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
+    from jaxformer.training import aborts
+
+    def too_late() -> str:
+        return (
+            f"not all processes came within {options.connect_timeout} s: start each with the same "
+            "--coordinator and --num-processes and its own --process-id, or give a longer "
+            "--connect-timeout"
+        )
+
+    aborts.end_with(too_late)
+    _wait_for_coordinator(options)
+    import jax
+    from jax._src import distributed
+
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours
+    given: dict[str, Any] = {}
+    if options.coordinator is not None:
+        given = {
+            "coordinator_address": options.coordinator,
+            "num_processes": options.num_processes,
+            "process_id": options.process_id,
+            "cluster_detection_method": "deactivate",
+        }
+    try:
+        jax.distributed.initialize(
+            **given,
+            initialization_timeout=options.connect_timeout,
+            # Our own watch comes first: the runtime ends a process without a word to its user.
+            heartbeat_timeout_seconds=2 * options.peer_timeout + 30,
+            shutdown_timeout_seconds=options.peer_timeout,
+        )
+    except (ValueError, ImportError, KeyError) as error:
+        if options.coordinator is not None:
+            raise
+        raise UsageError(
+            "--distributed: JAX finds no SLURM, Open MPI, Kubernetes or Cloud TPU around it "
+            f"({str(error).splitlines()[0]}): give --coordinator, --num-processes and --process-id"
+        ) from None
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"the processes could not be joined: {reason}") from None
+    state = distributed.global_state
+    coordinator = str(state.coordinator_address)
+    peers = Peers(state.client, state.process_id, state.num_processes, options.peer_timeout)
+    _session = _Session(state.client, state.process_id, state.num_processes, peers)
+    aborts.end_with(lambda: _why_aborted(coordinator, peers))
+    peers.start()
+    _check_same_count()
+
+
+def _wait_for_coordinator(options: ProcessOptions) -> None:
+    """Waits until the coordinator's port is open, or free where this process is the coordinator."""
+    if options.coordinator is None:
+        return
+    host, _, port = options.coordinator.rpartition(":")
+    address = (host.strip("[]"), int(port))
+    if options.process_id == 0:
+        if _answers(address):
+            raise DeviceError(
+                f"--coordinator {options.coordinator}: the port is in use, give another"
+            )
+        return
+    end = time.monotonic() + options.connect_timeout
+    while not _answers(address):
+        if time.monotonic() > end:
+            raise DeviceError(
+                f"no coordinator answers at {options.coordinator} after {options.connect_timeout} "
+                "s: start process 0 there, or give a longer --connect-timeout"
+            )
+        time.sleep(0.2)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _why_aborted(coordinator: str, peers: Peers) -> str | None:
+    """What to say where the runtime aborts this process; None where no peer is to blame."""
+    host, _, port = coordinator.rpartition(":")
+    if peers.index == 0 or _answers((host.strip("[]"), int(port))):
+        return None
+    return f"process 0 has died; {peers.last_words()}"
+
+
+def _check_same_count() -> None:
+    assert _session is not None
+    mine = _session.count
+    told = broadcast(mine)
+    if told != mine:
+        raise UsageError(f"--num-processes {mine}: process 0 was told {told}")
+
+
+def is_first() -> bool:
+    """Whether this process is the one that talks, writes and decides."""
+    return index() == 0
+
+
+def index() -> int:
+    """Which process this is, from 0."""
+    return 0 if _session is None else _session.index
+
+
+def count() -> int:
+    """How many processes there are."""
+    return 1 if _session is None else _session.count
+
+
+def barrier(name: str) -> None:
+    """Waits until every process is here.
+
+    Args:
+        name: of the place, the same in every process.
+    """
+    if _session is not None:
+        _session.client.wait_at_barrier(f"{PREFIX}/barrier/{name}", FOREVER_MS)
+
+
+def agree(values: Sequence[int]) -> list[tuple[int, ...]]:
+    """Small integers of every process, in their order, told to all of them.
+
+    Two processes on one machine need 1 to 2 ms for it.
+    """
+    if _session is None:
+        return [tuple(values)]
+    told = _session.gather(",".join(map(str, values)))
+    return [tuple(int(v) for v in text.split(",") if v) for text in told]
+
+
+def broadcast(value: T) -> T:
+    """A value of the first process, which JSON can hold, told to all of them."""
+    if _session is None:
+        return value
+    key = _session.next_key()
+    if _session.index == 0:
+        _session.client.key_value_set(key, json.dumps(value))
+    told: T = json.loads(_session.client.blocking_key_value_get(key, FOREVER_MS))
+    return told
+
+
+def first_does(function: Callable[[], T]) -> T:
+    """Calls ``function`` in the first process alone; the others wait for what comes of it.
+
+    Returns:
+        Its result, which JSON can hold, in every process.
+
+    Raises:
+        JaxformerError: what it raised, in every process.
+    """
+    if _session is None:
+        return function()
+    if _session.index != 0:
+        told = broadcast(None)
+        if told is not None and "refused" in told:
+            raise _rebuilt(told["refused"], elsewhere=True)
+        return told["result"]  # type: ignore[index]
+    try:
+        result = function()
+    except JaxformerError as error:
+        broadcast({"refused": _described(error)})
+        raise
+    broadcast({"result": result})
+    return result
+
+
+def together(function: Callable[[], T]) -> T:
+    """Calls ``function`` in every process; where one refuses, all of them do.
+
+    Returns:
+        This process's own result.
+
+    Raises:
+        JaxformerError: what the first process to refuse raised, in the order of processes.
+    """
+    if _session is None:
+        return function()
+    result, refusal = None, None
+    try:
+        result = function()
+    except JaxformerError as error:
+        refusal = error
+    told = _session.gather("" if refusal is None else json.dumps(_described(refusal)))
+    for place, text in enumerate(told):
+        if not text:
+            continue
+        if place == _session.index:
+            assert refusal is not None
+            raise refusal
+        error = _rebuilt(json.loads(text), elsewhere=True)
+        if _session.index == 0:
+            error.args = (f"process {place}: {error}",)
+            error.told_elsewhere = False
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def _described(error: JaxformerError) -> dict[str, Any]:
+    return {"kind": type(error).__name__, "message": str(error), "code": error.exit_code}
+
+
+def _rebuilt(told: dict[str, Any], *, elsewhere: bool) -> JaxformerError:
+    kind = getattr(errors, told["kind"], JaxformerError)
+    if kind is StoppedError:
+        error: JaxformerError = StoppedError(told["message"], told["code"] - 128)
+    else:
+        error = kind(told["message"])
+    error.told_elsewhere = elsewhere
+    return error
+
+
+def same_everywhere(value: str, refusal: Callable[[str, str], JaxformerError]) -> None:
+    """Checks that every process has the same value.
+
+    Args:
+        value: of this process.
+        refusal: makes the error from process 0's value and this one's.
+
+    Raises:
+        JaxformerError: a process has another value than process 0; raised in all of them.
+    """
+    first = broadcast(value)
+
+    def check() -> None:
+        if value != first:
+            raise refusal(first, value)
+
+    together(check)
+
+
+def on_loss(last_words: Callable[[], str]) -> None:
+    """Says what a process that loses another one is to end with: what is saved, how to go on."""
+    if _session is not None:
+        _session.peers.last_words = last_words
+
+
+def explain(error: Exception) -> JaxformerError | None:
+    """What the runtime's error means where another process is to blame for it, or None."""
+    if _session is None or not isinstance(error, RuntimeError):
+        return None
+    return _session.peers.explain(error)
+
+
+def leave(code: int, message: str = "", *, told_elsewhere: bool = False) -> None:
+    """Parts from the others, to be called last; returns only where all is well.
+
+    Args:
+        code: what this process ends with. If not 0, every other process ends with it too.
+        message: why.
+        told_elsewhere: whether the others know already.
+    """
+    global _session
+    if _session is None:
+        return
+    session, _session = _session, None
+    if code:
+        session.peers.leave(code, message, told_elsewhere=told_elsewhere)
+    import jax
+
+    from jaxformer.training import aborts
+
+    session.client.wait_at_barrier(f"{PREFIX}/end", FOREVER_MS)
+    session.peers.stop()
+    jax.distributed.shutdown()
+    aborts.restore()
