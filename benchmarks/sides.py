@@ -98,6 +98,7 @@ class Jaxformer:
         self.parallel = DataParallel(
             definition,
             config.optimizer,
+            shapes=parameters,
             seed=config.seed,
             batch_size=config.batch_size,
             context_length=config.model.context_length,
@@ -105,8 +106,8 @@ class Jaxformer:
             uses_dropout=uses_dropout(config.model),
             devices=choose_devices(config),
         )
-        self.state = self.parallel.replicate(TrainState.create(parameters, config.optimizer))
-        self.tokens = self.parallel.replicate(ids)
+        self.state = self.parallel.place(TrainState.create(parameters, config.optimizer))
+        self.tokens = self.parallel.place_tokens(ids)
 
     def prepare(self, starts: np.ndarray) -> Any:
         """What ``train`` takes, of the windows that begin at ``starts`` (n, B)."""

@@ -123,9 +123,8 @@ def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
         Experiment,
         choose_devices,
         first_state,
-        uses_dropout,
+        make_strategy,
     )
-    from jaxformer.training.strategies import DataParallel
 
     stage.done("imports")
     use_compilation_cache()
@@ -133,17 +132,9 @@ def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
     config = experiment.config
     devices = choose_devices(config)
     stage.done("corpus")
-    definition, state = first_state(experiment)
-    parallel = DataParallel(
-        definition,
-        experiment.optimizer,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        context_length=config.model.context_length,
-        uses_dropout=uses_dropout(config.model),
-        devices=devices,
-    )
-    state, tokens = parallel.replicate(state), parallel.replicate(experiment.train_ids)
+    parallel = make_strategy(experiment, devices)
+    state = first_state(experiment, parallel)
+    tokens = parallel.place_tokens(experiment.train_ids)
     stage.done("model")
     starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
     state, _ = parallel.train(state, tokens, starts, 0)

@@ -72,7 +72,7 @@ class Racer:
         self.step, self.seconds, self.losses = 0, 0.0, [np.inf]
         self.windows = evaluation_windows(len(validation_ids), config.model.context_length)
         self.validation = (
-            self.side.parallel.replicate(validation_ids)
+            self.side.parallel.place_tokens(validation_ids)
             if isinstance(self.side, sides.Jaxformer)
             else validation_ids
         )

@@ -18,6 +18,7 @@ from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import NoPositions
 from jaxformer.query_blocks import cut, query_blocks
+from jaxformer.sharding import share_heads
 
 
 def scaled_dot_product_attention(
@@ -311,8 +312,28 @@ class MultiHeadAttention(nnx.Module):
         position_bias = self.position.bias(scaled_BTNH, distance_TS)
         if position_bias is not None:
             bias = position_bias if bias is None else bias + position_bias
-        dropout = self.attention_dropout
-        weights_BNTS: Any = None
+        attend = functools.partial(self._attend, return_weights=return_weights)
+        out_BTNH, weights_BNTS = share_heads(
+            attend, q_BTNH, k_BSKH, v_BSKH, mask, bias, self.attention_dropout
+        )
+        out = out_BTNH.reshape(*query.shape[:-1], -1)
+        if self.o_proj is not None:
+            out = self.o_proj(out)
+        out = self.output_dropout(out)
+        return (out, weights_BNTS) if return_weights else out
+
+    def _attend(
+        self,
+        q_BTNH: Float[Array, "B T N H"],
+        k_BSKH: Float[Array, "B S K H"],
+        v_BSKH: Float[Array, "B S K H"],
+        mask: Bool[Array, "B N T S"] | None,
+        bias: Float[Array, "B N T S"] | None,
+        dropout: Dropout,
+        *,
+        return_weights: bool,
+    ) -> tuple[Float[Array, "B T N H"], Any]:
+        """The output before it is projected, by a fused kernel or the core, and its weights."""
         out_BTNH = try_fused_attention(
             q_BTNH,
             k_BSKH,
@@ -324,22 +345,19 @@ class MultiHeadAttention(nnx.Module):
             dropout=dropout.active,
             weights=return_weights,
         )
-        if out_BTNH is None:
-            out_BTNH, weights_BNTS = scaled_dot_product_attention(
-                q_BTNH,
-                k_BSKH,
-                v_BSKH,
-                mask=mask,
-                bias=bias,
-                scale=self.scale,
-                soft_cap=self.score_soft_cap,
-                dropout=dropout,
-            )
-        out = out_BTNH.reshape(*query.shape[:-1], -1)
-        if self.o_proj is not None:
-            out = self.o_proj(out)
-        out = self.output_dropout(out)
-        return (out, weights_BNTS) if return_weights else out
+        if out_BTNH is not None:
+            return out_BTNH, None
+        out_BTNH, weights_BNTS = scaled_dot_product_attention(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            soft_cap=self.score_soft_cap,
+            dropout=dropout,
+        )
+        return out_BTNH, weights_BNTS if return_weights else None
 
     def _heads(self, x: Float[Array, "B T _"], num_heads: int) -> Float[Array, "B T N H"]:
         return x.reshape(*x.shape[:-1], num_heads, self.head_dim)

@@ -17,6 +17,7 @@ from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask, combine_masks, window_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.rematerialization import rematerialize
+from jaxformer.sharding import gathering, lay_out
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm
@@ -219,7 +220,7 @@ def run_blocks(
     weights = []
     for layer, block in enumerate(blocks):
         call: Callable[..., Any] = functools.partial(
-            block,
+            gathering(block),
             mask=mask[layer] if isinstance(mask, list) else mask,
             positions=positions,
             cache=None if cache is None else cache[layer],
@@ -227,10 +228,10 @@ def run_blocks(
         )
         if cache is None:
             call = rematerialize(call)
-        result = call(x, memory=memory, memory_mask=memory_mask)
+        result = call(lay_out(x, "BTD"), memory=memory, memory_mask=memory_mask)
         if isinstance(result, tuple):
             x, block_weights = result
             weights.append(block_weights)
         else:
             x = result
-    return x, weights
+    return lay_out(x, "BTD"), weights

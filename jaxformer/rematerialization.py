@@ -7,6 +7,8 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from jaxformer.sharding import current_layout
+
 Rematerialization = Literal["none", "dots", "full"]
 
 POLICIES: dict[str, Any] = {
@@ -50,4 +52,14 @@ def rematerialization(choice: Rematerialization) -> Iterator[None]:
 def rematerialize(block: Callable[..., Any]) -> Callable[..., Any]:
     """``block`` as the choice in effect has it; its positional arguments are arrays or None."""
     choice = _chosen.get()
-    return block if choice == "none" else jax.checkpoint(block, policy=POLICIES[choice])
+    if choice != "none":
+        return jax.checkpoint(block, policy=POLICIES[choice])
+    layout = current_layout()
+    if layout is None or not layout.gathers:
+        return block
+    return jax.checkpoint(block, policy=_all_but_gathered)
+
+
+def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keeps what a block computes, and not the parameters that it has put together."""
+    return str(primitive) != "sharding_constraint"

@@ -14,6 +14,7 @@ from jaxformer.layers import seed_dropout
 from jaxformer.losses import cross_entropy, token_losses
 from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
 from jaxformer.parameters import Parameters, merge
+from jaxformer.sharding import gather_outside_blocks
 
 Definition = nnx.GraphDef[Any]
 
@@ -60,7 +61,7 @@ def language_model_loss(
             them. The gradient comes back in the parameters' own dtype.
         first_row: see ``seed_dropout``.
     """
-    model = merge(definition, _cast(parameters, compute_dtype))
+    model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
     return cross_entropy(model(inputs), targets)
@@ -142,7 +143,7 @@ def evaluation_step(
     compute_dtype: jnp.dtype | None = None,
 ) -> Float[Array, ""]:
     """Sum of the losses of the targets that ``mask`` keeps, in nats, without dropout."""
-    model = merge(definition, _cast(parameters, compute_dtype))
+    model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.eval()
     return jnp.sum(token_losses(model(inputs), targets) * mask)
 

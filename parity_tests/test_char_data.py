@@ -91,6 +91,7 @@ def test_a_parallel_step_sees_every_window_of_its_batch(devices, accumulation):
     parallel = DataParallel(
         definition,
         optimizer,
+        shapes=parameters,
         seed=0,
         batch_size=24,
         accumulation=accumulation,
@@ -98,9 +99,9 @@ def test_a_parallel_step_sees_every_window_of_its_batch(devices, accumulation):
         uses_dropout=False,
         devices=jax.local_devices()[:devices],
     )
-    state = parallel.replicate(TrainState.create(parameters, optimizer))
+    state = parallel.place(TrainState.create(parameters, optimizer))
     starts = char_data.window_starts(3, 0, 24, len(ids) - T)
-    _, history = parallel.train(state, parallel.replicate(ids), starts[None], 1)
+    _, history = parallel.train(state, parallel.place_tokens(ids), starts[None], 1)
     dataset = torch_ref.char_data.TokenIdsDataset(ids, T)
     _, targets = torch_ref.char_data.batch_at(dataset, 3, 0, 24)
     expected = np.log(np.exp(bias).sum()) - bias[targets].mean()

@@ -83,6 +83,7 @@ def run_parallel(devices, batch_size=16, accumulation=1, steps=20, per_call=20, 
     parallel = DataParallel(
         definition,
         OPTIMIZER,
+        shapes=parameters,
         seed=1,
         batch_size=batch_size,
         accumulation=accumulation,
@@ -90,8 +91,8 @@ def run_parallel(devices, batch_size=16, accumulation=1, steps=20, per_call=20, 
         uses_dropout=dropout > 0,
         devices=jax.local_devices()[:devices],
     )
-    state = parallel.replicate(TrainState.create(parameters, OPTIMIZER))
-    tokens = parallel.replicate(IDS)
+    state = parallel.place(TrainState.create(parameters, OPTIMIZER))
+    tokens = parallel.place_tokens(IDS)
     losses = []
     for first in range(0, steps, per_call):
         starts = np.stack(
@@ -140,6 +141,7 @@ def test_evaluation_over_devices_is_the_plain_mean():
         parallel = DataParallel(
             definition,
             OPTIMIZER,
+            shapes=parameters,
             seed=1,
             batch_size=6,
             context_length=CONFIG.context_length,
@@ -147,7 +149,7 @@ def test_evaluation_over_devices_is_the_plain_mean():
         )
         results.append(
             parallel.evaluate(
-                parallel.replicate(parameters), parallel.replicate(IDS), starts, mask, 4
+                parallel.place(parameters), parallel.place_tokens(IDS), starts, mask, 4
             )
         )
     model.eval()

@@ -80,6 +80,7 @@ def test_the_device_loop_stops_before_the_update():
     parallel = DataParallel(
         definition,
         OptimizerConfig(),
+        shapes=parameters,
         seed=0,
         batch_size=2,
         context_length=3,
@@ -88,8 +89,8 @@ def test_the_device_loop_stops_before_the_update():
     )
 
     def run(count):
-        state = parallel.replicate(TrainState.create(parameters, OptimizerConfig()))
-        state, history = parallel.train(state, parallel.replicate(tokens), starts, count)
+        state = parallel.place(TrainState.create(parameters, OptimizerConfig()))
+        state, history = parallel.train(state, parallel.place_tokens(tokens), starts, count)
         return parallel.fetch(state), history["train_loss"]
 
     good, losses_of_one = run(1)

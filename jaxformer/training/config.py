@@ -49,7 +49,7 @@ class TrainConfig:
     """How devices share the work: each holds the whole model and a part of the batch, or they form
     a mesh of data x fsdp x tensor, over which model and batch are split."""
     fsdp: int = 1
-    """Devices in a row of the mesh that hold a part of every matrix each, and a part of the batch."""
+    """Devices in a row of the mesh that each hold a part of every matrix and of the batch."""
     tensor: int = 1
     """Devices in a row of the mesh that share attention's heads and the feed-forward's width. What
     fsdp and tensor leave of the devices is the mesh's data axis."""

@@ -5,26 +5,31 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
 from jaxformer.attention_choice import attention_kernel
 from jaxformer.char_data import CharTokenizer, train_validation_split
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
-from jaxformer.errors import CheckpointError, DeviceError, UsageError
-from jaxformer.optimizers import make_optimizer
+from jaxformer.errors import DeviceError, UsageError
 from jaxformer.parameters import Parameters, abstract, split
 from jaxformer.rematerialization import rematerialization
 from jaxformer.train_step import Definition, TrainState
 from jaxformer.training.checkpoints import GROUPS, Arrays
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.corpora import Corpus
-from jaxformer.training.strategies import DataParallel
+from jaxformer.training.states import from_arrays
+from jaxformer.training.strategies import (
+    DataParallel,
+    MeshParallel,
+    Strategy,
+    check_batch_size,
+    check_mesh,
+)
 from jaxformer.transformer_lm import TransformerLM
 
 # In d_model. At 128 two CPU devices make a step 1.1 times as fast as one that shares each product
@@ -161,7 +166,7 @@ class Experiment:
 
 
 def choose_devices(config: TrainConfig) -> list[jax.Device]:
-    """The first ``config.devices`` local devices, or all of them.
+    """The first ``config.devices`` of each process, or all of them, process by process.
 
     Where there is only a CPU, JAX is told to take it for that many devices, unless it has already
     begun to use it. By default a narrow model is spread over all cores that its batch divides by:
@@ -173,26 +178,42 @@ def choose_devices(config: TrainConfig) -> list[jax.Device]:
     count, cores = config.devices, os.cpu_count() or 1
     wanted = 1 if count is None else count
     if count is None and config.model.d_model <= WIDEST_NARROW_MODEL:
-        micro_batch = config.batch_size // config.accumulation
-        wanted = max(n for n in range(1, cores + 1) if micro_batch % n == 0)
+        wanted = max(n for n in range(1, cores + 1) if _divides(config, n))
     told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if 1 < wanted <= cores and not told and jax.config.values["jax_num_cpu_devices"] < 1:
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", wanted)
-    devices = jax.local_devices()
-    if count is not None and count > len(devices):
-        raise DeviceError(f"--devices {count}: this process has {len(devices)}")
-    return devices[:count]
+    here = len(jax.local_devices())
+    if count is not None and count > here:
+        raise DeviceError(f"--devices {count}: this process has {here}")
+    return [
+        device
+        for process in range(jax.process_count())
+        for device in jax.local_devices(process)[:count]
+    ]
+
+
+def _divides(config: TrainConfig, devices: int) -> bool:
+    """Whether mesh and batch divide over so many devices; where nothing does, one is as good."""
+    with contextlib.suppress(DeviceError):
+        check_devices(config, devices)
+        return True
+    return devices == 1
 
 
 def make_parameters(config: TransformerLMConfig, seed: int) -> tuple[Definition, Parameters]:
     """A model's definition and its initial parameters, drawn in one compiled call."""
     definition, _ = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
-    return definition, jax.jit(lambda: split(TransformerLM(config, rngs=nnx.Rngs(seed)))[1])()
+    return definition, jax.jit(lambda: draw_parameters(config, seed))()
 
 
-def first_state(experiment: Experiment) -> tuple[Definition, TrainState]:
-    """The state before the first step: random weights, or what the run starts from, in float32.
+def draw_parameters(config: TransformerLMConfig, seed: int) -> Parameters:
+    """A model's initial parameters; to be compiled, as one by one they take much longer."""
+    return split(TransformerLM(config, rngs=nnx.Rngs(seed)))[1]
+
+
+def first_state(experiment: Experiment, strategy: Strategy) -> TrainState:
+    """The state before the first step, placed: random weights, or what the run starts from.
 
     Raises:
         CheckpointError: what it starts from does not fit the settings; all that does not is listed.
@@ -200,99 +221,63 @@ def first_state(experiment: Experiment) -> tuple[Definition, TrainState]:
     """
     config, start = experiment.config, experiment.start
     if start is None:
-        definition, parameters = make_parameters(config.model, config.seed)
-        return definition, TrainState.create(parameters, experiment.optimizer)
+        return strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
     if start.step >= config.steps:
         raise UsageError(
             f"{start.source} has {start.step} steps behind it: give more --steps, or "
             "--fresh-optimizer to begin at step 0"
         )
     arrays: Arrays = {
-        name: jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), value)
+        name: jax.tree.map(lambda a: np.asarray(a, np.float32), value)
         for name, value in start.arrays.items()
         if name in GROUPS
     }
-    if "mu" in arrays:
-        return from_arrays(arrays | {"step": start.step}, config.model, experiment.optimizer)
-    definition = check_arrays(arrays, config.model)
-    return definition, TrainState.create(arrays["parameters"], experiment.optimizer)
+    arrays["step"] = start.step
+    if "mu" not in arrays:
+        zeros = jax.tree.map(np.zeros_like, arrays["parameters"])
+        arrays = arrays | {"mu": zeros, "nu": zeros, "step": 0}
+    placed: TrainState = strategy.place(from_arrays(arrays, config.model, experiment.optimizer)[1])
+    return placed
 
 
-def to_arrays(state: TrainState) -> Arrays:
-    """A state as a checkpoint holds it."""
-    return {
-        "parameters": state.parameters,
-        "mu": optax.tree_utils.tree_get(state.optimizer_state, "mu"),
-        "nu": optax.tree_utils.tree_get(state.optimizer_state, "nu"),
-        "step": state.step,
-    }
-
-
-def from_arrays(
-    arrays: Arrays, model: TransformerLMConfig, optimizer: OptimizerConfig
-) -> tuple[Definition, TrainState]:
-    """A model's definition and the state that a checkpoint of it holds.
+def make_strategy(experiment: Experiment, devices: Sequence[jax.Device]) -> Strategy:
+    """The steps of an experiment on ``devices``, as its settings say.
 
     Raises:
-        CheckpointError: the checkpoint's names or shapes are not those of the model; all of them
-            are listed.
-    """
-    definition = check_arrays(arrays, model, GROUPS)
-    empty = make_optimizer(optimizer).init(arrays["parameters"])
-    step = jnp.int32(arrays["step"])
-    optimizer_state = optax.tree_utils.tree_set(empty, mu=arrays["mu"], nu=arrays["nu"], count=step)
-    return definition, TrainState(arrays["parameters"], optimizer_state, step)
-
-
-def check_arrays(
-    arrays: Arrays, model: TransformerLMConfig, groups: tuple[str, ...] = ("parameters",)
-) -> Definition:
-    """The definition of the model that the arrays are of.
-
-    Raises:
-        CheckpointError: their names or shapes are not the model's; all of them are listed.
-    """
-    definition, expected = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
-    problems = []
-    for group in groups:
-        found = arrays.get(group, {})
-        problems += [f"missing {group}/{name}" for name in sorted(expected.keys() - found.keys())]
-        problems += [
-            f"unexpected {group}/{name}" for name in sorted(found.keys() - expected.keys())
-        ]
-        problems += [
-            f"{group}/{name} is {found[name].shape}, not {expected[name].shape}"
-            for name in sorted(expected.keys() & found.keys())
-            if found[name].shape != expected[name].shape
-        ]
-    if problems:
-        raise CheckpointError(f"the checkpoint does not fit its model: {'; '.join(problems)}")
-    return definition
-
-
-def make_strategy(
-    experiment: Experiment, definition: Definition, devices: Sequence[jax.Device]
-) -> DataParallel:
-    """The steps of an experiment on ``devices``.
-
-    Raises:
-        DeviceError: the batch does not divide over them.
+        DeviceError: the mesh or the batch does not divide over them.
     """
     config = experiment.config
-    return DataParallel(
+    model = config.model
+    definition, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+    settings: dict[str, Any] = {
+        "shapes": shapes,
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "accumulation": config.accumulation,
+        "context_length": model.context_length,
+        "compute_dtype": compute_dtype(config),
+        "uses_dropout": uses_dropout(model),
+        "devices": devices,
+    }
+    if config.strategy == "pmap":
+        return DataParallel(definition, experiment.optimizer, **settings)
+    return MeshParallel(
         definition,
         experiment.optimizer,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        accumulation=config.accumulation,
-        context_length=config.model.context_length,
-        compute_dtype=compute_dtype(config),
-        uses_dropout=uses_dropout(config.model),
-        devices=devices,
+        fsdp=config.fsdp,
+        tensor=config.tensor,
+        **settings,
     )
 
 
-data_parallel = make_strategy
+def check_devices(config: TrainConfig, count: int) -> None:
+    """Checks that the mesh and the batch divide over so many devices.
+
+    Raises:
+        DeviceError: they do not; the message names what does.
+    """
+    check_mesh(count, config.fsdp, config.tensor)
+    check_batch_size(config.batch_size, config.accumulation, count, config.tensor)
 
 
 @contextlib.contextmanager

@@ -15,17 +15,16 @@ from jaxformer.costs import count_training_operations
 from jaxformer.errors import StoppedError
 from jaxformer.generation import generate
 from jaxformer.parameters import merge
-from jaxformer.train_step import Definition, TrainState
+from jaxformer.train_step import TrainState
 from jaxformer.training.devices import Utilization
 from jaxformer.training.divergence import not_finite, report_divergence
 from jaxformer.training.experiment import (
     Experiment,
+    check_devices,
     choose_devices,
     first_state,
-    from_arrays,
     make_strategy,
     run_as,
-    to_arrays,
 )
 from jaxformer.training.metrics import (
     MetricsFile,
@@ -39,7 +38,8 @@ from jaxformer.training.metrics import (
 from jaxformer.training.profiling import Profile
 from jaxformer.training.progress import Reporter, describe_parameters
 from jaxformer.training.run_folder import RunFolder, StopSignal, check_resumable
-from jaxformer.training.strategies import check_batch_size
+from jaxformer.training.states import from_arrays
+from jaxformer.training.strategies import Strategy
 
 # A call of the compiled step should end often enough to hear a signal and to move the bar.
 SECONDS_PER_CALL = 0.5
@@ -71,25 +71,27 @@ def train(
     """
     config = experiment.config
     devices = choose_devices(config)
-    check_batch_size(config.batch_size, config.accumulation, len(devices))
+    check_devices(config, len(devices))
     check_trackers(trackers)
     with StopSignal() as stop, RunFolder(out, resume=resume) as folder, run_as(config):
-        definition, state, about, notes, warnings = _starting_point(experiment, folder)
+        strategy = make_strategy(experiment, devices)
+        state, about, notes, warnings = _starting_point(experiment, folder, strategy)
+        step = int(strategy.fetch(state.step))
         folder.begin(config, () if experiment.start is None else experiment.start.files)
-        reporter = Reporter(config.steps, int(state.step))
+        reporter = Reporter(config.steps, step)
         sinks: list[Sink] = []
         try:
-            sinks.append(MetricsFile(folder.path / "metrics.jsonl", int(state.step)))
+            sinks.append(MetricsFile(folder.path / "metrics.jsonl", step))
             for name in trackers:
                 sinks.append(Service(name, folder.path, config.to_dict(), reporter.warn))
-            reporter.summary(_summary(experiment, devices, state, folder.path))
+            reporter.summary(_summary(experiment, strategy, folder.path))
             for warning in warnings:
                 reporter.warn(warning)
             for note in notes:
                 reporter.note(note)
             with Profile(folder.path / "profile", profile_steps, reporter) as profile:
                 _Run(
-                    experiment, folder, devices, definition, state, about, stop, reporter, sinks,
+                    experiment, folder, strategy, state, step, about, stop, reporter, sinks,
                     profile,
                 ).go()  # fmt: skip
         finally:
@@ -99,19 +101,19 @@ def train(
 
 
 def _starting_point(
-    experiment: Experiment, folder: RunFolder
-) -> tuple[Definition, TrainState, dict[str, Any], list[str], list[str]]:
-    """The model, its first state, the manifest that it comes from, notes and warnings."""
+    experiment: Experiment, folder: RunFolder, strategy: Strategy
+) -> tuple[TrainState, dict[str, Any], list[str], list[str]]:
+    """The first state, placed, the manifest that it comes from, notes and warnings."""
     config = experiment.config
     warnings = folder.checkpoints.tidy()
     if not folder.resumed:
         notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
-        return *first_state(experiment), {}, notes, warnings
+        return first_state(experiment, strategy), {}, notes, warnings
     arrays, manifest, damaged = folder.checkpoints.restore_latest(quarantine=True)
     notes = check_resumable(manifest, config, experiment.vocabulary, experiment.corpus.sha256)
-    definition, state = from_arrays(arrays, config.model, experiment.optimizer)
+    _, state = from_arrays(arrays, config.model, experiment.optimizer)
     notes.insert(0, f"resuming from step {int(state.step)}")
-    return definition, state, manifest, notes, warnings + damaged
+    return strategy.place(state), manifest, notes, warnings + damaged
 
 
 class _Run:
@@ -120,9 +122,9 @@ class _Run:
     Args:
         experiment: what to do.
         folder: where it is kept.
-        devices: where it runs.
-        definition: the model without its parameters.
-        state: what to start from.
+        strategy: how it runs, and where.
+        state: what to start from, placed.
+        step: how many steps that has behind it.
         about: the manifest of the checkpoint that it comes from, empty for a fresh run.
         stop: says when a signal has come.
         reporter: tells the person at the terminal.
@@ -134,9 +136,9 @@ class _Run:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        devices: list[jax.Device],
-        definition: Definition,
+        strategy: Strategy,
         state: TrainState,
+        step: int,
         about: dict[str, Any],
         stop: StopSignal,
         reporter: Reporter,
@@ -150,16 +152,15 @@ class _Run:
         self.reporter = reporter
         self.sinks = sinks
         self.profile = profile
-        self.definition = definition
-        self.parallel = make_strategy(experiment, definition, devices)
+        self.strategy = strategy
         operations = count_training_operations(
-            merge(definition, state.parameters), config.model.context_length
+            merge(strategy.definition, strategy.shapes), config.model.context_length
         )
-        self.utilization = Utilization.of(operations, devices, config.dtype)
-        self.step = int(state.step)
-        self.state = self.parallel.place(state)
-        self.train_tokens = self.parallel.place_tokens(experiment.train_ids)
-        self.validation_tokens = self.parallel.place_tokens(experiment.validation_ids)
+        self.utilization = Utilization.of(operations, strategy.devices, config.dtype)
+        self.step = step
+        self.state = state
+        self.train_tokens = strategy.place_tokens(experiment.train_ids)
+        self.validation_tokens = strategy.place_tokens(experiment.validation_ids)
         # The validation loss of the present state, and what the newest checkpoint holds of both.
         self.about = about
         self.val_loss: float | None = about.get("val_loss")
@@ -196,7 +197,7 @@ class _Run:
     def _compile(self) -> None:
         """Makes no step, so that the time of the first one is a step's."""
         starts = np.zeros((self.config.steps_per_call, self.config.batch_size), np.int32)
-        self.state, _ = self.parallel.train(self.state, self.train_tokens, starts, 0)
+        self.state, _ = self.strategy.train(self.state, self.train_tokens, starts, 0)
 
     def _due(self, interval: int) -> bool:
         return self.step >= self.config.steps or (self.step > 0 and self.step % interval == 0)
@@ -213,7 +214,7 @@ class _Run:
                 starts[i] = window_starts(config.seed, self.step + i, config.batch_size, windows)
             begin = time.perf_counter()
             with jax.profiler.StepTraceAnnotation("train", step_num=self.step + 1):
-                self.state, history = self.parallel.train(
+                self.state, history = self.strategy.train(
                     self.state, self.train_tokens, starts, count
                 )
             self.val_loss = None
@@ -244,7 +245,7 @@ class _Run:
     def _evaluate(self) -> None:
         begin = time.perf_counter()
         ids = self.experiment.validation_ids
-        val_loss = self.parallel.evaluate(
+        val_loss = self.strategy.evaluate(
             self.state.parameters,
             self.validation_tokens,
             *evaluation_windows(len(ids), self.config.model.context_length),
@@ -267,7 +268,7 @@ class _Run:
             self.reporter.sample(self._sample())
 
     def _sample(self) -> str:
-        model = merge(self.definition, self.parallel.fetch(self.state.parameters))
+        model = merge(self.strategy.definition, self.strategy.fetch(self.state.parameters))
         tokenizer = self.experiment.tokenizer
         # A token at a time is not what the kernel asked for was made for.
         with attention_kernel("auto"):
@@ -283,7 +284,7 @@ class _Run:
     def _save(self) -> None:
         if self.saved == (self.step, self.val_loss):
             return
-        arrays = to_arrays(self.parallel.fetch(self.state))
+        arrays = self.strategy.state_arrays(self.state)
         wrong = not_finite(arrays)
         if wrong:
             what = f"the state after step {self.step}"
@@ -320,11 +321,10 @@ class _Run:
             sink.write(record)
 
 
-def _summary(
-    experiment: Experiment, devices: Sequence[jax.Device], state: TrainState, folder: Path
-) -> dict[str, str]:
+def _summary(experiment: Experiment, strategy: Strategy, folder: Path) -> dict[str, str]:
     config, model = experiment.config, experiment.config.model
-    size = describe_parameters(sum(p.size for p in state.parameters.values()))
+    size = describe_parameters(sum(p.size for p in strategy.shapes.values()))
+    devices = strategy.devices
     return {
         "model": f"{model.num_layers} layers, {model.num_heads} heads, {model.d_model} wide, "
         f"context {model.context_length}, {size} parameters",

@@ -1,0 +1,166 @@
+"""Which dimension of which parameter lies along which axis of the mesh.
+
+Matrices into heads or into the feed-forward's width are cut by their outputs along ``tensor``,
+those out of them by their inputs, so that a branch needs one sum over ``tensor`` (Shoeybi et al.,
+arXiv 1909.08053, section 3). The other dimension of every matrix lies along ``fsdp``, in parts that
+are put together where they are used (Rajbhandari et al., arXiv 1910.02054, section 5.3). Vectors of
+the model's width are small, and whole on every device.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal
+
+from jax.sharding import PartitionSpec
+
+Axis = Literal["data", "fsdp", "tensor"]
+AXES: tuple[Axis, ...] = ("data", "fsdp", "tensor")
+
+# By module and parameter, one entry per dimension; None is whole.
+RULES: dict[str, tuple[Axis | None, ...]] = {
+    "token_embedding.embedding": ("tensor", "fsdp"),
+    "token_type_embedding.embedding": (None, "fsdp"),
+    "position_embedding.embedding": (None, "fsdp"),
+    "position.embedding": (None, None),
+    "q_proj.kernel": ("fsdp", "tensor"),
+    "k_proj.kernel": ("fsdp", "tensor"),
+    "v_proj.kernel": ("fsdp", "tensor"),
+    "o_proj.kernel": ("tensor", "fsdp"),
+    "q_proj.bias": ("tensor",),
+    "k_proj.bias": ("tensor",),
+    "v_proj.bias": ("tensor",),
+    "o_proj.bias": (None,),
+    "up_proj.kernel": ("fsdp", "tensor"),
+    "gate_proj.kernel": ("fsdp", "tensor"),
+    "down_proj.kernel": ("tensor", "fsdp"),
+    "up_proj.bias": ("tensor",),
+    "gate_proj.bias": ("tensor",),
+    "down_proj.bias": (None,),
+    "embedding_norm.scale": (None,),
+    "embedding_norm.bias": (None,),
+    "attention_norm.scale": (None,),
+    "attention_norm.bias": (None,),
+    "attention_output_norm.scale": (None,),
+    "attention_output_norm.bias": (None,),
+    "feed_forward_norm.scale": (None,),
+    "feed_forward_norm.bias": (None,),
+    "feed_forward_output_norm.scale": (None,),
+    "feed_forward_output_norm.bias": (None,),
+    "q_norm.scale": (None,),
+    "q_norm.bias": (None,),
+    "k_norm.scale": (None,),
+    "k_norm.bias": (None,),
+    "final_norm.scale": (None,),
+    "final_norm.bias": (None,),
+    # BERT's masked-LM head and pooler.
+    "proj.kernel": ("fsdp", None),
+    "proj.bias": (None,),
+    "norm.scale": (None,),
+    "norm.bias": (None,),
+    "pooler.kernel": ("fsdp", None),
+    "pooler.bias": (None,),
+    "lm_head.kernel": ("fsdp", "tensor"),
+    "lm_head.bias": ("tensor",),
+}
+
+# Activations, by the dimension letters of ``jaxformer``; the others are whole.
+ACTIVATIONS: dict[str, tuple[Axis, ...]] = {
+    "B": ("data", "fsdp"),
+    "N": ("tensor",),
+    "K": ("tensor",),
+}
+
+
+def rule_name(parameter: str) -> str:
+    """What the rule for a parameter is filed under: its module's name and its own."""
+    return ".".join(parameter.split(".")[-2:])
+
+
+def check_rules(parameters: Iterable[str]) -> None:
+    """Checks that every parameter has a rule.
+
+    Raises:
+        ValueError: some have none; all of them are listed.
+    """
+    missing = [name for name in parameters if rule_name(name) not in RULES]
+    if missing:
+        raise ValueError(
+            f"no sharding rule for {', '.join(missing)}: add one to RULES in {__name__}"
+        )
+
+
+def parameter_spec(
+    name: str,
+    shape: tuple[int, ...],
+    sizes: Mapping[str, int],
+    axes: Collection[str] = AXES,
+) -> PartitionSpec:
+    """How a parameter lies on a mesh; an axis that does not divide its dimension is left out.
+
+    Args:
+        name: its path.
+        shape: its own.
+        sizes: of the mesh's axes.
+        axes: those that count.
+    """
+    rule = RULES[rule_name(name)]
+    if len(rule) != len(shape):
+        raise ValueError(f"the rule {rule} does not fit {name} of shape {shape}")
+    return PartitionSpec(
+        *(
+            axis if axis in axes and sizes[axis] > 1 and length % sizes[axis] == 0 else None
+            for axis, length in zip(rule, shape, strict=True)
+        )
+    )
+
+
+def activation_spec(
+    letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+) -> PartitionSpec:
+    """How an activation with these dimensions lies on a mesh; see ``parameter_spec``."""
+    dimensions: list[tuple[Axis, ...] | None] = []
+    for letter, length in zip(letters, shape, strict=True):
+        axes = tuple(axis for axis in ACTIVATIONS.get(letter, ()) if sizes[axis] > 1)
+        fits = axes and length % math.prod(sizes[axis] for axis in axes) == 0
+        dimensions.append(axes if fits else None)
+    return PartitionSpec(*dimensions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    """One line of the table of what lies where.
+
+    Attributes:
+        name: of the parameter.
+        shape: of all of it.
+        axes: of the mesh, one entry per dimension; None is whole.
+        part: the shape of what one device holds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    part: tuple[int, ...]
+
+
+def sharding_table(shapes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Sharded]:
+    """How every parameter lies on a mesh.
+
+    Args:
+        shapes: anything with a ``shape``, by path.
+        sizes: of the mesh's axes.
+
+    Raises:
+        ValueError: a parameter has no rule.
+    """
+    check_rules(shapes)
+    table = []
+    for name, value in shapes.items():
+        axes = tuple(parameter_spec(name, value.shape, sizes))
+        part = tuple(
+            length // (1 if axis is None else sizes[axis])
+            for length, axis in zip(value.shape, axes, strict=True)
+        )
+        table.append(Sharded(name, tuple(value.shape), axes, part))
+    return table
