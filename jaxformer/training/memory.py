@@ -40,13 +40,12 @@ def count_matrices(model: TransformerLMConfig) -> int:
     return model.num_layers * block + width * tables
 
 
-def least_bytes(config: TrainConfig, devices: int, shards: int = 1) -> dict[str, int]:
+def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
     """What every device must hold at once, in bytes, and less than it will.
 
     Args:
         config: with ``model.vocab_size`` set.
         devices: how many share the batch.
-        shards: over how many of them each parameter is spread.
 
     Returns:
         ``state``: parameters, gradients and moments; ``batch``: what one micro-batch keeps for its
@@ -58,19 +57,18 @@ def least_bytes(config: TrainConfig, devices: int, shards: int = 1) -> dict[str,
     width = 2 if config.dtype == "bfloat16" else 4
     per_token = model.num_layers * model.d_model + (model.vocab_size or 0)
     return {
-        "state": STATE_BYTES * count_matrices(model) // shards,
+        "state": STATE_BYTES * count_matrices(model) // (config.fsdp * config.tensor),
         "batch": width * tokens * per_token // (config.accumulation * devices),
         "starts": 4 * config.steps_per_call * config.batch_size // devices,
     }
 
 
-def check_memory(config: TrainConfig, devices: Sequence["jax.Device"], shards: int = 1) -> None:
+def check_memory(config: TrainConfig, devices: Sequence["jax.Device"]) -> None:
     """Checks that a run can fit, before anything of it is allocated.
 
     Args:
         config: with ``model.vocab_size`` set.
         devices: where it is to run, those of other processes too.
-        shards: over how many of them each parameter is spread.
 
     Raises:
         UsageError: it cannot; the message has the figures.
@@ -78,7 +76,7 @@ def check_memory(config: TrainConfig, devices: Sequence["jax.Device"], shards: i
     room = device_memory(devices)
     if room is None:
         return
-    least = least_bytes(config, len(devices), shards)
+    least = least_bytes(config, len(devices))
     if sum(least.values()) > room:
         parts = {
             "state": f"{_number(count_matrices(config.model))} parameters with gradients and "

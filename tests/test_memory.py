@@ -1,0 +1,97 @@
+"""What a run needs at least is told from its settings, and never more than it takes."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+from flax import nnx
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.errors import UsageError
+from jaxformer.parameters import abstract
+from jaxformer.training import memory
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.memory import check_memory, count_matrices, host_memory, least_bytes
+from jaxformer.transformer_lm import TransformerLM
+from tests.tiny import train_arguments
+
+SMALL = TransformerLMConfig(
+    d_model=12, num_heads=4, context_length=7, num_layers=3, vocab_size=31, d_ff=35
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_kv_heads": 2, "head_dim": 5},
+        {"activation": "swiglu", "d_ff": None},
+        {"d_ff": None, "positions": "rotary"},
+        {"positions": "alibi", "tie_embeddings": False},
+        {"positions": "relative"},
+        {"head": "masked_lm"},
+        {"position_offset": 2, "query_key_norm": True},
+    ],
+    ids=str,
+)
+def test_matrices_are_all_but_biases_and_norms(changes):
+    config = dataclasses.replace(SMALL, **changes)
+    _, parameters = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    total = sum(p.size for p in parameters.values())
+    vectors = sum(p.size for p in parameters.values() if p.ndim == 1)
+    counted = count_matrices(config)
+    assert counted <= total
+    if changes not in ({"positions": "relative"}, {"head": "masked_lm"}):
+        assert counted == total - vectors
+
+
+def test_every_setting_counts():
+    config = TrainConfig(model=SMALL, batch_size=8)
+    least = functools.partial(least_bytes, devices=2)
+    before = least(config)
+    assert before["state"] == 16 * count_matrices(SMALL)
+    assert before["batch"] == 4 * 4 * 7 * (3 * 12 + 31)
+    assert least(dataclasses.replace(config, dtype="bfloat16"))["batch"] == before["batch"] // 2
+    assert least(dataclasses.replace(config, accumulation=2))["batch"] == before["batch"] // 2
+    assert least(dataclasses.replace(config, steps_per_call=20))["starts"] == 2 * before["starts"]
+    mesh = dataclasses.replace(config, strategy="mesh", fsdp=2)
+    assert least(mesh)["state"] == before["state"] // 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--d-model 4096000 --num-heads 4", ["EiB", "parameters"]),
+        ("--num-layers 10000 --d-model 8192", ["8.0 T parameters", "TiB"]),
+        ("--d-model 2147483647 --num-heads 1", ["parameters"]),
+        ("--batch-size 2000000000", ["one micro-batch"]),
+        ("--steps-per-call 2000000000", ["2,000,000,000 steps per call"]),
+        ("--vocab-size 2147483647", ["parameters"]),
+    ],
+)
+def test_a_run_far_too_large_is_refused_before_anything_is_made(refuse, text, flags, words):
+    line = refuse(["train", "--data", text, "--devices", 1, *flags.split()], 2, *words)
+    assert f"of {host_memory() * 10 // 2**30 / 10:,.1f} GiB" in line
+
+
+def test_the_room_is_shared_by_the_devices_of_a_cpu(monkeypatch):
+    monkeypatch.setattr(memory, "host_memory", lambda: 100_000)
+    config = TrainConfig(model=SMALL, batch_size=8, steps_per_call=1)
+    check_memory(config, jax.devices()[:1])
+    with pytest.raises(UsageError, match="on each of 8 devices"):
+        check_memory(config, jax.devices())
+
+
+def test_a_containers_limit_counts(monkeypatch, tmp_path):
+    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "limit").write_text("12345\n")
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "max", tmp_path / "none"))
+    assert host_memory() > 12345
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "max", tmp_path / "limit"))
+    assert host_memory() == 12345
+
+
+def test_a_text_larger_than_memory_is_refused(refuse, text, monkeypatch):
+    monkeypatch.setattr("jaxformer.training.corpora.host_memory", lambda: 1000)
+    refuse(train_arguments(text, "out"), 2, "GiB of text need 6 times as much memory")
