@@ -26,6 +26,7 @@ from jaxformer.training.experiment import (
     make_strategy,
     run_as,
 )
+from jaxformer.training.memory import check_memory
 from jaxformer.training.metrics import (
     MetricsFile,
     Service,
@@ -72,6 +73,7 @@ def train(
     config = experiment.config
     devices = choose_devices(config)
     check_devices(config, len(devices))
+    check_memory(config, devices)
     check_trackers(trackers)
     with StopSignal() as stop, RunFolder(out, resume=resume) as folder, run_as(config):
         strategy = make_strategy(experiment, devices)
