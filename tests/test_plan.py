@@ -28,18 +28,17 @@ from jaxformer.planning.programs import compile_run
 from jaxformer.training.compilation import use_compilation_cache
 from jaxformer.training.config import PRESETS
 from jaxformer.training.corpora import load_corpus
-from jaxformer.training.experiment import Experiment, data_parallel, first_state
+from jaxformer.training.experiment import Experiment, first_state, make_strategy
 use_compilation_cache()
 config = dataclasses.replace(PRESETS["nano"](), devices=1)
 experiment = Experiment.prepare(config, load_corpus("python-docs"))
 devices = jax.devices()[:1]
 needs = find_needs(experiment, devices, compile_run(experiment, devices))
-definition, state = first_state(experiment)
-state = jax.tree.map(np.asarray, state)
-parallel = data_parallel(experiment, definition, devices)
+parallel = make_strategy(experiment, devices)
+state = parallel.fetch(first_state(experiment, parallel))
 starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
 def run():
-    there = parallel.replicate(state), parallel.replicate(experiment.train_ids)
+    there = parallel.place(state), parallel.place_tokens(experiment.train_ids)
     parallel.train(*there, starts, 2)
 run()
 gc.collect()
