@@ -13,6 +13,7 @@ from jaxformer.config import OptimizerConfig
 from jaxformer.layers import seed_dropout
 from jaxformer.losses import cross_entropy, token_losses
 from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
+from jaxformer.ordered_sums import mean_over
 from jaxformer.parameters import Parameters, merge
 from jaxformer.sharding import gather_outside_blocks
 
@@ -119,7 +120,7 @@ def train_step(
         total, _ = jax.lax.scan(accumulate, first, rest)
         value, gradients = jax.tree.map(lambda x: x / count, total)
     if axis_name is not None:
-        value, gradients = jax.lax.pmean((value, gradients), axis_name)
+        value, gradients = mean_over((value, gradients), axis_name)
 
     updates, optimizer_state = make_optimizer(optimizer).update(
         gradients, state.optimizer_state, state.parameters

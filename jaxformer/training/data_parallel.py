@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxformer.config import OptimizerConfig
+from jaxformer.ordered_sums import sum_over
 from jaxformer.parameters import Parameters
 from jaxformer.train_step import Definition, TrainState
 from jaxformer.training.checkpoints import Arrays
@@ -65,7 +66,8 @@ class DataParallel(Strategy):
         self._mesh = jax.sharding.Mesh(np.asarray(devices), (AXIS,))
 
         def evaluate(*arguments: Any) -> Array:
-            return jax.lax.psum(self.loop.evaluate_windows(*arguments), AXIS)
+            total: Array = sum_over(self.loop.evaluate_windows(*arguments), AXIS)
+            return total
 
         mapped = functools.partial(jax.pmap, axis_name=AXIS, devices=self.devices)
         self._steps = mapped(self.loop.run_steps, in_axes=(0, 0, 2, None), donate_argnums=0)
