@@ -1,6 +1,7 @@
 """Whether the work divides over the devices, and what would."""
 
 from jaxformer.errors import DeviceError
+from jaxformer.training.config import TrainConfig
 
 
 def check_batch_size(batch_size: int, accumulation: int, devices: int, tensor: int = 1) -> None:
@@ -40,3 +41,11 @@ def check_mesh(devices: int, fsdp: int, tensor: int) -> None:
         f"--fsdp {fsdp} times --tensor {tensor} does not divide {devices} devices: {way_out}, "
         f"or as many devices as a multiple of {fsdp * tensor}"
     )
+
+
+def describe_devices(config: TrainConfig, count: int) -> str:
+    """How so many devices share the work, in words; where two differ, losses do in last bits."""
+    if config.strategy == "pmap":
+        return f"{count} x pmap"
+    data = count // (config.fsdp * config.tensor)
+    return f"{count} x mesh of data {data}, fsdp {config.fsdp}, tensor {config.tensor}"

@@ -16,6 +16,7 @@ from jaxformer.errors import StoppedError
 from jaxformer.generation import generate
 from jaxformer.parameters import merge
 from jaxformer.train_step import TrainState
+from jaxformer.training.device_counts import describe_devices
 from jaxformer.training.devices import Utilization
 from jaxformer.training.divergence import not_finite, report_divergence
 from jaxformer.training.experiment import (
@@ -115,6 +116,9 @@ def _starting_point(
     notes = check_resumable(manifest, config, experiment.vocabulary, experiment.corpus.sha256)
     _, state = from_arrays(arrays, config.model, experiment.optimizer)
     notes.insert(0, f"resuming from step {int(state.step)}")
+    before, now = manifest.get("devices"), describe_devices(config, len(strategy.devices))
+    if before not in (None, now):
+        notes.append(f"{before} -> {now}: the same run up to rounding, not bitwise")
     return strategy.place(state), manifest, notes, warnings + damaged
 
 
@@ -303,6 +307,7 @@ class _Run:
                 "corpus": {"name": corpus.name, "sha256": corpus.sha256},
                 "val_loss": self.val_loss,
                 "init_from": source,
+                "devices": describe_devices(self.config, len(self.strategy.devices)),
             },
         )
         self.saved = (self.step, self.val_loss)
