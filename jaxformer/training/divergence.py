@@ -4,7 +4,10 @@ import json
 import math
 from typing import Any, NoReturn
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from jaxformer.errors import DivergedError
 from jaxformer.training.checkpoints import Arrays, write_durably
@@ -40,14 +43,26 @@ def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, 
 
 
 def not_finite(arrays: Arrays) -> list[str]:
-    """The names of the arrays in which a number is not finite."""
-    return [
-        f"{group}/{name}"
+    """The names of the arrays in which a number is not finite.
+
+    Arrays that lie on devices are looked at there; of several processes all call it together.
+    """
+    named = {
+        f"{group}/{name}": array
         for group, members in arrays.items()
         if isinstance(members, dict)
         for name, array in members.items()
-        if not np.isfinite(array).all()
-    ]
+    }
+    placed = {name: array for name, array in named.items() if isinstance(array, jax.Array)}
+    finite = {name: bool(value) for name, value in _are_finite(placed).items()} if placed else {}
+    for name in named.keys() - placed.keys():
+        finite[name] = bool(np.isfinite(named[name]).all())
+    return [name for name in named if not finite[name]]
+
+
+@jax.jit
+def _are_finite(arrays: dict[str, Array]) -> dict[str, Array]:
+    return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
 
 def _is_wild(value: Any) -> bool:
