@@ -171,6 +171,8 @@ class _Run:
         self.about = about
         self.val_loss: float | None = about.get("val_loss")
         self.saved = (self.step, self.val_loss) if about else None
+        # The numbers of the step that was made last, and its batch.
+        self.last: dict[str, Any] = {}
 
     def go(self) -> None:
         """Makes the steps that are left."""
@@ -235,9 +237,10 @@ class _Run:
             for i in range(made):
                 record = {name: float(values[i]) for name, values in history.items()}
                 self._write(step=self.step + 1, **record, **speed)
+                self.last = {**record, "window_starts": starts[i].tolist()}
                 if not (math.isfinite(record["train_loss"]) and math.isfinite(record["grad_norm"])):
-                    facts = {**record, "window_starts": starts[i].tolist()}
-                    report_divergence(self.folder, self.step + 1, f"step {self.step + 1}", facts)
+                    what = f"step {self.step + 1}"
+                    report_divergence(self.folder, self.step + 1, what, self.last)
                 self.step += 1
             self.reporter.steps_done(
                 self.step,
@@ -266,7 +269,7 @@ class _Run:
                 self.folder,
                 self.step,
                 f"the evaluation after step {self.step}",
-                {"val_loss": val_loss},
+                {**self.last, "val_loss": val_loss},
             )
         self.val_loss = val_loss
         self.reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
@@ -294,7 +297,7 @@ class _Run:
         wrong = not_finite(arrays)
         if wrong:
             what = f"the state after step {self.step}"
-            report_divergence(self.folder, self.step, what, {"not_finite": wrong})
+            report_divergence(self.folder, self.step, what, {**self.last, "not_finite": wrong})
         corpus = self.experiment.corpus
         start = self.experiment.start
         source = self.about.get("init_from") if start is None else start.source
