@@ -1,5 +1,7 @@
 """Everything that jaxformer refuses, and the exit code that each refusal ends a command with."""
 
+from collections.abc import Mapping
+
 
 class JaxformerError(Exception):
     """A refusal in one line: what, where, and what to do next.
@@ -67,3 +69,23 @@ class StoppedError(JaxformerError):
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+def mismatches(expected: Mapping[str, object], found: Mapping[str, object], verb: str) -> list[str]:
+    """What is missing, what is unexpected and what differs, in this order and by name.
+
+    >>> mismatches({"a": (2,), "b": (3,)}, {"b": (5,), "c": (7,)}, "has shape")
+    ['missing a', 'unexpected c', 'b has shape (5,), not (3,)']
+
+    Args:
+        expected: what there must be, by name.
+        found: what there is.
+        verb: stands between a name and what was found; without one the difference is not shown.
+    """
+    problems = [f"missing {name}" for name in sorted(expected.keys() - found.keys())]
+    problems += [f"unexpected {name}" for name in sorted(found.keys() - expected.keys())]
+    return problems + [
+        f"{name} {verb} {found[name]}, not {expected[name]}" if verb else f"changed {name}"
+        for name in sorted(expected.keys() & found.keys())
+        if found[name] != expected[name]
+    ]

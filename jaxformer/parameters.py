@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array
 
+from jaxformer.errors import mismatches
 from jaxformer.layers import inject_keep_masks, seed_dropout
 
 Parameters = dict[str, Array]
@@ -58,13 +59,11 @@ def set_parameters(module: nnx.Module, parameters: Parameters) -> None:
         ".".join(map(str, path)): variable
         for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
     }
-    problems = [f"missing {name}" for name in sorted(set(variables) - set(parameters))]
-    problems += [f"unexpected {name}" for name in sorted(set(parameters) - set(variables))]
-    problems += [
-        f"{name} has shape {parameters[name].shape}, not {variables[name][...].shape}"
-        for name in sorted(set(variables) & set(parameters))
-        if parameters[name].shape != variables[name][...].shape
-    ]
+    problems = mismatches(
+        {name: variable[...].shape for name, variable in variables.items()},
+        {name: array.shape for name, array in parameters.items()},
+        "has shape",
+    )
     if problems:
         raise ValueError("; ".join(problems))
     for name, variable in variables.items():

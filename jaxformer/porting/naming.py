@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.errors import CheckpointError
+from jaxformer.errors import CheckpointError, mismatches
 
 TORCH_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 
@@ -47,21 +47,19 @@ def import_arrays(
     Raises:
         CheckpointError: a key is missing, unexpected or of another shape; all are listed.
     """
-    expected = {torch_name(name): name for name in shapes}
-    problems = [f"missing {key}" for key in expected if key not in arrays]
-    problems += [f"unexpected {key}" for key in arrays if key not in expected]
-    result = {}
-    for key in expected.keys() & arrays.keys():
-        name = expected[key]
-        array = _transpose(name, np.asarray(arrays[key]))
-        if array.shape != tuple(shapes[name]):
-            problems.append(
-                f"{key} has shape {np.shape(arrays[key])}, {name} has {tuple(shapes[name])}"
-            )
-        result[name] = array
+    names = {torch_name(name): name for name in shapes}
+    problems = mismatches(
+        {key: _turned(name, tuple(shapes[name])) for key, name in names.items()},
+        {key: np.shape(array) for key, array in arrays.items()},
+        "has shape",
+    )
     if problems:
-        raise CheckpointError("; ".join(sorted(problems)))
-    return result
+        raise CheckpointError("; ".join(problems))
+    return {name: _transpose(name, np.asarray(arrays[key])) for key, name in names.items()}
+
+
+def _turned(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[::-1] if name.endswith("kernel") else shape
 
 
 def _transpose(name: str, array: np.ndarray) -> np.ndarray:
