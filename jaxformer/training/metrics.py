@@ -94,7 +94,7 @@ class Service:
                 tracker.init(project="jaxformer", name=folder.name, config=config)
                 self._log = lambda record, step: tracker.log(record, step=step)
                 self._finish = tracker.finish
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._fail(error)
 
     def write(self, record: Mapping[str, float]) -> None:
@@ -103,7 +103,7 @@ class Service:
             numbers = {key: value for key, value in record.items() if key != "step"}
             try:
                 self._log(numbers, int(record["step"]))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail(error)
 
     def close(self) -> None:
@@ -111,22 +111,25 @@ class Service:
         if not self._failed:
             try:
                 self._finish()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failed = True
-        self._warn(f"{self._name} does not answer ({error}); metrics.jsonl goes on")
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        self._warn(f"{self._name} does not answer ({reason}); metrics.jsonl goes on")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line cut short by a kill is left out."""
+    """The lines of a metrics.jsonl; one that was cut short by a kill, or damaged, is left out."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and type(record.get("step")) is int:
+            records.append(record)
     return records
 
 
