@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -14,20 +14,14 @@ from jaxformer.char_data import evaluation_windows, window_starts
 from jaxformer.costs import count_training_operations
 from jaxformer.errors import StoppedError
 from jaxformer.generation import generate
-from jaxformer.parameters import merge
+from jaxformer.parameters import Parameters, merge
 from jaxformer.train_step import TrainState
+from jaxformer.training import processes
+from jaxformer.training.calls import Calls
 from jaxformer.training.device_counts import describe_devices
 from jaxformer.training.devices import Utilization
 from jaxformer.training.divergence import not_finite, report_divergence
-from jaxformer.training.experiment import (
-    Experiment,
-    check_devices,
-    choose_devices,
-    first_state,
-    make_strategy,
-    run_as,
-)
-from jaxformer.training.memory import check_memory
+from jaxformer.training.experiment import Experiment, make_strategy, run_as
 from jaxformer.training.metrics import (
     MetricsFile,
     Service,
@@ -38,13 +32,17 @@ from jaxformer.training.metrics import (
     read_metrics,
 )
 from jaxformer.training.profiling import Profile
-from jaxformer.training.progress import Reporter, describe_parameters
-from jaxformer.training.run_folder import RunFolder, StopSignal, check_resumable
-from jaxformer.training.states import from_arrays
+from jaxformer.training.progress import Reporter
+from jaxformer.training.run_folder import RunFolder, StopSignal
+from jaxformer.training.starting import (
+    after_loss,
+    check_same,
+    starting_point,
+    summary,
+    unseen,
+    usable_devices,
+)
 from jaxformer.training.strategies import Strategy
-
-# A call of the compiled step should end often enough to hear a signal and to move the bar.
-SECONDS_PER_CALL = 0.5
 
 
 def train(
@@ -57,7 +55,8 @@ def train(
 ) -> None:
     """Trains, evaluates, samples and saves until ``config.steps`` steps are made.
 
-    A fresh run that ends before its first step leaves nothing behind.
+    A fresh run that ends before its first step leaves nothing behind. Where several processes train
+    together, all of them call it; the first one alone writes and tells.
 
     Args:
         experiment: what to do.
@@ -72,27 +71,31 @@ def train(
         StoppedError: SIGINT or SIGTERM came; everything is saved.
     """
     config = experiment.config
-    devices = choose_devices(config)
-    check_devices(config, len(devices))
-    check_memory(config, devices)
-    check_trackers(trackers)
+    check_same(experiment)
+    devices = processes.together(lambda: usable_devices(experiment))
+    first = processes.is_first()
+    processes.together(lambda: check_trackers(trackers if first else ()))
     with StopSignal() as stop, RunFolder(out, resume=resume) as folder, run_as(config):
         strategy = make_strategy(experiment, devices)
-        state, about, notes, warnings = _starting_point(experiment, folder, strategy)
+        state, about, notes, warnings = starting_point(experiment, folder, strategy)
         step = int(strategy.fetch(state.step))
         folder.begin(config, () if experiment.start is None else experiment.start.files)
-        reporter = Reporter(config.steps, step)
+        warnings += unseen(folder)
+        processes.on_loss(lambda: after_loss(folder))
+        reporter = Reporter(config.steps, step, quiet=not first)
         sinks: list[Sink] = []
         try:
-            sinks.append(MetricsFile(folder.path / "metrics.jsonl", step))
-            for name in trackers:
-                sinks.append(Service(name, folder.path, config.to_dict(), reporter.warn))
-            reporter.summary(_summary(experiment, strategy, folder.path))
+            if first:
+                sinks.append(MetricsFile(folder.path / "metrics.jsonl", step))
+                for name in trackers:
+                    sinks.append(Service(name, folder.path, config.to_dict(), reporter.warn))
+            reporter.summary(summary(experiment, strategy, folder.path))
             for warning in warnings:
                 reporter.warn(warning)
             for note in notes:
                 reporter.note(note)
-            with Profile(folder.path / "profile", profile_steps, reporter) as profile:
+            traced = profile_steps if first else None
+            with Profile(folder.path / "profile", traced, reporter) as profile:
                 _Run(
                     experiment, folder, strategy, state, step, about, stop, reporter, sinks,
                     profile,
@@ -101,25 +104,6 @@ def train(
             reporter.close()
             for sink in sinks:
                 sink.close()
-
-
-def _starting_point(
-    experiment: Experiment, folder: RunFolder, strategy: Strategy
-) -> tuple[TrainState, dict[str, Any], list[str], list[str]]:
-    """The first state, placed, the manifest that it comes from, notes and warnings."""
-    config = experiment.config
-    warnings = folder.checkpoints.tidy()
-    if not folder.resumed:
-        notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
-        return first_state(experiment, strategy), {}, notes, warnings
-    arrays, manifest, damaged = folder.checkpoints.restore_latest(quarantine=True)
-    notes = check_resumable(manifest, config, experiment.vocabulary, experiment.corpus.sha256)
-    _, state = from_arrays(arrays, config.model, experiment.optimizer)
-    notes.insert(0, f"resuming from step {int(state.step)}")
-    before, now = manifest.get("devices"), describe_devices(config, len(strategy.devices))
-    if before not in (None, now):
-        notes.append(f"{before} -> {now}: the same run up to rounding, not bitwise")
-    return strategy.place(state), manifest, notes, warnings + damaged
 
 
 class _Run:
@@ -154,7 +138,7 @@ class _Run:
         self.experiment = experiment
         self.config = config = experiment.config
         self.folder = folder
-        self.stop = stop
+        self.calls = Calls(stop, profile, config.steps_per_call)
         self.reporter = reporter
         self.sinks = sinks
         self.profile = profile
@@ -186,17 +170,13 @@ class _Run:
         while True:
             if self.val_loss is None and self._due(config.eval_interval):
                 self._evaluate()
-            stopped = self.stop.received
+            stopped = self.calls.stopped()
             if self._due(config.checkpoint_interval) or stopped is not None:
                 self._save()
             if self.step >= config.steps and self.val_loss is not None:
-                return self._finish()
+                return processes.first_does(self._finish)
             if stopped is not None:
-                raise StoppedError(
-                    f"stopped after step {self.step}; everything is saved, go on with: "
-                    f"train.py --resume --out {self.folder.path}",
-                    stopped,
-                )
+                self._stop(stopped)
             intervals = (config.eval_interval, config.checkpoint_interval)
             self._train_until(
                 min(config.steps, *(self.step - self.step % n + n for n in intervals))
@@ -210,46 +190,57 @@ class _Run:
     def _due(self, interval: int) -> bool:
         return self.step >= self.config.steps or (self.step > 0 and self.step % interval == 0)
 
+    def _stop(self, number: int) -> NoReturn:
+        error = StoppedError(
+            f"stopped after step {self.step}; everything is saved, go on with: "
+            f"train.py --resume --out {self.folder.path}",
+            number,
+        )
+        error.told_elsewhere = not processes.is_first()
+        raise error
+
     def _train_until(self, boundary: int) -> None:
+        while self.step < boundary:
+            count, until = self.calls.plan(self.step, boundary)
+            if until == self.step:
+                return
+            while self.step < until:
+                self._train(min(count, until - self.step))
+
+    def _train(self, count: int) -> None:
+        """Makes so many steps in one call."""
         config = self.config
-        count = 1
         windows = len(self.experiment.train_ids) - config.model.context_length
-        tokens_per_step = config.batch_size * config.model.context_length
-        while self.step < boundary and self.stop.received is None:
-            count = self.profile.before(self.step, min(count, boundary - self.step))
-            starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
-            for i in range(count):
-                starts[i] = window_starts(config.seed, self.step + i, config.batch_size, windows)
-            begin = time.perf_counter()
-            with jax.profiler.StepTraceAnnotation("train", step_num=self.step + 1):
-                self.state, history = self.strategy.train(
-                    self.state, self.train_tokens, starts, count
-                )
-            self.val_loss = None
-            made = len(history["train_loss"])
-            seconds = (time.perf_counter() - begin) / made
-            self.profile.after(self.step + made, made)
-            tokens_per_second = tokens_per_step / seconds
-            speed = {
-                "tokens_per_second": tokens_per_second,
-                **self.utilization.record(tokens_per_second),
-            }
-            for i in range(made):
-                record = {name: float(values[i]) for name, values in history.items()}
-                self._write(step=self.step + 1, **record, **speed)
-                self.last = {**record, "window_starts": starts[i].tolist()}
-                if not (math.isfinite(record["train_loss"]) and math.isfinite(record["grad_norm"])):
-                    what = f"step {self.step + 1}"
-                    report_divergence(self.folder, self.step + 1, what, self.last)
-                self.step += 1
-            self.reporter.steps_done(
-                self.step,
-                record["train_loss"],
-                tokens_per_second,
-                1000 * seconds,
-                self.utilization.describe(tokens_per_second),
-            )
-            count = max(1, min(config.steps_per_call, int(SECONDS_PER_CALL / seconds)))
+        starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
+        for i in range(count):
+            starts[i] = window_starts(config.seed, self.step + i, config.batch_size, windows)
+        begin = time.perf_counter()
+        with jax.profiler.StepTraceAnnotation("train", step_num=self.step + 1):
+            self.state, history = self.strategy.train(self.state, self.train_tokens, starts, count)
+        self.val_loss = None
+        made = len(history["train_loss"])
+        seconds = (time.perf_counter() - begin) / made
+        self.calls.took(seconds)
+        self.profile.after(self.step + made, made)
+        tokens_per_second = config.batch_size * config.model.context_length / seconds
+        speed = {
+            "tokens_per_second": tokens_per_second,
+            **self.utilization.record(tokens_per_second),
+        }
+        for i in range(made):
+            record = {name: float(values[i]) for name, values in history.items()}
+            self._write(step=self.step + 1, **record, **speed)
+            self.last = {**record, "window_starts": starts[i].tolist()}
+            if not (math.isfinite(record["train_loss"]) and math.isfinite(record["grad_norm"])):
+                self._diverged(self.step + 1, f"step {self.step + 1}", {})
+            self.step += 1
+        self.reporter.steps_done(
+            self.step,
+            record["train_loss"],
+            tokens_per_second,
+            1000 * seconds,
+            self.utilization.describe(tokens_per_second),
+        )
 
     def _evaluate(self) -> None:
         begin = time.perf_counter()
@@ -259,25 +250,26 @@ class _Run:
             self.validation_tokens,
             *evaluation_windows(len(ids), self.config.model.context_length),
             self.config.eval_batch_size,
-            stopped=lambda: self.stop.received is not None,
+            stopped=lambda: self.calls.stopped() is not None,
         )
         if val_loss is None:
             return
         self._write(step=self.step, val_loss=val_loss)
         if not math.isfinite(val_loss):
-            report_divergence(
-                self.folder,
-                self.step,
-                f"the evaluation after step {self.step}",
-                {**self.last, "val_loss": val_loss},
-            )
+            what = f"the evaluation after step {self.step}"
+            self._diverged(self.step, what, {"val_loss": val_loss})
         self.val_loss = val_loss
         self.reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
-        if self.config.sample_tokens and self.stop.received is None:
-            self.reporter.sample(self._sample())
+        if self.config.sample_tokens and self.calls.stopped() is None:
+            parameters = self.strategy.fetch(self.state.parameters)
+            processes.first_does(lambda: self.reporter.sample(self._sample(parameters)))
 
-    def _sample(self) -> str:
-        model = merge(self.strategy.definition, self.strategy.fetch(self.state.parameters))
+    def _diverged(self, step: int, what: str, facts: dict[str, Any]) -> None:
+        facts = {**self.last, **facts}
+        processes.first_does(lambda: report_divergence(self.folder, step, what, facts))
+
+    def _sample(self, parameters: Parameters) -> str:
+        model = merge(self.strategy.definition, parameters)
         tokenizer = self.experiment.tokenizer
         # A token at a time is not what the kernel asked for was made for.
         with attention_kernel("auto"):
@@ -297,7 +289,7 @@ class _Run:
         wrong = not_finite(arrays)
         if wrong:
             what = f"the state after step {self.step}"
-            report_divergence(self.folder, self.step, what, {**self.last, "not_finite": wrong})
+            self._diverged(self.step, what, {"not_finite": wrong})
         corpus = self.experiment.corpus
         start = self.experiment.start
         source = self.about.get("init_from") if start is None else start.source
@@ -329,18 +321,3 @@ class _Run:
     def _write(self, **record: float) -> None:
         for sink in self.sinks:
             sink.write(record)
-
-
-def _summary(experiment: Experiment, strategy: Strategy, folder: Path) -> dict[str, str]:
-    config, model = experiment.config, experiment.config.model
-    size = describe_parameters(sum(p.size for p in strategy.shapes.values()))
-    devices = strategy.devices
-    return {
-        "model": f"{model.num_layers} layers, {model.num_heads} heads, {model.d_model} wide, "
-        f"context {model.context_length}, {size} parameters",
-        "data": f"{experiment.corpus.name}, {len(experiment.corpus.text):,} characters, "
-        f"{experiment.tokenizer.vocabulary_size()} different",
-        "steps": f"{config.steps} of {config.batch_size} windows, {config.dtype}",
-        "devices": f"{len(devices)} × {devices[0].device_kind}, jax {jax.__version__}",
-        "folder": str(folder),
-    }

@@ -49,7 +49,7 @@ class Peers:
         self._ended: dict[str, Any] | None = None
         self._stopped = threading.Event()
         self._main_ends = threading.Event()
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()
         self._threads = [
             threading.Thread(target=target, daemon=True, name=f"jaxformer-{target.__name__}")
             for target in (self._beat, self._watch)

@@ -29,6 +29,11 @@ class Profile:
         self._first: int | None = None
         self._last = 0
 
+    @property
+    def active(self) -> bool:
+        """Whether there are steps still to trace."""
+        return self._left > 0
+
     def before(self, step: int, count: int) -> int:
         """To be told before each call of the compiled function.
 

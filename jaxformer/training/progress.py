@@ -18,6 +18,7 @@ class Reporter:
         first_step: where this process begins.
         console: where to write; default standard output.
         line_interval: seconds between plain lines.
+        quiet: whether to show nothing.
     """
 
     def __init__(
@@ -26,8 +27,10 @@ class Reporter:
         first_step: int = 0,
         console: Console | None = None,
         line_interval: float = 5.0,
+        *,
+        quiet: bool = False,
     ):
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, soft_wrap=True, quiet=quiet)
         self._steps = steps
         self._line_interval = line_interval
         self._last_line = 0.0
@@ -40,7 +43,7 @@ class Reporter:
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=quiet or not self.console.is_terminal,
         )
         self._task = self._bar.add_task(
             "train", total=steps, completed=first_step, numbers="compiling"

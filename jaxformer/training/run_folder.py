@@ -10,11 +10,12 @@ import signal
 import socket
 import types
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError, UsageError
+from jaxformer.training import processes
 from jaxformer.training.checkpoints import CheckpointFolder, write_durably
 from jaxformer.training.config import TrainConfig
 
@@ -26,10 +27,10 @@ FIXED = (
 
 
 class RunFolder:
-    """The folder of one run, held by one process at a time.
+    """The folder of one run, held by one run at a time: by its first process, for all of them.
 
     Used as a context manager: a fresh run that leaves without a step to show takes away all that
-    it made.
+    it made. All processes make it together, and what is refused is refused in all of them.
 
     Args:
         path: of the folder; made if need be.
@@ -41,7 +42,7 @@ class RunFolder:
 
     Raises:
         UsageError: it holds a run and ``resume`` is False.
-        CheckpointError: ``resume`` is True and it holds none.
+        CheckpointError: ``resume`` is True and it holds none, or not every process can see it.
         DirectoryInUseError: another process holds it.
         ResourceError: it cannot be written to.
     """
@@ -49,6 +50,16 @@ class RunFolder:
     def __init__(self, path: Path, *, resume: bool):
         self.path = Path(path)
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
+        self._held_a_run = True
+        self._made: list[Path] = []
+        self._copied: list[Path] = []
+        self._lock: TextIO | None = None
+        self.resumed = processes.first_does(lambda: self._claim(resume))
+        if self.resumed:
+            check_shared(self.checkpoints.folder)
+
+    def _claim(self, resume: bool) -> bool:
+        """Takes the folder; says whether there is a checkpoint to go on from."""
         self._held_a_run = holds_run(self.path)
         self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
         # The lock comes first: a run that goes on is no run to resume.
@@ -59,13 +70,13 @@ class RunFolder:
             )
         if resume and not self._held_a_run:
             raise CheckpointError(f"{self.path} holds no run: start one without --resume")
-        self.resumed = resume and bool(self.checkpoints.steps())
-        if resume and not self.resumed and self.checkpoints.others():
+        resumed = resume and bool(self.checkpoints.steps())
+        if resume and not resumed and self.checkpoints.others():
             raise CheckpointError(
                 f"{self.checkpoints.folder} holds no checkpoint that can be used: start a new run"
             )
         self._lock = lock or self._acquire()
-        self._copied: list[Path] = []
+        return resumed
 
     def _acquire(self) -> TextIO:
         try:
@@ -90,6 +101,15 @@ class RunFolder:
             config: the settings.
             files: copied into the folder.
         """
+        processes.first_does(lambda: self._begin(config, files))
+
+    def seen_by(self) -> list[bool]:
+        """Which processes see that the run has begun, in their order."""
+        config = self.path / "config.json"
+        return [bool(seen) for (seen,) in processes.agree([int(config.exists())])]
+
+    def _begin(self, config: TrainConfig, files: Sequence[Path]) -> None:
+        assert self._lock is not None
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(f"{socket.gethostname()}, process {os.getpid()}, run {uuid.uuid4().hex}")
@@ -104,6 +124,8 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         """Lets go of the folder."""
+        if self._lock is None:
+            return
         metrics = self.path / "metrics.jsonl"
         made_steps = metrics.exists() and metrics.stat().st_size > 0
         if not (self._held_a_run or made_steps or self.checkpoints.steps()):
@@ -120,6 +142,29 @@ class RunFolder:
         with contextlib.suppress(OSError):
             for folder in self._made:
                 folder.rmdir()
+
+
+def check_shared(path: Path) -> None:
+    """Checks that every process sees in a folder what the first one sees there.
+
+    Raises:
+        CheckpointError: one does not; raised in all of them.
+    """
+
+    def names() -> list[str]:
+        return sorted(p.name for p in path.iterdir()) if path.is_dir() else []
+
+    first = processes.broadcast(names())
+
+    def check() -> None:
+        unseen = set(first) - set(names())
+        if unseen:
+            raise CheckpointError(
+                f"{socket.gethostname()} does not see {path / min(unseen)}, which process 0 sees: "
+                "put the run's folder on storage that all hosts share"
+            )
+
+    processes.together(check)
 
 
 def holds_run(path: Path) -> bool:
@@ -162,7 +207,7 @@ def check_settings(before: dict[str, Any], config: TrainConfig) -> dict[str, str
     Raises:
         UsageError: something changed that a resumed run must keep; all of it is named.
     """
-    return _refuse_fixed(dict(_differences(before, config.to_dict())))
+    return _refuse_fixed(dict(differences(before, config.to_dict())))
 
 
 def check_resumable(
@@ -178,7 +223,7 @@ def check_resumable(
     """
     # Read back, so that JSON's lists are tuples again and settings since added have their defaults.
     settings = TrainConfig.from_dict(before["config"]).to_dict()
-    changes = dict(_differences(settings, config.to_dict()))
+    changes = dict(differences(settings, config.to_dict()))
     if before["vocabulary"] != vocabulary:
         changes["vocabulary"] = " -> ".join(
             "tokens of a tokenizer" if known is None else f"{len(known)} characters"
@@ -204,11 +249,12 @@ def _refuse_fixed(changes: dict[str, str]) -> dict[str, str]:
     return changes
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Any:
+def differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What differs between two settings, as plain dicts: its name, and both values."""
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            for inner, change in _differences(old, new):
+            for inner, change in differences(old, new):
                 yield f"{name}.{inner}", change
         elif old != new:
             yield name, f"{old} -> {new}"
@@ -233,5 +279,5 @@ class StopSignal:
 
     def _note(self, number: int, _frame: types.FrameType | None) -> None:
         if self.received is not None:
-            os._exit(128 + number)
+            processes.leave_at_once(128 + number)
         self.received = number

@@ -1,0 +1,110 @@
+"""What comes before the first step: what is checked, the first state, and what is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxformer.errors import JaxformerError, TextError, UsageError
+from jaxformer.train_step import TrainState
+from jaxformer.training import processes
+from jaxformer.training.device_counts import describe_devices
+from jaxformer.training.experiment import (
+    Experiment,
+    check_devices,
+    choose_devices,
+    first_state,
+)
+from jaxformer.training.memory import check_memory
+from jaxformer.training.progress import describe_parameters
+from jaxformer.training.run_folder import RunFolder, check_resumable, differences
+from jaxformer.training.states import from_arrays
+from jaxformer.training.strategies import Strategy
+
+
+def usable_devices(experiment: Experiment) -> list[jax.Device]:
+    """The devices of all processes, once it is clear that the run can be made on them."""
+    config = experiment.config
+    devices = choose_devices(config)
+    check_devices(config, len(devices))
+    check_memory(config, devices)
+    return devices
+
+
+def check_same(experiment: Experiment) -> None:
+    """Checks that all processes were given the same to do.
+
+    Raises:
+        UsageError: their settings differ.
+        TextError: their texts differ.
+    """
+
+    def other_settings(first: str, here: str) -> JaxformerError:
+        before, now = json.loads(first), json.loads(here)
+        return UsageError(
+            f"process {processes.index()} was given other settings than process 0: "
+            + ", ".join(f"{n} ({change})" for n, change in differences(before, now))
+        )
+
+    def other_text(first: str, here: str) -> JaxformerError:
+        return TextError(
+            f"process {processes.index()} reads another {experiment.corpus.name} than process 0: "
+            f"SHA-256 {here[:16]}…, not {first[:16]}…"
+        )
+
+    processes.same_everywhere(json.dumps(experiment.config.to_dict()), other_settings)
+    processes.same_everywhere(experiment.corpus.sha256, other_text)
+
+
+def unseen(folder: RunFolder) -> list[str]:
+    """A warning where a process could not resume the run."""
+    blind = [str(process) for process, sees in enumerate(folder.seen_by()) if not sees]
+    if not blind:
+        return []
+    return [
+        f"process {', '.join(blind)} does not see {folder.path}: to resume, all hosts must share it"
+    ]
+
+
+def after_loss(folder: RunFolder) -> str:
+    """What is left of a run that has lost one of its processes."""
+    steps = folder.checkpoints.steps()
+    kept = f"step {steps[-1]} is the last one saved" if steps else "no step was saved"
+    return f"{kept}: start all processes again with train.py --resume --out {folder.path}"
+
+
+def starting_point(
+    experiment: Experiment, folder: RunFolder, strategy: Strategy
+) -> tuple[TrainState, dict[str, Any], list[str], list[str]]:
+    """The first state, placed, the manifest that it comes from, notes and warnings."""
+    config = experiment.config
+    warnings = processes.first_does(folder.checkpoints.tidy)
+    if not folder.resumed:
+        notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
+        return first_state(experiment, strategy), {}, notes, warnings
+    arrays, manifest, damaged = folder.checkpoints.restore_latest(quarantine=True)
+    notes = check_resumable(manifest, config, experiment.vocabulary, experiment.corpus.sha256)
+    _, state = from_arrays(arrays, config.model, experiment.optimizer)
+    notes.insert(0, f"resuming from step {int(state.step)}")
+    before, now = manifest.get("devices"), describe_devices(config, len(strategy.devices))
+    if before not in (None, now):
+        notes.append(f"{before} -> {now}: the same run up to rounding, not bitwise")
+    return strategy.place(state), manifest, notes, warnings + damaged
+
+
+def summary(experiment: Experiment, strategy: Strategy, folder: Path) -> dict[str, str]:
+    """What is about to run, in rows with a name."""
+    config, model = experiment.config, experiment.config.model
+    size = describe_parameters(sum(p.size for p in strategy.shapes.values()))
+    devices = strategy.devices
+    hosts = "" if processes.count() == 1 else f" in {processes.count()} processes"
+    return {
+        "model": f"{model.num_layers} layers, {model.num_heads} heads, {model.d_model} wide, "
+        f"context {model.context_length}, {size} parameters",
+        "data": f"{experiment.corpus.name}, {len(experiment.corpus.text):,} characters, "
+        f"{experiment.tokenizer.vocabulary_size()} different",
+        "steps": f"{config.steps} of {config.batch_size} windows, {config.dtype}",
+        "devices": f"{len(devices)} × {devices[0].device_kind}{hosts}, jax {jax.__version__}",
+        "folder": str(folder),
+    }
