@@ -83,7 +83,7 @@ class MeshParallel(Strategy):
         self.layout = MeshLayout(self.mesh)
         create = functools.partial(TrainState.create, optimizer=optimizer)
         self._state_shardings = self._shardings_of(jax.eval_shape(create, self.shapes))
-        whole = NamedSharding(self.mesh, PartitionSpec())
+        whole = self._split(None)
         self._steps = jax.jit(
             self._traced(self.loop.run_steps),
             in_shardings=(self._state_shardings, whole, self._split(2), whole),
@@ -135,7 +135,7 @@ class MeshParallel(Strategy):
 
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
         """See ``Strategy``."""
-        return put(ids, NamedSharding(self.mesh, PartitionSpec()))
+        return put(ids, self._split(None))
 
     def fetch(self, tree: Any) -> Any:
         """Global arrays as numpy arrays, on every process."""
@@ -171,7 +171,7 @@ class MeshParallel(Strategy):
         def one(path: Sequence[Any], leaf: Any) -> NamedSharding:
             name = next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), "step")
             if name == "step":
-                return NamedSharding(self.mesh, PartitionSpec())
+                return self._split(None)
             return self.layout.parameter_sharding(name, leaf.shape)
 
         return jax.tree_util.tree_map_with_path(one, tree)
@@ -179,6 +179,6 @@ class MeshParallel(Strategy):
     def _rows(self, count: int) -> tuple[int, ...]:
         return (count,)
 
-    def _split(self, axis: int) -> jax.sharding.Sharding:
-        spec = PartitionSpec(*[None] * axis, ("data", "fsdp"))
-        return NamedSharding(self.mesh, spec)
+    def _split(self, axis: int | None) -> NamedSharding:
+        spec = () if axis is None else (*[None] * axis, ("data", "fsdp"))
+        return NamedSharding(self.mesh, PartitionSpec(*spec))

@@ -117,15 +117,15 @@ class Strategy(abc.ABC):
         """The shape in which ``count`` windows are given to the devices."""
 
     @abc.abstractmethod
-    def _split(self, axis: int) -> jax.sharding.Sharding:
-        """That of windows whose first dimension of ``_rows`` is ``axis``."""
+    def _split(self, axis: int | None) -> jax.sharding.NamedSharding:
+        """That of windows whose first dimension of ``_rows`` is ``axis``; None is whole."""
 
     def _settle(self, state: TrainState) -> TrainState:
         """A new state where it should lie."""
         return state
 
-    def _give(self, x: np.ndarray, axis: int) -> Any:
-        """Windows, to be split; of several processes each gives its own."""
+    def _give(self, x: Any, axis: int | None) -> Any:
+        """What a program is called with, split along ``axis``; each process gives its own part."""
         return x if jax.process_count() == 1 else put(x, self._split(axis))
 
     def train(
@@ -139,7 +139,7 @@ class Strategy(abc.ABC):
         # For a single row XLA makes another program, whose losses differ in the last bit.
         starts = np.pad(starts, ((0, max(0, 2 - len(starts))), (0, 0)))
         shaped = self._give(starts.reshape(len(starts), *self._batch), 2)
-        arguments = (state, tokens, shaped, np.int32(count))
+        arguments = (state, tokens, shaped, self._give(np.int32(count), None))
         if shaped.shape not in self._programs:
             self._programs[shaped.shape] = self.compile_steps(*arguments)
         state, history, made = self._programs[shaped.shape](*arguments)
