@@ -33,6 +33,7 @@ from jaxformer.porting.checkpoint import Tokenizer, in_float32, language_model, 
 from jaxformer.porting.convert import build
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
 from jaxformer.scaling import softmax_scaling
+from jaxformer.training.memory import count_matrices, host_memory
 from jaxformer.transformer_lm import TransformerLM
 
 Numbers = dict[str, Any]
@@ -204,6 +205,14 @@ def measure(run: Run, options: CostsOptions) -> Numbers:
         )
         for times in sorted(set(options.widths))
     ]
+    widest = replace(configs[-1], num_layers=1, vocab_size=None, full_attention_layers=())
+    weights = 4 * count_matrices(widest)
+    # The gradient is as large.
+    if 2 * weights > host_memory():
+        raise UsageError(
+            f"--widths {max(options.widths)}: the weights of the block and their gradient are "
+            f"{2 * weights / 2**30:,.0f} GiB, more than there is; give smaller ones"
+        )
     measured = costs.measure_blocks(configs, sorted(set(options.lengths)), rounds=options.rounds)
     return {"measured": measured, "fit": costs.fit_costs(measured)}
 

@@ -7,6 +7,10 @@ from typing import Annotated, Literal
 import tyro
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+# Tables of these sizes take a gigabyte or less, and show no more than smaller ones.
+MOST_POSITIONS, MOST_MASKED, MOST_HEAD_SIZE, MOST_KEYS = 2**17, 4096, 2**16, 512
+# In tokens; what a block of that length takes depends on the run, and is asked for in vain by more.
+MOST_MEASURED = 2**15
 
 USAGE = """\
 usage: jaxformer inspect CHECKPOINT [OPTIONS]
@@ -128,7 +132,7 @@ class NormsOptions(InitOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.layers >= 1, "layers", "at least 1", self.layers)
+        _check(1 <= self.layers <= 1000, "layers", "in [1, 1000]", self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,8 @@ class PositionsOptions(InspectOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.length is None or self.length >= 1, "length", "at least 1", self.length)
+        good = self.length is None or 1 <= self.length <= MOST_POSITIONS
+        _check(good, "length", f"in [1, {MOST_POSITIONS}]", self.length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +163,8 @@ class MasksOptions(InspectOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.length >= 1, "length", "at least 1", self.length)
+        good = 1 <= self.length <= MOST_MASKED
+        _check(good, "length", f"in [1, {MOST_MASKED}]", self.length)
         _check(self.window is None or self.window >= 1, "window", "at least 1", self.window)
         good = self.padded is None or 0 <= self.padded <= self.length
         _check(good, "padded", f"in [0, {self.length}]", self.padded)
@@ -178,8 +184,10 @@ class ScalingOptions(InspectOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for size in self.head_sizes:
-            _check(size >= 1, "head-sizes", "at least 1", size)
-        _check(self.keys is None or self.keys >= 2, "keys", "at least 2", self.keys)
+            good = 1 <= size <= MOST_HEAD_SIZE
+            _check(good, "head-sizes", f"in [1, {MOST_HEAD_SIZE}]", size)
+        good = self.keys is None or 2 <= self.keys <= MOST_KEYS
+        _check(good, "keys", f"in [2, {MOST_KEYS}]", self.keys)
         _check(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
 
 
@@ -198,7 +206,8 @@ class CostsOptions(InspectOptions):
         super().__post_init__()
         for name in ("lengths", "widths"):
             for value in getattr(self, name):
-                _check(value >= 1, name, "at least 1", value)
+                good = 1 <= value <= MOST_MEASURED
+                _check(good, name, f"in [1, {MOST_MEASURED}]", value)
         _check(self.rounds >= 1, "rounds", "at least 1", self.rounds)
         points = len(set(self.lengths)) * len(set(self.widths))
         _check(points >= 3, "lengths and --widths", "at least 3 points together", points)

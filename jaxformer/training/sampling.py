@@ -6,7 +6,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jaxformer.checks import check_integers
 from jaxformer.errors import TextError, UsageError
+
+# Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
+SMALLEST = 1e-6
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,14 +24,24 @@ def check(options: Any) -> None:
     """
     if not (math.isfinite(options.temperature) and options.temperature > 0):
         raise ValueError(f"--temperature must be positive and finite: got {options.temperature}")
+    if options.temperature < SMALLEST:
+        raise ValueError(
+            f"--temperature must be at least {SMALLEST}: got {options.temperature}; the most "
+            "probable token is what --greedy takes"
+        )
+    check_integers(options, "tokens", "samples", "top_k")
     for name in ("tokens", "samples", "top_k"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1: got {value}")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise ValueError(f"--top-p must be in (0, 1]: got {options.top_p}")
-    if not 0 <= options.seed < 2**63:
-        raise ValueError(f"--seed must be in [0, 2^63): got {options.seed}")
+    if options.top_p is not None and options.top_p < SMALLEST:
+        raise ValueError(f"--top-p must be at least {SMALLEST}: got {options.top_p}")
+    if not 0 <= options.seed <= 2**63 - options.samples:
+        raise ValueError(
+            f"--seed must be in [0, 2^63), with one more for each sample: got {options.seed}"
+        )
     if options.step is not None and options.best:
         raise ValueError("--step and --best exclude each other")
     if options.prompt and options.prompt_ids:
