@@ -19,7 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 HELPERS = {"measure", "limits", "sides"}
 SCRIPTS = sorted(path for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 # Written by a script that has its own form of a result.
-OTHERS = {"verify-cpu"}
+OTHERS = {"verify-cpu", "faults", "soak"}
 RESULTS = [p for p in sorted((BENCHMARKS / "results").glob("*.json")) if p.stem not in OTHERS]
 
 
