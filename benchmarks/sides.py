@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from measure import on_gpu, rounded, torch_device
 
-from jaxformer.training.config import PRESETS, TrainConfig
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.presets import PRESETS
 
 JAXFORMER, EAGER, COMPILED = "jaxformer", "torch_ref", "torch_ref compiled"
 # bfloat16 parameters in place of torch's autocast, which is what jaxformer does.

@@ -117,7 +117,6 @@ def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
     import jaxformer.cli
     import jaxformer.training.loop  # noqa: F401  (what train.py imports)
     from jaxformer.training.compilation import use_compilation_cache
-    from jaxformer.training.config import PRESETS
     from jaxformer.training.corpora import load_corpus
     from jaxformer.training.experiment import (
         Experiment,
@@ -125,6 +124,7 @@ def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
         first_state,
         make_strategy,
     )
+    from jaxformer.training.presets import PRESETS
 
     stage.done("imports")
     use_compilation_cache()
@@ -151,7 +151,7 @@ def torch_stages(arguments: argparse.Namespace) -> dict[str, float]:
 
     import torch
 
-    from jaxformer.training.config import PRESETS
+    from jaxformer.training.presets import PRESETS
     from torch_ref.char_data import CharTokenizer, TokenIdsDataset, batch_at, train_validation_split
     from torch_ref.config import OptimizerConfig, TransformerLMConfig
     from torch_ref.train_step import TrainState, language_model_loss, train_step

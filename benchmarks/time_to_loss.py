@@ -33,8 +33,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from jaxformer.char_data import CharTokenizer, train_validation_split
-    from jaxformer.training.config import PRESETS
     from jaxformer.training.corpora import load_corpus
+    from jaxformer.training.presets import PRESETS
 
     if arguments.batch_size is None:
         # A smaller batch is another recipe, which does not reach the target.

@@ -23,6 +23,7 @@ Choice = Literal["auto", "plain", "cudnn", "splash"]
 SPLASH_BLOCKS = (512, 256, 128)
 
 _choice: contextvars.ContextVar[Choice] = contextvars.ContextVar("attention_kernel", default="auto")
+_target: contextvars.ContextVar["Target | None"] = contextvars.ContextVar("target", default=None)
 
 
 class KernelError(UsageError, ValueError):
@@ -76,7 +77,10 @@ class Target:
 
     @classmethod
     def here(cls) -> "Target":
-        """The default backend."""
+        """That of ``compiled_for``, else the default backend."""
+        named = _target.get()
+        if named is not None:
+            return named
         device = jax.devices()[0]
         if device.platform != "gpu":
             return cls(device.platform)
@@ -133,6 +137,16 @@ def attention_kernel(choice: Choice) -> Iterator[None]:
         yield
     finally:
         _choice.reset(token)
+
+
+@contextlib.contextmanager
+def compiled_for(target: Target) -> Iterator[None]:
+    """Within it, models are traced for this target in place of the default backend."""
+    token = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(token)
 
 
 def choose_kernel(call: Call, target: Target | None = None, choice: Choice | None = None) -> Kernel:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache, MultiHeadAttention
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
+from jaxformer.layer_scan import can_scan, scan_layers
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask, combine_masks, window_mask
 from jaxformer.norms import LayerNorm, RMSNorm
@@ -217,8 +218,8 @@ def run_blocks(
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
     a block, and one mask for all blocks or a list of one a block.
     """
-    weights = []
-    for layer, block in enumerate(blocks):
+
+    def run(block: Any, x: Hidden, layer: int = 0) -> Any:
         call: Callable[..., Any] = functools.partial(
             gathering(block),
             mask=mask[layer] if isinstance(mask, list) else mask,
@@ -228,7 +229,14 @@ def run_blocks(
         )
         if cache is None:
             call = rematerialize(call)
-        result = call(lay_out(x, "BTD"), memory=memory, memory_mask=memory_mask)
+        return call(lay_out(x, "BTD"), memory=memory, memory_mask=memory_mask)
+
+    same_mask = not isinstance(mask, list) or all(each is mask[0] for each in mask)
+    if cache is None and not return_weights and same_mask and can_scan(blocks):
+        return lay_out(scan_layers(blocks, x, run), "BTD"), []
+    weights = []
+    for layer, block in enumerate(blocks):
+        result = run(block, x, layer)
         if isinstance(result, tuple):
             x, block_weights = result
             weights.append(block_weights)

@@ -16,8 +16,8 @@ from typing import Any
 import tyro
 
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
-from jaxformer.training.config import PRESETS
 from jaxformer.training.options import ProcessOptions, SampleOptions, TrainOptions
+from jaxformer.training.presets import PRESETS
 
 PROCESS_FLAGS = {"--coordinator", "--num-processes", "--process-id", "--distributed"}
 

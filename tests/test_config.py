@@ -7,10 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from flax import nnx
 
 import jaxformer
 from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
-from jaxformer.training.config import PRESETS, TrainConfig
+from jaxformer.parameters import abstract
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.presets import PRESETS
+from jaxformer.transformer_lm import TransformerLM
 
 MODEL = {"num_layers": 2, "d_model": 12, "num_heads": 4, "context_length": 8}
 CLASSES = (TransformerLMConfig, OptimizerConfig, TrainConfig)
@@ -158,7 +162,7 @@ EXPECTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_presets_are_the_published_recipes(name):
     config = PRESETS[name]()
     found = {
@@ -177,6 +181,22 @@ def test_presets_are_the_published_recipes(name):
     assert found["block"] == "pre_norm"
     assert found["initialization"] == "gpt2"
     assert found["hidden_dropout"] == found["residual_dropout"] == 0
+
+
+# Parameters of TinyLlama 1.1B, Llama 2 7B and Llama 2 70B as published, to the last one.
+LLAMAS = {"llama-1b": 1_100_048_384, "llama-7b": 6_738_415_616, "llama-70b": 68_976_648_192}
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("llama")])
+def test_llama_presets_are_of_the_family(name):
+    model = PRESETS[name]().model
+    assert (model.norm, model.activation, model.positions) == ("rms_norm", "swiglu", "rotary")
+    assert not model.tie_embeddings
+    size = dataclasses.replace(model, vocab_size=model.vocab_size or 100)
+    _, shapes = abstract(lambda: TransformerLM(size, rngs=nnx.Rngs(0)))
+    assert {part.rpartition(".")[2] for part in shapes} == {"embedding", "kernel", "scale"}
+    if name in LLAMAS:
+        assert sum(math.prod(shape.shape) for shape in shapes.values()) == LLAMAS[name]
 
 
 def test_every_presets_docstring_is_an_experiment_record():

@@ -26,7 +26,7 @@ import jax, numpy as np
 from jaxformer.planning.needs import find_needs
 from jaxformer.planning.programs import compile_run
 from jaxformer.training.compilation import use_compilation_cache
-from jaxformer.training.config import PRESETS
+from jaxformer.training.presets import PRESETS
 from jaxformer.training.corpora import load_corpus
 from jaxformer.training.experiment import Experiment, first_state, make_strategy
 use_compilation_cache()

@@ -1,18 +1,19 @@
-"""What a run needs of each device: bytes and operations."""
+"""What a run needs of each device: bytes, operations, and what devices send each other."""
 
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
-from flax import nnx
 
-from jaxformer.costs import count_training_operations
-from jaxformer.planning.programs import abstract_state
+from jaxformer.planning.collectives import Collective, read_collectives
+from jaxformer.planning.model import Estimate, estimate
+from jaxformer.planning.roofline import Roofline, find_roofline
+from jaxformer.planning.targets import Target
+from jaxformer.training.config import TrainConfig
 from jaxformer.training.devices import ACCELERATORS, Utilization, find_accelerator
 from jaxformer.training.experiment import Experiment
-from jaxformer.transformer_lm import TransformerLM
 
 # Of a GPU's memory JAX takes this share, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 GPU_SHARE = 0.75
@@ -20,38 +21,48 @@ GPU_SHARE = 0.75
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a data-parallel run needs; bytes are those of one device.
+    """What a run needs; bytes are those of one device.
 
     Attributes:
-        devices: how many share the batch.
-        device_kind: what JAX calls them; the programs were compiled for these.
+        source: whether the programs were compiled, or all is a model's estimate.
+        devices: how many share the work.
+        device_kind: what JAX calls them, or the name of a known accelerator.
+        mesh: sizes of its axes.
         parameter_count: how many numbers the model learns.
         parameters: bytes of them.
         moments: bytes of AdamW's.
-        corpus: bytes of the text's ids, which lie on the device; 0 for a TPU slice, where the step
-            alone is compiled.
+        corpus: bytes of the text's ids, which lie on the device.
         gradients: bytes of one gradient for each parameter, which are part of ``training``.
-        training: bytes that XLA sets aside for the steps: gradients, activations, all else.
+        activations: what a micro-batch keeps for its backward pass, part of ``training``; a model's
+            estimate.
+        training: bytes set aside for the steps: gradients, activations, all else.
         evaluation: likewise for the evaluation; None where it was not compiled.
         tokens_per_step: of all devices together.
         operations_per_step: likewise, as ``costs.count_training_operations`` counts.
         peak: what all devices can do, in operations per second; None where unknown.
         capacity: bytes that a device has for all of it; None where unknown.
+        collectives: of a step, from the compiled program where there is one.
+        roofline: how fast a step can be at most, a model's estimate; None for unknown devices.
     """
 
+    source: Literal["compiled", "model"]
     devices: int
     device_kind: str
+    mesh: dict[str, int]
     parameter_count: int
     parameters: int
     moments: int
     corpus: int
     gradients: int
+    activations: int
     training: int
     evaluation: int | None
     tokens_per_step: int
     operations_per_step: int
     peak: float | None
     capacity: int | None
+    collectives: tuple[Collective, ...]
+    roofline: Roofline | None
 
     @property
     def total(self) -> int:
@@ -63,48 +74,124 @@ class Needs:
         """Which known accelerators have room for it, by name."""
         return {a.name: self.total <= _usable(a.memory, a.pattern) for a in ACCELERATORS}
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """At most, of all devices together, by the roofline."""
+        seconds = None if self.roofline is None else self.roofline.seconds
+        return None if seconds is None else self.tokens_per_step / seconds
+
     def to_dict(self) -> dict[str, Any]:
         """A plain dict, for JSON."""
-        return {**dataclasses.asdict(self), "total": self.total, "fits": self.fits()}
+        return {
+            **dataclasses.asdict(self),
+            "collectives": [{**dataclasses.asdict(c), "sent": c.sent} for c in self.collectives],
+            "roofline": None if self.roofline is None else self.roofline.to_dict(),
+            "tokens_per_second": self.tokens_per_second,
+            "total": self.total,
+            "fits": self.fits(),
+        }
+
+
+def mesh_sizes(config: TrainConfig, devices: int) -> dict[str, int]:
+    """Sizes of the mesh's axes; under ``pmap`` all devices share the batch alone."""
+    rest = devices // (config.fsdp * config.tensor)
+    return {"data": rest, "fsdp": config.fsdp, "tensor": config.tensor}
 
 
 def find_needs(
-    experiment: Experiment, devices: Sequence[jax.Device], programs: Mapping[str, Any]
+    experiment: Experiment,
+    devices: Sequence[jax.Device],
+    programs: Mapping[str, Any],
+    target: Target | None = None,
 ) -> Needs:
-    """What a run needs of each of ``devices``.
+    """What a run needs of each of ``devices``, for which its programs were compiled.
 
     Args:
         experiment: the run.
         devices: all of one kind.
-        programs: compiled for them: ``training`` and perhaps ``evaluation``.
+        programs: ``training`` and perhaps ``evaluation``.
+        target: what the devices are, where it is known.
     """
     config = experiment.config
-    _, state = abstract_state(experiment)
-    parameters = _bytes(state.parameters)
+    mesh = mesh_sizes(config, len(devices))
+    guess = estimate(config, mesh)
     temporary = {name: _temporary_bytes(program) for name, program in programs.items()}
-    model = nnx.eval_shape(lambda: TransformerLM(config.model, rngs=nnx.Rngs(0)))
-    tokens = config.batch_size * config.model.context_length
-    operations = count_training_operations(model, config.model.context_length)
-    has_corpus = "evaluation" in programs
+    collectives = read_collectives(programs["training"].as_text(), mesh)
+    if target is None:
+        accelerator = find_accelerator(devices[0].device_kind)
+        target = None if accelerator is None else Target(accelerator, (len(devices),))
     return Needs(
+        source="compiled",
         devices=len(devices),
         device_kind=devices[0].device_kind,
-        parameter_count=sum(p.size for p in state.parameters.values()),
-        parameters=parameters,
-        moments=_bytes(state.optimizer_state),
-        corpus=_bytes((experiment.train_ids, experiment.validation_ids)) if has_corpus else 0,
-        gradients=parameters,
         training=temporary["training"],
         evaluation=temporary.get("evaluation"),
-        tokens_per_step=tokens,
-        operations_per_step=tokens * operations,
-        peak=Utilization.of(operations, devices, config.dtype).peak,
+        peak=Utilization.of(guess.model_operations, devices, config.dtype).peak,
         capacity=_capacity(devices),
+        collectives=tuple(collectives),
+        roofline=None if target is None else _roofline(config, target, mesh, guess, collectives),
+        **_common(experiment, mesh, guess),
     )
 
 
-def _bytes(tree: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+def guess_needs(experiment: Experiment, target: Target) -> Needs:
+    """What a run needs of each device of ``target`` by the model alone."""
+    config = experiment.config
+    mesh = mesh_sizes(config, target.count)
+    guess = estimate(config, mesh)
+    peak = target.accelerator.peak(config.dtype, _precision())
+    return Needs(
+        source="model",
+        devices=target.count,
+        device_kind=target.accelerator.name,
+        training=guess.gradients + guess.activations + guess.temporary,
+        evaluation=None,
+        peak=None if peak is None else peak * target.count,
+        capacity=_usable(target.accelerator.memory, target.accelerator.pattern),
+        collectives=guess.collectives,
+        roofline=_roofline(config, target, mesh, guess, guess.collectives),
+        **_common(experiment, mesh, guess),
+    )
+
+
+def _common(experiment: Experiment, mesh: dict[str, int], guess: Estimate) -> dict[str, Any]:
+    """What is known of both, by counting."""
+    config = experiment.config
+    return {
+        "mesh": mesh,
+        "parameter_count": guess.parameter_count,
+        "parameters": guess.parameters,
+        "moments": guess.moments,
+        "gradients": guess.gradients,
+        "activations": guess.activations,
+        "corpus": experiment.train_ids.nbytes + experiment.validation_ids.nbytes,
+        "tokens_per_step": config.batch_size * config.model.context_length,
+        "operations_per_step": guess.model_operations,
+    }
+
+
+def _roofline(
+    config: TrainConfig,
+    target: Target,
+    mesh: Mapping[str, int],
+    guess: Estimate,
+    collectives: Sequence[Collective],
+) -> Roofline:
+    return find_roofline(
+        target,
+        mesh,
+        dtype=config.dtype,
+        model_operations=guess.model_operations,
+        operations=guess.operations,
+        traffic=guess.traffic,
+        collectives=collectives,
+        precision=_precision(),
+    )
+
+
+def _precision() -> str | None:
+    precision: str | None = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return precision
 
 
 def _temporary_bytes(program: Any) -> int:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import tyro
 
-from jaxformer.training.config import PRESETS, TrainConfig
+from jaxformer.training.config import TrainConfig
 from jaxformer.training.options import Switch
+from jaxformer.training.presets import PRESETS
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,10 @@ class PlanOptions:
     preset: Annotated[str, tyro.conf.arg(metavar="|".join(PRESETS))] = "nano"
     """Where the settings below come from."""
     topology: str | None = None
-    """Compile the step for a TPU slice that need not be here: v5e:2x2, v5p:2x2x1, v6e:4x4 (needs
-    the extra tpu)."""
+    """Devices that need not be here: a TPU slice (v5e:2x2, v5p:2x2x1, v6e:4x4), for which the steps
+    are compiled (needs the extra tpu), or GPUs (H100:8), which are reckoned with by a model."""
+    model_only: Switch = False
+    """With --topology: compile nothing, and reckon with a TPU slice by the model too."""
     json: Switch = False
     """Print the numbers as JSON."""
     download: Switch = False

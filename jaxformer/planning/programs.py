@@ -1,32 +1,31 @@
 """The programs of a run, compiled from shapes alone."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxformer.attention_choice import Target, compiled_for
 from jaxformer.char_data import evaluation_windows
 from jaxformer.errors import DeviceError
 from jaxformer.parameters import abstract
-from jaxformer.train_step import Definition, TrainState, train_step
-from jaxformer.training.experiment import Experiment, compute_dtype, data_parallel, uses_dropout
-from jaxformer.training.strategies import check_batch_size
+from jaxformer.train_step import TrainState
+from jaxformer.training.experiment import Experiment, make_strategy
 from jaxformer.transformer_lm import TransformerLM
 
 
-def abstract_state(experiment: Experiment) -> tuple[Definition, TrainState]:
-    """A model's definition, and the shapes of its training state."""
+def abstract_state(experiment: Experiment) -> TrainState:
+    """The shapes of a run's training state."""
     model = experiment.config.model
-    definition, parameters = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+    _, parameters = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
     create = functools.partial(TrainState.create, optimizer=experiment.optimizer)
-    return definition, jax.eval_shape(create, parameters)
+    shapes: TrainState = jax.eval_shape(create, parameters)
+    return shapes
 
 
 def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
@@ -35,28 +34,16 @@ def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[s
     Raises:
         DeviceError: the batch does not divide over the devices.
     """
-    config, count = experiment.config, len(devices)
-    definition, state = abstract_state(experiment)
-    parallel = data_parallel(experiment, definition, devices)
-
-    def replicated(tree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), tree)
-
-    share = config.batch_size // config.accumulation // count
-    starts = (max(2, config.steps_per_call), config.accumulation, count, share)
-    training = parallel.compile_steps(
-        replicated(state),
-        replicated(experiment.train_ids),
-        jax.ShapeDtypeStruct(starts, np.int32),
-        jax.ShapeDtypeStruct((), np.int32),
+    config = experiment.config
+    state = abstract_state(experiment)
+    strategy = make_strategy(experiment, devices)
+    training = strategy.compile_steps(
+        *strategy.step_shapes(state, len(experiment.train_ids), config.steps_per_call)
     )
-    windows, mask = evaluation_windows(len(experiment.validation_ids), config.model.context_length)
-    batch = min(config.eval_batch_size, -(-len(windows) // count))
-    evaluation = parallel.compile_evaluation(
-        replicated(state.parameters),
-        replicated(experiment.validation_ids),
-        jax.ShapeDtypeStruct((count, batch), np.int32),
-        jax.ShapeDtypeStruct((count, batch, mask.shape[1]), np.bool_),
+    corpus = len(experiment.validation_ids)
+    windows, _ = evaluation_windows(corpus, config.model.context_length)
+    evaluation = strategy.compile_evaluation(
+        *strategy.evaluation_shapes(state.parameters, corpus, len(windows), config.eval_batch_size)
     )
     return {"training": training, "evaluation": evaluation}
 
@@ -82,31 +69,19 @@ def describe_topology(name: str) -> Any:
         raise DeviceError(f"--topology {name}: {reason}; such as v5e:2x2 or v5p:2x2x1") from error
 
 
-def compile_for_topology(experiment: Experiment, topology: Any) -> dict[str, Any]:
-    """The training step, data-parallel over the devices of a topology, compiled ahead of time.
+def compile_for_topology(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
+    """The loop of training steps, compiled ahead of time for the devices of a TPU topology.
+
+    ``pmap`` cannot be compiled for devices that are not here: a mesh of the axis ``data`` alone
+    stands in, which has the same arrays on every device.
 
     Raises:
         DeviceError: the batch does not divide over the devices.
     """
-    config = experiment.config
-    check_batch_size(config.batch_size, config.accumulation, len(topology.devices))
-    definition, state = abstract_state(experiment)
-    mesh = topologies.make_mesh(topology, (len(topology.devices),), ("data",))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    split = NamedSharding(mesh, PartitionSpec(None, "data"))
-    step = functools.partial(
-        train_step,
-        definition=definition,
-        optimizer=experiment.optimizer,
-        compute_dtype=compute_dtype(config),
-    )
-    shape = (config.accumulation, config.batch_size // config.accumulation)
-    tokens = jax.ShapeDtypeStruct((*shape, config.model.context_length), jnp.int32)
-    key = jax.eval_shape(lambda: jax.random.key(0)) if uses_dropout(config.model) else None
-    compiled = jax.jit(
-        step,
-        in_shardings=(everywhere, split, everywhere),
-        out_shardings=everywhere,
-        donate_argnums=0,
-    )
-    return {"training": compiled.lower(state, (tokens, tokens), key).compile()}
+    config = dataclasses.replace(experiment.config, strategy="mesh")
+    experiment = dataclasses.replace(experiment, config=config)
+    state = abstract_state(experiment)
+    with compiled_for(Target("tpu")):
+        strategy = make_strategy(experiment, devices)
+        shapes = strategy.step_shapes(state, len(experiment.train_ids), config.steps_per_call)
+        return {"training": strategy.compile_steps(*shapes)}

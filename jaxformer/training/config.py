@@ -41,6 +41,8 @@ class TrainConfig:
     remat: Literal["none", "dots", "full"] = "none"
     """What each block computes again for its gradient to save memory: nothing, all but the products
     with its weights, or everything."""
+    scan_layers: bool = False
+    """Run the blocks by one loop, so that a deep model compiles as fast as a shallow one."""
     attention_kernel: Literal["auto", "plain", "cudnn", "splash"] = "auto"
     """What computes attention: the fastest that can, or the one named."""
     devices: int | None = None
@@ -143,100 +145,3 @@ def _feed_forward_width(model: TransformerLMConfig) -> int:
         return model.d_ff
     gated = model.activation in get_args(GatedActivation)
     return int(8 * model.d_model / 3) if gated else 4 * model.d_model
-
-
-def nano() -> TrainConfig:
-    """The recipe of nanoGPT for a CPU, at twice its learning rate: 0.8 M parameters.
-
-    ``train.py --preset nano --data tiny-shakespeare``, about a minute on 2 cores: validation loss
-    1.820, 1.813 and 1.814 for seeds 1337, 1 and 2.
-    With nanoGPT's own ``--learning-rate 1e-3`` it ends at 1.906; nanoGPT publishes 1.88, as the
-    mean of 20 random batches.
-    """
-    return TrainConfig(
-        model=_nanogpt(num_layers=4, num_heads=4, d_model=128, context_length=64, dropout=0.0),
-        optimizer=OptimizerConfig(learning_rate=2e-3),
-        batch_size=12,
-        steps=2000,
-    )
-
-
-def baby() -> TrainConfig:
-    """The recipe of nanoGPT for a GPU: 10.7 M parameters, hours on 2 cores.
-
-    ``train.py --preset baby --data tiny-shakespeare``: nanoGPT publishes a validation loss of
-    1.4697 nats/char for this recipe; not yet measured here.
-    """
-    return TrainConfig(
-        model=_nanogpt(num_layers=6, num_heads=6, d_model=384, context_length=256, dropout=0.2),
-        batch_size=64,
-        steps=5000,
-    )
-
-
-def char_lm() -> TrainConfig:
-    """The ``charlm`` family's model: 10 layers, 12 heads, 768 wide, no biases on q, k and v.
-
-    ``train.py --preset char-lm --data tiny-shakespeare``: 71 M parameters; wants a GPU or TPU, and
-    has not been measured here.
-    """
-    model = TransformerLMConfig(
-        num_layers=10,
-        num_heads=12,
-        d_model=768,
-        context_length=256,
-        qkv_bias=False,
-        embedding_dropout=0.1,
-        attention_dropout=0.1,
-        output_dropout=0.1,
-        feed_forward_dropout=0.1,
-    )
-    optimizer = OptimizerConfig(learning_rate=6e-4, min_learning_rate=6e-5)
-    return TrainConfig(model=model, optimizer=optimizer, batch_size=32, steps=5000)
-
-
-def gpt2_small() -> TrainConfig:
-    """GPT-2's smallest model: 12 layers, 12 heads, 768 wide, context 1024, 50257 tokens.
-
-    ``train.py --preset gpt2-small --data FILE --dtype bfloat16``: 124 M parameters; wants a GPU or
-    TPU, and has not been measured here. A character corpus uses the first rows of its vocabulary.
-    """
-    model = TransformerLMConfig(
-        vocab_size=50257,
-        num_layers=12,
-        num_heads=12,
-        d_model=768,
-        context_length=1024,
-        activation="gelu_tanh",
-        embedding_dropout=0.1,
-        attention_dropout=0.1,
-        output_dropout=0.1,
-        feed_forward_dropout=0.1,
-    )
-    optimizer = OptimizerConfig(
-        learning_rate=6e-4, min_learning_rate=6e-5, beta2=0.95, warmup_steps=2000
-    )
-    return TrainConfig(model=model, optimizer=optimizer, batch_size=8, steps=100_000)
-
-
-def _nanogpt(
-    *, num_layers: int, num_heads: int, d_model: int, context_length: int, dropout: float
-) -> TransformerLMConfig:
-    """A GPT as nanoGPT's train.py makes it: no biases, one rate at its four places of dropout."""
-    return TransformerLMConfig(
-        num_layers=num_layers,
-        num_heads=num_heads,
-        d_model=d_model,
-        context_length=context_length,
-        qkv_bias=False,
-        output_bias=False,
-        feed_forward_bias=False,
-        norm_bias=False,
-        embedding_dropout=dropout,
-        attention_dropout=dropout,
-        output_dropout=dropout,
-        feed_forward_dropout=dropout,
-    )
-
-
-PRESETS = {"nano": nano, "baby": baby, "char-lm": char_lm, "gpt2-small": gpt2_small}

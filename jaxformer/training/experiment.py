@@ -16,6 +16,7 @@ from jaxformer.attention_choice import attention_kernel
 from jaxformer.char_data import CharTokenizer, train_validation_split
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.errors import DeviceError, UsageError
+from jaxformer.layer_scan import scanned_layers
 from jaxformer.parameters import Parameters, abstract, split
 from jaxformer.rematerialization import rematerialization
 from jaxformer.train_step import Definition, TrainState
@@ -283,7 +284,11 @@ def check_devices(config: TrainConfig, count: int) -> None:
 @contextlib.contextmanager
 def run_as(config: TrainConfig) -> Iterator[None]:
     """Within it, models are traced to run as the settings say, with the same numbers."""
-    with rematerialization(config.remat), attention_kernel(config.attention_kernel):
+    with (
+        rematerialization(config.remat),
+        attention_kernel(config.attention_kernel),
+        scanned_layers(config.scan_layers),
+    ):
         yield
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxformer.training.config import PRESETS, TrainConfig
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.presets import PRESETS
 
 # A flag without its --no- twin, which only settings that a preset may switch on need.
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]

@@ -1,0 +1,209 @@
+"""What the devices of a compiled program send each other, read from the program's text (HLO).
+
+A collective inside a loop counts as often as the loop runs. What one device sends is that of the
+ring algorithms (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5), which no other
+algorithm undercuts: of n devices each with p bytes, an all-gather sends (n - 1) · p, a
+reduce-scatter or an all-to-all (n - 1) / n · p, an all-reduce 2 · (n - 1) / n · p, a permutation p.
+"""
+
+import dataclasses
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+BITS = {
+    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
+    "s32": 32, "u32": 32, "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64,
+    "c64": 64, "c128": 128, "f8e4m3fn": 8, "f8e5m2": 8,
+}  # fmt: skip
+KINDS = (
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective of a program, or several of the same kind over the same devices.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        axes: the mesh axes that its devices differ in.
+        devices: how many take part in one group.
+        count: how often it runs in one run of the program.
+        payload: bytes that one device brings to all these runs.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    devices: int
+    count: int
+    payload: int
+
+    @property
+    def sent(self) -> float:
+        """Bytes that one device sends in all runs together, by the ring algorithms."""
+        return ring_factor(self.kind, self.devices) * self.payload
+
+
+def ring_factor(kind: str, devices: int) -> float:
+    """What one of ``devices`` sends, over the bytes that it brings."""
+    share = (devices - 1) / devices
+    return {
+        "all-gather": devices - 1.0,
+        "all-reduce": 2 * share,
+        "reduce-scatter": share,
+        "all-to-all": share,
+        "collective-permute": 1.0,
+    }[kind]
+
+
+def merge(collectives: Sequence[Collective]) -> list[Collective]:
+    """Those of the same kind over the same axes as one; what sends most comes first."""
+    together: dict[tuple[str, tuple[str, ...], int], list[Collective]] = defaultdict(list)
+    for one in collectives:
+        together[one.kind, one.axes, one.devices].append(one)
+    merged = [
+        Collective(*key, sum(c.count for c in found), sum(c.payload for c in found))
+        for key, found in together.items()
+    ]
+    return sorted(merged, key=lambda c: -c.sent)
+
+
+def read_collectives(text: str, mesh: Mapping[str, int], *, steps: int = 1) -> list[Collective]:
+    """The collectives of a compiled program, merged.
+
+    Args:
+        text: of the compiled program, ``jax.stages.Compiled.as_text()``.
+        mesh: sizes of the axes, in the order of its devices.
+        steps: how often a loop runs whose length XLA does not know: the loop over steps.
+
+    Raises:
+        ValueError: the groups of a collective are written in a way that is not known.
+    """
+    program = _Program(text)
+    return merge([found for found in program.collectives(mesh, steps) if found.devices > 1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    name: str
+    result: str
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str
+
+    def called(self, *attributes: str) -> list[str]:
+        """The computations that the named attributes hold."""
+        pattern = rf"\b(?:{'|'.join(attributes)})=\{{?(%?[\w.\-]+(?:, *%?[\w.\-]+)*)"
+        found = re.findall(pattern, self.rest)
+        return [name.strip().lstrip("%") for names in found for name in names.split(",")]
+
+
+class _Program:
+    """Computations by name, each a list of instructions."""
+
+    _HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\{\s*$")
+    _LINE = re.compile(r"^\s+(?:ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
+    # After the result's shape, which may be a tuple, stands the operation and what it takes.
+    _CALL = re.compile(r"^(.*?)\s([a-z][a-z0-9\-]*)\((.*)$")
+
+    def __init__(self, text: str):
+        self.computations: dict[str, list[_Instruction]] = {}
+        self.entry = ""
+        current: list[_Instruction] = []
+        for line in text.splitlines():
+            head = self._HEAD.match(line)
+            if head:
+                current = self.computations.setdefault(head[2], [])
+                self.entry = head[2] if head[1] else self.entry
+            elif found := self._LINE.match(line):
+                call = self._CALL.match(found[2])
+                if call:
+                    operands, rest = _split_operands(call[3])
+                    current.append(_Instruction(found[1], call[1], call[2], operands, rest))
+
+    def collectives(self, mesh: Mapping[str, int], steps: int) -> Iterator[Collective]:
+        for name, times in self._times(steps).items():
+            sizes = {i.name: _bytes(i.result) for i in self.computations[name]}
+            for instruction in self.computations[name]:
+                kind = instruction.opcode.removesuffix("-start")
+                if kind in KINDS:
+                    if kind == "all-reduce" and "all-reduce-scatter" in name:
+                        # A TPU's reduce-scatter: a reduction of which a device keeps its part.
+                        kind = "reduce-scatter"
+                    axes, devices = _group(instruction.rest, mesh)
+                    payload = sum(sizes.get(operand, 0) for operand in instruction.operands)
+                    yield Collective(kind, axes, devices, times, payload * times)
+
+    def _times(self, steps: int) -> dict[str, int]:
+        """How often each computation runs that is reached from the entry."""
+        times: dict[str, int] = defaultdict(int)
+
+        def visit(name: str, count: int) -> None:
+            times[name] += count
+            for instruction in self.computations.get(name, []):
+                if instruction.opcode == "while":
+                    trips = _trip_count(instruction.rest)
+                    for body in instruction.called("body"):
+                        visit(body, count * (steps if trips is None else trips))
+                elif instruction.opcode in ("fusion", "call", "async-start", "custom-call"):
+                    for called in instruction.called("calls", "to_apply", "called_computations"):
+                        visit(called, count)
+                elif instruction.opcode == "conditional":
+                    for called in instruction.called(
+                        "branch_computations", "true_computation", "false_computation"
+                    ):
+                        visit(called, count)
+
+        visit(self.entry, 1)
+        return {name: count for name, count in times.items() if name in self.computations}
+
+
+def _split_operands(text: str) -> tuple[tuple[str, ...], str]:
+    """The names before the closing parenthesis, and what follows it."""
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0:
+            names = re.findall(r"%([\w.\-]+)", text[:place])
+            if not names:
+                names = [part.split()[-1] for part in text[:place].split(",") if part.strip()]
+            return tuple(names), text[place + 1 :]
+    return (), ""
+
+
+def _trip_count(rest: str) -> int | None:
+    found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', rest)
+    return int(found[1]) if found else None
+
+
+def _bytes(shapes: str) -> int:
+    """Of a result; of a tuple, all of its parts together."""
+    total = 0
+    for dtype, dimensions in re.findall(r"\b([a-z]+\d*(?:e\dm\d(?:fn)?)?)\[([\d,]*)\]", shapes):
+        if dtype in BITS:
+            elements = math.prod(int(d) for d in dimensions.split(",") if d)
+            total += -(-elements * BITS[dtype] // 8)
+    return total
+
+
+def _group(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+    """The axes in which the devices of a collective's first group differ, and how many they are."""
+    if pairs := re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", rest):
+        members = np.array([int(pairs[1]), int(pairs[2])])
+    elif listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        members = np.array([int(one) for one in listed[1].split(",")])
+    elif iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
+        shape, order, turned = ([int(n) for n in (g or "").split(",") if n] for g in iota.groups())
+        devices = np.arange(math.prod(order)).reshape(order)
+        members = (devices.transpose(turned) if turned else devices).reshape(shape)[0]
+    elif re.search(r"replica_groups=\{\}", rest):
+        members = np.arange(math.prod(mesh.values()))
+    else:
+        raise ValueError(f"the groups of a collective cannot be read: {rest[:200]}")
+    places = np.unravel_index(members, tuple(mesh.values()))
+    axes = tuple(axis for axis, p in zip(mesh, places, strict=True) if len(set(p.tolist())) > 1)
+    return axes, len(members)

@@ -1,0 +1,251 @@
+"""What a step needs of each device by arithmetic alone: for what no compiler here can say.
+
+The bytes of parameters, moments and gradients are exact. Those of activations and of the rest are
+a model of what XLA keeps, held against real compilations in ``tests/test_scale.py``, which says how
+far it is off. What it leaves out: dropout's masks, and position schemes and norms of queries and
+keys, whose arrays XLA fuses or which are small.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import get_args
+
+from flax import nnx
+
+from jaxformer.config import GatedActivation, TransformerLMConfig
+from jaxformer.costs import count_operations, count_training_operations
+from jaxformer.parameters import abstract
+from jaxformer.planning.collectives import Collective, merge
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.sharding_rules import Sharded, sharding_table
+from jaxformer.transformer_lm import TransformerLM
+
+FLOAT32 = 4
+# How many steps AdamW and its schedule have counted.
+COUNTERS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a step needs of one device, in bytes, and what all devices do in it.
+
+    Attributes:
+        parameter_count: how many numbers the model learns.
+        parameters: bytes of those that a device holds.
+        moments: AdamW's two.
+        gradients: one for each parameter.
+        activations: what one micro-batch keeps for its backward pass.
+        temporary: all else at the peak: weights put together, logits, a block's own arrays.
+        traffic: bytes through the device's memory.
+        model_operations: of matrix products on all devices, nothing counted twice.
+        operations: those that are made, with what ``remat`` makes again.
+        collectives: between the devices.
+    """
+
+    parameter_count: int
+    parameters: int
+    moments: int
+    gradients: int
+    activations: int
+    temporary: int
+    traffic: int
+    model_operations: int
+    operations: int
+    collectives: tuple[Collective, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        state = self.parameters + self.moments
+        return state + self.gradients + self.activations + self.temporary
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Widths of what a block makes of one token, on one device, in elements."""
+
+    model: int
+    queries: int
+    keys: int
+    hidden: int
+    gates: int
+    heads: int
+
+    @classmethod
+    def of(cls, config: TransformerLMConfig, tensor: int) -> "_Block":
+        head = config.head_dim or config.d_model // config.num_heads
+        kv_heads = config.num_kv_heads or config.num_heads
+        gated = config.activation in get_args(GatedActivation)
+        hidden = config.d_ff or (int(8 * config.d_model / 3) if gated else 4 * config.d_model)
+        return cls(
+            model=config.d_model,
+            queries=config.num_heads * head // tensor,
+            keys=kv_heads * head // (tensor if kv_heads % tensor == 0 else 1),
+            hidden=hidden // tensor,
+            gates=2 if gated else 1,
+            heads=config.num_heads // tensor,
+        )
+
+    def kept(self, remat: str) -> int:
+        """Elements of a token that a block keeps for its backward pass."""
+        if remat == "full":
+            return self.model
+        projections = self.queries + 2 * self.keys + self.model + self.gates * self.hidden
+        if remat == "dots":
+            return self.model + projections
+        # Beside those: both norms' results, the attention's output and the activation.
+        return 3 * self.model + projections + self.queries + self.hidden
+
+
+def estimate(config: TrainConfig, mesh: Mapping[str, int]) -> Estimate:
+    """What one step needs by the model.
+
+    Args:
+        config: with ``model.vocab_size`` set.
+        mesh: sizes of the axes data, fsdp and tensor.
+
+    Raises:
+        ValueError: a parameter has no sharding rule.
+    """
+    return _Step(config, mesh).estimate()
+
+
+class _Step:
+    """The arithmetic of one step on one device of a mesh."""
+
+    def __init__(self, config: TrainConfig, mesh: Mapping[str, int]):
+        model = config.model
+        _, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+        table = sharding_table(shapes, mesh)
+        self.config, self.mesh, self.layers = config, mesh, model.num_layers
+        self.width = 2 if config.dtype == "bfloat16" else FLOAT32
+        self.block = _Block.of(model, mesh["tensor"])
+        batches = config.accumulation * mesh["data"] * mesh["fsdp"]
+        self.tokens = config.batch_size * model.context_length // batches
+        # Elements that a device stores, those of them that fsdp cut, and what it computes with.
+        self.parameter_count = sum(math.prod(row.shape) for row in table)
+        self.stored = sum(math.prod(row.part) for row in table)
+        self.cut = {
+            "blocks": sum(math.prod(r.part) for r in table if "fsdp" in r.axes and _in_block(r)),
+            "rest": sum(math.prod(r.part) for r in table if "fsdp" in r.axes and not _in_block(r)),
+        }
+        self.whole_block = (
+            sum(
+                math.prod(r.part) * (mesh["fsdp"] if "fsdp" in r.axes else 1)
+                for r in table
+                if _in_block(r)
+            )
+            // self.layers
+        )
+
+    def estimate(self) -> Estimate:
+        """All of it."""
+        model_operations, operations = self._operations()
+        return Estimate(
+            parameter_count=self.parameter_count,
+            parameters=FLOAT32 * self.stored,
+            moments=2 * FLOAT32 * self.stored + COUNTERS,
+            gradients=FLOAT32 * self.stored,
+            activations=self._kept(self.config.remat) + self.tokens * self.width * self.block.model,
+            temporary=self._temporary(),
+            traffic=self._traffic(),
+            model_operations=model_operations,
+            operations=operations,
+            collectives=tuple(self._collectives()),
+        )
+
+    def _kept(self, remat: str) -> int:
+        """Bytes of a micro-batch that all blocks keep."""
+        return self.layers * self.tokens * self._kept_of_token(remat)
+
+    def _kept_of_token(self, remat: str) -> int:
+        block, model = self.block, self.config.model
+        kept = self.width * block.kept(remat)
+        if remat == "none":
+            # A fused kernel keeps a number for each query, the plain core its weights.
+            kept += FLOAT32 * block.heads * (1 if self.width == 2 else model.context_length)
+        return kept
+
+    def _temporary(self) -> int:
+        """What is there at the peak beside state, gradients and what is kept.
+
+        The parameters in the dtype of the products, the weights of two blocks put together (one
+        that is used and the next), and the larger of two moments: a block's own backward pass,
+        with all that its forward pass made and the gradients of that, or the logits with theirs.
+        """
+        copies = self.width * self.stored if self.width < FLOAT32 else 0
+        gathered = 2 * self.width * self.whole_block if self.mesh["fsdp"] > 1 else 0
+        own = 2 * self.tokens * self._kept_of_token("none")
+        logits = 2 * self.tokens * self.width * self._vocabulary()
+        return copies + gathered + max(own, logits)
+
+    def _vocabulary(self) -> int:
+        size = self.config.model.vocab_size or 0
+        return size // self.mesh["tensor"] if size % self.mesh["tensor"] == 0 else size
+
+    def _operations(self) -> tuple[int, int]:
+        """Of the model, and those made with what is computed again, on all devices in a step."""
+        config = self.config
+        tokens = config.batch_size * config.model.context_length
+        module = nnx.eval_shape(lambda: TransformerLM(config.model, rngs=nnx.Rngs(0)))
+        forward = [count_operations(block, config.model.context_length) for block in module.blocks]
+        again = {
+            "none": 0,
+            "dots": sum(block["attention"] for block in forward),
+            "full": sum(block["attention"] + block["dense"] for block in forward),
+        }[config.remat]
+        once = tokens * count_training_operations(module, config.model.context_length)
+        return once, once + config.batch_size * again
+
+    def _traffic(self) -> int:
+        """Bytes through a device's memory: AdamW's, the weights' and the activations'.
+
+        AdamW reads parameter, moments and gradient and writes all but the gradient; the gradient is
+        written, and read once more for its norm. Weights are read by each pass, and written where
+        fsdp puts them together. What a pass makes is written and read once; the backward pass
+        makes as much again, from as much.
+        """
+        passes = 3 if self.config.remat == "full" else 2
+        update = FLOAT32 * self.stored * 9
+        weights = self.width * (self.layers * self.whole_block + self._tables())
+        weights *= passes * (2 if self.mesh["fsdp"] > 1 else 1) + 2
+        made = self.layers * self.tokens * self._kept_of_token("none")
+        made += self.tokens * self.width * self._vocabulary()
+        return update + self.config.accumulation * (weights + 2 * made * passes)
+
+    def _tables(self) -> int:
+        """Elements of the embedding and the head, as one device computes with them."""
+        return 2 * self._vocabulary() * self.block.model
+
+    def _collectives(self) -> list[Collective]:
+        """Those that the rules of ``sharding_rules`` make necessary."""
+        mesh, width, count = self.mesh, self.width, self.config.accumulation
+        found = []
+        if mesh["fsdp"] > 1:
+            # Put together for the forward pass and once more for the backward pass; the gradient's
+            # parts are summed where they are kept.
+            parts = width * self.cut["blocks"] * count
+            found += [
+                Collective("all-gather", ("fsdp",), mesh["fsdp"], 2 * count, 2 * parts),
+                Collective("all-gather", ("fsdp",), mesh["fsdp"], count, width * self.cut["rest"]),
+                Collective(
+                    "reduce-scatter", ("fsdp",), mesh["fsdp"], count,
+                    (parts + count * width * self.cut["rest"]) * mesh["fsdp"],
+                ),
+            ]  # fmt: skip
+        if mesh["data"] > 1:
+            payload = FLOAT32 * self.stored
+            found.append(Collective("all-reduce", ("data",), mesh["data"], 1, payload))
+        if mesh["tensor"] > 1:
+            # Two in each pass of a block, the embedding's rows, the gradient of the head's input.
+            passes = 3 if self.config.remat == "full" else 2
+            times = count * (2 * passes * self.layers + 2)
+            payload = width * self.tokens * self.block.model
+            axes = ("tensor",)
+            found.append(Collective("all-reduce", axes, mesh["tensor"], times, times * payload))
+        return merge(found)
+
+
+def _in_block(row: Sharded) -> bool:
+    return row.name.startswith("blocks.")

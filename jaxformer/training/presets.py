@@ -1,0 +1,220 @@
+"""The experiments that ``--preset`` names, free of JAX."""
+
+from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.training.config import TrainConfig
+
+
+def nano() -> TrainConfig:
+    """The recipe of nanoGPT for a CPU, at twice its learning rate: 0.8 M parameters.
+
+    ``train.py --preset nano --data tiny-shakespeare``, about a minute on 2 cores: validation loss
+    1.820, 1.813 and 1.814 for seeds 1337, 1 and 2.
+    With nanoGPT's own ``--learning-rate 1e-3`` it ends at 1.906; nanoGPT publishes 1.88, as the
+    mean of 20 random batches.
+    """
+    return TrainConfig(
+        model=_nanogpt(num_layers=4, num_heads=4, d_model=128, context_length=64, dropout=0.0),
+        optimizer=OptimizerConfig(learning_rate=2e-3),
+        batch_size=12,
+        steps=2000,
+    )
+
+
+def baby() -> TrainConfig:
+    """The recipe of nanoGPT for a GPU: 10.7 M parameters, hours on 2 cores.
+
+    ``train.py --preset baby --data tiny-shakespeare``: nanoGPT publishes a validation loss of
+    1.4697 nats/char for this recipe; not yet measured here.
+    """
+    return TrainConfig(
+        model=_nanogpt(num_layers=6, num_heads=6, d_model=384, context_length=256, dropout=0.2),
+        batch_size=64,
+        steps=5000,
+    )
+
+
+def char_lm() -> TrainConfig:
+    """The ``charlm`` family's model: 10 layers, 12 heads, 768 wide, no biases on q, k and v.
+
+    ``train.py --preset char-lm --data tiny-shakespeare``: 71 M parameters; wants a GPU or TPU, and
+    has not been measured here.
+    """
+    model = TransformerLMConfig(
+        num_layers=10,
+        num_heads=12,
+        d_model=768,
+        context_length=256,
+        qkv_bias=False,
+        embedding_dropout=0.1,
+        attention_dropout=0.1,
+        output_dropout=0.1,
+        feed_forward_dropout=0.1,
+    )
+    optimizer = OptimizerConfig(learning_rate=6e-4, min_learning_rate=6e-5)
+    return TrainConfig(model=model, optimizer=optimizer, batch_size=32, steps=5000)
+
+
+def gpt2_small() -> TrainConfig:
+    """GPT-2's smallest model: 12 layers, 12 heads, 768 wide, context 1024, 50257 tokens.
+
+    ``train.py --preset gpt2-small --data FILE --dtype bfloat16``: 124 M parameters; wants a GPU or
+    TPU, and has not been measured here. A character corpus uses the first rows of its vocabulary.
+    """
+    model = TransformerLMConfig(
+        vocab_size=50257,
+        num_layers=12,
+        num_heads=12,
+        d_model=768,
+        context_length=1024,
+        activation="gelu_tanh",
+        embedding_dropout=0.1,
+        attention_dropout=0.1,
+        output_dropout=0.1,
+        feed_forward_dropout=0.1,
+    )
+    optimizer = OptimizerConfig(
+        learning_rate=6e-4, min_learning_rate=6e-5, beta2=0.95, warmup_steps=2000
+    )
+    return TrainConfig(model=model, optimizer=optimizer, batch_size=8, steps=100_000)
+
+
+def llama_style() -> TrainConfig:
+    """LLaMA's parts at the size of ``nano``: 0.8 M parameters, trains on a CPU.
+
+    ``train.py --preset llama-style --data tiny-shakespeare``: RMS norms, SwiGLU, rotary positions,
+    two query heads to a key/value head, no biases, an output head of its own.
+    """
+    return TrainConfig(
+        model=_llama(
+            num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, d_ff=352, context_length=64
+        ),
+        optimizer=OptimizerConfig(learning_rate=2e-3),
+        batch_size=12,
+        steps=2000,
+    )
+
+
+def llama_1b() -> TrainConfig:
+    """TinyLlama 1.1B (arXiv 2401.02385, sections 2.2 and 2.3): Llama 2's parts, 22 layers.
+
+    ``train.py --preset llama-1b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat dots
+    --scan-layers``: steps of 2 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
+    trained here. A character corpus uses the first rows of its vocabulary.
+    """
+    return TrainConfig(
+        model=_llama(
+            num_layers=22, d_model=2048, num_heads=32, num_kv_heads=4, d_ff=5632,
+            context_length=2048, vocab_size=32000,
+        ),
+        optimizer=_llama_optimizer(4e-4),
+        batch_size=1024,
+        steps=100_000,
+    )  # fmt: skip
+
+
+def llama_7b() -> TrainConfig:
+    """Llama 2 7B (arXiv 2307.09288, table 1 and section 2.2; widths from its published weights).
+
+    ``train.py --preset llama-7b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat full
+    --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
+    trained here. A character corpus uses the first rows of its vocabulary.
+    """
+    return TrainConfig(
+        model=_llama(
+            num_layers=32, d_model=4096, num_heads=32, num_kv_heads=32, d_ff=11008,
+            context_length=4096, vocab_size=32000,
+        ),
+        optimizer=_llama_optimizer(3e-4),
+        batch_size=1024,
+        steps=500_000,
+    )  # fmt: skip
+
+
+def llama_70b() -> TrainConfig:
+    """Llama 2 70B (arXiv 2307.09288, table 1 and section 2.2; widths from its published weights).
+
+    ``train.py --preset llama-70b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat full
+    --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
+    trained here. A character corpus uses the first rows of its vocabulary.
+    """
+    return TrainConfig(
+        model=_llama(
+            num_layers=80, d_model=8192, num_heads=64, num_kv_heads=8, d_ff=28672,
+            context_length=4096, vocab_size=32000,
+        ),
+        optimizer=_llama_optimizer(1.5e-4),
+        batch_size=1024,
+        steps=500_000,
+    )  # fmt: skip
+
+
+def _nanogpt(
+    *, num_layers: int, num_heads: int, d_model: int, context_length: int, dropout: float
+) -> TransformerLMConfig:
+    """A GPT as nanoGPT's train.py makes it: no biases, one rate at its four places of dropout."""
+    return TransformerLMConfig(
+        num_layers=num_layers,
+        num_heads=num_heads,
+        d_model=d_model,
+        context_length=context_length,
+        qkv_bias=False,
+        output_bias=False,
+        feed_forward_bias=False,
+        norm_bias=False,
+        embedding_dropout=dropout,
+        attention_dropout=dropout,
+        output_dropout=dropout,
+        feed_forward_dropout=dropout,
+    )
+
+
+def _llama(
+    *,
+    num_layers: int,
+    d_model: int,
+    num_heads: int,
+    num_kv_heads: int,
+    d_ff: int,
+    context_length: int,
+    vocab_size: int | None = None,
+) -> TransformerLMConfig:
+    """A model of the LLaMA family (arXiv 2302.13971, section 2.2), norms with Llama 2's eps."""
+    return TransformerLMConfig(
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        d_model=d_model,
+        d_ff=d_ff,
+        context_length=context_length,
+        activation="swiglu",
+        norm="rms_norm",
+        positions="rotary",
+        qkv_bias=False,
+        output_bias=False,
+        feed_forward_bias=False,
+        norm_bias=False,
+        tie_embeddings=False,
+    )
+
+
+def _llama_optimizer(learning_rate: float) -> OptimizerConfig:
+    """AdamW as arXiv 2302.13971, section 2.3, and arXiv 2307.09288, section 2.2, have it."""
+    return OptimizerConfig(
+        learning_rate=learning_rate,
+        min_learning_rate=learning_rate / 10,
+        beta2=0.95,
+        warmup_steps=2000,
+    )
+
+
+PRESETS = {
+    "nano": nano,
+    "baby": baby,
+    "char-lm": char_lm,
+    "gpt2-small": gpt2_small,
+    "llama-style": llama_style,
+    "llama-1b": llama_1b,
+    "llama-7b": llama_7b,
+    "llama-70b": llama_70b,
+}

@@ -1,0 +1,117 @@
+"""What devices send each other, read from programs: by hand, and from XLA."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxformer.planning.collectives import Collective, merge, read_collectives
+
+MESH = {"data": 2, "fsdp": 2, "tensor": 2}
+# Two steps' loop of unknown length around a scan of five layers, as XLA prints them.
+PROGRAM = """
+HloModule jit_steps, is_scheduled=true, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%layer (p: (s32[], bf16[8,16], bf16[4,3])) -> (s32[], bf16[8,16], bf16[4,3]) {
+  %p = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0:T(8,128)(2,1)}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[8,16]{1,0} get-tuple-element(%p), index=1
+  %w = bf16[4,3]{1,0:T(8,128)(2,1)} get-tuple-element(%p), index=2
+  %gather = (bf16[4,3]{1,0}, bf16[8,3]{1,0}) all-gather-start(%w), \
+replica_groups=[4,2]<=[2,2,2]T(0,2,1), dimensions={0}
+  %whole = bf16[8,3]{1,0} all-gather-done(%gather)
+  %y = bf16[8,16]{1,0} all-reduce(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+  ROOT %t = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0}) tuple(%i, %y, %w)
+}
+
+%more (p.1: (s32[], bf16[8,16], bf16[4,3])) -> pred[] {
+  %p.1 = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0}) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+%all-reduce-scatter.1 (q: f32[64]) -> f32[8] {
+  %q = f32[64]{0} parameter(0)
+  %r = f32[64]{0} all-reduce(%q), replica_groups=[1,8]<=[8], to_apply=%add
+  ROOT %d = f32[8]{0} dynamic-slice(%r, %q), dynamic_slice_sizes={8}
+}
+
+%step (p.2: (s32[], bf16[8,16], bf16[4,3])) -> (s32[], bf16[8,16], bf16[4,3]) {
+  %p.2 = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0}) parameter(0)
+  %layers = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0}) while(%p.2), condition=%more, \
+body=%layer, backend_config={"known_trip_count":{"n":"5"}}
+  %g = f32[64]{0} constant({...})
+  %f = f32[8]{0} fusion(%g), kind=kCustom, calls=%all-reduce-scatter.1
+  %alone = f32[8]{0} all-reduce(%f), replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}, to_apply=%add
+  %next = f32[8]{0} collective-permute(%f), source_target_pairs={{0,4},{4,0}}
+  ROOT %t.1 = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0}) copy(%layers)
+}
+
+ENTRY %main (p.3: (s32[], bf16[8,16], bf16[4,3])) -> (s32[], bf16[8,16], bf16[4,3]) {
+  %p.3 = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0}) parameter(0)
+  ROOT %w.1 = (s32[], bf16[8,16]{1,0}, bf16[4,3]{1,0}) while(%p.3), condition=%more, body=%step
+}
+"""
+
+
+def test_loops_count_and_groups_name_axes():
+    found = {(c.kind, c.axes): c for c in read_collectives(PROGRAM, MESH)}
+    assert found == {
+        ("all-reduce", ("tensor",)): Collective("all-reduce", ("tensor",), 2, 5, 5 * 256),
+        ("all-gather", ("fsdp",)): Collective("all-gather", ("fsdp",), 2, 5, 5 * 24),
+        ("reduce-scatter", ("data", "fsdp", "tensor")): Collective(
+            "reduce-scatter", ("data", "fsdp", "tensor"), 8, 1, 256
+        ),
+        ("collective-permute", ("data",)): Collective("collective-permute", ("data",), 2, 1, 32),
+    }
+    assert [c.count for c in read_collectives(PROGRAM, MESH, steps=3)] == [15, 3, 15, 3]
+
+
+def test_what_a_device_sends_by_the_ring_algorithms():
+    def sent(kind):
+        return Collective(kind, ("fsdp",), 4, 1, 120).sent
+
+    assert sent("all-gather") == 360
+    assert sent("reduce-scatter") == sent("all-to-all") == 90
+    assert sent("all-reduce") == 180
+    assert sent("collective-permute") == 120
+
+
+def test_the_same_over_the_same_axes_are_one():
+    one = Collective("all-gather", ("fsdp",), 2, 3, 10)
+    other = Collective("all-gather", ("tensor",), 2, 1, 50)
+    assert merge([one, other, one]) == [other, Collective("all-gather", ("fsdp",), 2, 6, 20)]
+
+
+def test_groups_in_an_unknown_form_are_not_passed_over():
+    with pytest.raises(ValueError, match="groups of a collective cannot be read"):
+        read_collectives(PROGRAM.replace("replica_groups=[1,8]<=[8]", "replica_groups=@mesh"), MESH)
+
+
+def test_a_program_of_xla():
+    """Layers of a matrix cut by its rows: one sum over the devices for each of them."""
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+    def place(*spec):
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    def layers(x, weights):
+        def layer(x, w):
+            x = jax.lax.with_sharding_constraint(jnp.tanh(x), place("data", "tensor"))
+            return jax.lax.with_sharding_constraint(x @ w, place("data", None)), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    shapes = [((6, 16), ("data", None)), ((7, 16, 16), (None, "tensor", None))]
+    arguments = [
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=place(*spec)) for shape, spec in shapes
+    ]
+    text = jax.jit(layers).lower(*arguments).compile().as_text()
+    (found,) = read_collectives(text, {"data": 2, "tensor": 4})
+    assert found == Collective("all-reduce", ("tensor",), 4, 7, 7 * 3 * 16 * 4)
