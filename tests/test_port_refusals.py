@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.training.checkpoints import CheckpointFolder, _seal
+from jaxformer.training.checkpoints import CheckpointFolder, seal
 from tests.malicious_files import corpus
 from tests.malicious_pickles import TRACE
 from tests.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, refused, same
@@ -192,5 +192,5 @@ def test_a_run_that_others_wrote_is_refused(refuse, empty_folder):
     path = empty_folder / "run" / "checkpoints" / "0" / "MANIFEST.json"
     manifest = json.loads(path.read_text())
     del manifest["files"]
-    path.write_text(_seal(manifest))
-    refuse(["port", "run", "out"], 4, "has a manifest that lacks 'files'")
+    path.write_text(seal(manifest))
+    refuse(["port", "run", "out"], 4, "it lacks files")

@@ -161,8 +161,10 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
         arrays |= {"mu": read(output.optimizer.mu), "nu": read(output.optimizer.nu)}
         about["optimizer"] = dict(output.optimizer.settings)
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    manifest = checkpoints.save(step, arrays, about)
+    checkpoints.save(step, arrays, about)
+    manifest = checkpoints.wait()
     arrays.clear()
+    assert manifest is not None
     try:
         checkpoints.restore(step)
     except CheckpointError as error:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from jaxformer.errors import DivergedError
 from jaxformer.training.checkpoints import Arrays, write_durably
@@ -34,12 +34,20 @@ def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, 
         for name in ("train_loss", "val_loss", "grad_norm", "learning_rate")
         if name in facts
     )
+    folder.checkpoints.settle()
     steps = folder.checkpoints.steps()
     raise DivergedError(
         f"{what} is not finite{f' ({numbers})' if numbers else ''}, more in {path}; "
         + (f"step {steps[-1]} is the last one saved" if steps else "no step was saved")
         + f": train.py --resume --out {folder.path} with a smaller --learning-rate"
     )
+
+
+@jax.jit
+def all_finite(state: Any) -> Bool[Array, ""]:
+    """Whether every number of a placed state is finite, found where they lie, in one call."""
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 
 def not_finite(arrays: Arrays) -> list[str]:

@@ -20,7 +20,7 @@ from jaxformer.training import processes
 from jaxformer.training.calls import Calls
 from jaxformer.training.device_counts import describe_devices
 from jaxformer.training.devices import Utilization
-from jaxformer.training.divergence import not_finite, report_divergence
+from jaxformer.training.divergence import all_finite, not_finite, report_divergence
 from jaxformer.training.experiment import Experiment, make_strategy, run_as
 from jaxformer.training.metrics import (
     MetricsFile,
@@ -174,8 +174,10 @@ class _Run:
             if self._due(config.checkpoint_interval) or stopped is not None:
                 self._save()
             if self.step >= config.steps and self.val_loss is not None:
+                self.folder.checkpoints.wait()
                 return processes.first_does(self._finish)
             if stopped is not None:
+                self.folder.checkpoints.wait()
                 self._stop(stopped)
             intervals = (config.eval_interval, config.checkpoint_interval)
             self._train_until(
@@ -286,8 +288,8 @@ class _Run:
         if self.saved == (self.step, self.val_loss):
             return
         arrays = self.strategy.state_arrays(self.state)
-        wrong = not_finite(arrays)
-        if wrong:
+        if not all_finite(self.state):
+            wrong = not_finite(arrays)
             what = f"the state after step {self.step}"
             self._diverged(self.step, what, {"not_finite": wrong})
         corpus = self.experiment.corpus
@@ -304,9 +306,9 @@ class _Run:
                 "init_from": source,
                 "devices": describe_devices(self.config, len(self.strategy.devices)),
             },
+            keep=self.config.keep,
         )
         self.saved = (self.step, self.val_loss)
-        self.folder.checkpoints.prune(self.config.keep)
 
     def _finish(self) -> None:
         picture = self.folder.path / "loss.png"

@@ -123,7 +123,8 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets go of the folder."""
+        """Lets go of the folder, once nothing is written to it."""
+        self.checkpoints.settle()
         if self._lock is None:
             return
         metrics = self.path / "metrics.jsonl"

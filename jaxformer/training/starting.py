@@ -83,10 +83,12 @@ def starting_point(
     if not folder.resumed:
         notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
         return first_state(experiment, strategy), {}, notes, warnings
-    arrays, manifest, damaged = folder.checkpoints.restore_latest(quarantine=True)
+    arrays, manifest, damaged = folder.checkpoints.restore_latest(
+        quarantine=True, shardings=strategy.shardings()
+    )
     notes = check_resumable(manifest, config, experiment.vocabulary, experiment.corpus.sha256)
     _, state = from_arrays(arrays, config.model, experiment.optimizer)
-    notes.insert(0, f"resuming from step {int(state.step)}")
+    notes.insert(0, f"resuming from step {manifest['step']}")
     before, now = manifest.get("devices"), describe_devices(config, len(strategy.devices))
     if before not in (None, now):
         notes.append(f"{before} -> {now}: the same run up to rounding, not bitwise")

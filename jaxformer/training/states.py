@@ -3,12 +3,13 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
-from jaxformer.errors import CheckpointError
+from jaxformer.errors import CheckpointError, mismatches
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import abstract
 from jaxformer.train_step import Definition, TrainState
@@ -32,8 +33,8 @@ def from_arrays(
     """A model's definition and the state that a checkpoint of it holds.
 
     Raises:
-        CheckpointError: the checkpoint's names or shapes are not those of the model; all of them
-            are listed.
+        CheckpointError: the checkpoint's names, shapes or dtypes are not those of the model; all
+            of them are listed.
     """
     definition = check_arrays(arrays, model, GROUPS)
     step: Any = arrays["step"]
@@ -45,26 +46,58 @@ def from_arrays(
 
 
 def check_arrays(
-    arrays: Arrays, model: TransformerLMConfig, groups: tuple[str, ...] = ("parameters",)
+    arrays: Arrays,
+    model: TransformerLMConfig,
+    groups: tuple[str, ...] = ("parameters",),
+    *,
+    cast: bool = False,
 ) -> Definition:
     """The definition of the model that the arrays are of.
 
+    Args:
+        arrays: by group and name; shapes and dtypes (``jax.ShapeDtypeStruct``) do.
+        model: the settings.
+        groups: those that there must be.
+        cast: let floats have another dtype.
+
     Raises:
-        CheckpointError: their names or shapes are not the model's; all of them are listed.
+        CheckpointError: their names, shapes or dtypes are not the model's; all are listed.
     """
-    definition, expected = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
-    problems = []
-    for group in groups:
-        found = arrays.get(group, {})
-        problems += [f"missing {group}/{name}" for name in sorted(expected.keys() - found.keys())]
-        problems += [
-            f"unexpected {group}/{name}" for name in sorted(found.keys() - expected.keys())
-        ]
-        problems += [
-            f"{group}/{name} is {found[name].shape}, not {expected[name].shape}"
-            for name in sorted(expected.keys() & found.keys())
-            if found[name].shape != expected[name].shape
-        ]
-    if problems:
-        raise CheckpointError(f"the checkpoint does not fit its model: {'; '.join(problems)}")
+    definition, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+    expected = {f"{group}/{name}": x for group in groups for name, x in shapes.items()}
+    found = {f"{group}/{name}": x for group in groups for name, x in arrays.get(group, {}).items()}
+    floats = {
+        name: x
+        for name, x in found.items()
+        if name in expected and _is_float(x) and _is_float(expected[name])
+    }
+
+    def problems(found: dict[str, Any]) -> list[str]:
+        return mismatches(
+            {name: _kind(x) for name, x in expected.items()},
+            {name: _kind(x) for name, x in found.items()},
+            "is",
+        )
+
+    cast_found = found | {
+        name: jax.ShapeDtypeStruct(x.shape, expected[name].dtype) for name, x in floats.items()
+    }
+    wrong = problems(cast_found if cast else found)
+    if wrong:
+        hint = "" if problems(cast_found) else "; --cast changes dtypes on purpose"
+        raise CheckpointError(f"the checkpoint does not fit its model: {'; '.join(wrong)}{hint}")
     return definition
+
+
+def model_dtypes(model: TransformerLMConfig) -> dict[str, np.dtype]:
+    """The dtypes that training keeps a model's arrays in, by ``group/path``."""
+    _, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+    return {f"{group}/{name}": np.dtype(x.dtype) for group in GROUPS for name, x in shapes.items()}
+
+
+def _is_float(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _kind(x: Any) -> str:
+    return f"{np.dtype(x.dtype).name} {tuple(x.shape)}"

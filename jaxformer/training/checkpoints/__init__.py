@@ -1,0 +1,39 @@
+"""Checkpoints on disk: arrays by Orbax, and a manifest that says what they must be.
+
+``checkpoints/<step>/arrays`` is an Orbax folder with the groups ``parameters``, ``mu`` and ``nu``
+(each by parameter path) and ``step``. ``checkpoints/<step>/MANIFEST.json`` holds the settings, the
+vocabulary, the corpus's hash, versions, the SHA-256 of every file, and shape, dtype and SHA-256 of
+every array, whole, however it was cut over devices. A step is written under a temporary name and
+renamed once all of it is on the disk, so a folder whose name is a number is complete; it counts
+only if its manifest agrees with itself, with every file and with every array.
+"""
+
+from jaxformer.training.checkpoints.casts import Cast, round_to, rounding_error
+from jaxformer.training.checkpoints.files import write_durably
+from jaxformer.training.checkpoints.folder import CheckpointFolder
+from jaxformer.training.checkpoints.manifest import (
+    FORMAT,
+    GROUPS,
+    MANIFEST,
+    Arrays,
+    Manifest,
+    describe,
+    seal,
+    state_hash,
+)
+
+__all__ = [
+    "FORMAT",
+    "GROUPS",
+    "MANIFEST",
+    "Arrays",
+    "Cast",
+    "CheckpointFolder",
+    "Manifest",
+    "describe",
+    "round_to",
+    "rounding_error",
+    "seal",
+    "state_hash",
+    "write_durably",
+]

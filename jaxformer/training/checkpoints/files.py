@@ -1,0 +1,106 @@
+"""Files that are on the disk for good, and what they hold."""
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jaxformer.errors import ResourceError
+
+# Large enough that the interpreter's lock is seldom taken while a step is made.
+BUFFER = 8 << 20
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Writes a file under a temporary name, syncs it to the disk and renames it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Returns once a file or a folder's list of names is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Returns once all files below a folder, and their names, are on the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(parent, name))
+        sync(Path(parent))
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the name is one that is taken until a file or folder is whole."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def entries(folder: Path, start: Path) -> dict[str, int]:
+    """The size of all that is below a folder and is none itself, by its path from ``start``.
+
+    What is no file of its own, such as a link, has the size -1.
+    """
+
+    def walk(place: Path) -> Iterator[os.DirEntry[str]]:
+        with os.scandir(place) as inside:
+            for entry in inside:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from walk(Path(entry.path))
+                else:
+                    yield entry
+
+    found = {
+        Path(os.path.relpath(entry.path, start)).as_posix(): entry.stat(follow_symlinks=False)
+        for entry in (walk(folder) if folder.is_dir() else ())
+    }
+    return {
+        name: facts.st_size if stat.S_ISREG(facts.st_mode) else -1
+        for name, facts in sorted(found.items())
+    }
+
+
+def digests(start: Path, names: Iterable[str]) -> dict[str, str]:
+    """The SHA-256 of files by their paths from ``start``; what cannot be read has none."""
+    buffer = bytearray(BUFFER)
+    return {name: _digest(start / name, buffer) for name in names}
+
+
+def _digest(path: Path, buffer: bytearray) -> str:
+    digest = hashlib.sha256()
+    view = memoryview(buffer)
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", 0) as file:
+            while count := file.readinto(buffer):
+                digest.update(view[:count])
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+    return digest.hexdigest()
+
+
+def check_space(folder: Path, need: int) -> None:
+    """Checks that what is to be written fits on the disk.
+
+    Args:
+        folder: where it is to be; it need not exist.
+        need: in bytes.
+
+    Raises:
+        ResourceError: it does not; the message says what is needed and what is free.
+    """
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    if need > free:
+        raise ResourceError(
+            f"it needs {need / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free there"
+        )

@@ -1,0 +1,101 @@
+"""Steps read back, and compared with their manifests."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import CheckpointError
+from jaxformer.training.checkpoints import arrays as stored
+from jaxformer.training.checkpoints import files
+from jaxformer.training.checkpoints.exchange import Exchange, merged
+from jaxformer.training.checkpoints.manifest import (
+    MANIFEST,
+    Arrays,
+    Manifest,
+    check_same,
+    describe_array,
+    flat,
+    nested,
+    read_manifest,
+    size_of,
+)
+
+Change = Callable[[str, np.ndarray], np.ndarray]
+
+
+def restore(
+    folder: Path,
+    step: int,
+    shardings: Arrays | None = None,
+    accept: Callable[[Manifest], Change | None] | None = None,
+) -> tuple[Arrays, Manifest]:
+    """See ``CheckpointFolder.restore``."""
+    exchange = Exchange(f"the restore of {folder}")
+    manifest = exchange.first(lambda: read_manifest(folder / MANIFEST, step))
+    change = None if accept is None else accept(manifest)
+    _check_files(folder, manifest, exchange)
+    inside, described = folder / "arrays", manifest["arrays"]
+    exchange.first(lambda: stored.check_stored(inside, described))
+    if shardings is None:
+        exchange.each(lambda: _check_memory(folder, described))
+    placed = None if shardings is None else flat(shardings)
+
+    def hashed(names: list[str], keep: Callable[[str, np.ndarray], None]) -> dict[str, Any]:
+        found = {}
+        for part in stored.batches({name: described[name] for name in names}):
+            for name, array in stored.read(inside, part).items():
+                found[name] = describe_array(array)
+                keep(name, array)
+        return found
+
+    if placed is None or change is not None or exchange.count == 1:
+        named: dict[str, Any] = {}
+
+        def keep(name: str, array: np.ndarray) -> None:
+            array = array if change is None else change(name, array)
+            named[name] = array if placed is None else _place(array, placed[name])
+
+        found = exchange.each(lambda: hashed(list(described), keep))[exchange.index]
+        check_same("arrays", folder, manifest, found)
+        return nested(named), manifest
+    mine = exchange.share({name: size_of(what) for name, what in described.items()})
+    found = merged(exchange.each(lambda: hashed(mine, lambda name, array: None)))
+    check_same("arrays", folder, manifest, found)
+    arrays: list[Arrays] = []
+    exchange.each(lambda: arrays.append(stored.read_placed(inside, described, shardings)))
+    return arrays[0], manifest
+
+
+def _check_files(folder: Path, manifest: Manifest, exchange: Exchange) -> None:
+    """Each process hashes its share of the files."""
+    inside = folder / "arrays"
+    found = exchange.first(
+        lambda: {
+            name: size
+            for name, size in files.entries(folder, inside).items()
+            if name != f"../{MANIFEST}" and not files.is_temporary(Path(name))
+        }
+    )
+    strange = dict.fromkeys(found.keys() - manifest["files"].keys(), "")
+    known = {name: size for name, size in found.items() if name not in strange}
+    parts = exchange.each(lambda: files.digests(inside, exchange.share(known)))
+    check_same("files", folder, manifest, merged(parts) | strange)
+
+
+def _check_memory(folder: Path, described: dict[str, Any]) -> None:
+    """Checks that the arrays can be held at all, as this process holds all of them."""
+    need = sum(map(size_of, described.values()))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if need > memory:
+        raise CheckpointError(
+            f"{folder} claims arrays of {need / 1e9:,.1f} GB: this machine has {memory / 1e9:,.1f}"
+        )
+
+
+def _place(array: np.ndarray, sharding: Any) -> Any:
+    import jax
+
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
