@@ -45,6 +45,10 @@ def run_train(arguments: Sequence[str]) -> None:
         # JAX has to know of the other processes before anything asks it for devices.
         alone = _parse(ProcessOptions, "jaxformer train", arguments, others=True)
         processes.initialize(alone, debug="--debug" in arguments)
+    if processes.count() > 1:
+        from jaxformer.training.run_folder import check_shared
+
+        check_shared(_run_folder(arguments))
     options, out, experiment = processes.together(lambda: _prepare_training(arguments))
 
     from jaxformer.training.loop import train
@@ -60,8 +64,7 @@ def run_train(arguments: Sequence[str]) -> None:
 
 def _prepare_training(arguments: Sequence[str]) -> tuple[TrainOptions, Path, Any]:
     """The options, the run's folder and the ``Experiment`` that the arguments make."""
-    preset = _preset(arguments)
-    out = Path(_peek(arguments, "--out") or f"runs/{preset}")
+    preset, out = _preset(arguments), _run_folder(arguments)
     resume = "--resume" in arguments
     source = _peek(arguments, "--init-from")
     start = tokenizer = None
@@ -333,6 +336,10 @@ def _preset(arguments: Sequence[str]) -> str:
     if preset not in PRESETS:
         raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
     return preset
+
+
+def _run_folder(arguments: Sequence[str]) -> Path:
+    return Path(_peek(arguments, "--out") or f"runs/{_preset(arguments)}")
 
 
 def _peek(arguments: Sequence[str], flag: str) -> str | None:

@@ -1,0 +1,156 @@
+"""Several processes train as one, and what becomes of them when one is lost."""
+
+import hashlib
+import shutil
+import signal
+import time
+
+import pytest
+
+from tests.several import PEER_TIMEOUT, Processes, fresh, lines, run
+from tests.tiny import DROPOUT, TEXT, losses, same_run, steps
+
+GRADIENT_NORM = "grad_norm"
+# Beyond the time after which a process counts as lost: to notice it, and to say so.
+GRACE = 6
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory, cache):
+    """A run of 30 steps of one process with four devices."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "text.txt").write_text(TEXT)
+    arguments = fresh(folder / "text.txt", folder / "run", "--steps", 30, *DROPOUT)
+    told = run(1, 4, *arguments, cache=cache)
+    assert told[0][1] == ""
+    return folder
+
+
+def same_everywhere(out, together):
+    same_run(out, together / "run")
+    assert losses(out, GRADIENT_NORM) == losses(together / "run", GRADIENT_NORM)
+
+
+def test_four_processes_are_one_to_the_bit(together, cache, empty_folder):
+    arguments = fresh(together / "text.txt", "run", "--steps", 30, *DROPOUT)
+    told = run(4, 1, *arguments, cache=cache)
+    same_everywhere("run", together)
+    assert steps("run") == [10, 20, 30]
+    out, err = told[0]
+    assert "4 × cpu in 4 processes" in out
+    assert "step 30 · validation loss" in out
+    assert err == ""
+    for other in (1, 2, 3):
+        assert told[other] == ("", "")
+
+
+def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
+    together, cache, empty_folder
+):
+    """Two processes lose one, resume, are stopped, and end as a single one: bit for bit."""
+    arguments = fresh(together / "text.txt", "run", "--steps", 30, *DROPOUT)
+    slow = ["--steps-per-call", 1]
+    with Processes(2, 2, *arguments, *slow, cache=cache) as processes:
+        processes.wait_for(lambda: len(losses("run")) > 10)
+        processes.running[0].kill()
+        begin = time.monotonic()
+        out, err = processes.ends(9, but=[0])[1]
+        assert time.monotonic() - begin < PEER_TIMEOUT + GRACE
+    assert out == ""
+    (line,) = lines(err)
+    assert line.startswith("jaxformer: ")
+    assert "process" in line
+    assert "died" in line
+    assert f"step {steps('run')[-1]} is the last one saved" in line
+    assert "train.py --resume --out run" in line
+
+    resume = ["train", "--out", "run", "--resume"]
+    before = steps("run")[-1]
+    with Processes(2, 2, *resume, *slow, cache=cache) as processes:
+        processes.wait_for(lambda: max(losses("run")) > before)
+        processes.running[1].send_signal(signal.SIGTERM)
+        told = processes.ends(143)
+    assert "stopped after step" in told[0][1]
+    assert "everything is saved" in told[0][1]
+    assert lines(told[0][1])[0].startswith("jaxformer: ")
+    assert told[1] == ("", "")
+
+    run(1, 4, *resume, "--steps-per-call", 7, cache=cache)
+    same_everywhere("run", together)
+
+
+def test_a_process_that_hangs_ends_the_others(together, cache, empty_folder):
+    arguments = fresh(together / "text.txt", "run", "--steps", 100_000, *DROPOUT)
+    with Processes(2, 1, *arguments, "--steps-per-call", 1, cache=cache) as processes:
+        processes.wait_for(lambda: len(losses("run")) > 12)
+        processes.running[1].send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        _, err = processes.ends(9, but=[1])[0]
+        assert time.monotonic() - begin < PEER_TIMEOUT + GRACE
+    (line,) = lines(err)
+    assert f"process 1 has not answered for {PEER_TIMEOUT} s" in line
+    assert f"step {steps('run')[-1]} is the last one saved" in line
+
+
+def test_a_refusal_is_told_once_and_ends_all(together, cache, empty_folder):
+    shutil.copytree(together / "run", "run")
+    told = run(2, 1, *fresh(together / "text.txt", "run"), cache=cache, codes=(2,))
+    assert lines(told[0][1]) == [
+        "jaxformer: run already holds a run: go on with --resume, or give another --out"
+    ]
+    assert told[1] == ("", "")
+    same_everywhere("run", together)
+
+
+def test_other_texts_under_the_same_name_are_refused_with_both_hashes(cache, empty_folder):
+    folders = [empty_folder / "one", empty_folder / "two"]
+    for folder, text in zip(folders, (TEXT, TEXT.replace("cat", "tac")), strict=True):
+        folder.mkdir()
+        (folder / "text.txt").write_text(text)
+    arguments = fresh("text.txt", empty_folder / "run", "--steps", 3)
+    told = run(2, 1, *arguments, cache=cache, codes=(3,), folders=folders)
+    hashes = [hashlib.sha256((f / "text.txt").read_bytes()).hexdigest()[:16] for f in folders]
+    words = (
+        f"text.txt here is not that of process 0: SHA-256 {hashes[1]}…, not {hashes[0]}…: give all "
+        "processes the same text"
+    )
+    assert lines(told[1][1]) == [f"jaxformer: {words}"]
+    assert lines(told[0][1]) == [f"jaxformer: process 1: {words}"]
+    assert not (empty_folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--coordinator 127.0.0.1:1", "--num-processes and --process-id are missing"),
+        ("--num-processes 2 --process-id 0", "--coordinator is missing"),
+        ("--coordinator here --num-processes 2 --process-id 0", "must be HOST:PORT: got here"),
+        ("--coordinator :1 --num-processes 2 --process-id 0", "must be HOST:PORT: got :1"),
+        ("--coordinator a:99999 --num-processes 2 --process-id 0", "must be HOST:PORT"),
+        ("--coordinator a:1 --num-processes 2 --process-id 2", "must be in [0, 2)"),
+        ("--coordinator a:1 --num-processes 0 --process-id 0", "must be in [0, 0)"),
+        ("--distributed --process-id 1", "leave out one or the others"),
+        ("--distributed --peer-timeout 0", "--peer-timeout must be in [1, 86400] s: got 0"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(refuse, text, flags, words):
+    refuse(["train", "--data", text, "--out", "run", *flags.split()], 2, words)
+
+
+def test_a_coordinator_that_does_not_answer_is_refused(refuse, text):
+    flags = "--coordinator 127.0.0.1:9 --num-processes 2 --process-id 1 --connect-timeout 1"
+    words = "no coordinator answers at 127.0.0.1:9 after 1 s", "--connect-timeout"
+    refuse(["train", "--data", text, "--out", "run", *flags.split()], 9, *words)
+
+
+def test_processes_that_do_not_come_are_told(text, cache, empty_folder):
+    with Processes(2, 1, *fresh(text, "run"), cache=cache, connect=2) as processes:
+        processes.running[1].kill()
+        _, err = processes.ends(9, but=[1])[0]
+    assert "not all processes came within 2 s" in err
+    assert not (empty_folder / "run").exists()
