@@ -20,10 +20,10 @@ from jaxformer.layer_scan import scanned_layers
 from jaxformer.parameters import Parameters, abstract, split
 from jaxformer.rematerialization import rematerialization
 from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.checkpoints import GROUPS, Arrays
+from jaxformer.training.checkpoints import GROUPS, Arrays, Cast
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.corpora import Corpus
-from jaxformer.training.states import from_arrays
+from jaxformer.training.states import check_arrays, from_arrays
 from jaxformer.training.strategies import (
     DataParallel,
     MeshParallel,
@@ -213,8 +213,13 @@ def draw_parameters(config: TransformerLMConfig, seed: int) -> Parameters:
     return split(TransformerLM(config, rngs=nnx.Rngs(seed)))[1]
 
 
-def first_state(experiment: Experiment, strategy: Strategy) -> TrainState:
+def first_state(experiment: Experiment, strategy: Strategy, cast: Cast | None = None) -> TrainState:
     """The state before the first step, placed: random weights, or what the run starts from.
+
+    Args:
+        experiment: what to do.
+        strategy: where it is placed.
+        cast: changes dtypes; without it they must be those that training keeps.
 
     Raises:
         CheckpointError: what it starts from does not fit the settings; all that does not is listed.
@@ -228,10 +233,14 @@ def first_state(experiment: Experiment, strategy: Strategy) -> TrainState:
             f"{start.source} has {start.step} steps behind it: give more --steps, or "
             "--fresh-optimizer to begin at step 0"
         )
+    groups = tuple(group for group in GROUPS if group in start.arrays)
+    check_arrays(start.arrays, config.model, groups, cast=cast is not None)
     arrays: Arrays = {
-        name: jax.tree.map(lambda a: np.asarray(a, np.float32), value)
-        for name, value in start.arrays.items()
-        if name in GROUPS
+        group: {
+            name: np.asarray(array) if cast is None else cast(f"{group}/{name}", np.asarray(array))
+            for name, array in start.arrays[group].items()
+        }
+        for group in groups
     }
     arrays["step"] = start.step
     if "mu" not in arrays:

@@ -50,6 +50,7 @@ def train(
     out: Path,
     *,
     resume: bool = False,
+    cast: bool = False,
     trackers: Sequence[Tracker] = (),
     profile_steps: int | None = None,
 ) -> None:
@@ -62,6 +63,7 @@ def train(
         experiment: what to do.
         out: the run's folder.
         resume: go on with the run that is there.
+        cast: let what it starts from have floats of another dtype, and change them.
         trackers: metrics services to write to, beside metrics.jsonl.
         profile_steps: how many steps to trace, after warm-up, into the folder.
 
@@ -77,7 +79,7 @@ def train(
     processes.together(lambda: check_trackers(trackers if first else ()))
     with StopSignal() as stop, RunFolder(out, resume=resume) as folder, run_as(config):
         strategy = make_strategy(experiment, devices)
-        state, about, notes, warnings = starting_point(experiment, folder, strategy)
+        state, about, notes, warnings = starting_point(experiment, folder, strategy, cast)
         step = int(strategy.fetch(state.step))
         folder.begin(config, () if experiment.start is None else experiment.start.files)
         warnings += unseen(folder)

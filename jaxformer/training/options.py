@@ -89,6 +89,8 @@ class TrainOptions:
     state where it has one; its settings then stand in place of the preset's model."""
     fresh_optimizer: Switch = False
     """With --init-from: take the weights alone, and begin at step 0."""
+    cast: Switch = False
+    """Change a checkpoint's arrays to the dtypes that training keeps; says what that rounds."""
     download: Switch = False
     """Fetch tiny-shakespeare (1.1 MB, its SHA-256 is pinned) if it is not on this machine."""
     tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()

@@ -221,21 +221,29 @@ def check_resumable(
 
     Raises:
         UsageError: something changed that a resumed run must keep; all of it is named.
+        CheckpointError: the manifest has no settings.
     """
     # Read back, so that JSON's lists are tuples again and settings since added have their defaults.
-    settings = TrainConfig.from_dict(before["config"]).to_dict()
+    try:
+        settings = TrainConfig.from_dict(before["config"]).to_dict()
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the manifest of step {before['step']} has no settings that can be read: {error}"
+        ) from error
     changes = dict(differences(settings, config.to_dict()))
-    if before["vocabulary"] != vocabulary:
+    characters, corpus = before.get("vocabulary"), before.get("corpus")
+    if characters != vocabulary:
         changes["vocabulary"] = " -> ".join(
             "tokens of a tokenizer" if known is None else f"{len(known)} characters"
-            for known in (before["vocabulary"], vocabulary)
+            for known in (characters, vocabulary)
         )
-    if before["corpus"] is None:
+    if corpus is None:
         raise UsageError(
             "this folder holds a ported model and no run: start one with --init-from, in another"
         )
-    if before["corpus"]["sha256"] != corpus_sha256:
-        changes["corpus"] = f"SHA-256 {before['corpus']['sha256'][:12]} -> {corpus_sha256[:12]}"
+    digest = corpus.get("sha256", "")
+    if digest != corpus_sha256:
+        changes["corpus"] = f"SHA-256 {digest[:12]} -> {corpus_sha256[:12]}"
     return [f"{name}: {change}" for name, change in _refuse_fixed(changes).items()]
 
 

@@ -9,6 +9,7 @@ import jax
 from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.train_step import TrainState
 from jaxformer.training import processes
+from jaxformer.training.checkpoints import Cast, Manifest
 from jaxformer.training.device_counts import describe_devices
 from jaxformer.training.experiment import (
     Experiment,
@@ -19,7 +20,7 @@ from jaxformer.training.experiment import (
 from jaxformer.training.memory import check_memory
 from jaxformer.training.progress import describe_parameters
 from jaxformer.training.run_folder import RunFolder, check_resumable, differences
-from jaxformer.training.states import from_arrays
+from jaxformer.training.states import check_manifest, from_arrays, model_dtypes
 from jaxformer.training.strategies import Strategy
 
 
@@ -40,21 +41,22 @@ def check_same(experiment: Experiment) -> None:
         TextError: their texts differ.
     """
 
-    def other_settings(first: str, here: str) -> JaxformerError:
-        before, now = json.loads(first), json.loads(here)
-        return UsageError(
-            f"process {processes.index()} was given other settings than process 0: "
-            + ", ".join(f"{n} ({change})" for n, change in differences(before, now))
-        )
-
     def other_text(first: str, here: str) -> JaxformerError:
         return TextError(
-            f"process {processes.index()} reads another {experiment.corpus.name} than process 0: "
-            f"SHA-256 {here[:16]}…, not {first[:16]}…"
+            f"{experiment.corpus.name} here is not that of process 0: SHA-256 {here[:16]}…, not "
+            f"{first[:16]}…: give all processes the same text"
         )
 
-    processes.same_everywhere(json.dumps(experiment.config.to_dict()), other_settings)
+    def other_settings(first: str, here: str) -> JaxformerError:
+        changes = differences(json.loads(first), json.loads(here))
+        return UsageError(
+            "the settings here are not those of process 0: "
+            + ", ".join(f"{name} ({change})" for name, change in changes)
+            + ": give all processes the same flags"
+        )
+
     processes.same_everywhere(experiment.corpus.sha256, other_text)
+    processes.same_everywhere(json.dumps(experiment.config.to_dict()), other_settings)
 
 
 def unseen(folder: RunFolder) -> list[str]:
@@ -75,20 +77,31 @@ def after_loss(folder: RunFolder) -> str:
 
 
 def starting_point(
-    experiment: Experiment, folder: RunFolder, strategy: Strategy
+    experiment: Experiment, folder: RunFolder, strategy: Strategy, cast: bool = False
 ) -> tuple[TrainState, dict[str, Any], list[str], list[str]]:
     """The first state, placed, the manifest that it comes from, notes and warnings."""
     config = experiment.config
     warnings = processes.first_does(folder.checkpoints.tidy)
+    change = Cast(model_dtypes(config.model)) if cast else None
     if not folder.resumed:
         notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
-        return first_state(experiment, strategy), {}, notes, warnings
+        state = first_state(experiment, strategy, change)
+        return state, {}, notes + ([] if change is None else change.notes()), warnings
+    changes: list[str] = []
+
+    def accept(manifest: Manifest) -> Cast | None:
+        changes[:] = check_resumable(
+            manifest, config, experiment.vocabulary, experiment.corpus.sha256
+        )
+        check_manifest(manifest, config.model, cast=cast)
+        return change
+
     arrays, manifest, damaged = folder.checkpoints.restore_latest(
-        quarantine=True, shardings=strategy.shardings()
+        quarantine=True, shardings=strategy.shardings(), accept=accept
     )
-    notes = check_resumable(manifest, config, experiment.vocabulary, experiment.corpus.sha256)
     _, state = from_arrays(arrays, config.model, experiment.optimizer)
-    notes.insert(0, f"resuming from step {manifest['step']}")
+    notes = [f"resuming from step {manifest['step']}", *changes]
+    notes += [] if change is None else change.notes()
     before, now = manifest.get("devices"), describe_devices(config, len(strategy.devices))
     if before not in (None, now):
         notes.append(f"{before} -> {now}: the same run up to rounding, not bitwise")

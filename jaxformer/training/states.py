@@ -13,7 +13,14 @@ from jaxformer.errors import CheckpointError, mismatches
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import abstract
 from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.checkpoints import GROUPS, Arrays
+from jaxformer.training.checkpoints import (
+    DTYPES,
+    GROUPS,
+    Arrays,
+    Manifest,
+    describe_array,
+    nested,
+)
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -87,6 +94,22 @@ def check_arrays(
         hint = "" if problems(cast_found) else "; --cast changes dtypes on purpose"
         raise CheckpointError(f"the checkpoint does not fit its model: {'; '.join(wrong)}{hint}")
     return definition
+
+
+def check_manifest(manifest: Manifest, model: TransformerLMConfig, *, cast: bool) -> None:
+    """Checks what a checkpoint holds before any of it is read.
+
+    Raises:
+        CheckpointError: see ``check_arrays``; or it is not of the step that it says.
+    """
+    step = manifest["step"]
+    if manifest["arrays"]["step"] != describe_array(np.asarray(step, np.int32)):
+        raise CheckpointError(f"the checkpoint of step {step} holds the state of another")
+    described = {
+        name: jax.ShapeDtypeStruct(tuple(what["shape"]), DTYPES[what["dtype"]])
+        for name, what in manifest["arrays"].items()
+    }
+    check_arrays(nested(described), model, GROUPS, cast=cast)
 
 
 def model_dtypes(model: TransformerLMConfig) -> dict[str, np.dtype]:

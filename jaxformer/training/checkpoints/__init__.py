@@ -12,17 +12,21 @@ from jaxformer.training.checkpoints.casts import Cast, round_to, rounding_error
 from jaxformer.training.checkpoints.files import write_durably
 from jaxformer.training.checkpoints.folder import CheckpointFolder
 from jaxformer.training.checkpoints.manifest import (
+    DTYPES,
     FORMAT,
     GROUPS,
     MANIFEST,
     Arrays,
     Manifest,
     describe,
+    describe_array,
+    nested,
     seal,
     state_hash,
 )
 
 __all__ = [
+    "DTYPES",
     "FORMAT",
     "GROUPS",
     "MANIFEST",
@@ -31,6 +35,8 @@ __all__ = [
     "CheckpointFolder",
     "Manifest",
     "describe",
+    "describe_array",
+    "nested",
     "round_to",
     "rounding_error",
     "seal",

@@ -35,7 +35,10 @@ def restore(
     """See ``CheckpointFolder.restore``."""
     exchange = Exchange(f"the restore of {folder}")
     manifest = exchange.first(lambda: read_manifest(folder / MANIFEST, step))
-    change = None if accept is None else accept(manifest)
+    changes: list[Change | None] = []
+    if accept is not None:
+        exchange.each(lambda: changes.append(accept(manifest)))
+    change = changes[0] if changes else None
     _check_files(folder, manifest, exchange)
     inside, described = folder / "arrays", manifest["arrays"]
     exchange.first(lambda: stored.check_stored(inside, described))
