@@ -73,6 +73,7 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
     global _session
     if not options.several:
         return
+    _wait_for_coordinator(options)
     if not debug:
         # The runtime's own log tells each loss of a process over dozens of lines.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
@@ -86,7 +87,6 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
         )
 
     aborts.end_with(too_late)
-    _wait_for_coordinator(options)
     import jax
     from jax._src import distributed
 
