@@ -1,15 +1,14 @@
 """What is saved comes back bit for bit, and whatever happened to it on the disk is noticed."""
 
-import errno
 import json
+import os
 import shutil
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.errors import CheckpointError, ResourceError
-from jaxformer.training import checkpoints
+from jaxformer.errors import CheckpointError
 from jaxformer.training.checkpoints import CheckpointFolder, describe, state_hash
 
 ABOUT = {"config": {"seed": 1}, "vocabulary": "\n ab", "corpus": {"name": "x"}, "val_loss": None}
@@ -30,6 +29,11 @@ def make_arrays(seed=0):
     return {"parameters": group(), "mu": group(), "nu": group(), "step": np.int32(seed)}
 
 
+def save(folder, step, arrays, about=ABOUT, **more):
+    folder.save(step, arrays, about, **more)
+    return folder.wait()
+
+
 @pytest.fixture
 def folder(tmp_path):
     return CheckpointFolder(tmp_path / "checkpoints")
@@ -39,7 +43,7 @@ def folder(tmp_path):
 def saved(tmp_path_factory):
     """A folder with one checkpoint, only to be copied."""
     folder = CheckpointFolder(tmp_path_factory.mktemp("saved") / "checkpoints")
-    folder.save(7, make_arrays(7), ABOUT)
+    save(folder, 7, make_arrays(7))
     return folder.folder
 
 
@@ -51,7 +55,7 @@ def copy(saved, tmp_path):
 
 def test_arrays_come_back_bit_for_bit(folder):
     arrays = make_arrays(3)
-    folder.save(3, arrays, ABOUT)
+    save(folder, 3, arrays)
     restored, _ = folder.restore(3)
     assert set(restored) == {"parameters", "mu", "nu", "step"}
     assert restored["step"] == 3
@@ -151,28 +155,40 @@ def test_a_file_cut_short_missing_or_too_many_is_named(copy, change):
     assert "\n" not in str(error.value)
 
 
-def test_stray_folders_are_no_checkpoints(copy):
-    for name in ("9", "09", "x", "-3", "٣", "1.0"):
+def test_stray_folders_are_no_checkpoints(copy, tmp_path):
+    shutil.copytree(copy.folder / "7", tmp_path / "elsewhere" / "12")
+    for name in ("9", "09", "x", "-3", "٣", "1.0", "1e3"):
         (copy.folder / name).mkdir()
     for name in ("007", "+8"):
         shutil.copytree(copy.folder / "7", copy.folder / name)
     (copy.folder / "11").write_text("a file")
+    (copy.folder / "12").symlink_to(tmp_path / "elsewhere" / "12")
+    (copy.folder / "13").symlink_to(tmp_path / "nowhere")
     assert copy.steps() == [7]
     assert copy.restore_latest(quarantine=True)[1]["step"] == 7
-    assert len(copy.tidy()) == 9
-    assert all("not a checkpoint: ignored" in warning for warning in copy.tidy())
+    warnings = copy.tidy()
+    assert len(warnings) == 12
+    assert all(warning.endswith("ignored") for warning in warnings)
+    assert sum("is a link, not a checkpoint" in warning for warning in warnings) == 2
+    assert (tmp_path / "elsewhere" / "12" / "MANIFEST.json").exists()
+
+
+def test_a_step_under_another_number_is_no_checkpoint_of_it(copy):
+    (copy.folder / "7").rename(copy.folder / "9")
+    with pytest.raises(CheckpointError, match="it is that of step 7"):
+        copy.restore(9)
 
 
 def test_steps_are_in_order_of_number(folder):
     for step in (9, 10, 100, 1):
-        folder.save(step, make_arrays(step), ABOUT)
+        save(folder, step, make_arrays(step))
     assert folder.steps() == [1, 9, 10, 100]
     assert folder.restore_latest(quarantine=True)[0]["step"] == 100
 
 
 def test_the_last_few_and_the_best_are_kept(folder):
     for step, loss in enumerate((3.0, 1.5, 2.0, None, 2.5, 1.75)):
-        folder.save(step, make_arrays(step), {**ABOUT, "val_loss": loss})
+        save(folder, step, make_arrays(step), {**ABOUT, "val_loss": loss})
         folder.prune(2)
     assert folder.best_step() == 1
     assert folder.steps() == [1, 4, 5]
@@ -186,7 +202,7 @@ def test_there_is_no_best_where_nothing_was_evaluated(copy):
 
 def test_a_damaged_manifest_does_not_stop_a_run_that_saves(folder):
     for step in (1, 2):
-        folder.save(step, make_arrays(step), {**ABOUT, "val_loss": 1.0})
+        save(folder, step, make_arrays(step), {**ABOUT, "val_loss": 1.0})
     (folder.folder / "1" / "MANIFEST.json").write_text("{}")
     assert folder.best_step() == 2
     folder.prune(3)
@@ -195,7 +211,7 @@ def test_a_damaged_manifest_does_not_stop_a_run_that_saves(folder):
 
 def test_damaged_steps_are_put_aside_and_the_newest_sound_one_used(folder):
     for step in (1, 2, 3):
-        folder.save(step, make_arrays(step), ABOUT)
+        save(folder, step, make_arrays(step))
     (folder.folder / "3" / "MANIFEST.json").write_text("")
     (folder.folder / "2" / "arrays" / "_METADATA").unlink()
     assert folder.restore_latest(quarantine=False)[0]["step"] == 1
@@ -220,32 +236,42 @@ def test_with_nothing_sound_left_all_damage_is_told(copy):
 
 def test_the_same_state_saved_again_changes_the_manifest_alone(copy):
     files = {path: path.stat().st_mtime_ns for path in arrays_files(copy)}
-    copy.save(7, make_arrays(7), {**ABOUT, "val_loss": 1.25})
+    save(copy, 7, make_arrays(7), {**ABOUT, "val_loss": 1.25})
     assert {path: path.stat().st_mtime_ns for path in arrays_files(copy)} == files
     assert copy.restore(7)[1]["val_loss"] == 1.25
 
 
 def test_another_state_of_the_same_step_puts_the_old_one_aside(copy):
-    copy.save(7, make_arrays(8), ABOUT)
+    save(copy, 7, make_arrays(8))
     assert copy.restore(7)[0]["step"] == 8
     assert (copy.folder / "quarantine" / "7" / "MANIFEST.json").is_file()
 
 
-def test_a_full_disk_leaves_earlier_steps_and_nothing_else(copy, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "write_durably", full)
-    with pytest.raises(ResourceError, match="No space left on device"):
-        copy.save(8, make_arrays(8), ABOUT)
-    assert [path.name for path in copy.folder.iterdir()] == ["7"]
-    copy.restore(7)
+def test_a_place_in_quarantine_is_never_taken_twice(folder):
+    for seed in (1, 2, 3):
+        save(folder, 7, make_arrays(seed))
+    (folder.folder / "7" / "MANIFEST.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="moved to .*quarantine/7.3"):
+        folder.restore_latest(quarantine=True)
+    places = sorted((folder.folder / "quarantine").iterdir())
+    assert [place.name for place in places] == ["7", "7.2", "7.3"]
+    assert all((place / "arrays").is_dir() for place in places)
 
 
 def test_a_save_cut_short_is_no_checkpoint_and_is_cleared_away(copy):
     (copy.folder / ".8.4242.tmp").mkdir()
     (copy.folder / ".8.4242.tmp" / "half").write_text("x")
+    (copy.folder / ".3.removed.tmp").mkdir()
     assert copy.steps() == [7]
     assert copy.others() == []
     assert copy.tidy() == [f"the save to {copy.folder / '.8.4242.tmp'} was cut short: removed"]
     assert [path.name for path in copy.folder.iterdir()] == ["7"]
+
+
+def test_nothing_depends_on_the_clock(folder, monkeypatch):
+    for step, now in ((1, 2e9), (2, 1e9), (3, 0.0)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        save(folder, step, make_arrays(step), keep=2)
+        os.utime(folder.folder / str(step), (now, now))
+    assert folder.steps() == [2, 3]
+    assert folder.restore_latest(quarantine=True)[1]["step"] == 3
