@@ -89,9 +89,56 @@ def test_the_same_over_the_same_axes_are_one():
     assert merge([one, other, one]) == [other, Collective("all-gather", ("fsdp",), 2, 6, 20)]
 
 
+@pytest.mark.parametrize(
+    ("written", "axes", "devices"),
+    [
+        ("mesh['axis_0'=2,'axis_1'=2,'axis_2'=2] {'axis_1'}", ("fsdp",), 2),
+        (
+            # Devices 0, 4, 1, 5 …: what varies last is data.
+            "mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}",
+            ("data",),
+            2,
+        ),
+        # A part of an axis of four: its first half is fsdp, its second tensor.
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1':(1)2}", ("fsdp",), 2),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1':(2)2}", ("data", "tensor"), 4),
+        ("{}", ("data", "fsdp", "tensor"), 8),
+    ],
+)
+def test_other_ways_to_write_groups(written, axes, devices):
+    text = PROGRAM.replace("replica_groups=[1,8]<=[8]", f"replica_groups={written}")
+    found = {c.kind: c for c in read_collectives(text, MESH)}["reduce-scatter"]
+    assert (found.axes, found.devices) == (axes, devices)
+
+
+def test_loops_of_a_tpu_say_their_length_in_their_condition():
+    text = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"5"}}', "").replace(
+        "condition=%more, body=%layer", "condition=%five, body=%layer"
+    )
+    text += """
+%five (p.4: (s32[], bf16[8,16], bf16[4,3])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(5)
+  %p.4 = (s32[]{:T(128)}, bf16[8,16]{1,0}, bf16[4,3]{1,0}) parameter(0)
+  %at = s32[]{:T(128)} get-tuple-element(%p.4), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%at, %limit), direction=LT
+}
+"""
+    assert read_collectives(text, MESH) == read_collectives(PROGRAM, MESH)
+
+
+def test_parts_of_one_collective_count_once():
+    once = PROGRAM.replace("replica_groups=[4,2]", "channel_id=9, replica_groups=[4,2]")
+    twice = once.replace(
+        "%whole =",
+        "%again = (bf16[4,3]{1,0}, bf16[8,3]{1,0}) all-gather-start("
+        "%w), channel_id=9, replica_groups=[4,2]<=[2,2,2]T(0,2,1)\n  %whole =",
+    )
+    assert read_collectives(twice, MESH) == read_collectives(PROGRAM, MESH)
+
+
 def test_groups_in_an_unknown_form_are_not_passed_over():
     with pytest.raises(ValueError, match="groups of a collective cannot be read"):
-        read_collectives(PROGRAM.replace("replica_groups=[1,8]<=[8]", "replica_groups=@mesh"), MESH)
+        read_collectives(PROGRAM.replace("replica_groups=[1,8]<=[8]", "replica_groups=?"), MESH)
 
 
 def test_a_program_of_xla():

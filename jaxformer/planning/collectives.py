@@ -126,11 +126,17 @@ class _Program:
                     current.append(_Instruction(found[1], call[1], call[2], operands, rest))
 
     def collectives(self, mesh: Mapping[str, int], steps: int) -> Iterator[Collective]:
+        # Where a collective runs beside other work its parts repeat it, with the same channel.
+        channels = set()
         for name, times in self._times(steps).items():
             sizes = {i.name: _bytes(i.result) for i in self.computations[name]}
             for instruction in self.computations[name]:
                 kind = instruction.opcode.removesuffix("-start")
                 if kind in KINDS:
+                    channel = re.search(r"channel_id=\d+", instruction.rest)
+                    if channel and channel[0] in channels:
+                        continue
+                    channels.add(channel[0] if channel else instruction.name)
                     if kind == "all-reduce" and "all-reduce-scatter" in name:
                         # A TPU's reduce-scatter: a reduction of which a device keeps its part.
                         kind = "reduce-scatter"
@@ -146,7 +152,7 @@ class _Program:
             times[name] += count
             for instruction in self.computations.get(name, []):
                 if instruction.opcode == "while":
-                    trips = _trip_count(instruction.rest)
+                    trips = self._trip_count(instruction)
                     for body in instruction.called("body"):
                         visit(body, count * (steps if trips is None else trips))
                 elif instruction.opcode in ("fusion", "call", "async-start", "custom-call"):
@@ -160,6 +166,20 @@ class _Program:
 
         visit(self.entry, 1)
         return {name: count for name, count in times.items() if name in self.computations}
+
+    def _trip_count(self, loop: _Instruction) -> int | None:
+        """As XLA says, or as the loop's condition does that compares its counter with a number."""
+        found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest)
+        if found:
+            return int(found[1])
+        for name in loop.called("condition"):
+            condition = self.computations.get(name, [])
+            numbers = {i.name: i.operands[0] for i in condition if i.opcode == "constant"}
+            for instruction in condition:
+                if instruction.opcode == "compare" and "direction=LT" in instruction.rest:
+                    limits = [numbers[o] for o in instruction.operands if o in numbers]
+                    return int(limits[0]) if limits else None
+        return None
 
 
 def _split_operands(text: str) -> tuple[tuple[str, ...], str]:
@@ -175,11 +195,6 @@ def _split_operands(text: str) -> tuple[tuple[str, ...], str]:
     return (), ""
 
 
-def _trip_count(rest: str) -> int | None:
-    found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', rest)
-    return int(found[1]) if found else None
-
-
 def _bytes(shapes: str) -> int:
     """Of a result; of a tuple, all of its parts together."""
     total = 0
@@ -192,18 +207,47 @@ def _bytes(shapes: str) -> int:
 
 def _group(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
     """The axes in which the devices of a collective's first group differ, and how many they are."""
-    if pairs := re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", rest):
-        members = np.array([int(pairs[1]), int(pairs[2])])
-    elif listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+    shape = tuple(mesh.values())
+    if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}", rest):
+        ends = np.array([int(n) for n in re.findall(r"\d+", pairs[1])]).reshape(-1, 2)
+        differ = [np.any(p[:, 0] != p[:, 1]) for p in np.stack(np.unravel_index(ends, shape))]
+        axes = tuple(axis for axis, moves in zip(mesh, differ, strict=True) if moves)
+        return axes, math.prod(mesh[axis] for axis in axes)
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         members = np.array([int(one) for one in listed[1].split(",")])
     elif iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
         shape, order, turned = ([int(n) for n in (g or "").split(",") if n] for g in iota.groups())
         devices = np.arange(math.prod(order)).reshape(order)
         members = (devices.transpose(turned) if turned else devices).reshape(shape)[0]
+    elif named := re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? ?\{([^}]*)\}", rest
+    ):
+        members = _named_members(*named.groups())
     elif re.search(r"replica_groups=\{\}", rest):
         members = np.arange(math.prod(mesh.values()))
     else:
         raise ValueError(f"the groups of a collective cannot be read: {rest[:200]}")
-    places = np.unravel_index(members, tuple(mesh.values()))
+    places = np.unravel_index(members, shape)
     axes = tuple(axis for axis, p in zip(mesh, places, strict=True) if len(set(p.tolist())) > 1)
     return axes, len(members)
+
+
+def _named_members(mesh: str, ids: str | None, axes: str) -> np.ndarray:
+    """The first group of a mesh of XLA's own, over some of its axes or over parts, ``:(1)2``."""
+    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+    devices = np.arange(math.prod(sizes.values()))
+    if ids and (iota := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids)):
+        shape, turned = ([int(n) for n in (g or "").split(",") if n] for g in iota.groups())
+        devices = devices.reshape(shape)
+        devices = devices.transpose(turned) if turned else devices
+    elif ids:
+        devices = np.array([int(n) for n in re.findall(r"\d+", ids)])
+    devices = devices.reshape(tuple(sizes.values()))
+    for place, axis in enumerate(sizes):
+        part = re.search(rf"'{axis}'(?::\((\d+)\)(\d+))?", axes)
+        among, stride = (1, 1) if part is None else (sizes[axis], 1)
+        if part is not None and part[1]:
+            among = int(part[2])
+            stride = sizes[axis] // (int(part[1]) * among)
+        devices = devices.take(range(0, stride * among, stride), axis=place)
+    return devices.ravel()

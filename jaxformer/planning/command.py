@@ -14,6 +14,7 @@ from jaxformer.planning.targets import Target
 from jaxformer.training.corpora import load_corpus
 from jaxformer.training.devices import describe_rate
 from jaxformer.training.experiment import Experiment, choose_devices, run_as
+from jaxformer.training.memory import check_countable
 from jaxformer.training.progress import describe_parameters
 
 SECONDS_OF_A_DAY = 86400
@@ -51,6 +52,7 @@ def find_plan(options: PlanOptions) -> Needs:
         devices = list(topology.devices)
     corpus = load_corpus(config.data, encoding=config.encoding, download=options.download)
     experiment = Experiment.prepare(config, corpus)
+    check_countable(experiment.config)
     if target is not None and topology is None:
         return guess_needs(experiment, target)
     with run_as(experiment.config):

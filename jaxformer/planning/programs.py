@@ -15,7 +15,7 @@ from jaxformer.char_data import evaluation_windows
 from jaxformer.errors import DeviceError
 from jaxformer.parameters import abstract
 from jaxformer.train_step import TrainState
-from jaxformer.training.experiment import Experiment, make_strategy
+from jaxformer.training.experiment import Experiment, evaluation_batch_size, make_strategy
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -42,8 +42,9 @@ def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[s
     )
     corpus = len(experiment.validation_ids)
     windows, _ = evaluation_windows(corpus, config.model.context_length)
+    batch = evaluation_batch_size(config, devices)
     evaluation = strategy.compile_evaluation(
-        *strategy.evaluation_shapes(state.parameters, corpus, len(windows), config.eval_batch_size)
+        *strategy.evaluation_shapes(state.parameters, corpus, len(windows), batch)
     )
     return {"training": training, "evaluation": evaluation}
 
