@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 MAX_INTEGER = 2**31 - 1
 # Blocks are built one by one; ten times as many as any published model has.
 MAX_LAYERS = 10_000
+# Of one matrix, 16 TiB in float32. XLA ends the process where a size is beyond 64 bits.
+MAX_ELEMENTS = 2**42
 # Models compute in float32: the largest number that it holds, its smallest normal one, and half
 # the distance from 1 to the number below it.
 FLOAT32_MAX, FLOAT32_TINY, FLOAT32_ROUNDING = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-25
@@ -87,6 +89,22 @@ def check_rate(config: Any, name: str) -> None:
         raise ValueError(f"{name} must be in [0, 1): got {rate}")
     if rate >= 1 - FLOAT32_ROUNDING:
         raise ValueError(f"{name} must be below 1 in float32: got {rate}")
+
+
+def check_elements(rows: str, count: int, columns: str, width: int) -> None:
+    """Checks that a matrix is no larger than any machine could hold.
+
+    Args:
+        rows: what it has ``count`` of.
+        count: how many.
+        columns: what it has ``width`` of.
+        width: how many.
+    """
+    if count * width > MAX_ELEMENTS:
+        raise ValueError(
+            f"{rows} times {columns} must be at most {MAX_ELEMENTS} elements: got {count} and "
+            f"{width}"
+        )
 
 
 def check_layers(config: Any, *names: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from jaxformer.checks import (
     check_choice,
+    check_elements,
     check_layers,
     check_not_negative,
     check_numbers,
@@ -157,6 +158,10 @@ class TransformerConfig:
                 "d_model must be divisible by num_heads where head_dim is not given: got "
                 f"d_model={self.d_model}, num_heads={self.num_heads}"
             )
+        heads = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
+        check_elements("num_heads times head_dim", heads, "d_model", self.d_model)
+        check_elements("d_ff", self.d_ff or 4 * self.d_model, "d_model", self.d_model)
+        check_elements("context_length", self.context_length, "d_model", self.d_model)
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
             raise ValueError(
                 "num_heads must be divisible by num_kv_heads: got "
@@ -198,6 +203,7 @@ class TransformerLMConfig(TransformerConfig):
         check_choice(self, "head", get_args(Head))
         check_positive(self, "vocab_size", "num_layers", "logit_soft_cap")
         check_layers(self, "num_layers")
+        check_elements("vocab_size", self.vocab_size or 0, "d_model", self.d_model)
         check_not_negative(self, "num_token_types")
         layers = self.full_attention_layers
         if list(layers) != sorted({i for i in layers if 0 <= i < self.num_layers}):
@@ -258,6 +264,8 @@ class EncoderDecoderConfig(TransformerConfig):
         check_positive(self, "source_vocab_size", "target_vocab_size")
         check_positive(self, "num_encoder_layers", "num_decoder_layers")
         check_layers(self, "num_encoder_layers", "num_decoder_layers")
+        check_elements("source_vocab_size", self.source_vocab_size, "d_model", self.d_model)
+        check_elements("target_vocab_size", self.target_vocab_size, "d_model", self.d_model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,13 @@ import time
 import pytest
 
 from jaxformer.cli import main
+from jaxformer.training.corpora import load_corpus
 from tests.tiny import ROOT, TINY, start, train_arguments
 
 IMPORTS = """
 import sys
 from jaxformer.cli import main
+from jaxformer.training.corpora import load_corpus
 try:
     code = main({arguments!r})
 except SystemExit as stop:
@@ -120,6 +122,38 @@ def test_texts_that_cannot_be_learnt_are_refused(refuse, tmp_path, content, word
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
     refuse(train_arguments(path, "out"), 3, *words)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "code", "words"),
+    [
+        ("utf-7", 3, ["half a character, U+D800, at position 0"]),
+        ("undefined", 3, ["is not undefined"]),
+        ("ascii", 3, ["byte 0xff at offset 5"]),
+        ("rot13", 2, ["Python knows no such encoding"]),
+        ("", 2, ["Python knows no such encoding"]),
+    ],
+)
+def test_encodings_that_do_not_fit_are_refused(refuse, tmp_path, encoding, code, words):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"+2AA-" * 200 if encoding == "utf-7" else b"+2AA-\xff" * 200)
+    refuse(train_arguments(path, "out", "--encoding", encoding), code, *words)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "U8", "utf_8"])
+def test_a_byte_order_mark_is_no_character(encoding, tmp_path):
+    path = tmp_path / "marked.txt"
+    path.write_bytes("\ufefftext".encode())
+    assert load_corpus(str(path), encoding=encoding).text == "text"
+
+
+def test_a_device_is_no_text(refuse):
+    refuse(["train", "--data", "/dev/null"], 2, "is a device or a pipe, not a text file")
+
+
+@pytest.mark.parametrize("flag", ["--out", "--data", "--init-from"])
+def test_a_name_too_long_for_the_disk_is_refused(refuse, text, flag):
+    refuse(train_arguments(text, "out", flag, "x" * 5000), 7, "File name too long")
 
 
 def test_a_text_may_not_be_too_short_for_training_either(refuse, text):

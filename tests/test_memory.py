@@ -27,7 +27,7 @@ SMALL = TransformerLMConfig(
         {},
         {"num_kv_heads": 2, "head_dim": 5},
         {"activation": "swiglu", "d_ff": None},
-        {"d_ff": None, "positions": "rotary"},
+        {"d_ff": None, "head_dim": 4, "positions": "rotary"},
         {"positions": "alibi", "tie_embeddings": False},
         {"positions": "relative"},
         {"head": "masked_lm"},
@@ -62,9 +62,13 @@ def test_every_setting_counts():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--d-model 4096000 --num-heads 4", ["EiB", "parameters"]),
+        ("--d-model 1024000 --num-heads 4", ["TiB", "50.3 T parameters"]),
+        (
+            "--d-model 4096000 --num-heads 4",
+            ["num_heads times head_dim times d_model must be at most"],
+        ),
         ("--num-layers 10000 --d-model 8192", ["8.0 T parameters", "TiB"]),
-        ("--d-model 2147483647 --num-heads 1", ["parameters"]),
+        ("--d-model 2147483647 --num-heads 1", ["must be at most 4398046511104 elements"]),
         ("--batch-size 2000000000", ["one micro-batch"]),
         ("--steps-per-call 2000000000", ["2,000,000,000 steps per call"]),
         ("--vocab-size 2147483647", ["parameters"]),
@@ -72,7 +76,20 @@ def test_every_setting_counts():
 )
 def test_a_run_far_too_large_is_refused_before_anything_is_made(refuse, text, flags, words):
     line = refuse(["train", "--data", text, "--devices", 1, *flags.split()], 2, *words)
-    assert f"of {host_memory() * 10 // 2**30 / 10:,.1f} GiB" in line
+    room = f"of {host_memory() * 10 // 2**30 / 10:,.1f} GiB"
+    assert room in line or "elements" in line
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--d-model 900000 --num-layers 10000 --num-heads 1",
+        "--batch-size 2147483647 --vocab-size 2000000",
+    ],
+)
+def test_a_plan_beyond_all_machines_is_refused(refuse, text, flags):
+    words = "more than all machines there are"
+    refuse(["plan", "--data", text, "--devices", 1, *flags.split()], 2, words)
 
 
 def test_the_room_is_shared_by_the_devices_of_a_cpu(monkeypatch):

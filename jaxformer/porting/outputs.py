@@ -52,6 +52,11 @@ def choose_plan(plan: Plan, to: Format, dialect: str | None, origin: Mapping[str
     """
     known = plan.origin
     if to == "run":
+        if dialect is not None and find_dialect(dialect).name != "jaxformer":
+            raise UsageError(
+                f"a run's folder has jaxformer's names, not those of {dialect}: leave out --as, or "
+                "name a .safetensors or .pt file"
+            )
         if type(plan.module) not in OUR_CONFIGS.values():
             raise UsageError(
                 f"a run's folder holds whole models, and this is a {plan.origin.kind}: name a "

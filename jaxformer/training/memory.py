@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Numbers of four bytes for each parameter: itself, its gradient and AdamW's two moments.
 STATE_BYTES = 4 * 4
+# Of a run, over all devices: 16 PiB.
+MOST_BYTES = 2**54
 # Where a container's limit stands, by version of control groups.
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -61,6 +63,23 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
         "batch": width * tokens * per_token // (config.accumulation * devices),
         "starts": 4 * config.steps_per_call * config.batch_size // devices,
     }
+
+
+def check_countable(config: TrainConfig) -> None:
+    """Checks that the sizes of a run are not beyond all machines, and beyond XLA's integers.
+
+    Args:
+        config: with ``model.vocab_size`` set.
+
+    Raises:
+        UsageError: they are.
+    """
+    needed = sum(least_bytes(config, 1).values())
+    if needed > MOST_BYTES:
+        raise UsageError(
+            f"{_number(count_matrices(config.model))} parameters and batches of "
+            f"{config.batch_size:,} windows need {_size(needed)}, more than all machines there are"
+        )
 
 
 def check_memory(config: TrainConfig, devices: Sequence["jax.Device"]) -> None:

@@ -185,7 +185,7 @@ def stored_config(path: Path) -> TrainConfig:
     file = Path(path) / "config.json"
     try:
         return TrainConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 

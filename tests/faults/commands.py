@@ -38,7 +38,7 @@ FAILING = """
 2 train --data nowhere.txt
 2 train --data folder
 2 train --data /dev/null
-2 train --encoding klingon
+2 train --data text.txt --encoding klingon
 2 train --data tiny-shakespeare --out new
 2 train --tracker nosuch
 2 train --vocab-size 2 --data text.txt
@@ -170,7 +170,7 @@ FAILING = """
 2 inspect costs run --widths 100000 200000 300000
 2 inspect costs run --rounds 0
 3 inspect attention run --text ☃
-4 inspect nothing
+4 inspect ./nothing
 4 inspect empty
 4 inspect broken
 4 inspect attention nothing
@@ -206,6 +206,8 @@ def failed_commands(bench: Workbench, tally: Tally, count: int) -> None:
     for line in lines if count >= len(lines) else rng.sample(lines, count):
         code, _, command = line.partition(" ")
         arguments = words(command.replace("LONG", "a" * 5000))
+        if arguments[:1] in (["train"], ["plan"]) and "--devices" not in arguments:
+            arguments += ["--devices", "1"]
         with tally.injection(f"jaxformer {command}") as check, unchanged(folder, tally, check):
             done = bench.call(arguments, folder)
             fine = done.refused(int(code))
