@@ -251,7 +251,7 @@ def test_a_place_in_quarantine_is_never_taken_twice(folder):
     for seed in (1, 2, 3):
         save(folder, 7, make_arrays(seed))
     (folder.folder / "7" / "MANIFEST.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="moved to .*quarantine/7.3"):
+    with pytest.raises(CheckpointError, match=r"moved to .*quarantine/7\.3"):
         folder.restore_latest(quarantine=True)
     places = sorted((folder.folder / "quarantine").iterdir())
     assert [place.name for place in places] == ["7", "7.2", "7.3"]
