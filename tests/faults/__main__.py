@@ -2,12 +2,16 @@
 
 import argparse
 import datetime
+import functools
 import json
 import os
+import re
 import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +24,26 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     ).strip()
 
-from tests.faults import commands, damage, disk, folders, hostile, kills, numbers  # noqa: E402
+from tests.faults import (  # noqa: E402
+    commands,
+    damage,
+    disk,
+    folders,
+    hostile,
+    kills,
+    numbers,
+    together,
+)
 from tests.faults.tally import Tally  # noqa: E402
 from tests.faults.workbench import Workbench  # noqa: E402
 
 # By name: what injects it, and how many the complete suite injects.
 FAULTS: dict[str, tuple[Callable[[Workbench, Tally, int], None], int]] = {
     "kill -9, one process": (kills.kills, 60),
+    "kill -9, two processes": (together.both_killed, 50),
+    "kill -9, one of two processes": (together.one_killed, 10),
     "SIGTERM and SIGINT": (kills.signals, 40),
+    "SIGTERM and SIGINT, two processes": (together.signalled, 8),
     "flipped bits": (damage.flips, 240),
     "truncated files": (damage.truncations, 120),
     "missing files": (damage.losses_of_files, 60),
@@ -92,23 +108,45 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="default %(default)s")
     parser.add_argument("--folder", type=Path, help="to work in, and to keep")
     parser.add_argument("--out", type=Path, help=f"default {RESULT.relative_to(ROOT)} if complete")
+    parser.add_argument("--jobs", type=int, default=2, help="at once, default %(default)s")
     arguments = parser.parse_args()
     complete = arguments.count is None and set(arguments.only) == set(FAULTS)
     out = arguments.out or (RESULT if complete else None)
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
-        folder = arguments.folder or Path(temporary)
+        folder = (arguments.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        tallies = run(
-            arguments.only,
-            folder.absolute(),
-            seed=arguments.seed,
-            count=arguments.count,
-            show=_tell,
-        )
+        if len(arguments.only) == 1:
+            choice = {"seed": arguments.seed, "count": arguments.count}
+            tallies = run(arguments.only, folder, **choice, show=_tell)
+        else:
+            with ThreadPoolExecutor(arguments.jobs) as pool:
+                tallies = list(
+                    pool.map(functools.partial(_apart, folder, arguments), arguments.only)
+                )
     if out is not None:
         out.write_text(json.dumps(_result(tallies, arguments), indent=1) + "\n", encoding="utf-8")
     _print(tallies)
     return 1 if any(tally.failures for tally in tallies) else 0
+
+
+def _apart(folder: Path, arguments: argparse.Namespace, name: str) -> Tally:
+    """One kind of fault in a process of its own."""
+    place = folder / re.sub(r"\W+", "-", name)
+    place.mkdir()
+    result = folder / f"{place.name}.json"
+    count = [] if arguments.count is None else ["--count", str(arguments.count)]
+    command = ["--only", name, "--seed", str(arguments.seed), *count]
+    program = [sys.executable, "-m", "tests.faults", *command]
+    subprocess.run(
+        [*program, "--folder", str(place / "work"), "--out", str(result)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    if not result.exists():
+        return Tally(name, failures=["the suite itself broke off"])
+    (row,) = json.loads(result.read_text(encoding="utf-8"))["results"]
+    return Tally(**row)
 
 
 def _tell(tally: Tally) -> None:

@@ -292,9 +292,7 @@ def malicious_files(bench: Workbench, tally: Tally, count: int) -> None:
                 listed = command[0] == "inspect" and bad.name == "boolean of two"
                 fine = done.refused(bad.exit_code) or unasked or (listed and done.code == 0)
                 check.that(fine, f"{command[0]}, not {bad.exit_code}: {done.told}")
-    with tally.injection("all of them together") as check:
-        tally.injected -= 1
-        tally.held -= 1
+    with tally.aside("all of them together") as check:
         after = snapshot(folder)
         tally.files_changed += len(before.keys() ^ after.keys())
         check.that(before == after, "files were made or changed")

@@ -31,22 +31,18 @@ def kills(bench: Workbench, tally: Tally, count: int) -> None:
     newest = -1
     for number in range(count):
         with tally.injection(f"kill {number + 1}") as check:
-            again = ["--resume"] if durable(out) else []
-            if (out / "config.json").exists() and not again:
-                again = ["--resume"]
+            again = ["--resume"] if (out / "config.json").exists() else []
             process = bench.start([*bench.train(out, *SAVING, *FOREVER), *again])
-            newest = max(newest, _until_a_moment(process, out, rng))
+            newest = max(newest, until_a_moment(process, out, rng))
             process.signal(signal.SIGKILL)
             done = process.wait()
             check.that(done.code == -signal.SIGKILL, done.told)
             check_durable(out, newest, tally, check)
-    with tally.injection("the run afterwards") as check:
-        tally.injected -= 1
-        tally.held -= 1
+    with tally.aside("the run afterwards") as check:
         _finish_and_compare(bench, out, check)
 
 
-def _until_a_moment(process: Process, out: Path, rng: random.Random) -> int:
+def until_a_moment(process: Process, out: Path, rng: random.Random) -> int:
     """Waits for a random moment, mostly near a save; the newest step that was durable by then."""
     newest = -1
 

@@ -174,7 +174,7 @@ class Process:
             with contextlib.suppress(OSError):
                 if condition():
                     return True
-            time.sleep(0.0005)
+            time.sleep(0.003)
         return False
 
 
