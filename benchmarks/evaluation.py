@@ -2,8 +2,9 @@
 
     uv run --group test python benchmarks/evaluation.py --preset nano
 
-The same weights score the same windows, a batch of the preset's size at a time, without dropout or
-gradients: torch_ref under ``torch.inference_mode``. A turn is one pass over all windows.
+The same weights score the same windows without dropout or gradients, torch_ref under
+``torch.inference_mode``. jaxformer takes as many at a time as its trainer does, torch_ref as many
+as it is fastest with, of BATCHES. A turn is one pass over all windows.
 """
 
 import functools
@@ -13,6 +14,7 @@ import numpy as np
 import sides
 from limits import measure_limits
 
+BATCHES = (4, 16, 64)
 CPU_WINDOWS = {"nano": 1024, "baby": 64, "char-lm": 16, "gpt2-small": 4}
 
 
@@ -20,26 +22,29 @@ def main() -> None:
     """Measures, and writes the result."""
     parser = measure.parser(__doc__, turns=9)
     sides.add_arguments(parser)
-    parser.add_argument("--windows", type=int, help="how many to score; rounded to whole batches")
+    parser.add_argument("--windows", type=int, help="how many to score")
     arguments = parser.parse_args()
 
     config = sides.make_config(arguments)
     length = config.model.context_length
     count = arguments.windows or (1024 if measure.on_gpu() else CPU_WINDOWS[arguments.preset])
-    batch = min(config.eval_batch_size, count)
-    count -= count % batch
     ids = sides.random_ids(config, count * length + 1)
     windows = np.arange(count, dtype=np.int32) * length, np.ones((count, length), bool)
 
     limits = measure_limits(sorted({"float32", config.dtype}))
-    losses, calls = {}, {}
+    losses, calls, batches = {}, {}, {}
 
     def call(name: str, side: sides.Side, tokens: object) -> None:
-        losses[name] = side.evaluate(tokens, windows, batch)
+        losses[name] = side.evaluate(tokens, windows)
 
     for name in sides.side_names(arguments):
         side = sides.make_side(name, config, ids)
         tokens = side.tokens if isinstance(side, sides.Jaxformer) else ids
+        if name == sides.EAGER:
+            side.evaluation_batch = fastest_batch(side, ids, windows)
+        elif name != sides.JAXFORMER:
+            side.evaluation_batch = batches[sides.EAGER]
+        batches[name] = side.evaluation_batch
         calls[name] = functools.partial(call, name, side, tokens)
     times = measure.interleave(calls, arguments.turns, warm_up=2)
 
@@ -51,14 +56,29 @@ def main() -> None:
             **found,
             "tokens_per_second": measure.rounded(count * length / found["seconds"]["median"]),
             "share_of_measured_peak": measure.rounded(flops / found["seconds"]["median"] / peak),
+            "batch_size": batches[name],
             "loss": losses[name],
         }
         for name, found in times.items()
     ]
     measure.write(
         "evaluation", arguments, results, COLUMNS,
-        limits=limits, windows=count, batch_size=batch, speedup=sides.speedup(results, "seconds"),
+        limits=limits, windows=count, speedup=sides.speedup(results, "seconds"),
     )  # fmt: skip
+
+
+def fastest_batch(side: sides.Side, ids: np.ndarray, windows: tuple[np.ndarray, np.ndarray]) -> int:
+    """The batch size with which a side scores the windows fastest."""
+    calls = {}
+    for size in BATCHES:
+
+        def call(size: int = size) -> None:
+            side.evaluation_batch = size
+            side.evaluate(ids, windows)
+
+        calls[size] = call
+    times = measure.interleave(calls, 3)
+    return min(BATCHES, key=lambda size: times[size]["seconds"]["median"])
 
 
 COLUMNS = {
@@ -66,6 +86,7 @@ COLUMNS = {
     "pass": lambda row: measure.milliseconds(row["seconds"]),
     "first call": lambda row: f"{row['first_call']:.1f} s",
     "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+    "windows at a time": lambda row: str(row["batch_size"]),
     "of the measured peak": lambda row: f"{row['share_of_measured_peak']:.0%}",
     "loss": lambda row: f"{row['loss']:.4f}",
 }

@@ -92,7 +92,12 @@ class Jaxformer:
         import jax.numpy as jnp
 
         from jaxformer.train_step import TrainState
-        from jaxformer.training.experiment import choose_devices, make_parameters, uses_dropout
+        from jaxformer.training.experiment import (
+            choose_devices,
+            evaluation_batch_size,
+            make_parameters,
+            uses_dropout,
+        )
         from jaxformer.training.strategies import DataParallel
 
         definition, parameters = make_parameters(config.model, config.seed)
@@ -109,6 +114,7 @@ class Jaxformer:
         )
         self.state = self.parallel.place(TrainState.create(parameters, config.optimizer))
         self.tokens = self.parallel.place_tokens(ids)
+        self.evaluation_batch = evaluation_batch_size(config, self.parallel.devices)
 
     def prepare(self, starts: np.ndarray) -> Any:
         """What ``train`` takes, of the windows that begin at ``starts`` (n, B)."""
@@ -123,8 +129,9 @@ class Jaxformer:
         """Compiles without a step."""
         self.state, _ = self.parallel.train(self.state, self.tokens, starts, 0)
 
-    def evaluate(self, tokens: Any, windows: tuple[np.ndarray, np.ndarray], batch: int) -> float:
+    def evaluate(self, tokens: Any, windows: tuple[np.ndarray, np.ndarray]) -> float:
         """Mean loss of the windows (starts, mask), in nats per token."""
+        batch = self.evaluation_batch
         loss = self.parallel.evaluate(self.state.parameters, tokens, *windows, batch)
         assert loss is not None
         return loss
@@ -155,6 +162,7 @@ class TorchRef:
         casts = name == CAST
         self.dtype = torch.bfloat16 if casts else None
         self.autocasts = config.dtype == "bfloat16" and not casts
+        self.evaluation_batch = 64
         self.loss = self._autocast(torch_ref.train_step.language_model_loss)
         self.evaluation = self._autocast(torch_ref.train_step.evaluation_step)
         if name != EAGER:
@@ -201,10 +209,11 @@ class TorchRef:
         self.loss(self.state.model, inputs[0], targets[0], self.dtype).backward()
         self.state.optimizer_state.zero_grad(set_to_none=True)
 
-    def evaluate(self, ids: Any, windows: tuple[np.ndarray, np.ndarray], batch: int) -> float:
+    def evaluate(self, ids: Any, windows: tuple[np.ndarray, np.ndarray]) -> float:
         """Mean loss of the windows (starts, mask), in nats per token."""
         import torch
 
+        batch = self.evaluation_batch
         offsets = np.arange(self.config.model.context_length + 1)
         starts, mask = windows
         total = torch.zeros((), device=self.device)

@@ -102,8 +102,7 @@ class Racer:
             self.side.train(prepared)
             self.seconds += time.perf_counter() - begin
             self.step += count
-        batch = self.config.eval_batch_size
-        self.losses.append(self.side.evaluate(self.validation, self.windows, batch))
+        self.losses.append(self.side.evaluate(self.validation, self.windows))
 
     def __str__(self) -> str:
         return f"{self.name}: step {self.step}, {self.losses[-1]:.4f}, {self.seconds:.1f} s"

@@ -59,8 +59,8 @@ class TrainConfig:
     """Steps that one call of the compiled function makes."""
     eval_interval: int = 250
     """Steps between evaluations, each over the whole validation split, with a text sample."""
-    eval_batch_size: int = 64
-    """Windows that one call of the evaluation takes on each device."""
+    eval_batch_size: int | None = None
+    """Windows that one call of the evaluation takes on each device; default what suits it."""
     sample_tokens: int = 200
     """Characters written at every evaluation; 0 writes none."""
     checkpoint_interval: int = 250

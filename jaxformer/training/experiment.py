@@ -37,6 +37,10 @@ from jaxformer.transformer_lm import TransformerLM
 # between two cores, and steadier; at 384 they make no difference.
 WIDEST_NARROW_MODEL = 256
 
+# In tokens that one call takes on each device. What a layer of nano or baby makes of so many stays
+# in a CPU's cache: the evaluation is 1.4 times as fast as with 4 or 8 times as many.
+CPU_EVALUATION_TOKENS, EVALUATION_TOKENS = 1024, 16384
+
 
 class Tokenizer(Protocol):
     """Text to ids and back."""
@@ -278,6 +282,14 @@ def make_strategy(experiment: Experiment, devices: Sequence[jax.Device]) -> Stra
         tensor=config.tensor,
         **settings,
     )
+
+
+def evaluation_batch_size(config: TrainConfig, devices: Sequence[jax.Device]) -> int:
+    """The windows that one call of the evaluation takes on each device."""
+    if config.eval_batch_size is not None:
+        return config.eval_batch_size
+    tokens = CPU_EVALUATION_TOKENS if devices[0].platform == "cpu" else EVALUATION_TOKENS
+    return max(1, tokens // config.model.context_length)
 
 
 def check_devices(config: TrainConfig, count: int) -> None:

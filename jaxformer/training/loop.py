@@ -21,7 +21,12 @@ from jaxformer.training.calls import Calls
 from jaxformer.training.device_counts import describe_devices
 from jaxformer.training.devices import Utilization
 from jaxformer.training.divergence import all_finite, not_finite, report_divergence
-from jaxformer.training.experiment import Experiment, make_strategy, run_as
+from jaxformer.training.experiment import (
+    Experiment,
+    evaluation_batch_size,
+    make_strategy,
+    run_as,
+)
 from jaxformer.training.metrics import (
     MetricsFile,
     Service,
@@ -253,7 +258,7 @@ class _Run:
             self.state.parameters,
             self.validation_tokens,
             *evaluation_windows(len(ids), self.config.model.context_length),
-            self.config.eval_batch_size,
+            evaluation_batch_size(self.config, self.strategy.devices),
             stopped=lambda: self.calls.stopped() is not None,
         )
         if val_loss is None:
