@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxformer.errors import ResourceError
 
 # Large enough that the interpreter's lock is seldom taken while a step is made.
-BUFFER = 8 << 20
+BUFFER = 2 << 20
 
 
 def write_durably(path: Path, text: str) -> None:

@@ -20,6 +20,8 @@ GROUPS = ("parameters", "mu", "nu")
 MANIFEST = "MANIFEST.json"
 # Three hundred thousand arrays.
 MAX_BYTES = 64 << 20
+# numpy's own limit.
+MAX_DIMENSIONS = 64
 DTYPES = {
     dtype.name: dtype
     for dtype in map(
@@ -170,6 +172,7 @@ def _describes(entry: Any) -> bool:
         isinstance(entry, dict)
         and entry.keys() == {"shape", "dtype", "sha256"}
         and isinstance(entry["shape"], list)
+        and len(entry["shape"]) <= MAX_DIMENSIONS
         and all(type(n) is int and 0 <= n < 2**63 for n in entry["shape"])
         and isinstance(entry["dtype"], str)
         and entry["dtype"] in DTYPES
