@@ -57,6 +57,7 @@ def run_train(arguments: Sequence[str]) -> None:
         experiment,
         out,
         resume=options.resume,
+        cast=options.cast,
         trackers=options.tracker,
         profile_steps=options.profile,
     )
