@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from jaxformer.config import OptimizerConfig
@@ -63,7 +64,7 @@ class DataParallel(Strategy):
             parts=len(devices),
             axis_name=AXIS if len(devices) > 1 else None,
         )
-        self._mesh = jax.sharding.Mesh(np.asarray(devices), (AXIS,))
+        self._mesh = Mesh(np.asarray(devices), (AXIS,))
 
         def evaluate(*arguments: Any) -> Array:
             total: Array = sum_over(self.loop.evaluate_windows(*arguments), AXIS)
@@ -82,8 +83,6 @@ class DataParallel(Strategy):
             return put(np.broadcast_to(x[None], (count, *x.shape)), self._split(0))
 
         return jax.tree.map(one, tree)
-
-    replicate = place
 
     def initial_state(self, draw: Callable[[], Parameters]) -> TrainState:
         """See ``Strategy``; drawn on one device."""
@@ -111,6 +110,6 @@ class DataParallel(Strategy):
     def _rows(self, count: int) -> tuple[int, ...]:
         return (len(self.devices), count // len(self.devices))
 
-    def _split(self, axis: int) -> jax.sharding.Sharding:
-        spec = jax.sharding.PartitionSpec(*[None] * axis, AXIS)
-        return jax.sharding.NamedSharding(self._mesh, spec)
+    def _split(self, axis: int | None) -> NamedSharding:
+        spec = () if axis is None else (*[None] * axis, AXIS)
+        return NamedSharding(self._mesh, PartitionSpec(*spec))
