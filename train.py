@@ -1,8 +1,13 @@
 """Trains a character language model: ``uv run train.py --help`` says how."""
 
+import signal
 import sys
 
-from jaxformer.cli import main
+# While modules are imported an interrupt ends the process: as an exception it could be lost in one.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from jaxformer.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -7,9 +7,11 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,30 @@ jaxformer COMMAND --help lists a command's options.
 
 def run_train(arguments: Sequence[str]) -> None:
     """``jaxformer train``."""
+    with _interrupted_at_once():
+        _train(arguments)
+
+
+@contextlib.contextmanager
+def _interrupted_at_once() -> Iterator[None]:
+    """SIGINT ends the process with one line, until training says otherwise.
+
+    A KeyboardInterrupt that comes while a module is imported can be lost there, and the run would
+    then begin.
+    """
+
+    def stop(_number: int, _frame: types.FrameType | None) -> None:
+        os.write(2, b"jaxformer: stopped\n")
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _train(arguments: Sequence[str]) -> None:
     from jaxformer.training import processes
 
     names = {argument.partition("=")[0] for argument in arguments}
@@ -236,6 +262,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit code; a refusal is one line on standard error."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without our characters is no reason to stop.
         sys.stdout.reconfigure(errors="replace")
