@@ -27,20 +27,17 @@ def is_shared(array: Any) -> bool:
 
 
 def on_host(arrays: Arrays) -> Arrays:
-    """The arrays as numpy's, with no memory that a later step writes to."""
+    """The arrays as numpy's, with no memory that a later step writes to.
+
+    On a CPU that is the array's own memory: as long as somebody sees it, donating the array to a
+    step makes JAX copy it first.
+    """
     import jax
 
-    leaves, structure = jax.tree.flatten(arrays)
-    for leaf in leaves:
+    for leaf in jax.tree.leaves(arrays):
         if isinstance(leaf, jax.Array):
             leaf.copy_to_host_async()
-
-    def fetch(leaf: Any) -> np.ndarray:
-        # What numpy sees of an array of the CPU is that array itself.
-        shared = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
-        return np.array(leaf, copy=True) if shared else np.asarray(leaf)
-
-    return jax.tree.unflatten(structure, [fetch(leaf) for leaf in leaves])
+    return jax.tree.map(np.asarray, arrays)
 
 
 def write(folder: Path, arrays: Arrays) -> None:
@@ -104,12 +101,15 @@ def read_placed(folder: Path, described: Mapping[str, Any], shardings: Arrays) -
 def batches(described: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Parts of a description, each of few bytes or of one array."""
     part: dict[str, Any] = {}
+    total = 0
     for name, what in described.items():
-        if part and sum(map(size_of, part.values())) + size_of(what) > BATCH:
+        if part and total + size_of(what) > BATCH:
             yield part
-            part = {}
+            part, total = {}, 0
         part[name] = what
-    yield part
+        total += size_of(what)
+    if part:
+        yield part
 
 
 def stored_shapes(folder: Path) -> dict[str, Any]:
