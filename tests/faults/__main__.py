@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -106,7 +107,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--count", type=int, help="how many of each, at most")
     parser.add_argument("--seed", type=int, default=0, help="default %(default)s")
-    parser.add_argument("--folder", type=Path, help="to work in, and to keep")
+    parser.add_argument("--folder", type=Path, help="to work in, and to keep: goes on there")
     parser.add_argument("--out", type=Path, help=f"default {RESULT.relative_to(ROOT)} if complete")
     parser.add_argument("--jobs", type=int, default=2, help="at once, default %(default)s")
     arguments = parser.parse_args()
@@ -130,10 +131,14 @@ def main() -> int:
 
 
 def _apart(folder: Path, arguments: argparse.Namespace, name: str) -> Tally:
-    """One kind of fault in a process of its own."""
+    """One kind of fault in a process of its own; what a suite cut short has done is taken over."""
     place = folder / re.sub(r"\W+", "-", name)
-    place.mkdir()
     result = folder / f"{place.name}.json"
+    if result.exists():
+        (row,) = json.loads(result.read_text(encoding="utf-8"))["results"]
+        return Tally(**row)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
     count = [] if arguments.count is None else ["--count", str(arguments.count)]
     command = ["--only", name, "--seed", str(arguments.seed), *count]
     program = [sys.executable, "-m", "tests.faults", *command]

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.faults.tally import Check, Tally
 from tests.faults.workbench import (
     FOREVER,
+    FRESH,
     SELDOM,
     Done,
     Process,
@@ -60,7 +61,7 @@ def _race(bench: Workbench, tally: Tally, out: Path, rng: random.Random) -> None
     """Two runs that start together: one of them trains."""
     with tally.injection(out.name) as check:
         flags = [*SELDOM, "--steps", 30]
-        both: list[Process] = [bench.start(bench.train(out, *flags)) for _ in range(2)]
+        both: list[Process] = [bench.start(bench.train(out, *flags), *FRESH) for _ in range(2)]
         ends: list[Done] = [process.wait() for process in rng.sample(both, 2)]
         codes = sorted(done.code for done in ends)
         # One that comes when the other is done finds a run.
@@ -91,7 +92,7 @@ def clock(bench: Workbench, tally: Tally, count: int) -> None:
 
 
 def _backwards(bench: Workbench, arguments: list[str], check: Check) -> str:
-    done = bench.start(arguments, ("-c", BACKWARDS)).wait()
+    done = bench.start(arguments, "-c", BACKWARDS).wait()
     check.that(done.code == 0, done.told)
     return done.out
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.faults.tally import Check, Tally
 from tests.faults.workbench import (
     FOREVER,
+    FRESH,
     SELDOM,
     Done,
     Process,
@@ -32,7 +33,9 @@ def kills(bench: Workbench, tally: Tally, count: int) -> None:
     for number in range(count):
         with tally.injection(f"kill {number + 1}") as check:
             again = ["--resume"] if (out / "config.json").exists() else []
-            process = bench.start([*bench.train(out, *SAVING, *FOREVER), *again])
+            # One in five from its first import on.
+            program = FRESH if number % 5 == 0 else ()
+            process = bench.start([*bench.train(out, *SAVING, *FOREVER), *again], *program)
             newest = max(newest, until_a_moment(process, out, rng))
             process.signal(signal.SIGKILL)
             done = process.wait()
@@ -109,7 +112,8 @@ def signals(bench: Workbench, tally: Tally, count: int) -> None:
         phase = list(PHASES)[number // 2 % len(PHASES)]
         out = bench.folder / f"signal-{number}"
         with tally.injection(f"{stop.name} {number + 1} while {phase}") as check:
-            process = bench.start(bench.train(out, *PHASES[phase], *FOREVER))
+            program = FRESH if phase in ("starting", "compiling") else ()
+            process = bench.start(bench.train(out, *PHASES[phase], *FOREVER), *program)
             _until_phase(process, out, phase, rng)
             process.signal(stop)
             done = process.wait()

@@ -24,7 +24,7 @@ def wild_numbers(bench: Workbench, tally: Tally, count: int) -> None:
             if late:
                 done = bench.call(bench.train(out, *SELDOM, "--steps", rng.randrange(5, 30)))
                 check.that(done.code == 0, done.told)
-            before = {p: s for p, s in snapshot(out).items() if "checkpoints" in p}
+            before = {p: s for p, s in snapshot(out).items() if "/checkpoints/" in p}
             rate = 10 ** rng.uniform(25, 38)
             wild = ["--learning-rate", rate, "--min-learning-rate", rate, "--steps", 200]
             wild += ["--warmup-steps", 1, "--checkpoint-interval", rng.choice([1, 7, 1000])]
@@ -33,8 +33,10 @@ def wild_numbers(bench: Workbench, tally: Tally, count: int) -> None:
             check.that(done.refused(6), done.told)
             kept = durable(out)
             check.that(not unreadable(out), unreadable(out))
-            after = {p: s for p, s in snapshot(out).items() if "checkpoints" in p}
-            check.that(all(after.get(p) == s for p, s in before.items()), "a checkpoint changed")
+            after = snapshot(out)
+            # Those of later steps may have taken the place of the oldest.
+            other = [p for p, s in before.items() if p in after and after[p] != s]
+            check.that(not other, f"changed {other}")
             dumps = sorted(out.glob("divergence-*.json"))
             check.that(len(dumps) == 1, f"{len(dumps)} dumps")
             facts: dict[str, Any] = json.loads(dumps[0].read_text()) if dumps else {}

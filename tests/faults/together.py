@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import re
 import signal
 import socket
 import time
@@ -22,7 +21,7 @@ from tests.faults.workbench import (
 )
 
 # In seconds: how long the one that is left may take to notice.
-NOTICED = 60
+NOTICED = 200
 
 
 def both_killed(bench: Workbench, tally: Tally, count: int) -> None:
@@ -60,10 +59,12 @@ def one_killed(bench: Workbench, tally: Tally, count: int) -> None:
             pair[victim].signal(signal.SIGKILL)
             pair[victim].wait()
             done = pair[1 - victim].wait(NOTICED)
-            check.that(done.code == 9 and len(done.err.splitlines()) == 1, done.told)
-            told = re.search(r"step (\d+) is the last one saved", done.err)
+            # XLA may have had its say before.
+            last = (done.err.splitlines() or [""])[-1]
+            check.that(done.code == 9 and last.startswith("jaxformer: "), done.told)
             kept = max(durable(out), default=-1)
-            check.that(told is not None and int(told[1]) == kept, f"{kept} is there: {done.told}")
+            words = "no step was saved" if kept < 0 else f"step {kept} is the last one saved"
+            check.that(words in last, f"{kept} is there: {done.told}")
             check_durable(out, newest, tally, check)
     with tally.aside("the run afterwards") as check:
         _finish_and_compare(bench, out, check)

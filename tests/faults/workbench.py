@@ -1,5 +1,6 @@
 """Where faults are injected: tiny runs, the command here and in other processes, snapshots."""
 
+import atexit
 import contextlib
 import dataclasses
 import io
@@ -18,12 +19,15 @@ from typing import Any
 from jaxformer.cli import main
 from jaxformer.errors import JaxformerError
 from jaxformer.training.checkpoints import CheckpointFolder
+from tests.faults.forks import Fork, Zygote
 from tests.tiny import DROPOUT, ROOT, TEXT, TINY
 
 # The rate is a function of the step alone, wherever a run is cut and however far it is to go.
 FLAGS = [*TINY, *map(str, DROPOUT), "--decay-steps", "5000", "--sample-tokens", "0"]
 SELDOM = ["--eval-interval", "1000000", "--checkpoint-interval", "1000000"]
 REFERENCE_STEPS = 4000
+# What Python runs where its imports matter.
+FRESH = ("-m", "jaxformer")
 FOREVER = ["--steps", "1000000"]
 
 
@@ -59,6 +63,8 @@ class Workbench:
         seed: of all that is random.
     """
 
+    _count = 0
+
     def __init__(self, folder: Path, seed: int):
         self.folder = Path(folder)
         self.seed = seed
@@ -66,6 +72,7 @@ class Workbench:
         self.text = self.folder / "text.txt"
         self.text.write_text(TEXT, encoding="utf-8")
         self._reference: dict[int, float] = {}
+        self._zygote: Zygote | None = None
 
     def random(self, name: str) -> random.Random:
         """A generator of one fault's own: the same whichever others are run."""
@@ -93,10 +100,14 @@ class Workbench:
         """Goes on with a run in this process."""
         return self.call(["train", "--out", out, "--resume", *more])
 
-    def start(
-        self, arguments: Sequence[object], program: Sequence[str] = ("-m", "jaxformer"), **env: str
-    ) -> "Process":
-        """The same command in a process of its own, computing as this one does."""
+    def start(self, arguments: Sequence[object], *program: str) -> "Process":
+        """The same command in a process of its own, computing as this one does.
+
+        Args:
+            arguments: of the command.
+            program: what Python runs, to its first import; default a fork, which has them behind
+                it.
+        """
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
@@ -104,9 +115,19 @@ class Workbench:
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
-            **env,
         }
-        return Process([sys.executable, *program, *map(str, arguments)], environment, self.folder)
+        Workbench._count += 1
+        out, err = (self.folder / f".{name}-{Workbench._count}" for name in ("out", "err"))
+        given = [str(a) for a in arguments]
+        if not program:
+            if self._zygote is None:
+                self._zygote = Zygote(environment)
+                atexit.register(self._zygote.close)
+            return Process(Fork(self._zygote, given, out, err), out, err)
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            command = [sys.executable, *program, *given]
+            popen = subprocess.Popen(command, env=environment, stdout=out_file, stderr=err_file)
+        return Process(popen, out, err)
 
     def reference(self) -> dict[int, float]:
         """The training losses of a run that nothing happened to, by step."""
@@ -140,22 +161,21 @@ class Process:
     """A command that runs.
 
     Args:
-        command: with the program.
-        environment: of it.
-        folder: where its output goes.
+        popen: the process.
+        out: where its standard output goes.
+        err: where its standard error goes.
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: Path):
-        self._files = [(folder / f".{n}.{os.getpid()}.{time.monotonic_ns()}") for n in ("o", "e")]
-        with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
-            self.popen = subprocess.Popen(command, env=environment, stdout=out, stderr=err)
+    def __init__(self, popen: "subprocess.Popen[bytes] | Fork", out: Path, err: Path):
+        self.popen = popen
+        self._files = (out, err)
 
     def signal(self, number: int) -> None:
         """Sends a signal, if the process is still there."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.send_signal(number)
 
-    def wait(self, seconds: float = 120) -> Done:
+    def wait(self, seconds: float = 300) -> Done:
         """Waits for its end; one that does not come is one by SIGKILL."""
         try:
             code = self.popen.wait(seconds)
@@ -167,7 +187,7 @@ class Process:
             file.unlink()
         return Done(code, out, err)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 60) -> bool:
+    def until(self, condition: Callable[[], bool], seconds: float = 300) -> bool:
         """Waits until something is so; False where the process or the time ends before."""
         end = time.monotonic() + seconds
         while self.popen.poll() is None and time.monotonic() < end:
