@@ -9,6 +9,7 @@ import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -66,6 +67,9 @@ class Workbench:
     _count = 0
 
     def __init__(self, folder: Path, seed: int):
+        # In the background of a shell it is ignored, and whatever is started here would inherit that.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.folder = Path(folder)
         self.seed = seed
         self.folder.mkdir(parents=True, exist_ok=True)
