@@ -20,21 +20,23 @@ import measure
 GIB = 2**30
 DAY = 86400
 COMMON = "--strategy mesh --dtype bfloat16 --remat full --scan-layers"
-# Preset, topology, the mesh and the micro-batches of a step; whether it is compiled.
+# Preset, topology, mesh and batch, and whether it is compiled.
 ROWS = [
-    ("llama-1b", "v5e:4x4", "--fsdp 16 --accumulation 8", True),
-    ("llama-1b", "v5p:2x2x1", "--fsdp 4 --accumulation 8", True),
-    ("llama-1b", "v6e:2x4", "--fsdp 8 --accumulation 8", True),
-    ("llama-1b", "H100:8", "--fsdp 8 --accumulation 8", False),
-    ("llama-7b", "v5e:8x8", "--fsdp 64 --accumulation 8", True),
-    ("llama-7b", "v5p:2x2x4", "--fsdp 16 --accumulation 8", True),
-    ("llama-7b", "v6e:4x8", "--fsdp 32 --accumulation 8", True),
-    ("llama-7b", "H100:64", "--fsdp 64 --accumulation 4", False),
-    ("llama-70b", "v5e:16x16", "--fsdp 256 --accumulation 4", True),
-    ("llama-70b", "v5p:4x4x8", "--fsdp 128 --accumulation 4", True),
-    ("llama-70b", "v6e:16x16", "--fsdp 256 --accumulation 2", True),
-    ("llama-70b", "v5p:8x8x16", "--fsdp 512 --tensor 2 --accumulation 1", False),
-    ("llama-70b", "H100:256", "--fsdp 256 --accumulation 2", False),
+    ("llama-1b", "v5e:4x4", "--fsdp 16 --batch-size 64", True),
+    ("llama-1b", "v5p:2x2x1", "--fsdp 4 --batch-size 64", False),
+    ("llama-1b", "v6e:2x4", "--fsdp 8 --batch-size 64", True),
+    ("llama-1b", "H100:8", "--fsdp 8 --batch-size 128", False),
+    ("llama-7b", "v5e:8x8", "--fsdp 64 --batch-size 64", True),
+    ("llama-7b", "v5p:2x2x4", "--fsdp 16 --batch-size 64", True),
+    ("llama-7b", "v6e:4x8", "--fsdp 32 --batch-size 64", True),
+    ("llama-7b", "H100:8", "--fsdp 8 --batch-size 16", False),
+    ("llama-7b", "H100:64", "--fsdp 64 --batch-size 128", False),
+    ("llama-70b", "v5e:16x16", "--fsdp 256 --batch-size 256", True),
+    ("llama-70b", "v5p:4x4x8", "--fsdp 128 --batch-size 128", True),
+    ("llama-70b", "v5p:8x8x16", "--fsdp 1024 --batch-size 1024", False),
+    ("llama-70b", "v6e:16x16", "--fsdp 256 --batch-size 256", True),
+    ("llama-70b", "H100:64", "--fsdp 64 --batch-size 64", False),
+    ("llama-70b", "H100:512", "--fsdp 512 --batch-size 512", False),
 ]
 
 

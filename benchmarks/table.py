@@ -1,6 +1,6 @@
-"""Writes the results of benchmarks/results into docs/speed.md and the README.
+"""Writes the results of benchmarks/results into docs/speed.md, docs/scale.md and the README.
 
-    python benchmarks/table.py            writes both
+    python benchmarks/table.py            writes all of them
     python benchmarks/table.py --check    fails where a figure there is not that of a result
 
 What lies between ``<!-- speed: NAME -->`` and ``<!-- end of NAME -->`` is written here.
@@ -19,9 +19,10 @@ from typing import Any
 import measure
 
 RESULTS = Path(__file__).parent / "results"
-TARGETS = (measure.ROOT / "docs/speed.md", measure.ROOT / "README.md")
+TARGETS = tuple(measure.ROOT / path for path in ("docs/speed.md", "docs/scale.md", "README.md"))
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
+    "scale",
 )  # fmt: skip
 Result = dict[str, Any]
 

@@ -207,10 +207,10 @@ def _bytes(shapes: str) -> int:
 
 def _group(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
     """The axes in which the devices of a collective's first group differ, and how many they are."""
-    shape = tuple(mesh.values())
+    sizes = tuple(mesh.values())
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}", rest):
         ends = np.array([int(n) for n in re.findall(r"\d+", pairs[1])]).reshape(-1, 2)
-        differ = [np.any(p[:, 0] != p[:, 1]) for p in np.stack(np.unravel_index(ends, shape))]
+        differ = [np.any(p[:, 0] != p[:, 1]) for p in np.stack(np.unravel_index(ends, sizes))]
         axes = tuple(axis for axis, moves in zip(mesh, differ, strict=True) if moves)
         return axes, math.prod(mesh[axis] for axis in axes)
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
@@ -227,7 +227,7 @@ def _group(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
         members = np.arange(math.prod(mesh.values()))
     else:
         raise ValueError(f"the groups of a collective cannot be read: {rest[:200]}")
-    places = np.unravel_index(members, shape)
+    places = np.unravel_index(members, sizes)
     axes = tuple(axis for axis, p in zip(mesh, places, strict=True) if len(set(p.tolist())) > 1)
     return axes, len(members)
 

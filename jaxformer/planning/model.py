@@ -8,14 +8,13 @@ keys, whose arrays XLA fuses or which are small.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import get_args
 
 from flax import nnx
 
 from jaxformer.config import GatedActivation, TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
-from jaxformer.parameters import abstract
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.sharding_rules import Sharded, sharding_table
@@ -116,34 +115,34 @@ class _Step:
 
     def __init__(self, config: TrainConfig, mesh: Mapping[str, int]):
         model = config.model
-        _, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
-        table = sharding_table(shapes, mesh)
+        # One block stands for all: they are alike, and to trace 80 of them takes a minute.
+        one = dataclasses.replace(model, num_layers=1, full_attention_layers=())
+        self.module = nnx.eval_shape(lambda: TransformerLM(one, rngs=nnx.Rngs(0)))
+        flat = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
+        shapes = {".".join(map(str, path)): variable.get_value() for path, variable in flat}
+        self.table = sharding_table(shapes, mesh)
         self.config, self.mesh, self.layers = config, mesh, model.num_layers
         self.width = 2 if config.dtype == "bfloat16" else FLOAT32
         self.block = _Block.of(model, mesh["tensor"])
         batches = config.accumulation * mesh["data"] * mesh["fsdp"]
         self.tokens = config.batch_size * model.context_length // batches
-        # Elements that a device stores, those of them that fsdp cut, and what it computes with.
-        self.parameter_count = sum(math.prod(row.shape) for row in table)
-        self.stored = sum(math.prod(row.part) for row in table)
-        self.cut = {
-            "blocks": sum(math.prod(r.part) for r in table if "fsdp" in r.axes and _in_block(r)),
-            "rest": sum(math.prod(r.part) for r in table if "fsdp" in r.axes and not _in_block(r)),
-        }
-        self.whole_block = (
-            sum(
-                math.prod(r.part) * (mesh["fsdp"] if "fsdp" in r.axes else 1)
-                for r in table
-                if _in_block(r)
-            )
-            // self.layers
+        self.stored = self._elements(lambda row: math.prod(row.part))
+        # Of a block, as a device computes with it.
+        self.whole_block = sum(
+            math.prod(r.part) * (mesh["fsdp"] if "fsdp" in r.axes else 1)
+            for r in self.table
+            if _in_block(r)
         )
+
+    def _elements(self, count: Callable[[Sharded], int]) -> int:
+        """A sum over all parameters."""
+        return sum(count(r) * (self.layers if _in_block(r) else 1) for r in self.table)
 
     def estimate(self) -> Estimate:
         """All of it."""
         model_operations, operations = self._operations()
         return Estimate(
-            parameter_count=self.parameter_count,
+            parameter_count=self._elements(lambda row: math.prod(row.shape)),
             parameters=FLOAT32 * self.stored,
             moments=2 * FLOAT32 * self.stored + COUNTERS,
             gradients=FLOAT32 * self.stored,
@@ -188,14 +187,18 @@ class _Step:
         """Of the model, and those made with what is computed again, on all devices in a step."""
         config = self.config
         tokens = config.batch_size * config.model.context_length
-        module = nnx.eval_shape(lambda: TransformerLM(config.model, rngs=nnx.Rngs(0)))
-        forward = [count_operations(block, config.model.context_length) for block in module.blocks]
-        again = {
-            "none": 0,
-            "dots": sum(block["attention"] for block in forward),
-            "full": sum(block["attention"] + block["dense"] for block in forward),
-        }[config.remat]
-        once = tokens * count_training_operations(module, config.model.context_length)
+        length, layers = config.model.context_length, self.layers
+        forward = count_operations(self.module.blocks[0], length)
+        again = (
+            layers
+            * {
+                "none": 0,
+                "dots": forward["attention"],
+                "full": forward["attention"] + forward["dense"],
+            }[config.remat]
+        )
+        head = count_training_operations(self.module, length) - 3 * sum(forward.values()) // length
+        once = tokens * head + 3 * layers * config.batch_size * sum(forward.values())
         return once, once + config.batch_size * again
 
     def _traffic(self) -> int:
@@ -225,15 +228,19 @@ class _Step:
         if mesh["fsdp"] > 1:
             # Put together for the forward pass and once more for the backward pass; the gradient's
             # parts are summed where they are kept.
-            parts = width * self.cut["blocks"] * count
+            cut = [row for row in self.table if "fsdp" in row.axes]
+            inside = [math.prod(row.part) for row in cut if _in_block(row)]
+            outside = [math.prod(row.part) for row in cut if not _in_block(row)]
+            times = count * (self.layers * len(inside) + len(outside))
+            payload = count * width * (self.layers * sum(inside) + sum(outside))
+            again, once_more = count * self.layers * len(inside), count * self.layers * sum(inside)
+            devices = mesh["fsdp"]
             found += [
-                Collective("all-gather", ("fsdp",), mesh["fsdp"], 2 * count, 2 * parts),
-                Collective("all-gather", ("fsdp",), mesh["fsdp"], count, width * self.cut["rest"]),
                 Collective(
-                    "reduce-scatter", ("fsdp",), mesh["fsdp"], count,
-                    (parts + count * width * self.cut["rest"]) * mesh["fsdp"],
+                    "all-gather", ("fsdp",), devices, times + again, payload + width * once_more
                 ),
-            ]  # fmt: skip
+                Collective("reduce-scatter", ("fsdp",), devices, times, payload * devices),
+            ]
         if mesh["data"] > 1:
             payload = FLOAT32 * self.stored
             found.append(Collective("all-reduce", ("data",), mesh["data"], 1, payload))

@@ -28,25 +28,35 @@ def abstract_state(experiment: Experiment) -> TrainState:
     return shapes
 
 
+def compile_training(experiment: Experiment, devices: Sequence[jax.Device]) -> Any:
+    """The compiled loop of training steps of a run, which is what ``train`` runs.
+
+    Raises:
+        DeviceError: the mesh or the batch does not divide over the devices.
+    """
+    strategy = make_strategy(experiment, devices)
+    state, corpus = abstract_state(experiment), len(experiment.train_ids)
+    shapes = strategy.step_shapes(state, corpus, experiment.config.steps_per_call)
+    return strategy.compile_steps(*shapes)
+
+
 def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """The compiled loop of training steps and evaluation of a run on local devices, by name.
 
     Raises:
-        DeviceError: the batch does not divide over the devices.
+        DeviceError: the mesh or the batch does not divide over the devices.
     """
-    config = experiment.config
-    state = abstract_state(experiment)
-    strategy = make_strategy(experiment, devices)
-    training = strategy.compile_steps(
-        *strategy.step_shapes(state, len(experiment.train_ids), config.steps_per_call)
-    )
-    corpus = len(experiment.validation_ids)
+    config, corpus = experiment.config, len(experiment.validation_ids)
     windows, _ = evaluation_windows(corpus, config.model.context_length)
     batch = evaluation_batch_size(config, devices)
-    evaluation = strategy.compile_evaluation(
-        *strategy.evaluation_shapes(state.parameters, corpus, len(windows), batch)
+    strategy = make_strategy(experiment, devices)
+    shapes = strategy.evaluation_shapes(
+        abstract_state(experiment).parameters, corpus, len(windows), batch
     )
-    return {"training": training, "evaluation": evaluation}
+    return {
+        "training": compile_training(experiment, devices),
+        "evaluation": strategy.compile_evaluation(*shapes),
+    }
 
 
 def describe_topology(name: str) -> Any:
@@ -81,8 +91,5 @@ def compile_for_topology(experiment: Experiment, devices: Sequence[jax.Device]) 
     """
     config = dataclasses.replace(experiment.config, strategy="mesh")
     experiment = dataclasses.replace(experiment, config=config)
-    state = abstract_state(experiment)
     with compiled_for(Target("tpu")):
-        strategy = make_strategy(experiment, devices)
-        shapes = strategy.step_shapes(state, len(experiment.train_ids), config.steps_per_call)
-        return {"training": strategy.compile_steps(*shapes)}
+        return {"training": compile_training(experiment, devices)}
