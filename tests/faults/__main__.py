@@ -166,7 +166,10 @@ def _result(tallies: Sequence[Tally], arguments: argparse.Namespace) -> dict[str
     import measure
 
     facts = measure.facts()
-    command = shlex.join(["python", "-m", "tests.faults", *sys.argv[1:]])
+    only = [] if set(arguments.only) == set(FAULTS) else ["--only", *arguments.only]
+    count = [] if arguments.count is None else ["--count", str(arguments.count)]
+    flags = [*only, *count, "--seed", str(arguments.seed), "--jobs", str(arguments.jobs)]
+    command = shlex.join(["python", "-m", "tests.faults", *flags])
     return {
         "benchmark": "faults",
         **facts,

@@ -67,7 +67,7 @@ class Workbench:
     _count = 0
 
     def __init__(self, folder: Path, seed: int):
-        # In the background of a shell it is ignored, and whatever is started here would inherit that.
+        # A shell's background ignores it, and whatever is started here would inherit that.
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.folder = Path(folder)
