@@ -1,10 +1,12 @@
-"""Sums over devices that come out the same to the bit however processes share the devices.
+"""Sums over devices that come out the same to the bit however processes share CPU devices.
 
 XLA adds up what lies on the CPU devices of one process in the order of the devices; between
 processes gloo adds round a ring that begins at another device for every part of an array, and
-floating-point sums depend on their order. So there the parts are exchanged, added in the order of
-the devices, and given back: as many bytes as a ring moves, and the memory of the arrays once more.
-On accelerators the sum is left to their own collectives.
+floating-point sums depend on their order. So the parts are exchanged, added in the order of the
+devices, and given back: as many bytes as a ring moves, and the memory of the arrays once more. One
+process with several CPU devices does the same, since XLA rounds what it fuses with a sum as the
+program around it falls. The sum of two needs none of this, and accelerators use their own
+collectives.
 """
 
 import functools
@@ -17,9 +19,9 @@ from jaxtyping import Array
 
 def sum_over(tree: Any, axis_name: str) -> Any:
     """Sums of arrays of one dtype over the devices of a mapped axis, on all of them."""
-    if jax.process_count() == 1 or jax.default_backend() != "cpu":
+    if jax.lax.axis_size(axis_name) <= 2 or jax.default_backend() != "cpu":
         return jax.lax.psum(tree, axis_name)
-    # What is computed before and after stays the program that it is beside XLA's own sum.
+    # What is computed before and after must not be fused with the parts of the sum.
     leaves, structure = jax.tree.flatten(jax.lax.optimization_barrier(tree))
     flat = _ordered_sum(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), axis_name)
     sums, begin = [], 0
@@ -41,6 +43,4 @@ def _ordered_sum(flat: Array, axis_name: str) -> Array:
     parts = jnp.pad(flat, (0, -flat.size % count)).reshape(count, -1)
     parts = jax.lax.all_to_all(parts, axis_name, 0, 0)
     total = functools.reduce(jnp.add, [parts[device] for device in range(count)])
-    # XLA's sum begins at 0, so it is never -0.
-    total = jnp.where(total == 0, 0, total)
     return jax.lax.all_gather(total, axis_name, tiled=True)[: flat.size]
