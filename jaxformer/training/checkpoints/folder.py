@@ -150,12 +150,19 @@ class CheckpointFolder:
         warnings: list[str] = []
         refusals: list[Exception] = []
 
+        def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                try:
+                    return function(*arguments)
+                except Exception as error:
+                    refusals.append(error)
+                    raise
+
+            return call
+
         def accepted(manifest: Manifest) -> Change | None:
-            try:
-                return None if accept is None else accept(manifest)
-            except Exception as error:
-                refusals.append(error)
-                raise
+            change = None if accept is None else noted(accept)(manifest)
+            return None if change is None else noted(change)
 
         for step in reversed(exchange.first(self.steps)):
             try:
