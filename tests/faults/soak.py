@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.faults.workbench import Process, Workbench, durable, state_hash, unreadable
+from tests.faults.workbench import FRESH, Process, Workbench, durable, state_hash, unreadable
 
 ROOT = Path(__file__).parent.parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "soak.json"
@@ -45,7 +45,7 @@ def soak(bench: Workbench, steps: int, kills: int) -> dict[str, Any]:
     whole, killed = bench.folder / "whole", bench.folder / "killed"
     arguments = ["train", "--data", str(bench.text), *MODEL, "--steps", str(steps)]
     began = time.monotonic()
-    samples = _watch(bench.start([*arguments, "--out", whole]), whole, steps)
+    samples = _watch(bench.start([*arguments, "--out", whole], *FRESH), whole, steps)
     whole_seconds = time.monotonic() - began
     cuts = _cut(bench, [*arguments, "--out", str(killed)], killed, steps, kills, rng)
     same = _numbers(whole) == _numbers(killed)
