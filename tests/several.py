@@ -11,13 +11,13 @@ import time
 
 from tests.tiny import ROOT, train_arguments
 
-PEER_TIMEOUT = 4
+PEER_TIMEOUT = 10
 
 
 class Processes:
     """A run of ``count`` processes with so many devices each; ended at the latest on leaving."""
 
-    def __init__(self, count, devices, *arguments, cache, connect=60, folders=()):
+    def __init__(self, count, devices, *arguments, cache, connect=120, folders=()):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -61,7 +61,7 @@ class Processes:
             process.kill()
             process.communicate()
 
-    def ends(self, *codes, seconds=90, but=()):
+    def ends(self, *codes, seconds=240, but=()):
         """Waits until all (``but`` some) have ended; what they wrote, by process."""
         end = time.monotonic() + seconds
         told = {
@@ -72,7 +72,7 @@ class Processes:
         assert {self.running[i].returncode for i in told} == set(codes), told
         return told
 
-    def wait_for(self, condition, seconds=60):
+    def wait_for(self, condition, seconds=240):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for process in self.running:

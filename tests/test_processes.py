@@ -12,7 +12,7 @@ from tests.tiny import DROPOUT, TEXT, losses, same_run, steps
 
 GRADIENT_NORM = "grad_norm"
 # Beyond the time after which a process counts as lost: to notice it, and to say so.
-GRACE = 6
+GRACE = 15
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ set through the C library does: it runs in the thread that aborts.
 
 import contextlib
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -30,6 +31,24 @@ def end_with(why: Callable[[], str | None]) -> None:
     _why = why
     if _before is None:
         _before = _signal(signal.SIGABRT, ctypes.cast(_handler, ctypes.c_void_p))
+
+
+def quiet_runtime() -> None:
+    """Keeps the runtime's own words away; to be called before JAX is imported.
+
+    Its log tells each loss of a process over dozens of lines, and gloo greets on standard output.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.fileno() == 1:
+        sys.stdout.flush()
+        ours = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+        ours.reconfigure(
+            line_buffering=sys.stdout.line_buffering, write_through=sys.stdout.write_through
+        )
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        sys.stdout = ours
 
 
 def restore() -> None:

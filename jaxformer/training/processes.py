@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from jaxformer import errors
 from jaxformer.errors import DeviceError, JaxformerError, StoppedError, UsageError
+from jaxformer.training import aborts
 from jaxformer.training.options import ProcessOptions
 from jaxformer.training.peers import PREFIX, Peers
 
@@ -75,9 +76,7 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
         return
     _wait_for_coordinator(options)
     if not debug:
-        # The runtime's own log tells each loss of a process over dozens of lines.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
-    from jaxformer.training import aborts
+        aborts.quiet_runtime()
 
     def too_late() -> str:
         return (
@@ -336,8 +335,6 @@ def leave(code: int, message: str = "", *, told_elsewhere: bool = False) -> None
     if code:
         session.peers.leave(code, message, told_elsewhere=told_elsewhere)
     import jax
-
-    from jaxformer.training import aborts
 
     session.client.wait_at_barrier(f"{PREFIX}/end", FOREVER_MS)
     session.peers.stop()
