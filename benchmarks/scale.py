@@ -3,8 +3,10 @@
     uv run --group test --extra tpu python benchmarks/scale.py --out benchmarks/results/scale.json
 
 For TPU slices the steps are compiled ahead of time, which takes minutes for each and no TPU; the
-model's estimate stands beside it, for GPUs and the largest slices alone. Nothing is measured: step
-times are rooflines. ``--only NAME`` takes the rows whose preset or topology has that name.
+model's estimate stands beside it, and alone for GPUs and where nothing was compiled. Nothing is
+measured: step times are rooflines. Rows that ``--out`` has already are kept; ``--again`` makes all
+of them anew, ``--model-only`` those of the model, and ``--only NAME`` takes the rows whose preset
+or topology has that name.
 """
 
 import json
@@ -19,6 +21,8 @@ import measure
 
 GIB = 2**30
 DAY = 86400
+# Of the model's memory from the compiler's, of all compiled rows.
+LARGEST_DEVIATION = 0.3
 COMMON = "--strategy mesh --dtype bfloat16 --remat full --scan-layers"
 # Preset, topology, mesh and batch, and whether it is compiled.
 ROWS = [
@@ -44,18 +48,50 @@ def main() -> None:
     """Plans every row."""
     parser = measure.parser(__doc__, turns=1)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--model-only", action="store_true")
     arguments = parser.parse_args()
-    rows = []
-    for preset, topology, flags, compiles in ROWS:
-        if arguments.only and not {preset, topology} & set(arguments.only):
-            continue
-        command = f"--preset {preset} --topology {topology} {COMMON} {flags}"
-        row: dict[str, Any] = {"preset": preset, "topology": topology, "command": command}
-        row["model"] = plan(command + " --model-only")
-        if compiles:
-            row["compiled"] = plan(command)
-        rows.append(row)
-    measure.write("scale", arguments, rows, COLUMNS)
+    known = {}
+    if arguments.out is not None and arguments.out.exists() and not arguments.again:
+        earlier = json.loads(arguments.out.read_text(encoding="utf-8"))["results"]
+        known = {row["command"]: row for row in earlier}
+    commands = [f"--preset {p} --topology {t} {COMMON} {flags}" for p, t, flags, _ in ROWS]
+    rows = [
+        known.get(c, {"preset": r[0], "topology": r[1]})
+        for r, c in zip(ROWS, commands, strict=True)
+    ]
+    try:
+        for row, command, (*names, _, compiles) in zip(rows, commands, ROWS, strict=True):
+            if arguments.only and not set(names) & set(arguments.only):
+                continue
+            if "model" not in row or arguments.model_only:
+                row |= {"command": command, "model": reckon(command)}
+            if compiles and "compiled" not in row and not arguments.model_only:
+                row["compiled"] = plan(command)
+    finally:
+        # A compilation that fails or takes too long costs its own row alone.
+        measure.write("scale", arguments, [row for row in rows if "model" in row], COLUMNS)
+
+
+def options_of(flags: str) -> Any:
+    """The ``PlanOptions`` that ``jaxformer plan`` makes of them."""
+    import tyro
+
+    from jaxformer.planning.options import PlanOptions
+    from jaxformer.training.presets import PRESETS
+
+    arguments = flags.split()
+    preset = PRESETS[arguments[arguments.index("--preset") + 1]]()
+    return tyro.cli(PlanOptions, args=arguments, default=PlanOptions(config=preset))
+
+
+def reckon(flags: str) -> dict[str, Any]:
+    """What ``jaxformer plan --model-only`` says."""
+    from jaxformer.planning.command import find_plan
+
+    needs = find_plan(options_of(f"{flags} --model-only")).to_dict()
+    del needs["fits"]
+    return needs
 
 
 def plan(flags: str) -> dict[str, Any]:
@@ -73,6 +109,12 @@ def plan(flags: str) -> dict[str, Any]:
     needs: dict[str, Any] = json.loads(done.stdout)
     del needs["fits"]
     return {**needs, "seconds_to_plan": round(time.perf_counter() - begin, 1)}
+
+
+def deviation(row: Mapping[str, Any]) -> float:
+    """How far the model's memory of a device is from the compiler's, as a share of that."""
+    total: float = row["model"]["total"] / row["compiled"]["total"] - 1
+    return total
 
 
 def best(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,7 +145,7 @@ COLUMNS = {
     "source": lambda row: "compiled" if "compiled" in row else "model",
     "memory of a device": _memory,
     "by the model": lambda row: f"{row['model']['total'] / GIB:.1f} GiB",
-    "tokens a step": lambda row: f"{best(row)['tokens_per_step'] / 1e6:.1f} M",
+    "tokens a step": lambda row: f"{best(row)['tokens_per_step'] / 1e3:,.0f} k",
     "step, no faster than": _step,
     "MFU, at most": lambda row: f"{100 * best(row)['roofline']['utilization']:.0f}%",
     "tokens a day, at most": lambda row: f"{best(row)['tokens_per_second'] * DAY / 1e9:.1f} G",

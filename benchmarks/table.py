@@ -164,6 +164,25 @@ def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
     return []
 
 
+def scale_sentence(results: Sequence[Result]) -> str:
+    """How far the model of docs/scale.md is from the compiler."""
+    scale = importlib.import_module("scale")
+    rows = [row for r in results if r["benchmark"] == "scale" for row in r["results"]]
+    found = {
+        f"{row['preset']} on {row['topology']}": scale.deviation(row)
+        for row in rows
+        if "compiled" in row
+    }
+    if not found:
+        return "No row was compiled yet."
+    worst = max(found, key=lambda name: abs(found[name]))
+    return (
+        f"Of {len(found)} compiled rows the model's memory is farthest off for {worst}: "
+        f"{100 * found[worst]:+.0f} %. `tests/test_scale.py` holds every row to "
+        f"{100 * scale.LARGEST_DEVIATION:.0f} %."
+    )
+
+
 def porting_sentence(results: Sequence[Result]) -> str:
     """The README's words on the speed of porting, from the newest result."""
     found = [result for result in results if result["benchmark"] == "porting"]
@@ -202,6 +221,7 @@ def render(text: str, results: Sequence[Result]) -> str:
         **{name: functools.partial(of_benchmark, name) for name in BENCHMARKS},
         "summary": summary,
         "porting summary": porting_sentence,
+        "scale deviation": scale_sentence,
     }
 
     def block(match: re.Match[str]) -> str:

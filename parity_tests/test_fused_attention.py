@@ -13,7 +13,10 @@ from jaxformer import fused_attention as fused
 from jaxformer.attention import scaled_dot_product_attention
 from jaxformer.attention_choice import Call, Pattern, Target, attention_kernel, choose_kernel
 from jaxformer.blocks import self_attention_mask
+from jaxformer.layers import Dropout
 from jaxformer.planning.programs import describe_topology
+from jaxformer.training.mesh_layout import MeshLayout
+from jaxformer.training.sharding_rules import AXES
 from parity_tests.verdict import judge_rounding
 
 CAUSAL = Pattern(causal=True)
@@ -233,6 +236,23 @@ def test_jax_is_asked_for_the_cores_attention(case, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_splash_attention_is_the_cores(case):
     compare(case, functools.partial(fused.fused_attention, "splash", interpret=True))
+
+
+def test_splash_attention_of_a_mesh_is_the_cores():
+    """Each of four devices calls the kernel with its own text and heads: XLA cannot cut it."""
+    mesh = jax.make_mesh(
+        (2, 1, 2), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:4]
+    )
+
+    def attend(q, k, v, **settings):
+        def part(q, k, v, *_):
+            assert q.shape[0] == 1
+            assert (q.shape[2], k.shape[2]) == (3, 1)
+            return fused.fused_attention("splash", q, k, v, interpret=True, **settings), None
+
+        return MeshLayout(mesh).share_heads(part, q, k, v, None, None, Dropout(0.0))[0]
+
+    compare("grouped", attend)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")
