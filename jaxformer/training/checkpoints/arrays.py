@@ -158,7 +158,7 @@ def check_stored(folder: Path, described: Mapping[str, Any]) -> None:
 
 def flat_of(tree: Any, names: Mapping[str, Any] | None) -> dict[str, Any]:
     """A tree of groups by ``group/path``, in the order of ``names`` if given."""
-    found = {}
+    found: dict[str, Any] = {}
     for group, members in tree.items():
         if isinstance(members, Mapping):
             found |= {f"{group}/{name}": value for name, value in members.items()}
@@ -199,7 +199,7 @@ def _guard_writing(work: Callable[[], None]) -> None:
 
 
 def _path(folder: Path) -> Any:
-    from etils import epath
+    from etils import epath  # type: ignore[import-untyped]
 
     return epath.Path(folder.absolute())
 

@@ -53,19 +53,18 @@ class Exchange:
             said["value"] = function()
         except Exception as error:
             refusal = error
-            kind = type(error) if isinstance(error, JaxformerError) else ResourceError
-            said |= {"error": one_line(error), "kind": kind.__name__}
+            known = type(error) if isinstance(error, JaxformerError) else ResourceError
+            said |= {"error": one_line(error), "kind": known.__name__}
         heard = [json.loads(text) for text in self._gather(json.dumps(said))]
         for process, words in enumerate(heard):
             if "error" in words:
                 self.broken = True
                 if process == self.index and refusal is not None:
                     raise refusal
-                error: JaxformerError = getattr(errors, words["kind"])(
-                    f"process {process}: {words['error']}"
-                )
-                error.told_elsewhere = self.index != 0
-                raise error
+                kind = getattr(errors, words["kind"])
+                heard_of: JaxformerError = kind(f"process {process}: {words['error']}")
+                heard_of.told_elsewhere = self.index != 0
+                raise heard_of
         return [words["value"] for words in heard]
 
     def first(self, function: Callable[[], Any]) -> Any:
@@ -94,7 +93,7 @@ class Exchange:
     def _gather(self, text: str) -> list[str]:
         from jax._src import distributed
 
-        client = distributed.global_state.client
+        client: Any = distributed.global_state.client
         key = f"{self._name}/{next(self._calls)}"
         try:
             client.key_value_set(f"{key}/{self.index}", text)

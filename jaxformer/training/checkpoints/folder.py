@@ -34,7 +34,7 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        self._pending: concurrent.futures.Future[Manifest | None] | None = None
+        self._pending: concurrent.futures.Future[Manifest] | None = None
 
     def steps(self) -> list[int]:
         """The steps that have a folder with a manifest, in order of step."""
@@ -77,7 +77,7 @@ class CheckpointFolder:
         self._pending = Save(target, step, arrays, about, place, self._safe).start()
 
     def wait(self) -> Manifest | None:
-        """Returns once the last save is on the disk: its manifest, on process 0.
+        """Returns once the last save is on the disk: its manifest, or None where none was begun.
 
         Raises:
             ResourceError: it could not be written; the steps before are untouched.

@@ -54,7 +54,7 @@ def restore(
                 keep(name, array)
         return found
 
-    if placed is None or change is not None or exchange.count == 1:
+    if shardings is None or change is not None or exchange.count == 1:
         named: dict[str, Any] = {}
 
         def keep(name: str, array: np.ndarray) -> None:

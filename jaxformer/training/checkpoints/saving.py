@@ -77,9 +77,9 @@ class Save:
         except Exception as error:
             self._fail(error)
 
-    def start(self) -> "concurrent.futures.Future[Manifest | None]":
-        """Goes on in a thread of its own; gives the manifest, on process 0."""
-        future: concurrent.futures.Future[Manifest | None] = concurrent.futures.Future()
+    def start(self) -> "concurrent.futures.Future[Manifest]":
+        """Goes on in a thread of its own; gives the manifest."""
+        future: concurrent.futures.Future[Manifest] = concurrent.futures.Future()
 
         def run() -> None:
             try:
@@ -106,11 +106,11 @@ class Save:
         self._temporary.mkdir()
         return str(self._temporary)
 
-    def _complete(self) -> Manifest | None:
+    def _complete(self) -> Manifest:
         try:
             if self._written is not None:
                 return self._write_together(self._written)
-            manifest: Manifest | None = self._exchange.first(self._write_alone)
+            manifest: Manifest = self._exchange.first(self._write_alone)
             return manifest
         except Exception as error:
             self._fail(error)
@@ -125,7 +125,7 @@ class Save:
             manifest["files"] = files.digests(self._inside, found)
         return self._finish(manifest)
 
-    def _write_together(self, written: Callable[[], None]) -> Manifest | None:
+    def _write_together(self, written: Callable[[], None]) -> Manifest:
         exchange = self._exchange
         try:
             written()
@@ -150,7 +150,8 @@ class Save:
         hashes = merged(exchange.each(hashed))
         manifest = self._manifest({name: hashes[name] for name in self._sizes})
         manifest["files"] = dict(sorted(digests.items()))
-        return exchange.first(lambda: self._finish(manifest))
+        finished: Manifest = exchange.first(lambda: self._finish(manifest))
+        return finished
 
     def _manifest(self, described: Mapping[str, Any]) -> Manifest:
         return {
