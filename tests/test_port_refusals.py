@@ -188,6 +188,7 @@ def test_a_run_that_others_wrote_is_refused(refuse, empty_folder):
     checkpoints = CheckpointFolder(empty_folder / "run" / "checkpoints")
     arrays = {"parameters": {"w": np.ones(3, np.float32)}, "step": np.int32(0)}
     checkpoints.save(0, arrays, {})
+    checkpoints.wait()
     refuse(["port", "run", "out"], 2, "these settings make no TransformerLM")
     path = empty_folder / "run" / "checkpoints" / "0" / "MANIFEST.json"
     manifest = json.loads(path.read_text())
