@@ -62,7 +62,8 @@ def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
         out, err = processes.ends(9, but=[0])[1]
         assert time.monotonic() - begin < PEER_TIMEOUT + GRACE
     assert out == ""
-    (line,) = lines(err)
+    assert len(lines(err)) == 1, err
+    line = lines(err)[0]
     assert line.startswith("jaxformer: ")
     assert "process" in line
     assert "died" in line
@@ -92,7 +93,8 @@ def test_a_process_that_hangs_ends_the_others(together, cache, empty_folder):
         begin = time.monotonic()
         _, err = processes.ends(9, but=[1])[0]
         assert time.monotonic() - begin < PEER_TIMEOUT + GRACE
-    (line,) = lines(err)
+    assert len(lines(err)) == 1, err
+    line = lines(err)[0]
     assert f"process 1 has not answered for {PEER_TIMEOUT} s" in line
     assert f"step {steps('run')[-1]} is the last one saved" in line
 

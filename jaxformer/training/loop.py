@@ -107,6 +107,9 @@ def train(
                     experiment, folder, strategy, state, step, about, stop, reporter, sinks,
                     profile,
                 ).go()  # fmt: skip
+        except RuntimeError as error:
+            processes.end_if_lost(error)
+            raise
         finally:
             reporter.close()
             for sink in sinks:

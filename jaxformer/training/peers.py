@@ -173,7 +173,8 @@ class Peers:
                 if late:
                     what = f"has not answered for {self._timeout:g} s"
                     self._ended = {"process": late[0], "what": what}
-                    self._briefly(lambda: self._write_end(self._ended or {}))
+                    if self.index == 0:
+                        self._briefly(lambda: self._write_end(self._ended or {}))
                     self._end_as(self._ended)
             elif self._ended["process"] != self.index:
                 # Time for the main thread to meet it; it may be held up in a collective.
@@ -195,7 +196,8 @@ class Peers:
             refusal = self._refusal(ended)
             if not refusal.told_elsewhere:
                 aborts.show(str(refusal))
-            self._briefly(lambda: self._part(refusal.exit_code, "", True))
+            if ended["process"] != 0:
+                self._briefly(lambda: self._part(refusal.exit_code, "", True))
             _end(refusal.exit_code)
 
 

@@ -157,9 +157,15 @@ def _answers(address: tuple[str, int]) -> bool:
 
 def _why_aborted(coordinator: str, peers: Peers) -> str | None:
     """What to say where the runtime aborts this process; None where no peer is to blame."""
-    host, _, port = coordinator.rpartition(":")
-    if peers.index == 0 or _answers((host.strip("[]"), int(port))):
+    if peers.index == 0:
         return None
+    host, _, port = coordinator.rpartition(":")
+    # The port of a process that was killed may still be open for a moment.
+    end = time.monotonic() + 5
+    while _answers((host.strip("[]"), int(port))):
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.1)
     return f"process 0 has died; {peers.last_words()}"
 
 
@@ -318,6 +324,18 @@ def explain(error: Exception) -> JaxformerError | None:
     if _session is None or not isinstance(error, RuntimeError):
         return None
     return _session.peers.explain(error)
+
+
+def end_if_lost(error: Exception) -> None:
+    """Ends this process, with a word, where ``explain`` blames another process for the error.
+
+    Nothing else is waited for: what the others took part in will never be complete.
+    """
+    refusal = explain(error)
+    if refusal is not None:
+        if not refusal.told_elsewhere:
+            aborts.show(str(refusal))
+        leave(refusal.exit_code, str(refusal), told_elsewhere=refusal.told_elsewhere)
 
 
 def leave(code: int, message: str = "", *, told_elsewhere: bool = False) -> None:
