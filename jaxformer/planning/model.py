@@ -129,7 +129,7 @@ class _Step:
         self.stored = self._elements(lambda row: math.prod(row.part))
         # Of a block, as a device computes with it.
         self.whole_block = sum(
-            math.prod(r.part) * (mesh["fsdp"] if "fsdp" in r.axes else 1)
+            math.prod(r.part) * (mesh["fsdp"] if r.is_cut("fsdp") else 1)
             for r in self.table
             if _in_block(r)
         )
@@ -228,7 +228,7 @@ class _Step:
         if mesh["fsdp"] > 1:
             # Put together for the forward pass and once more for the backward pass; the gradient's
             # parts are summed where they are kept.
-            cut = [row for row in self.table if "fsdp" in row.axes]
+            cut = [row for row in self.table if row.is_cut("fsdp")]
             inside = [math.prod(row.part) for row in cut if _in_block(row)]
             outside = [math.prod(row.part) for row in cut if not _in_block(row)]
             times = count * (self.layers * len(inside) + len(outside))

@@ -124,7 +124,10 @@ def _move_forward(there: NamedSharding, back: NamedSharding, x: Array) -> tuple[
 def _move_backward(
     there: NamedSharding, back: NamedSharding, _: None, gradient: Array
 ) -> tuple[Array]:
-    return (with_sharding_constraint(gradient, back),)
+    # Summed where it was made, then cut: asked for in parts at once, the gradient of a table makes
+    # XLA move the activations instead. The barrier keeps the sum from living on until the update.
+    summed = with_sharding_constraint(gradient, there)
+    return (jax.lax.optimization_barrier(with_sharding_constraint(summed, back)),)
 
 
 _move.defvjp(_move_forward, _move_backward)

@@ -2,9 +2,10 @@
 
 Matrices into heads or into the feed-forward's width are cut by their outputs along ``tensor``,
 those out of them by their inputs, so that a branch needs one sum over ``tensor`` (Shoeybi et al.,
-arXiv 1909.08053, section 3). The other dimension of every matrix lies along ``fsdp``, in parts that
-are put together where they are used (Rajbhandari et al., arXiv 1910.02054, section 5.3). Vectors of
-the model's width are small, and whole on every device.
+arXiv 1909.08053, section 3). Along ``fsdp`` every matrix is cut, in parts that are put together
+where they are used (Rajbhandari et al., arXiv 1910.02054, section 5.3): by its inputs, as XLA for
+TPUs sums a gradient straight into parts only where those are of the first dimension. Vectors of the
+model's width are small, and whole on every device.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ Axis = Literal["data", "fsdp", "tensor"]
 AXES: tuple[Axis, ...] = ("data", "fsdp", "tensor")
 
 # By module and parameter, one entry per dimension; None is whole.
-RULES: dict[str, tuple[Axis | None, ...]] = {
+RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
     "token_embedding.embedding": ("tensor", "fsdp"),
     "token_type_embedding.embedding": (None, "fsdp"),
     "position_embedding.embedding": (None, "fsdp"),
@@ -26,14 +27,14 @@ RULES: dict[str, tuple[Axis | None, ...]] = {
     "q_proj.kernel": ("fsdp", "tensor"),
     "k_proj.kernel": ("fsdp", "tensor"),
     "v_proj.kernel": ("fsdp", "tensor"),
-    "o_proj.kernel": ("tensor", "fsdp"),
+    "o_proj.kernel": (("tensor", "fsdp"), None),
     "q_proj.bias": ("tensor",),
     "k_proj.bias": ("tensor",),
     "v_proj.bias": ("tensor",),
     "o_proj.bias": (None,),
     "up_proj.kernel": ("fsdp", "tensor"),
     "gate_proj.kernel": ("fsdp", "tensor"),
-    "down_proj.kernel": ("tensor", "fsdp"),
+    "down_proj.kernel": (("tensor", "fsdp"), None),
     "up_proj.bias": ("tensor",),
     "gate_proj.bias": ("tensor",),
     "down_proj.bias": (None,),
@@ -107,21 +108,27 @@ def parameter_spec(
     rule = RULES[rule_name(name)]
     if len(rule) != len(shape):
         raise ValueError(f"the rule {rule} does not fit {name} of shape {shape}")
-    return PartitionSpec(
-        *(
-            axis if axis in axes and sizes[axis] > 1 and length % sizes[axis] == 0 else None
-            for axis, length in zip(rule, shape, strict=True)
-        )
-    )
+    dimensions: list[str | tuple[str, ...] | None] = []
+    for entry, length in zip(rule, shape, strict=True):
+        found: list[str] = []
+        for axis in (entry,) if isinstance(entry, str) else entry or ():
+            if axis in axes and sizes[axis] > 1 and length % sizes[axis] == 0:
+                length //= sizes[axis]
+                found.append(axis)
+        dimensions.append(tuple(found) if len(found) > 1 else found[0] if found else None)
+    return PartitionSpec(*dimensions)
 
 
 def activation_spec(
     letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> PartitionSpec:
-    """How an activation with these dimensions lies on a mesh; see ``parameter_spec``."""
+    """How an activation with these dimensions lies on a mesh; see ``parameter_spec``.
+
+    Axes of one device are named too: what ``jax.shard_map`` is not told of, it sums gradients over.
+    """
     dimensions: list[tuple[Axis, ...] | None] = []
     for letter, length in zip(letters, shape, strict=True):
-        axes = tuple(axis for axis in ACTIVATIONS.get(letter, ()) if sizes[axis] > 1)
+        axes = ACTIVATIONS.get(letter, ())
         fits = axes and length % math.prod(sizes[axis] for axis in axes) == 0
         dimensions.append(axes if fits else None)
     return PartitionSpec(*dimensions)
@@ -134,14 +141,18 @@ class Sharded:
     Attributes:
         name: of the parameter.
         shape: of all of it.
-        axes: of the mesh, one entry per dimension; None is whole.
+        axes: of the mesh, those of each dimension.
         part: the shape of what one device holds.
     """
 
     name: str
     shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
+    axes: tuple[tuple[str, ...], ...]
     part: tuple[int, ...]
+
+    def is_cut(self, axis: str) -> bool:
+        """Whether it is cut along an axis."""
+        return any(axis in axes for axes in self.axes)
 
 
 def sharding_table(shapes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Sharded]:
@@ -157,10 +168,11 @@ def sharding_table(shapes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[
     check_rules(shapes)
     table = []
     for name, value in shapes.items():
-        axes = tuple(parameter_spec(name, value.shape, sizes))
+        spec = parameter_spec(name, value.shape, sizes)
+        axes = tuple((e,) if isinstance(e, str) else tuple(e or ()) for e in spec)
         part = tuple(
-            length // (1 if axis is None else sizes[axis])
-            for length, axis in zip(value.shape, axes, strict=True)
+            length // math.prod(sizes[axis] for axis in dimension)
+            for length, dimension in zip(value.shape, axes, strict=True)
         )
         table.append(Sharded(name, tuple(value.shape), axes, part))
     return table

@@ -184,11 +184,18 @@ class Strategy(abc.ABC):
         """How many windows all devices take at a time."""
         return self._parts * min(batch_size, -(-windows // self._parts))
 
+    def lower_steps(
+        self, state: TrainState, tokens: Array, starts: Any, count: Any
+    ) -> jax.stages.Lowered:
+        """The same program before it is compiled."""
+        lowered: jax.stages.Lowered = self._steps.lower(state, tokens, starts, count)
+        return lowered
+
     def compile_steps(
         self, state: TrainState, tokens: Array, starts: Any, count: Any
     ) -> jax.stages.Compiled:
         """The program behind ``train``; shapes (``jax.ShapeDtypeStruct``) do for arguments."""
-        lowered = self._steps.lower(state, tokens, starts, count)
+        lowered = self.lower_steps(state, tokens, starts, count)
         if self.devices[0].platform == "cpu":
             # Another version of XLA may not know an option, which changes no result.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
