@@ -30,16 +30,18 @@ FEW = {
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_few_of_each(name, faults_folder):
-    (tally,) = run([name], faults_folder, seed=1, count=FEW[name])
+def test_a_few_of_each(name, bench):
+    tally = run(name, bench, FEW[name])
     assert tally.failures == []
     assert tally.skipped or tally.injected == tally.held >= min(FEW[name], 1)
     assert (tally.durable_lost, tally.unreadable, tally.files_changed) == (0, 0, 0)
 
 
 @pytest.fixture(scope="module")
-def faults_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("faults")
+def bench(tmp_path_factory):
+    bench = Workbench(tmp_path_factory.mktemp("faults"), 1)
+    yield bench
+    bench.close()
 
 
 def test_a_fault_that_does_not_hold_is_told(capsys, tmp_path, monkeypatch):
@@ -121,8 +123,9 @@ def test_a_short_soak(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_all_of_each(name, tmp_path):
-    (tally,) = run([name], tmp_path, seed=2)
-    assert tally.failures == []
+    bench = Workbench(tmp_path, 2)
+    assert run(name, bench).failures == []
+    bench.close()
 
 
 def test_a_tally_counts():

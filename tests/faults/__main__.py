@@ -72,33 +72,19 @@ COLUMNS = {
 }
 
 
-def run(
-    names: Sequence[str], folder: Path, *, seed: int, count: int | None = None, show: Any = None
-) -> list[Tally]:
-    """Injects faults.
+def run(name: str, bench: Workbench, count: int | None = None) -> Tally:
+    """Injects faults of one kind.
 
     Args:
-        names: of ``FAULTS``.
-        folder: to work in.
-        seed: of all that is random.
-        count: how many of each, in place of its own number.
-        show: called with each tally.
+        name: of ``FAULTS``.
+        bench: where.
+        count: how many, in place of its own number.
     """
-    import jax
-
-    # What one of them compiles, the others need not.
-    jax.config.update("jax_default_matmul_precision", "highest")
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    bench, tallies = Workbench(folder, seed), []
-    for name in names:
-        inject, complete = FAULTS[name]
-        tally = Tally(name)
-        with tally.timed():
-            inject(bench, tally, complete if count is None else min(count, complete))
-        tallies.append(tally)
-        if show is not None:
-            show(tally)
-    return tallies
+    inject, complete = FAULTS[name]
+    tally = Tally(name)
+    with tally.timed():
+        inject(bench, tally, complete if count is None else min(count, complete))
+    return tally
 
 
 def main() -> int:
@@ -117,8 +103,12 @@ def main() -> int:
         folder = (arguments.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         if len(arguments.only) == 1:
-            choice = {"seed": arguments.seed, "count": arguments.count}
-            tallies = run(arguments.only, folder, **choice, show=_tell)
+            import jax
+
+            jax.config.update("jax_default_matmul_precision", "highest")
+            os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+            tallies = [run(*arguments.only, Workbench(folder, arguments.seed), arguments.count)]
+            _tell(tallies[0])
         else:
             with ThreadPoolExecutor(arguments.jobs) as pool:
                 tallies = list(

@@ -126,12 +126,18 @@ class Workbench:
         if not program:
             if self._zygote is None:
                 self._zygote = Zygote(environment)
-                atexit.register(self._zygote.close)
+                atexit.register(self.close)
             return Process(Fork(self._zygote, given, out, err), out, err)
         with out.open("wb") as out_file, err.open("wb") as err_file:
             command = [sys.executable, *program, *given]
             popen = subprocess.Popen(command, env=environment, stdout=out_file, stderr=err_file)
         return Process(popen, out, err)
+
+    def close(self) -> None:
+        """Ends the process that is forked, if there is one."""
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
 
     def reference(self) -> dict[int, float]:
         """The training losses of a run that nothing happened to, by step."""
