@@ -24,18 +24,19 @@ class Exchange:
 
     Args:
         what: it is about.
+        alone: whether this process does it by itself, whoever else there is.
 
     Attributes:
         broken: whether an error was shared: there is no more to say.
         lost: whether a process was.
     """
 
-    def __init__(self, what: str):
+    def __init__(self, what: str, *, alone: bool = False):
         import jax
 
-        self.index, self.count = jax.process_index(), jax.process_count()
+        self.index, self.count = (0, 1) if alone else (jax.process_index(), jax.process_count())
         self.broken = self.lost = False
-        self._name = f"jaxformer/{what}/{next(NUMBERS)}"
+        self._name = f"jaxformer/{what}/{0 if alone else next(NUMBERS)}"
         self._calls = itertools.count()
 
     def each(self, function: Callable[[], Any]) -> list[Any]:

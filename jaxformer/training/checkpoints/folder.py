@@ -2,11 +2,10 @@
 
 import concurrent.futures
 import contextlib
-import functools
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from jaxformer.errors import CheckpointError, ResourceError
 from jaxformer.training.checkpoints.exchange import Exchange
 from jaxformer.training.checkpoints.files import is_temporary, sync
 from jaxformer.training.checkpoints.manifest import MANIFEST, Arrays, Manifest, read_manifest
-from jaxformer.training.checkpoints.restoring import Change, restore
+from jaxformer.training.checkpoints.restoring import Accept, newest, restore
 from jaxformer.training.checkpoints.saving import Save
 
 QUARANTINE = "quarantine"
@@ -107,7 +106,7 @@ class CheckpointFolder:
         self,
         step: int,
         shardings: Arrays | None = None,
-        accept: Callable[[Manifest], Change | None] | None = None,
+        accept: Accept | None = None,
     ) -> tuple[Arrays, Manifest]:
         """The arrays and the manifest of a step, compared with each other.
 
@@ -131,7 +130,7 @@ class CheckpointFolder:
         *,
         quarantine: bool,
         shardings: Arrays | None = None,
-        accept: Callable[[Manifest], Change | None] | None = None,
+        accept: Accept | None = None,
     ) -> tuple[Arrays, Manifest, list[str]]:
         """The newest step that verifies.
 
@@ -147,43 +146,19 @@ class CheckpointFolder:
             CheckpointError: no step verifies.
         """
         exchange = Exchange(f"the search in {self.folder}")
-        warnings: list[str] = []
-        refusals: list[Exception] = []
 
-        def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                try:
-                    return function(*arguments)
-                except Exception as error:
-                    refusals.append(error)
-                    raise
+        def put_aside(step: int) -> str:
+            return str(exchange.first(lambda: self._quarantine(step)))
 
-            return call
-
-        def accepted(manifest: Manifest) -> Change | None:
-            change = None if accept is None else noted(accept)(manifest)
-            return None if change is None else noted(change)
-
-        for step in reversed(exchange.first(self.steps)):
-            try:
-                return *self.restore(step, shardings, accepted), warnings
-            except CheckpointError as error:
-                if refusals:
-                    raise
-                moved = ""
-                if quarantine:
-                    moved = (
-                        f"; moved to {exchange.first(functools.partial(self._quarantine, step))}"
-                    )
-                warnings.append(f"{error}{moved}")
-        raise CheckpointError(
-            "; ".join(warnings) or f"there is no checkpoint in {self.folder}: train one first"
-        )
+        steps = exchange.first(self.steps)
+        return newest(self.folder, steps, shardings, accept, put_aside if quarantine else None)
 
     def choose(
         self, step: int | None = None, *, best: bool = False
     ) -> tuple[Arrays, Manifest, list[str]]:
         """The checkpoint asked for: by number, the best, or the newest that verifies.
+
+        For this process alone, whoever else there is.
 
         Args:
             step: its number.
@@ -207,8 +182,8 @@ class CheckpointFolder:
                     f"{run} has no checkpoint with a validation loss: leave out --best"
                 )
         if step is not None:
-            return *self.restore(step), []
-        return self.restore_latest(quarantine=False)
+            return *restore(self.folder / str(step), step, alone=True), []
+        return newest(self.folder, self.steps(), alone=True)
 
     def others(self) -> list[Path]:
         """All that is in the folder and is neither a checkpoint nor on its way in or out."""

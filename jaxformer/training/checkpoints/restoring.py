@@ -24,16 +24,19 @@ from jaxformer.training.checkpoints.manifest import (
 )
 
 Change = Callable[[str, np.ndarray], np.ndarray]
+Accept = Callable[[Manifest], Change | None]
 
 
 def restore(
     folder: Path,
     step: int,
     shardings: Arrays | None = None,
-    accept: Callable[[Manifest], Change | None] | None = None,
+    accept: Accept | None = None,
+    *,
+    alone: bool = False,
 ) -> tuple[Arrays, Manifest]:
-    """See ``CheckpointFolder.restore``."""
-    exchange = Exchange(f"the restore of {folder}")
+    """See ``CheckpointFolder.restore``; ``alone`` is for a process that shares it with nobody."""
+    exchange = Exchange(f"the restore of {folder}", alone=alone)
     manifest = exchange.first(lambda: read_manifest(folder / MANIFEST, step))
     changes: list[Change | None] = []
     if accept is not None:
@@ -70,6 +73,56 @@ def restore(
     arrays: list[Arrays] = []
     exchange.each(lambda: arrays.append(stored.read_placed(inside, described, shardings)))
     return arrays[0], manifest
+
+
+def newest(
+    folder: Path,
+    steps: list[int],
+    shardings: Arrays | None = None,
+    accept: Accept | None = None,
+    put_aside: Callable[[int], str] | None = None,
+    *,
+    alone: bool = False,
+) -> tuple[Arrays, Manifest, list[str]]:
+    """See ``CheckpointFolder.restore_latest``.
+
+    Args:
+        folder: of the checkpoints.
+        steps: those to try, in order of step.
+        shardings: see ``CheckpointFolder.restore``.
+        accept: see ``CheckpointFolder.restore_latest``.
+        put_aside: moves a damaged step out of the way, and says where.
+        alone: see ``restore``.
+    """
+    warnings: list[str] = []
+    refusals: list[Exception] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return function(*arguments)
+            except Exception as error:
+                refusals.append(error)
+                raise
+
+        return call
+
+    def accepted(manifest: Manifest) -> Change | None:
+        change = None if accept is None else noted(accept)(manifest)
+        return None if change is None else noted(change)
+
+    for step in reversed(steps):
+        try:
+            found = restore(folder / str(step), step, shardings, accepted, alone=alone)
+            return *found, warnings
+        except CheckpointError as error:
+            if refusals:
+                raise
+            moved = "" if put_aside is None else f"; moved to {put_aside(step)}"
+            warnings.append(f"{error}{moved}")
+    raise CheckpointError(
+        "; ".join(warnings) or f"there is no checkpoint in {folder}: train one first"
+    )
 
 
 def _check_files(folder: Path, manifest: Manifest, exchange: Exchange) -> None:
