@@ -2,11 +2,9 @@
 
 XLA adds up what lies on the CPU devices of one process in the order of the devices; between
 processes gloo adds round a ring that begins at another device for every part of an array, and
-floating-point sums depend on their order. So the parts are exchanged, added in the order of the
-devices, and given back: as many bytes as a ring moves, and the memory of the arrays once more. One
-process with several CPU devices does the same, since XLA rounds what it fuses with a sum as the
-program around it falls. The sum of two needs none of this, and accelerators use their own
-collectives.
+floating-point sums depend on their order. So there the parts are exchanged, added in the order of
+the devices, and given back: as many bytes as a ring moves, and the memory of the arrays once more.
+The sum of two needs none of this, and accelerators use their own collectives.
 """
 
 import functools
@@ -19,9 +17,11 @@ from jaxtyping import Array
 
 def sum_over(tree: Any, axis_name: str) -> Any:
     """Sums of arrays of one dtype over the devices of a mapped axis, on all of them."""
-    if jax.lax.axis_size(axis_name) <= 2 or jax.default_backend() != "cpu":
+    if jax.process_count() == 1 or jax.lax.axis_size(axis_name) == 2:
         return jax.lax.psum(tree, axis_name)
-    # What is computed before and after must not be fused with the parts of the sum.
+    if jax.default_backend() != "cpu":
+        return jax.lax.psum(tree, axis_name)
+    # What is computed before and after stays the program that it is beside XLA's own sum.
     leaves, structure = jax.tree.flatten(jax.lax.optimization_barrier(tree))
     flat = _ordered_sum(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), axis_name)
     sums, begin = [], 0

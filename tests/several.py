@@ -32,16 +32,13 @@ class Processes:
             "PYTHONUNBUFFERED": "1",
         }
         joined = [
-            "--devices", devices, "--coordinator", f"127.0.0.1:{port}", "--num-processes", count,
-            "--connect-timeout", connect, "--peer-timeout", PEER_TIMEOUT,
+            "--coordinator", f"127.0.0.1:{port}", "--num-processes", count,
+            "--connect-timeout", connect, "--peer-timeout", PEER_TIMEOUT, "--process-id",
         ]  # fmt: skip
+        command = [sys.executable, "-m", "jaxformer", *arguments, "--devices", devices]
         self.running = [
             subprocess.Popen(
-                [
-                    sys.executable, "-m", "jaxformer",
-                    *map(str, [*arguments, *joined]),
-                    "--process-id", str(i),
-                ],
+                [str(part) for part in (*command, *((*joined, i) if count > 1 else ()))],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -49,7 +46,7 @@ class Processes:
                 cwd=folders[i] if folders else None,
             )
             for i in range(count)
-        ]  # fmt: skip
+        ]
 
     def __enter__(self):
         return self

@@ -38,7 +38,9 @@ def quiet_runtime() -> None:
 
     Its log tells each loss of a process over dozens of lines, and gloo greets on standard output.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "4")
+    # At 1, JAX's own choice, it may come from a parent that imported JAX.
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "4"
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.fileno() == 1:
         sys.stdout.flush()
         ours = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)

@@ -117,6 +117,9 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"the processes could not be joined: {reason}") from None
     state = distributed.global_state
+    if state.num_processes == 1:
+        # As without a coordinator: gloo, even within one process, adds in another order than XLA.
+        jax.config.update("jax_cpu_collectives_implementation", None)
     coordinator = str(state.coordinator_address)
     peers = Peers(state.client, state.process_id, state.num_processes, options.peer_timeout)
     _session = _Session(state.client, state.process_id, state.num_processes, peers)
