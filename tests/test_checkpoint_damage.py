@@ -66,7 +66,8 @@ def test_every_truncation_and_every_missing_file_is_detected(copy):
 
 def test_what_is_too_many_is_detected_wherever_it_lies(copy):
     step = copy.folder / "7"
-    for place in (step / "stranger", step / "arrays" / "d" / "stranger"):
+    names = ("stranger", "arrays/d/stranger", "arrays/.stranger.tmp", ".7.stranger.tmp")
+    for place in (step / name for name in names):
         place.write_text("x")
         with pytest.raises(CheckpointError, match=r"unexpected .*stranger"):
             copy.restore(7)

@@ -199,3 +199,21 @@ def test_the_last_step_is_on_the_disk_before_done_is_said(text, held, capsys, mo
     assert train(text, "run", "--steps", 5) == 0
     assert seen == [[5]]
     timer.join()
+
+
+def test_a_manifest_that_could_not_be_read_is_never_a_step(folder):
+    with pytest.raises(
+        ResourceError, match=r"could not save .*8: .*val_loss is not a number; step 7"
+    ):
+        save(folder, 8, make_arrays(8), {**ABOUT, "val_loss": "low"})
+    assert [path.name for path in folder.folder.iterdir()] == ["7"]
+
+
+def test_a_file_that_cannot_be_read_back_ends_the_save(folder, monkeypatch):
+    def unreadable(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "digest", unreadable)
+    with pytest.raises(ResourceError, match=r"could not save .*8: Input/output error; step 7"):
+        save(folder, 8, make_arrays(8))
+    assert [path.name for path in folder.folder.iterdir()] == ["7"]

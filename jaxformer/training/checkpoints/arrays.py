@@ -1,5 +1,6 @@
 """Arrays in and out of a folder that Orbax writes."""
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -46,7 +47,8 @@ def write(folder: Path, arrays: Arrays) -> None:
     Raises:
         ResourceError: it could not.
     """
-    _guard_writing(lambda: _checkpointer(None).save(folder.absolute(), _save_arguments(arrays)))
+    with contextlib.closing(_checkpointer(None)) as checkpointer:
+        _guard_writing(lambda: checkpointer.save(folder.absolute(), _save_arguments(arrays)))
 
 
 def begin_writing(folder: Path, arrays: Arrays, exchange: Exchange) -> Callable[[], None]:
@@ -62,8 +64,8 @@ def begin_writing(folder: Path, arrays: Arrays, exchange: Exchange) -> Callable[
     _guard_writing(lambda: checkpointer.save(folder.absolute(), _save_arguments(arrays)))
 
     def finish() -> None:
-        _guard_writing(checkpointer.wait_until_finished)
-        checkpointer.close()
+        with contextlib.closing(checkpointer):
+            _guard_writing(checkpointer.wait_until_finished)
 
     return finish
 
@@ -119,7 +121,8 @@ def stored_shapes(folder: Path) -> dict[str, Any]:
         CheckpointError: that cannot be read, or a piece of an array is larger than the array.
     """
     try:
-        tree = _handler(None).metadata(_path(folder)).tree
+        with contextlib.closing(_handler(None)) as handler:
+            tree = handler.metadata(_path(folder)).tree
         found = flat_of(tree, None)
         described = {
             name: {"shape": list(what.shape), "dtype": np.dtype(what.dtype).name}
@@ -179,7 +182,8 @@ def _restore(folder: Path, described: Mapping[str, Any], arguments: dict[str, An
         item=nested(target), restore_args=nested(arguments), partial_restore=True
     )
     try:
-        return _handler(None).restore(_path(folder), args=restore)
+        with contextlib.closing(_handler(None)) as handler:
+            return handler.restore(_path(folder), args=restore)
     except Exception as error:
         raise _unreadable(folder, error) from error
 

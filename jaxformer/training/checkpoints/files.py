@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxformer.errors import ResourceError
@@ -70,22 +70,16 @@ def entries(folder: Path, start: Path) -> dict[str, int]:
     }
 
 
-def digests(start: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of files by their paths from ``start``; what cannot be read has none."""
+def digest(path: Path) -> str:
+    """The SHA-256 of a file; a link is none."""
+    found = hashlib.sha256()
     buffer = bytearray(BUFFER)
-    return {name: _digest(start / name, buffer) for name in names}
-
-
-def _digest(path: Path, buffer: bytearray) -> str:
-    digest = hashlib.sha256()
     view = memoryview(buffer)
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", 0) as file:
-            while count := file.readinto(buffer):
-                digest.update(view[:count])
-    except OSError as error:
-        return f"unreadable: {error.strerror}"
-    return digest.hexdigest()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            found.update(view[:count])
+    return found.hexdigest()
 
 
 def check_space(folder: Path, need: int) -> None:

@@ -4,7 +4,7 @@ import concurrent.futures
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -121,8 +121,7 @@ class Save:
         manifest = self._manifest(describe(self._arrays))
         if not self._is_there(manifest):
             stored.write(self._inside, self._arrays)
-            found = files.entries(self._inside, self._inside)
-            manifest["files"] = files.digests(self._inside, found)
+            manifest["files"] = self._digests(files.entries(self._inside, self._inside))
         return self._finish(manifest)
 
     def _write_together(self, written: Callable[[], None]) -> Manifest:
@@ -136,7 +135,7 @@ class Save:
                 exchange.each(lambda: _raise(reason))
             raise
         found = exchange.first(lambda: files.entries(self._inside, self._inside))
-        digests = merged(exchange.each(lambda: files.digests(self._inside, exchange.share(found))))
+        digests = merged(exchange.each(lambda: self._digests(exchange.share(found))))
         described = exchange.first(lambda: stored.stored_shapes(self._inside))
         mine = exchange.share({name: size_of(what) for name, what in described.items()})
 
@@ -163,6 +162,9 @@ class Save:
             "arrays": described,
         }
 
+    def _digests(self, names: Iterable[str]) -> dict[str, str]:
+        return {name: files.digest(self._inside / name) for name in names}
+
     def _known(self) -> Manifest | None:
         """The manifest of what has the step's name already."""
         try:
@@ -183,6 +185,8 @@ class Save:
         else:
             files.sync_tree(self._temporary)
             files.write_durably(self._temporary / MANIFEST, seal(manifest))
+            # What could not be read must not take the place of what can.
+            read_manifest(self._temporary / MANIFEST, self._step)
             self._place(self._temporary)
         return manifest
 
