@@ -29,6 +29,7 @@ CPU = {
     "start_up-nano": "start_up.py --preset nano",
     "time_to_loss-nano": "time_to_loss.py --preset nano",
     "porting": "porting.py",
+    "checkpointing-baby": "checkpointing.py --preset baby",
 }
 GPU = {
     "training_step-gpt2-small": "training_step.py --preset gpt2-small --dtype bfloat16",
@@ -36,6 +37,7 @@ GPU = {
     "training_step-nano": "training_step.py --preset nano",
     "evaluation-gpt2-small": "evaluation.py --preset gpt2-small --dtype bfloat16",
     "generation": "generation.py",
+    "checkpointing-baby": "checkpointing.py --preset baby --dtype bfloat16",
     "start_up-nano": "start_up.py --preset nano",
     "time_to_loss-baby": "time_to_loss.py --preset baby --dtype bfloat16 --interval 250",
 }

@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parent / "results"
 TARGETS = tuple(measure.ROOT / path for path in ("docs/speed.md", "docs/scale.md", "README.md"))
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
-    "scale",
+    "checkpointing", "scale",
 )  # fmt: skip
 Result = dict[str, Any]
 
