@@ -313,6 +313,7 @@ class MultiHeadAttention(nnx.Module):
         if position_bias is not None:
             bias = position_bias if bias is None else bias + position_bias
         attend = functools.partial(self._attend, return_weights=return_weights)
+        weights_BNTS: Any
         out_BTNH, weights_BNTS = share_heads(
             attend, q_BTNH, k_BSKH, v_BSKH, mask, bias, self.attention_dropout
         )
@@ -332,7 +333,7 @@ class MultiHeadAttention(nnx.Module):
         dropout: Dropout,
         *,
         return_weights: bool,
-    ) -> tuple[Float[Array, "B T N H"], Any]:
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
         """The output before it is projected, by a fused kernel or the core, and its weights."""
         out_BTNH = try_fused_attention(
             q_BTNH,

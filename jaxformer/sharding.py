@@ -73,7 +73,7 @@ def gathering(block: nnx.Module) -> Callable[..., Any]:
     """``block``, which puts its parameters together when it is called."""
     chosen = _layout.get()
     if chosen is None or not chosen.gathers:
-        return block  # type: ignore[return-value]
+        return block
 
     def call(*args: Any, **kwargs: Any) -> Any:
         split: Any = nnx.split(block, nnx.Param, ...)

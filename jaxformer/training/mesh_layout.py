@@ -82,7 +82,7 @@ class MeshLayout:
         mask = None if mask is None else expand_mask(mask)
         # A mask that is known stays out of the arguments, and known.
         known = mask if isinstance(mask, np.ndarray) and mask.shape[:2] == (1, 1) else None
-        arguments = [
+        arguments: list[tuple[Any, str]] = [
             (q_BTNH, "BTNH"),
             (k_BSKH, "BSKH"),
             (v_BSKH, "BSKH"),
@@ -101,14 +101,14 @@ class MeshLayout:
             for x, letters in arguments
         )
         weights = activation_spec("BNTS", (batch, heads, queries, keys), self.sizes)
-        result: Any = jax.shard_map(
+        shared: Attend = jax.shard_map(
             part,
             mesh=self.mesh,
             in_specs=specs,
             out_specs=(specs[0], weights),
             check_vma=False,
-        )(*(x for x, _ in arguments))
-        return result  # type: ignore[no-any-return]
+        )
+        return shared(*(x for x, _ in arguments))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

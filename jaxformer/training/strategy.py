@@ -18,7 +18,7 @@ from jaxformer.training.device_loop import DeviceLoop
 
 # For XLA on CPU: lets the loop update moments in place. Without it their old values are copied
 # first, 2 % of a step of ``nano``.
-CPU_OPTIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}
+CPU_OPTIONS: dict[str, str | bool] = {"xla_cpu_copy_insertion_use_region_analysis": True}
 
 
 class Strategy(abc.ABC):
