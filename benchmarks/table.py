@@ -177,7 +177,7 @@ def scale_sentence(results: Sequence[Result]) -> str:
         return "No row was compiled yet."
     worst = max(found, key=lambda name: abs(found[name]))
     return (
-        f"Of {len(found)} compiled rows the model's memory is farthest off for {worst}: "
+        f"Rows compiled: {len(found)}. The model's memory is farthest off for {worst}: "
         f"{100 * found[worst]:+.0f} %. `tests/test_scale.py` holds every row to "
         f"{100 * scale.LARGEST_DEVIATION:.0f} %."
     )

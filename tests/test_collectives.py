@@ -126,6 +126,35 @@ def test_loops_of_a_tpu_say_their_length_in_their_condition():
     assert read_collectives(text, MESH) == read_collectives(PROGRAM, MESH)
 
 
+def test_a_loop_may_count_by_twos():
+    text = """
+%body (p: (u32[], f32[8])) -> (u32[], f32[8]) {
+  %p = (u32[], f32[8]{0}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=0
+  %x = f32[8]{0} get-tuple-element(%p), index=1
+  %two..sunk = u32[]{:T(128)} constant(2)
+  %next = u32[]{:T(128)} add(%i, %two..sunk)
+  %there = f32[8]{0} collective-permute(%x), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  %back = f32[8]{0} collective-permute(%x), channel_id=2, source_target_pairs={{1,0},{0,1}}
+  ROOT %t = (u32[], f32[8]{0}) tuple(%next, %there)
+}
+
+%less (p.1: (u32[], f32[8])) -> pred[] {
+  %limit = u32[] constant(7)
+  %p.1 = (u32[], f32[8]{0}) parameter(0)
+  %at = u32[] get-tuple-element(%p.1), index=0
+  ROOT %lt = pred[] compare(%at, %limit), direction=LT
+}
+
+ENTRY %main (p.2: (u32[], f32[8])) -> (u32[], f32[8]) {
+  %p.2 = (u32[], f32[8]{0}) parameter(0)
+  ROOT %w = (u32[], f32[8]{0}) while(%p.2), condition=%less, body=%body
+}
+"""
+    (found,) = read_collectives(text, {"fsdp": 2})
+    assert found == Collective("collective-permute", ("fsdp",), 2, 8, 8 * 32)
+
+
 def test_parts_of_one_collective_count_once():
     once = PROGRAM.replace("replica_groups=[4,2]", "channel_id=9, replica_groups=[4,2]")
     twice = once.replace(

@@ -94,6 +94,7 @@ class _Instruction:
     opcode: str
     operands: tuple[str, ...]
     rest: str
+    root: bool
 
     def called(self, *attributes: str) -> list[str]:
         """The computations that the named attributes hold."""
@@ -106,7 +107,7 @@ class _Program:
     """Computations by name, each a list of instructions."""
 
     _HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\{\s*$")
-    _LINE = re.compile(r"^\s+(?:ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
+    _LINE = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
     # After the result's shape, which may be a tuple, stands the operation and what it takes.
     _CALL = re.compile(r"^(.*?)\s([a-z][a-z0-9\-]*)\((.*)$")
 
@@ -120,10 +121,11 @@ class _Program:
                 current = self.computations.setdefault(head[2], [])
                 self.entry = head[2] if head[1] else self.entry
             elif found := self._LINE.match(line):
-                call = self._CALL.match(found[2])
+                call = self._CALL.match(found[3])
                 if call:
                     operands, rest = _split_operands(call[3])
-                    current.append(_Instruction(found[1], call[1], call[2], operands, rest))
+                    root = found[1] is not None
+                    current.append(_Instruction(found[2], call[1], call[2], operands, rest, root))
 
     def collectives(self, mesh: Mapping[str, int], steps: int) -> Iterator[Collective]:
         # Where a collective runs beside other work its parts repeat it, with the same channel.
@@ -173,13 +175,27 @@ class _Program:
         if found:
             return int(found[1])
         for name in loop.called("condition"):
-            condition = self.computations.get(name, [])
-            numbers = {i.name: i.operands[0] for i in condition if i.opcode == "constant"}
-            for instruction in condition:
+            condition = {i.name: i for i in self.computations.get(name, [])}
+            for instruction in condition.values():
                 if instruction.opcode == "compare" and "direction=LT" in instruction.rest:
-                    limits = [numbers[o] for o in instruction.operands if o in numbers]
-                    return int(limits[0]) if limits else None
+                    counter, limit = (condition.get(o) for o in instruction.operands)
+                    if counter is None or limit is None or limit.opcode != "constant":
+                        return None
+                    return -(-int(limit.operands[0]) // self._stride(loop, counter.rest))
         return None
+
+    def _stride(self, loop: _Instruction, counter: str) -> int:
+        """What a loop's body adds to its counter; 1 where it does not say."""
+        place = re.search(r"index=(\d+)", counter)
+        for name in loop.called("body") if place else []:
+            body = {i.name: i for i in self.computations.get(name, [])}
+            root = next((i for i in body.values() if i.root and i.opcode == "tuple"), None)
+            new = None if root is None or place is None else body.get(root.operands[int(place[1])])
+            if new is not None and new.opcode == "add":
+                parts = [body[o] for o in new.operands if o in body]
+                steps = [i.operands[0] for i in parts if i.opcode == "constant"]
+                return int(steps[0]) if steps else 1
+        return 1
 
 
 def _split_operands(text: str) -> tuple[tuple[str, ...], str]:

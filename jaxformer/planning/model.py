@@ -169,15 +169,16 @@ class _Step:
     def _temporary(self) -> int:
         """What is there at the peak beside state, gradients and what is kept.
 
-        The parameters in the dtype of the products, the weights of two blocks put together (one
-        that is used and the next), and the larger of two moments: a block's own backward pass,
-        with all that its forward pass made and the gradients of that, or the logits with theirs.
+        The parameters in the dtype of the products; put together along fsdp, the tables and the
+        weights of two blocks, one that is used and the next; a block's own backward pass, with all
+        that its forward pass made and the gradients of that; and the gradient of the logits, which
+        XLA keeps while the blocks go backward.
         """
         copies = self.width * self.stored if self.width < FLOAT32 else 0
-        gathered = 2 * self.width * self.whole_block if self.mesh["fsdp"] > 1 else 0
+        gathered = self.width * (2 * self.whole_block + self._tables())
         own = 2 * self.tokens * self._kept_of_token("none")
-        logits = 2 * self.tokens * self.width * self._vocabulary()
-        return copies + gathered + max(own, logits)
+        logits = self.tokens * self.width * self._vocabulary()
+        return copies + (gathered if self.mesh["fsdp"] > 1 else 0) + own + logits
 
     def _vocabulary(self) -> int:
         size = self.config.model.vocab_size or 0
