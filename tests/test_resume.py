@@ -9,6 +9,7 @@ import pytest
 
 from jaxformer.char_data import window_starts
 from jaxformer.training import loop
+from jaxformer.training.checkpoints import CheckpointFolder
 from tests.tiny import (
     DROPOUT,
     losses,
@@ -136,7 +137,10 @@ def test_a_second_signal_stops_at_once(text, empty_folder):
     out, err = process.communicate(timeout=60)
     assert process.returncode in (130, 143), out + err
     assert "Traceback" not in err
-    assert resume("run", "--steps", max(steps("run")) + 1) == 0
+    # The save that was under way has left its temporary folder.
+    newest = CheckpointFolder(Path("run/checkpoints")).steps()[-1]
+    assert resume("run", "--steps", newest + 1) == 0
+    assert steps("run")[-1] == newest + 1
 
 
 def test_a_signal_while_evaluating_puts_the_evaluation_off(whole, whole_text, monkeypatch):

@@ -100,6 +100,8 @@ class DataParallel(Strategy):
 
     def state_arrays(self, state: TrainState) -> Arrays:
         """See ``Strategy``; numpy arrays."""
+        for x in jax.tree.leaves(state):
+            x.addressable_shards[0].data.copy_to_host_async()
         return to_arrays(self.fetch(state))
 
     def abstract(self, tree: Any) -> Any:
