@@ -1,18 +1,20 @@
 """Numbers that are not finite: found on the device, told, and never saved."""
 
+import functools
 import json
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from jaxformer.char_data import window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import split
 from jaxformer.train_step import TrainState
-from jaxformer.training.strategies import DataParallel
+from jaxformer.training.strategies import DataParallel, MeshParallel
 from jaxformer.transformer_lm import TransformerLM
 from tests.tiny import TEXT, losses, resume, snapshot, steps, train
 
@@ -62,7 +64,8 @@ def test_a_state_that_is_not_finite_is_not_saved(text, capsys):
     )
 
 
-def test_the_device_loop_stops_before_the_update():
+@pytest.mark.parametrize("strategy", [DataParallel, functools.partial(MeshParallel, fsdp=2)])
+def test_the_device_loop_stops_before_the_update(strategy):
     """Token 4 stands at one place of the corpus, and its embedding is infinite."""
     config = TransformerLMConfig(
         vocab_size=5,
@@ -77,7 +80,7 @@ def test_the_device_loop_stops_before_the_update():
     parameters = {**parameters, "token_embedding.embedding": table}
     tokens = np.asarray([0, 1, 2, 3] * 5 + [4] + [0, 1, 2, 3] * 5, np.int32)
     starts = np.asarray([[0, 1], [18, 2], [3, 4]], np.int32)
-    parallel = DataParallel(
+    parallel = strategy(
         definition,
         OptimizerConfig(),
         shapes=parameters,

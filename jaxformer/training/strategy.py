@@ -254,8 +254,10 @@ def put(x: Any, sharding: jax.sharding.Sharding) -> Array:
     if isinstance(x, jax.Array):
         if x.sharding == sharding:
             return x
-        if sharding.is_fully_addressable or not x.is_fully_addressable:
-            return jax.device_put(x, sharding, may_alias=False)
+        if not x.is_fully_addressable:
+            return jax.device_put(x, sharding)
+        # Not by ``device_put``: a part may then share its memory with ``x``, and is donated.
+        x = np.array(x)
     x = np.asarray(x)
     if sharding.is_fully_addressable:
         return jax.device_put(x, sharding, may_alias=False)
