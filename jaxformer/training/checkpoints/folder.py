@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxformer.errors import CheckpointError, ResourceError
+from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
 from jaxformer.training.checkpoints.exchange import Exchange
 from jaxformer.training.checkpoints.files import is_temporary, sync
 from jaxformer.training.checkpoints.manifest import MANIFEST, Arrays, Manifest, read_manifest
@@ -151,7 +151,12 @@ class CheckpointFolder:
             return str(exchange.first(lambda: self._quarantine(step)))
 
         steps = exchange.first(self.steps)
-        return newest(self.folder, steps, shardings, accept, put_aside if quarantine else None)
+        aside = put_aside if quarantine else None
+        try:
+            return newest(self.folder, steps, shardings, accept, aside)
+        except JaxformerError as error:
+            error.told_elsewhere = exchange.index != 0
+            raise
 
     def choose(
         self, step: int | None = None, *, best: bool = False

@@ -197,9 +197,9 @@ class Save:
             raise error
         reason = one_line(error)
         hint = f": {HINTS[reason]}" if reason in HINTS else ""
-        raise ResourceError(
-            f"could not save {self._target}: {reason}{hint}; {self._safe()}"
-        ) from error
+        refusal = ResourceError(f"could not save {self._target}: {reason}{hint}; {self._safe()}")
+        refusal.told_elsewhere = self._exchange.index != 0
+        raise refusal from error
 
 
 def _raise(error: Exception) -> NoReturn:
