@@ -23,7 +23,7 @@ class Exchange:
     """The words of one save or restore; every process makes them in the same order.
 
     Args:
-        what: it is about.
+        what: it is about, the same on every process.
         alone: whether this process does it by itself, whoever else there is.
 
     Attributes:
@@ -34,7 +34,8 @@ class Exchange:
     def __init__(self, what: str, *, alone: bool = False):
         import jax
 
-        self.index, self.count = (0, 1) if alone else (jax.process_index(), jax.process_count())
+        self.index: int = 0 if alone else jax.process_index()
+        self.count: int = 1 if alone else jax.process_count()
         self.broken = self.lost = False
         self._name = f"jaxformer/{what}/{0 if alone else next(NUMBERS)}"
         self._calls = itertools.count()

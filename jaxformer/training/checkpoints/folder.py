@@ -145,7 +145,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: no step verifies.
         """
-        exchange = Exchange(f"the search in {self.folder}")
+        exchange = Exchange("search")
 
         def put_aside(step: int) -> str:
             return str(exchange.first(lambda: self._quarantine(step)))

@@ -37,7 +37,7 @@ def restore(
     alone: bool = False,
 ) -> tuple[Arrays, Manifest]:
     """See ``CheckpointFolder.restore``; ``alone`` is for a process that shares it with nobody."""
-    exchange = Exchange(f"the restore of {folder}", alone=alone)
+    exchange = Exchange("restore", alone=alone)
     manifest = exchange.first(lambda: read_manifest(folder / MANIFEST, step))
     changes: list[Change | None] = []
     if accept is not None:

@@ -62,7 +62,7 @@ class Save:
     ):
         self._target, self._step, self._about = target, step, about
         self._place, self._safe = place, safe
-        self._exchange = Exchange(f"the save of {target}")
+        self._exchange = Exchange("save")
         named = flat(arrays)
         self._sizes = {name: int(array.nbytes) for name, array in named.items()}
         self._arrays: Arrays = {}
