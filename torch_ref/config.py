@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from torch_ref.checks import (
+from .checks import (
     check_choice,
     check_elements,
     check_layers,
