@@ -3,28 +3,30 @@
 import pytest
 
 from tests.several import fresh, run
-from tests.tiny import DROPOUT, TEXT, losses, steps
+from tests.tiny import DROPOUT, TEXT, losses, resume, steps, train
 
-FLAGS = ["--strategy", "mesh", "--fsdp", 2, "--tensor", 2, "--d-ff", 32, "--batch-size", 8]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("programs")
+SELDOM = ["--sample-tokens", 0, "--eval-interval", 5, "--eval-batch-size", 64]
 
 
-def test_a_mesh_over_two_processes_is_the_run_of_one(cache, empty_folder):
+@pytest.mark.parametrize(
+    ("each", "mesh"),
+    [
+        (1, ["--fsdp", 2]),
+        pytest.param(2, ["--fsdp", 2, "--tensor", 2], marks=pytest.mark.slow),
+    ],
+    ids=["fsdp", "fsdp and tensor"],
+)
+def test_a_mesh_over_two_processes_is_the_run_of_one(tmp_path, empty_folder, each, mesh):
     (empty_folder / "text.txt").write_text(TEXT)
-    flags = [*DROPOUT, *FLAGS]
-    run(1, 4, *fresh("text.txt", "one", "--steps", 20, *flags), cache=cache)
-    half = fresh("text.txt", "two", "--steps", 10, "--decay-steps", 20, *flags)
-    told = run(2, 2, *half, cache=cache)
-    assert "4 × cpu in 2 processes" in told[0][0]
-    assert steps("two") == [10]
-    resume = ["train", "--out", "two", "--resume", "--steps", 20]
-    # From parts on two processes to other parts on one.
-    told = run(1, 2, *resume, "--fsdp", 1, cache=cache)
-    assert "not bitwise" in told[0][0]
+    flags = ["--strategy", "mesh", *mesh, "--d-ff", 32, "--batch-size", 8, *SELDOM, *DROPOUT]
+    count = ["--devices", 2 * each]
+    assert train("text.txt", "one", "--steps", 10, *flags, *count) == 0
+    half = fresh("text.txt", "two", "--steps", 5, "--decay-steps", 10, *flags)
+    told = run(2, each, *half, cache=tmp_path / "programs")
+    assert f"{2 * each} × cpu in 2 processes" in told[0][0]
+    assert steps("two") == [5]
+    # From parts on two processes to the same parts on one.
+    assert resume("two", "--steps", 10, *count) == 0
     for name in ("train_loss", "val_loss"):
         expected, found = losses("one", name), losses("two", name)
         assert found.keys() == expected.keys()
