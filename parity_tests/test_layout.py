@@ -118,8 +118,9 @@ def test_the_same_call_arguments(name, cls):
         assert keywords(mine) == keywords(theirs)
 
 
-def test_the_configs_are_the_same_text():
-    assert (ROOT / "jaxformer/config.py").read_text() == (ROOT / "torch_ref/config.py").read_text()
+@pytest.mark.parametrize("name", ["config.py", "checks.py"])
+def test_settings_are_the_same_text(name):
+    assert (ROOT / "jaxformer" / name).read_text() == (ROOT / "torch_ref" / name).read_text()
 
 
 def imports(tree: ast.AST) -> set[str]:
