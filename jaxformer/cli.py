@@ -318,13 +318,13 @@ def _parse(
     Raises:
         UsageError: an argument is unknown, cannot be read or is refused by the options' classes.
     """
-    settings = {} if default is None else {"default": default}
+    settings: dict[str, Any] = {} if default is None else {"default": default}
+    if others:
+        settings["return_unknown_args"] = True
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(
-                cls, prog=program, args=list(arguments), return_unknown_args=others, **settings
-            )
+            parsed: Any = tyro.cli(cls, prog=program, args=list(arguments), **settings)
             return parsed[0] if others else parsed
     except SystemExit as stop:
         if stop.code in (0, None):

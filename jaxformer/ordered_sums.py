@@ -1,7 +1,7 @@
 """Sums over devices that come out the same to the bit however processes share CPU devices.
 
-XLA adds up what lies on the CPU devices of one process in the order of the devices; between
-processes gloo adds round a ring that begins at another device for every part of an array, and
+XLA adds up what lies on the CPU devices of one process in the order of the devices; where there is
+a coordinator gloo adds round a ring that begins at another device for every part of an array, and
 floating-point sums depend on their order. So there the parts are exchanged, added in the order of
 the devices, and given back: as many bytes as a ring moves, and the memory of the arrays once more.
 The sum of two needs none of this, and accelerators use their own collectives.
@@ -17,9 +17,8 @@ from jaxtyping import Array
 
 def sum_over(tree: Any, axis_name: str) -> Any:
     """Sums of arrays of one dtype over the devices of a mapped axis, on all of them."""
-    if jax.process_count() == 1 or jax.lax.axis_size(axis_name) == 2:
-        return jax.lax.psum(tree, axis_name)
-    if jax.default_backend() != "cpu":
+    gloo = jax.distributed.is_initialized() and jax.default_backend() == "cpu"
+    if not gloo or jax.lax.axis_size(axis_name) == 2:
         return jax.lax.psum(tree, axis_name)
     # What is computed before and after stays the program that it is beside XLA's own sum.
     leaves, structure = jax.tree.flatten(jax.lax.optimization_barrier(tree))

@@ -17,7 +17,9 @@ PEER_TIMEOUT = 10
 class Processes:
     """A run of ``count`` processes with so many devices each; ended at the latest on leaving."""
 
-    def __init__(self, count, devices, *arguments, cache, connect=120, folders=()):
+    def __init__(
+        self, count, devices, *arguments, cache, connect=120, folders=(), coordinator=False
+    ):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -36,9 +38,11 @@ class Processes:
             "--connect-timeout", connect, "--peer-timeout", PEER_TIMEOUT, "--process-id",
         ]  # fmt: skip
         command = [sys.executable, "-m", "jaxformer", *arguments, "--devices", devices]
+        if count == 1 and not coordinator:
+            joined = []
         self.running = [
             subprocess.Popen(
-                [str(part) for part in (*command, *((*joined, i) if count > 1 else ()))],
+                [str(part) for part in (*command, *joined, *([i] if joined else []))],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

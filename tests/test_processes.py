@@ -12,6 +12,8 @@ from tests.several import PEER_TIMEOUT, Processes, fresh, lines, run
 from tests.tiny import DROPOUT, TEXT, losses, same_run, steps
 
 GRADIENT_NORM = "grad_norm"
+STEPS = 300
+LONG = ["--steps", STEPS, "--eval-interval", 100, "--checkpoint-interval", 100, *DROPOUT]
 # Beyond the time after which a process counts as lost: to notice it, and to say so.
 GRACE = 15
 
@@ -23,10 +25,10 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, cache):
-    """A run of 30 steps of one process with four devices."""
+    """A run of 300 steps of one process with four devices."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "text.txt").write_text(TEXT)
-    arguments = fresh(folder / "text.txt", folder / "run", "--steps", 30, *DROPOUT)
+    arguments = fresh(folder / "text.txt", folder / "run", *LONG)
     told = run(1, 4, *arguments, cache=cache)
     assert told[0][1] == ""
     return folder
@@ -38,18 +40,18 @@ def saved():
 
 
 def same_everywhere(out, together):
-    same_run(out, together / "run")
+    same_run(out, together / "run", STEPS)
     assert losses(out, GRADIENT_NORM) == losses(together / "run", GRADIENT_NORM)
 
 
 def test_four_processes_are_one_to_the_bit(together, cache, empty_folder):
-    arguments = fresh(together / "text.txt", "run", "--steps", 30, *DROPOUT)
+    arguments = fresh(together / "text.txt", "run", *LONG)
     told = run(4, 1, *arguments, cache=cache)
     same_everywhere("run", together)
-    assert steps("run") == [10, 20, 30]
+    assert steps("run") == [100, 200, 300]
     out, err = told[0]
     assert "4 × cpu in 4 processes" in out
-    assert "step 30 · validation loss" in out
+    assert "step 300 · validation loss" in out
     assert err == ""
     for other in (1, 2, 3):
         assert told[other] == ("", "")
@@ -59,10 +61,10 @@ def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
     together, cache, empty_folder
 ):
     """Two processes lose one, resume, are stopped, and end as a single one: bit for bit."""
-    arguments = fresh(together / "text.txt", "run", "--steps", 30, *DROPOUT)
+    arguments = fresh(together / "text.txt", "run", *LONG)
     slow = ["--steps-per-call", 1]
     with Processes(2, 2, *arguments, *slow, cache=cache) as processes:
-        processes.wait_for(lambda: Path("run/checkpoints/10").exists())
+        processes.wait_for(lambda: Path("run/checkpoints/100").exists())
         processes.running[0].kill()
         begin = time.monotonic()
         out, err = processes.ends(9, but=[0])[1]
@@ -77,9 +79,9 @@ def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
     assert "train.py --resume --out run" in line
 
     resume = ["train", "--out", "run", "--resume"]
-    before = saved()[-1]
+    top = max(losses("run"))
     with Processes(2, 2, *resume, *slow, cache=cache) as processes:
-        processes.wait_for(lambda: max(losses("run")) > before)
+        processes.wait_for(lambda: max(losses("run")) > top)
         processes.running[1].send_signal(signal.SIGTERM)
         told = processes.ends(143)
     assert "stopped after step" in told[0][1]
@@ -103,6 +105,35 @@ def test_a_process_that_hangs_ends_the_others(together, cache, empty_folder):
     line = lines(err)[0]
     assert f"process 1 has not answered for {PEER_TIMEOUT} s" in line
     assert f"step {saved()[-1]} is the last one saved" in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_whoever_is_lost_of_four_ends_the_rest(together, cache, empty_folder, victim, number):
+    arguments = fresh(together / "text.txt", "run", "--steps", 100_000, *DROPOUT)
+    with Processes(4, 1, *arguments, cache=cache) as processes:
+        processes.wait_for(lambda: Path("run/checkpoints/20").exists())
+        processes.running[victim].send_signal(number)
+        told = processes.ends(9, but=[victim])
+    for _, err in told.values():
+        assert len(lines(err)) == 1, err
+        assert f"step {saved()[-1]} is the last one saved" in err
+    assert run(1, 1, "train", "--out", "run", "--resume", "--steps", saved()[-1] + 1, cache=cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [[], ["--fsdp", 4], ["--fsdp", 2]], ids=["data", "fsdp4", "fsdp2"]
+)
+def test_a_mesh_with_a_coordinator_is_the_same_to_the_bit(together, cache, empty_folder, flags):
+    shared = ["--strategy", "mesh", *flags, "--steps", 30, *DROPOUT]
+    for count, devices in ((1, 4), (2, 2), (4, 1)):
+        arguments = fresh(together / "text.txt", f"run{count}", *shared)
+        run(count, devices, *arguments, cache=cache, coordinator=True)
+    for count in (2, 4):
+        same_run(f"run{count}", "run1")
+        assert losses(f"run{count}", GRADIENT_NORM) == losses("run1", GRADIENT_NORM)
 
 
 def test_a_refusal_is_told_once_and_ends_all(together, cache, empty_folder):

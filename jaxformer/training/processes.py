@@ -117,9 +117,6 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
         reason = str(error).splitlines()[0]
         raise DeviceError(f"the processes could not be joined: {reason}") from None
     state = distributed.global_state
-    if state.num_processes == 1:
-        # As without a coordinator: gloo, even within one process, adds in another order than XLA.
-        jax.config.update("jax_cpu_collectives_implementation", None)
     coordinator = str(state.coordinator_address)
     peers = Peers(state.client, state.process_id, state.num_processes, options.peer_timeout)
     _session = _Session(state.client, state.process_id, state.num_processes, peers)
@@ -275,11 +272,10 @@ def together(function: Callable[[], T]) -> T:
         if place == _session.index:
             assert refusal is not None
             raise refusal
-        error = _rebuilt(json.loads(text), elsewhere=True)
+        there = json.loads(text)
         if _session.index == 0:
-            error.args = (f"process {place}: {error}",)
-            error.told_elsewhere = False
-        raise error
+            there["message"] = f"process {place}: {there['message']}"
+        raise _rebuilt(there, elsewhere=_session.index != 0)
     return result  # type: ignore[return-value]
 
 
