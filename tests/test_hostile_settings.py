@@ -38,7 +38,7 @@ def test_every_number_is_drawn():
     assert len(NAMES) > 45
 
 
-@settings(OFTEN, max_examples=60)
+@settings(OFTEN, max_examples=30)
 @given(SETTINGS)
 def test_the_command_lines_parser(given_settings):
     """The same options that the command reads, from its real parser."""
@@ -96,7 +96,7 @@ def bench(tmp_path_factory):
     return bench
 
 
-@settings(OFTEN, max_examples=25)
+@settings(OFTEN, max_examples=12)
 @given(SETTINGS)
 def test_a_new_run(bench, given_settings):
     """As far as the moment before anything of it is allocated."""
@@ -105,7 +105,7 @@ def test_a_new_run(bench, given_settings):
     assert tally.failures == []
 
 
-@settings(OFTEN, max_examples=25)
+@settings(OFTEN, max_examples=12)
 @given(JSON_SETTINGS)
 def test_a_resumed_run(bench, given_settings):
     with (tally := Tally("")).injection(str(given_settings)) as check:
