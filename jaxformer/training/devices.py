@@ -101,9 +101,17 @@ def _gpu(
     bandwidth: float,
     links: Links,
 ) -> Accelerator:
-    peaks = [None if p is None else p * TERA for p in (bfloat16, tensor_float32, float32)]
-    pattern = f"(NVIDIA |Tesla )?{pattern}"
-    return Accelerator(name, pattern, gigabytes * GIGA, *peaks, bandwidth * GIGA, links)
+    halves, rounded = (None if p is None else p * TERA for p in (bfloat16, tensor_float32))
+    return Accelerator(
+        name,
+        f"(NVIDIA |Tesla )?{pattern}",
+        gigabytes * GIGA,
+        halves,
+        rounded,
+        float32 * TERA,
+        bandwidth * GIGA,
+        links,
+    )
 
 
 def _tpu(

@@ -123,7 +123,8 @@ def device_memory(devices: Sequence["jax.Device"]) -> int | None:
     if local[0].platform == "cpu":
         return host_memory() // len(local)
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in local]
-    return None if None in limits else int(min(limits))
+    known = [int(limit) for limit in limits if limit is not None]
+    return min(known) if len(known) == len(limits) else None
 
 
 def host_memory() -> int:
