@@ -13,7 +13,7 @@ from jaxformer.planning.programs import compile_for_topology, compile_run, descr
 from jaxformer.planning.targets import Target
 from jaxformer.training.corpora import load_corpus
 from jaxformer.training.devices import describe_rate
-from jaxformer.training.experiment import Experiment, choose_devices, run_as
+from jaxformer.training.experiment import Experiment, check_devices, choose_devices, run_as
 from jaxformer.training.memory import check_countable
 from jaxformer.training.progress import describe_parameters
 
@@ -47,7 +47,9 @@ def find_plan(options: PlanOptions) -> Needs:
     devices, topology = [], None
     if target is None:
         devices = choose_devices(config)
-    elif target.is_tpu and not options.model_only:
+    else:
+        check_devices(config, target.count)
+    if target is not None and target.is_tpu and not options.model_only:
         topology = describe_topology(options.topology or "")
         devices = list(topology.devices)
     corpus = load_corpus(config.data, encoding=config.encoding, download=options.download)

@@ -235,12 +235,15 @@ class _Step:
             times = count * (self.layers * len(inside) + len(outside))
             payload = count * width * (self.layers * sum(inside) + sum(outside))
             again, once_more = count * self.layers * len(inside), count * self.layers * sum(inside)
+            uncut = self.stored - self.layers * sum(inside) - sum(outside)
             devices = mesh["fsdp"]
             found += [
                 Collective(
                     "all-gather", ("fsdp",), devices, times + again, payload + width * once_more
                 ),
                 Collective("reduce-scatter", ("fsdp",), devices, times, payload * devices),
+                # Norms, and what fsdp does not divide.
+                Collective("all-reduce", ("fsdp",), devices, count, count * FLOAT32 * uncut),
             ]
         if mesh["data"] > 1:
             payload = FLOAT32 * self.stored
