@@ -16,7 +16,7 @@ from tests.tiny import TEXT, records, train
         ("Tesla V100-SXM2-16GB", "V100-16GB"),
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
         ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIe"),
         ("NVIDIA L4", "L4"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA H100 80GB HBM3", "H100"),
