@@ -82,7 +82,8 @@ def llama_style() -> TrainConfig:
     """LLaMA's parts at the size of ``nano``: 0.8 M parameters, trains on a CPU.
 
     ``train.py --preset llama-style --data tiny-shakespeare``: RMS norms, SwiGLU, rotary positions,
-    two query heads to a key/value head, no biases, an output head of its own.
+    two query heads to a key/value head, no biases, an output head of its own. Its validation loss
+    has not been measured yet.
     """
     return TrainConfig(
         model=_llama(
