@@ -86,7 +86,7 @@ def test_rates_are_said_as_people_say_them():
 
 
 def test_a_run_on_a_known_device_tells_its_utilization(text, capsys, monkeypatch):
-    known = devices.Accelerator("here", "cpu", 1e9, None, None, 2e12)
+    known = devices.Accelerator("here", "cpu", 1e9, None, None, 2e12, 1e11, None)
     monkeypatch.setattr(devices, "ACCELERATORS", (known,))
     assert train(text, "run", "--steps", 3) == 0
     assert "% MFU" in capsys.readouterr().out
