@@ -22,7 +22,7 @@ from tests.tiny import manifest, snapshot, start
         ("--top-p 1.5", 2, ["--top-p must be in (0, 1]: got 1.5"]),
         ("--tokens 0", 2, ["--tokens must be at least 1: got 0"]),
         ("--samples -1", 2, ["--samples must be at least 1: got -1"]),
-        ("--seed -1", 2, ["--seed must be in [0, 2^63): got -1"]),
+        ("--seed -1", 2, ["--seed must be in [0, 2^63)"]),
         ("--step 10 --best", 2, ["--step and --best exclude each other"]),
         ("--step 11", 4, ["has no step 11: it has 10, 20, 30"]),
         ("--prompt xyz", 3, ["character 'x' (U+0078) at position 0", "--unknown skip|replace"]),
