@@ -225,3 +225,13 @@ def test_the_command_of_a_run_with_resume_added_goes_on(text):
     assert train(text, "run", "--steps", 5, *flags) == 0
     assert train(text, "run", "--steps", 5, *flags, "--resume") == 0
     assert manifest("run", 5)["config"]["model"]["qkv_bias"] is True
+
+
+def test_a_resume_that_is_refused_changes_nothing(whole, capsys):
+    shutil.copytree(whole, "run")
+    Path("run/checkpoints/30/MANIFEST.json").write_text("{}")
+    Path("run/checkpoints/.31.77.tmp").mkdir()
+    before = snapshot("run/checkpoints")
+    assert resume("run", "--seed", 99) == 2
+    assert "seed (1337 -> 99)" in capsys.readouterr().err
+    assert snapshot("run/checkpoints") == before

@@ -81,11 +81,11 @@ def starting_point(
 ) -> tuple[TrainState, dict[str, Any], list[str], list[str]]:
     """The first state, placed, the manifest that it comes from, notes and warnings."""
     config = experiment.config
-    warnings = processes.first_does(folder.checkpoints.tidy)
     change = Cast(model_dtypes(config.model)) if cast else None
     if not folder.resumed:
         notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
         state = first_state(experiment, strategy, change)
+        warnings = processes.first_does(folder.checkpoints.tidy)
         return state, {}, notes + ([] if change is None else change.notes()), warnings
     changes: list[str] = []
 
@@ -99,6 +99,8 @@ def starting_point(
     arrays, manifest, damaged = folder.checkpoints.restore_latest(
         quarantine=True, shardings=strategy.shardings(), accept=accept
     )
+    # What a run that is refused would have tidied stays as it is.
+    warnings = processes.first_does(folder.checkpoints.tidy)
     _, state = from_arrays(arrays, config.model, experiment.optimizer)
     notes = [f"resuming from step {manifest['step']}", *changes]
     notes += [] if change is None else change.notes()

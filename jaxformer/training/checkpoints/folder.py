@@ -135,7 +135,8 @@ class CheckpointFolder:
         """The newest step that verifies.
 
         Args:
-            quarantine: whether to move damaged steps found on the way to ``quarantine``.
+            quarantine: whether to move damaged steps found on the way to ``quarantine``, once
+                there is one that verifies.
             shardings: see ``restore``.
             accept: see ``restore``. What it refuses is not damaged, and ends the search.
 

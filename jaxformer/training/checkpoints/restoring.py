@@ -95,7 +95,7 @@ def newest(
         put_aside: moves a damaged step out of the way, and says where.
         alone: see ``restore``.
     """
-    warnings: list[str] = []
+    damaged: dict[int, str] = {}
     refusals: list[Exception] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,14 +115,16 @@ def newest(
     for step in reversed(steps):
         try:
             found = restore(folder / str(step), step, shardings, accepted, alone=alone)
-            return *found, warnings
         except CheckpointError as error:
             if refusals:
                 raise
-            moved = "" if put_aside is None else f"; moved to {put_aside(step)}"
-            warnings.append(f"{error}{moved}")
+            damaged[step] = str(error)
+            continue
+        # Only now: a search that ends in a refusal changes nothing.
+        moved = {step: f"; moved to {put_aside(step)}" for step in damaged if put_aside is not None}
+        return *found, [f"{why}{moved.get(step, '')}" for step, why in damaged.items()]
     raise CheckpointError(
-        "; ".join(warnings) or f"there is no checkpoint in {folder}: train one first"
+        "; ".join(damaged.values()) or f"there is no checkpoint in {folder}: train one first"
     )
 
 
