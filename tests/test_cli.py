@@ -27,11 +27,11 @@ print("\\nCODE", code, "HEAVY", heavy)
     ("arguments", "code", "words"),
     [
         (["--help"], 0, ["train", "sample"]),
-        (["train", "--help"], 0, ["--preset nano|baby|", "--learning-rate"]),
+        (["train", "--help"], 0, ["--preset", "nano|baby|", "--learning-rate"]),
         (["sample", "--help"], 0, ["--temperature", "--top-p"]),
         (["port", "--help"], 0, ["--dialect", "--dtype"]),
         (["inspect", ".", "--help"], 0, ["--json"]),
-        (["plan", "--help"], 0, ["--topology", "--preset nano|baby|"]),
+        (["plan", "--help"], 0, ["--topology", "--preset", "nano|baby|"]),
         (["--version"], 0, ["0."]),
         ([], 2, ["usage: jaxformer COMMAND"]),
         (["train", "--steps", "-5"], 2, []),

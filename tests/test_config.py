@@ -187,7 +187,15 @@ def test_presets_are_the_published_recipes(name):
 LLAMAS = {"llama-1b": 1_100_048_384, "llama-7b": 6_738_415_616, "llama-70b": 68_976_648_192}
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("llama")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # 80 layers take half a minute to trace.
+        pytest.param(name, marks=pytest.mark.slow) if name == "llama-70b" else name
+        for name in PRESETS
+        if name.startswith("llama")
+    ],
+)
 def test_llama_presets_are_of_the_family(name):
     model = PRESETS[name]().model
     assert (model.norm, model.activation, model.positions) == ("rms_norm", "swiglu", "rotary")

@@ -67,6 +67,7 @@ def test_twenty_steps_are_the_same_on_every_mesh(mesh):
     assert_same(one, fetch(dropping(LLAMA), mesh))
 
 
+@pytest.mark.slow
 def test_a_model_that_divides_badly_is_the_same_on_a_mesh_in_micro_batches():
     assert_same(fetch(ODD, ONE), fetch(ODD, "data 2 x fsdp 2 x tensor 2", accumulation=2))
 

@@ -44,6 +44,7 @@ def same_everywhere(out, together):
     assert losses(out, GRADIENT_NORM) == losses(together / "run", GRADIENT_NORM)
 
 
+@pytest.mark.slow
 def test_four_processes_are_one_to_the_bit(together, cache, empty_folder):
     arguments = fresh(together / "text.txt", "run", *LONG)
     told = run(4, 1, *arguments, cache=cache)

@@ -1,5 +1,6 @@
 """Where numbers go: metrics.jsonl always, a service on request, a picture at the end."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from jaxformer.errors import UsageError
+from jaxformer.errors import ResourceError, UsageError
 from jaxformer.training.checkpoints import write_durably
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
@@ -53,17 +54,27 @@ class MetricsFile:
         if path.exists():
             kept = [json.dumps(r) + "\n" for r in read_metrics(path) if r["step"] <= first_step]
             write_durably(path, "".join(kept))
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, float]) -> None:
-        """Appends one line; it is on its way to the disk when this returns."""
+        """Appends one line; it is on its way to the disk when this returns.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
         finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
-        self._file.write(json.dumps(finite) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(finite) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise ResourceError(f"could not write {self._path}: {error.strerror}") from error
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        # A line that is still held could not be written, and ``write`` has said so.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class Service:
