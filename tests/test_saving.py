@@ -149,9 +149,8 @@ def test_a_run_whose_disk_is_full_ends_and_goes_on_later(small_disk, text, capsy
     assert resume(run, "--steps", 30, "--decay-steps", 10) == 7
     err = capsys.readouterr().err
     # Whichever of the two comes first: the save goes on beside the training.
-    assert ("could not save" in err and "step 10 is the last one saved" in err) or (
-        "could not write" in err and "metrics.jsonl: No space left" in err
-    )
+    assert "could not save" in err or "metrics.jsonl: No space left" in err
+    assert "step 10 is the last one saved" in err
     assert err.count("\n") == 1
     assert steps(run) == [10]
     filler.unlink()

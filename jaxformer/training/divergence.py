@@ -35,10 +35,9 @@ def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, 
         if name in facts
     )
     folder.checkpoints.settle()
-    steps = folder.checkpoints.steps()
     raise DivergedError(
         f"{what} is not finite{f' ({numbers})' if numbers else ''}, more in {path}; "
-        + (f"step {steps[-1]} is the last one saved" if steps else "no step was saved")
+        + folder.checkpoints.last_saved()
         + f": train.py --resume --out {folder.path} with a smaller --learning-rate"
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxformer.attention_choice import attention_kernel
 from jaxformer.char_data import evaluation_windows, window_starts
 from jaxformer.costs import count_training_operations
-from jaxformer.errors import StoppedError
+from jaxformer.errors import ResourceError, StoppedError
 from jaxformer.generation import generate
 from jaxformer.parameters import Parameters, merge
 from jaxformer.train_step import TrainState
@@ -332,4 +332,7 @@ class _Run:
 
     def _write(self, **record: float) -> None:
         for sink in self.sinks:
-            sink.write(record)
+            try:
+                sink.write(record)
+            except ResourceError as error:
+                raise ResourceError(f"{error}; {self.folder.checkpoints.last_saved()}") from error

@@ -71,9 +71,10 @@ def unseen(folder: RunFolder) -> list[str]:
 
 def after_loss(folder: RunFolder) -> str:
     """What is left of a run that has lost one of its processes."""
-    steps = folder.checkpoints.steps()
-    kept = f"step {steps[-1]} is the last one saved" if steps else "no step was saved"
-    return f"{kept}: start all processes again with train.py --resume --out {folder.path}"
+    return (
+        f"{folder.checkpoints.last_saved()}: "
+        f"start all processes again with train.py --resume --out {folder.path}"
+    )
 
 
 def starting_point(

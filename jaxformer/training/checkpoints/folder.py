@@ -73,7 +73,7 @@ class CheckpointFolder:
                 self.prune(keep)
 
         target = self.folder / str(step)
-        self._pending = Save(target, step, arrays, about, place, self._safe).start()
+        self._pending = Save(target, step, arrays, about, place, self.last_saved).start()
 
     def wait(self) -> Manifest | None:
         """Returns once the last save is on the disk: its manifest, or None where none was begun.
@@ -258,7 +258,8 @@ class CheckpointFolder:
             ) from error
         return str(place)
 
-    def _safe(self) -> str:
+    def last_saved(self) -> str:
+        """Which step is on the disk, in words that can follow what went wrong."""
         steps = self.steps()
         return f"step {steps[-1]} is the last one saved" if steps else "no step was saved"
 
