@@ -1,27 +1,19 @@
 """The ``jaxformer`` command: parse, build, run. JAX is imported only once the arguments stand."""
 
-import contextlib
-import dataclasses
 import errno
 import io
-import itertools
 import os
 import re
 import signal
 import sys
 import traceback
-import types
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import tyro
-
+from jaxformer.arguments import is_path, parse, preset_name
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
-from jaxformer.training.options import ProcessOptions, SampleOptions, TrainOptions
+from jaxformer.training.options import SampleOptions
 from jaxformer.training.presets import PRESETS
-
-PROCESS_FLAGS = {"--coordinator", "--num-processes", "--process-id", "--distributed"}
 
 USAGE = """\
 usage: jaxformer COMMAND [OPTIONS]
@@ -40,104 +32,14 @@ jaxformer COMMAND --help lists a command's options.
 
 def run_train(arguments: Sequence[str]) -> None:
     """``jaxformer train``."""
-    with _interrupted_at_once():
-        _train(arguments)
+    from jaxformer.training.command import train
 
-
-@contextlib.contextmanager
-def _interrupted_at_once() -> Iterator[None]:
-    """SIGINT ends the process with one line, until training says otherwise.
-
-    A KeyboardInterrupt that comes while a module is imported can be lost there, and the run would
-    then begin.
-    """
-
-    def stop(_number: int, _frame: types.FrameType | None) -> None:
-        os.write(2, b"jaxformer: stopped\n")
-        os._exit(130)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _train(arguments: Sequence[str]) -> None:
-    from jaxformer.training import processes
-
-    names = {argument.partition("=")[0] for argument in arguments}
-    if names & PROCESS_FLAGS and not names & {"-h", "--help"}:
-        # JAX has to know of the other processes before anything asks it for devices.
-        alone = _parse(ProcessOptions, "jaxformer train", arguments, others=True)
-        processes.initialize(alone, debug="--debug" in arguments)
-    if processes.count() > 1:
-        from jaxformer.training.run_folder import check_shared
-
-        check_shared(_run_folder(arguments))
-    options, out, experiment = processes.together(lambda: _prepare_training(arguments))
-
-    from jaxformer.training.loop import train
-
-    train(
-        experiment,
-        out,
-        resume=options.resume,
-        cast=options.cast,
-        trackers=options.tracker,
-        profile_steps=options.profile,
-    )
-
-
-def _prepare_training(arguments: Sequence[str]) -> tuple[TrainOptions, Path, Any]:
-    """The options, the run's folder and the ``Experiment`` that the arguments make."""
-    preset, out = _preset(arguments), _run_folder(arguments)
-    resume = "--resume" in arguments
-    source = _peek(arguments, "--init-from")
-    start = tokenizer = None
-    if resume and source is not None:
-        raise UsageError("--resume goes on with the run that is there: leave out --init-from")
-    if resume:
-        from jaxformer.training.run_folder import (
-            check_settings,
-            stored_config,
-            stored_vocabulary,
-        )
-
-        config = before = stored_config(out)
-    else:
-        config = PRESETS[preset]()
-    if source is not None:
-        from jaxformer.porting.starts import read_start
-        from jaxformer.training.experiment import Start
-
-        start = Start(**read_start(Path(source), fresh="--fresh-optimizer" in arguments))
-        config = dataclasses.replace(config, model=start.model)
-    default = TrainOptions(config=config)
-    options: TrainOptions = _parse(TrainOptions, "jaxformer train", arguments, default)
-    config = options.config
-    if resume:
-        check_settings(before.to_dict(), config)
-        started, vocabulary = stored_vocabulary(out)
-        if started:
-            from jaxformer.porting.tokenizers import tokenizer_in
-
-            tokenizer = tokenizer_in(out, vocabulary)
-
-    from jaxformer.training.corpora import load_corpus
-
-    corpus = load_corpus(config.data, encoding=config.encoding, download=options.download)
-
-    from jaxformer.training.compilation import use_compilation_cache
-    from jaxformer.training.experiment import Experiment
-
-    use_compilation_cache(options.compilation_cache)
-    return options, out, Experiment.prepare(config, corpus, start=start, tokenizer=tokenizer)
+    train(arguments)
 
 
 def run_sample(arguments: Sequence[str]) -> None:
     """``jaxformer sample``."""
-    options = _parse(SampleOptions, "jaxformer sample", arguments)
+    options = parse(SampleOptions, "jaxformer sample", arguments)
 
     from jaxformer.porting.checkpoint import in_float32, language_model, open_checkpoint
     from jaxformer.training.compilation import use_compilation_cache
@@ -191,7 +93,7 @@ def run_port(arguments: Sequence[str]) -> None:
     """``jaxformer port``."""
     from jaxformer.porting.options import PortOptions
 
-    options = _parse(PortOptions, "jaxformer port", arguments)
+    options = parse(PortOptions, "jaxformer port", arguments)
 
     from jaxformer.porting.command import port
 
@@ -202,7 +104,7 @@ def run_verify(arguments: Sequence[str]) -> int:
     """``jaxformer verify``."""
     from jaxformer.parity.options import VerifyOptions
 
-    options = _parse(VerifyOptions, "jaxformer verify", arguments)
+    options = parse(VerifyOptions, "jaxformer verify", arguments)
 
     from jaxformer.parity.command import verify
 
@@ -217,18 +119,18 @@ def run_inspect(arguments: Sequence[str]) -> None:
     if what in ("-h", "--help"):
         print(USAGE, end="")
         return
-    if what not in INSPECTIONS and not _is_path(what):
+    if what not in INSPECTIONS and not is_path(what):
         raise UsageError(
             f"{what} is not to be inspected: use {', '.join(INSPECTIONS)}, or a checkpoint's path"
         )
     if what not in INSPECTIONS:
-        options = _parse(TreeOptions, "jaxformer inspect", arguments)
+        options = parse(TreeOptions, "jaxformer inspect", arguments)
 
         from jaxformer.inspection.checkpoint_tree import show
 
         show(options)
         return
-    options = _parse(INSPECTIONS[what], f"jaxformer inspect {what}", rest)
+    options = parse(INSPECTIONS[what], f"jaxformer inspect {what}", rest)
 
     from jaxformer.inspection.command import inspect
 
@@ -239,8 +141,8 @@ def run_plan(arguments: Sequence[str]) -> None:
     """``jaxformer plan``."""
     from jaxformer.planning.options import PlanOptions
 
-    default = PlanOptions(config=PRESETS[_preset(arguments)]())
-    options = _parse(PlanOptions, "jaxformer plan", arguments, default)
+    default = PlanOptions(config=PRESETS[preset_name(arguments)]())
+    options = parse(PlanOptions, "jaxformer plan", arguments, default)
 
     from jaxformer.planning.command import plan
     from jaxformer.training.compilation import use_compilation_cache
@@ -303,83 +205,6 @@ def main(arguments: Sequence[str]) -> int:
 def entry_point() -> None:
     """The installed command."""
     sys.exit(main(sys.argv[1:]))
-
-
-def _parse(
-    cls: type,
-    program: str,
-    arguments: Sequence[str],
-    default: Any = None,
-    *,
-    others: bool = False,
-) -> Any:
-    """The options that the arguments make; with ``others`` there may be arguments beside them.
-
-    Raises:
-        UsageError: an argument is unknown, cannot be read or is refused by the options' classes.
-    """
-    settings: dict[str, Any] = {} if default is None else {"default": default}
-    if others:
-        settings["return_unknown_args"] = True
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            parsed: Any = tyro.cli(cls, prog=program, args=list(arguments), **settings)
-            return parsed[0] if others else parsed
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise UsageError(_one_line(complaint.getvalue(), program)) from None
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _one_line(complaint: str, program: str) -> str:
-    """What tyro's framed message says, without its frame and its help texts."""
-    # Its rules are drawn in box characters or in ASCII, as the terminal's encoding allows.
-    lines = [line.strip("│| ") for line in complaint.strip().splitlines()[1:]]
-    paragraphs = [
-        " ".join(words)
-        for rule, words in itertools.groupby(lines, lambda line: not line.strip("─╰╯+-"))
-        if not rule
-    ]
-    message = re.sub(r"^Error parsing ([\w.]+: )?", "", paragraphs[0]).rstrip(".")
-    similar = [p for p in paragraphs if p.startswith(("Perhaps you meant", "Arguments similar"))]
-    flags = re.findall(r"(?<!\S)--[\w-]+(?= |,|$)", " ".join(p.partition(":")[2] for p in similar))
-    hint = f"; did you mean {' or '.join(dict.fromkeys(flags))}?" if flags else ""
-    return f"{message[:1].lower()}{message[1:]}{hint} (see {program} --help)"
-
-
-def _is_path(argument: str) -> bool:
-    """Whether an argument can only be meant as a path."""
-    return os.path.lexists(argument) or os.sep in argument or "." in argument
-
-
-def _preset(arguments: Sequence[str]) -> str:
-    """The preset that decides the defaults of all settings.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
-    preset = _peek(arguments, "--preset") or "nano"
-    if preset not in PRESETS:
-        raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
-    return preset
-
-
-def _run_folder(arguments: Sequence[str]) -> Path:
-    return Path(_peek(arguments, "--out") or f"runs/{_preset(arguments)}")
-
-
-def _peek(arguments: Sequence[str], flag: str) -> str | None:
-    """The last value of a flag that decides the defaults of the others."""
-    found = None
-    for place, here in enumerate(arguments):
-        if here == flag:
-            found = next(iter(arguments[place + 1 :]), None)
-        elif here.startswith(f"{flag}="):
-            found = here.partition("=")[2]
-    return found
 
 
 def _resource_refusal(error: Exception, command: str) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxformer.cli import _parse
+from jaxformer.arguments import parse
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.options import TrainOptions
@@ -44,7 +44,7 @@ def test_the_command_lines_parser(given_settings):
     """The same options that the command reads, from its real parser."""
     default = TrainOptions(config=PRESETS["nano"]())
     try:
-        options = _parse(TrainOptions, "jaxformer train", flags_of(given_settings), default)
+        options = parse(TrainOptions, "jaxformer train", flags_of(given_settings), default)
     except UsageError as error:
         told = str(error)
     else:
