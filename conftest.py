@@ -8,6 +8,36 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+
+# Their subject is what the optimised program computes, needs or costs.
+OPTIMIZED = {
+    "test_cases", "test_fused_attention", "test_properties", "test_train_step",
+    "test_training_parity",
+    "test_benchmarks", "test_compilation_cache", "test_memory", "test_parity_memory", "test_plan",
+    "test_plan_mesh", "test_random_bits", "test_rematerialization",
+}  # fmt: skip
+
+
+def compile_quickly(quickly: bool) -> None:
+    """Elsewhere the arrays are tiny, and compiling takes longer than running.
+
+    What XLA fuses and where it keeps its arrays stays as it is; only LLVM optimises nothing.
+    """
+    jax.config.update("jax_disable_most_optimizations", quickly)
+    # That of the processes that tests start.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quickly))
+
+
+compile_quickly(True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimized_where_it_matters(request):
+    """Sets it by module."""
+    compile_quickly(request.module.__name__.rpartition(".")[2] not in OPTIMIZED)
+    yield
+    compile_quickly(True)

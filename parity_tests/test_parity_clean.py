@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -228,14 +227,6 @@ CASES = [
     for place, (name, make) in enumerate(FAMILIES)
     for turn, dtype in enumerate(("float32", "bfloat16", "float32"))
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """The arrays are tiny: compiling takes longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def test_there_are_enough():

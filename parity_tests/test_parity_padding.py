@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -40,14 +39,6 @@ PLANTS = [
     plants.eps, plants.mask_shift, rows_shift, plants.no_residual, plants.scaled_gradient,
     plants.one_element,
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """The arrays are tiny: compiling takes longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module", params=SIDES)

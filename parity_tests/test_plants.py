@@ -3,7 +3,6 @@
 import copy
 import zlib
 
-import jax
 import numpy as np
 import pytest
 
@@ -45,14 +44,6 @@ TOGETHER = [
     (plants.one_element, plants.no_residual, plants.activation),
     (plants.attention_scale, plants.narrow, plants.permuted),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_quickly():
-    """The arrays are tiny: compiling takes longer than running."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def generator(name: str, plant: object) -> np.random.Generator:
