@@ -10,11 +10,17 @@ from flax import nnx
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.parameters import abstract
-from jaxformer.training import memory
+from jaxformer.training import loop, memory
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.memory import check_memory, count_matrices, host_memory, least_bytes
+from jaxformer.training.memory import (
+    check_memory,
+    count_matrices,
+    host_memory,
+    least_bytes,
+    too_large_for_samples,
+)
 from jaxformer.transformer_lm import TransformerLM
-from tests.tiny import train_arguments
+from tests.tiny import train, train_arguments
 
 SMALL = TransformerLMConfig(
     d_model=12, num_heads=4, context_length=7, num_layers=3, vocab_size=31, d_ff=35
@@ -98,6 +104,27 @@ def test_the_room_is_shared_by_the_devices_of_a_cpu(monkeypatch):
     check_memory(config, jax.devices()[:1])
     with pytest.raises(UsageError, match="on each of 8 devices"):
         check_memory(config, jax.devices())
+
+
+def test_samples_need_the_whole_model_on_one_device(monkeypatch):
+    config = TrainConfig(model=SMALL, strategy="mesh", fsdp=8)
+    # In bytes a parameter: 4 whole, and an eighth of 12 beside them.
+    room = int(5.5 * count_matrices(SMALL))
+    monkeypatch.setattr(memory, "host_memory", lambda: 8 * room)
+    assert too_large_for_samples(config, jax.devices()) is None
+    monkeypatch.setattr(memory, "host_memory", lambda: 8 * (room - 1))
+    told = too_large_for_samples(config, jax.devices())
+    assert "no samples will be written" in told
+    assert too_large_for_samples(config, jax.devices()[:1]) is None
+
+
+def test_a_run_without_room_for_samples_says_so_once_and_goes_on(text, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "too_large_for_samples", lambda *_: "no samples will be written: x")
+    assert train(text, "run", "--steps", 20) == 0
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("no samples will be written") == 1
+    assert captured.out.count("validation loss") == 2
+    assert "│" not in captured.out
 
 
 def test_a_containers_limit_counts(monkeypatch, tmp_path):

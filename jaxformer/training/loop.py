@@ -27,6 +27,7 @@ from jaxformer.training.experiment import (
     make_strategy,
     run_as,
 )
+from jaxformer.training.memory import too_large_for_samples
 from jaxformer.training.metrics import (
     MetricsFile,
     Service,
@@ -88,6 +89,10 @@ def train(
         step = int(strategy.fetch(state.step))
         folder.begin(config, () if experiment.start is None else experiment.start.files)
         warnings += unseen(folder)
+        samples = config.sample_tokens > 0
+        if samples and (reason := processes.broadcast(too_large_for_samples(config, devices))):
+            samples = False
+            warnings.append(reason)
         processes.on_loss(lambda: after_loss(folder))
         reporter = Reporter(config.steps, step, quiet=not first)
         sinks: list[Sink] = []
@@ -105,7 +110,7 @@ def train(
             with Profile(folder.path / "profile", traced, reporter) as profile:
                 _Run(
                     experiment, folder, strategy, state, step, about, stop, reporter, sinks,
-                    profile,
+                    profile, samples,
                 ).go()  # fmt: skip
         except RuntimeError as error:
             processes.end_if_lost(error)
@@ -130,6 +135,7 @@ class _Run:
         reporter: tells the person at the terminal.
         sinks: take the numbers.
         profile: traces some of the steps.
+        samples: whether every evaluation writes a text.
     """
 
     def __init__(
@@ -144,6 +150,7 @@ class _Run:
         reporter: Reporter,
         sinks: Sequence[Sink],
         profile: Profile,
+        samples: bool,
     ):
         self.experiment = experiment
         self.config = config = experiment.config
@@ -152,6 +159,7 @@ class _Run:
         self.reporter = reporter
         self.sinks = sinks
         self.profile = profile
+        self.samples = samples
         self.strategy = strategy
         operations = count_training_operations(
             merge(strategy.definition, strategy.shapes), config.model.context_length
@@ -272,7 +280,7 @@ class _Run:
             self._diverged(self.step, what, {"val_loss": val_loss})
         self.val_loss = val_loss
         self.reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
-        if self.config.sample_tokens and self.calls.stopped() is None:
+        if self.samples and self.calls.stopped() is None:
             parameters = self.strategy.fetch(self.state.parameters)
             processes.first_does(lambda: self.reporter.sample(self._sample(parameters)))
 

@@ -110,6 +110,28 @@ def check_memory(config: TrainConfig, devices: Sequence["jax.Device"]) -> None:
         )
 
 
+def too_large_for_samples(config: TrainConfig, devices: Sequence["jax.Device"]) -> str | None:
+    """Why no text can be written while training: one device holds the whole model for it.
+
+    Args:
+        config: with ``model.vocab_size`` set.
+        devices: those of the run.
+
+    Returns:
+        The reason with its figures; None where there is room, or it is unknown how much there is.
+    """
+    room = device_memory(devices)
+    whole = 4 * count_matrices(config.model)
+    training = 3 * whole // (config.fsdp * config.tensor)  # parameters and moments
+    if room is None or whole + training <= room:
+        return None
+    return (
+        f"no samples will be written: the whole model takes {_size(whole)} on one device, beside "
+        f"{_size(training)} of training, and there are {_size(room)} (jaxformer sample writes them "
+        "later; --sample-tokens 0 asks for none)"
+    )
+
+
 def device_memory(devices: Sequence["jax.Device"]) -> int | None:
     """The bytes that each of the devices has, or None where that is unknown.
 
