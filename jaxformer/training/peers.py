@@ -15,8 +15,8 @@ from typing import Any
 
 from jaxformer.errors import DeviceError, JaxformerError
 from jaxformer.training import aborts
+from jaxformer.training.exchange import PREFIX
 
-PREFIX = "jaxformer"
 # What collectives say when the other end of a connection is gone: gloo, NCCL, the runtime itself.
 LOST = re.compile(
     r"connection (closed|reset|refused)|closed by peer|socket closed|broken pipe|unavailable|"

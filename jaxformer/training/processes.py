@@ -1,57 +1,31 @@
 """Training over several processes with JAX's own runtime: who is there, and what all agree on.
 
-What the processes tell each other here goes through the key-value store of JAX's coordination
-service, never through the devices, so it works before JAX knows any device and while one of them
-computes. With one process everything is immediate and touches no network.
+With one process everything is immediate and touches no network.
 """
 
-import json
+import dataclasses
 import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from jaxformer import errors
-from jaxformer.errors import DeviceError, JaxformerError, StoppedError, UsageError
+from jaxformer.errors import DeviceError, JaxformerError, UsageError
 from jaxformer.training import aborts
+from jaxformer.training.exchange import MILLISECONDS, PREFIX, Exchange
 from jaxformer.training.options import ProcessOptions
-from jaxformer.training.peers import PREFIX, Peers
+from jaxformer.training.peers import Peers
 
 T = TypeVar("T")
 
-# Processes may wait for each other as long as the work of one takes; a lost one ends all of them.
-FOREVER_MS = 7 * 24 * 3600 * 1000
 
-
+@dataclasses.dataclass
 class _Session:
     """What this process knows of itself and the others."""
 
-    def __init__(self, client: Any, index: int, count: int, peers: Peers):
-        self.client = client
-        self.index = index
-        self.count = count
-        self.peers = peers
-        self._rounds = 0
-
-    def next_key(self) -> str:
-        """A name for what all processes do next; they do the same things in the same order."""
-        self._rounds += 1
-        return f"{PREFIX}/round/{self._rounds}"
-
-    def gather(self, value: str) -> list[str]:
-        """The values of all processes, in their order."""
-        before = f"{PREFIX}/round/{self._rounds}/{self.index}"
-        key = self.next_key()
-        self.client.key_value_set(f"{key}/{self.index}", value)
-        self.client.wait_at_barrier(f"{PREFIX}/gather", FOREVER_MS)
-        found = {
-            int(name.rsplit("/", 1)[1]): text
-            for name, text in self.client.key_value_dir_get(f"{key}/")
-        }
-        # Whoever is here has read all of the round before, so nobody needs it any more.
-        self.client.key_value_delete(before)
-        return [found[index] for index in range(self.count)]
+    client: Any
+    peers: Peers
+    exchange: Exchange
 
 
 _session: _Session | None = None
@@ -119,7 +93,7 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
     state = distributed.global_state
     coordinator = str(state.coordinator_address)
     peers = Peers(state.client, state.process_id, state.num_processes, options.peer_timeout)
-    _session = _Session(state.client, state.process_id, state.num_processes, peers)
+    _session = _Session(state.client, peers, Exchange("run"))
     aborts.end_with(lambda: _why_aborted(coordinator, peers))
     peers.start()
     _check_same_count()
@@ -170,8 +144,7 @@ def _why_aborted(coordinator: str, peers: Peers) -> str | None:
 
 
 def _check_same_count() -> None:
-    assert _session is not None
-    mine = _session.count
+    mine = count()
     told = broadcast(mine)
     if told != mine:
         raise UsageError(f"--num-processes {mine}: process 0 was told {told}")
@@ -184,22 +157,12 @@ def is_first() -> bool:
 
 def index() -> int:
     """Which process this is, from 0."""
-    return 0 if _session is None else _session.index
+    return 0 if _session is None else _session.exchange.index
 
 
 def count() -> int:
     """How many processes there are."""
-    return 1 if _session is None else _session.count
-
-
-def barrier(name: str) -> None:
-    """Waits until every process is here.
-
-    Args:
-        name: of the place, the same in every process.
-    """
-    if _session is not None:
-        _session.client.wait_at_barrier(f"{PREFIX}/barrier/{name}", FOREVER_MS)
+    return 1 if _session is None else _session.exchange.count
 
 
 def agree(values: Sequence[int]) -> list[tuple[int, ...]]:
@@ -209,19 +172,12 @@ def agree(values: Sequence[int]) -> list[tuple[int, ...]]:
     """
     if _session is None:
         return [tuple(values)]
-    told = _session.gather(",".join(map(str, values)))
-    return [tuple(int(v) for v in text.split(",") if v) for text in told]
+    return [tuple(told) for told in _session.exchange.each(lambda: list(values))]
 
 
 def broadcast(value: T) -> T:
     """A value of the first process, which JSON can hold, told to all of them."""
-    if _session is None:
-        return value
-    key = _session.next_key()
-    if _session.index == 0:
-        _session.client.key_value_set(key, json.dumps(value))
-    told: T = json.loads(_session.client.blocking_key_value_get(key, FOREVER_MS))
-    return told
+    return first_does(lambda: value)
 
 
 def first_does(function: Callable[[], T]) -> T:
@@ -235,18 +191,8 @@ def first_does(function: Callable[[], T]) -> T:
     """
     if _session is None:
         return function()
-    if _session.index != 0:
-        told = broadcast(None)
-        if told is not None and "refused" in told:
-            raise _rebuilt(told["refused"], elsewhere=True)
-        return told["result"]  # type: ignore[index]
-    try:
-        result = function()
-    except JaxformerError as error:
-        broadcast({"refused": _described(error)})
-        raise
-    broadcast({"result": result})
-    return result
+    told: T = _session.exchange.first(function)
+    return told
 
 
 def together(function: Callable[[], T]) -> T:
@@ -258,39 +204,7 @@ def together(function: Callable[[], T]) -> T:
     Raises:
         JaxformerError: what the first process to refuse raised, in the order of processes.
     """
-    if _session is None:
-        return function()
-    result, refusal = None, None
-    try:
-        result = function()
-    except JaxformerError as error:
-        refusal = error
-    told = _session.gather("" if refusal is None else json.dumps(_described(refusal)))
-    for place, text in enumerate(told):
-        if not text:
-            continue
-        if place == _session.index:
-            assert refusal is not None
-            raise refusal
-        there = json.loads(text)
-        if _session.index == 0:
-            there["message"] = f"process {place}: {there['message']}"
-        raise _rebuilt(there, elsewhere=_session.index != 0)
-    return result  # type: ignore[return-value]
-
-
-def _described(error: JaxformerError) -> dict[str, Any]:
-    return {"kind": type(error).__name__, "message": str(error), "code": error.exit_code}
-
-
-def _rebuilt(told: dict[str, Any], *, elsewhere: bool) -> JaxformerError:
-    kind = getattr(errors, told["kind"], JaxformerError)
-    if kind is StoppedError:
-        error: JaxformerError = StoppedError(told["message"], told["code"] - 128)
-    else:
-        error = kind(told["message"])
-    error.told_elsewhere = elsewhere
-    return error
+    return function() if _session is None else _session.exchange.together(function)
 
 
 def same_everywhere(value: str, refusal: Callable[[str, str], JaxformerError]) -> None:
@@ -353,7 +267,7 @@ def leave(code: int, message: str = "", *, told_elsewhere: bool = False) -> None
         session.peers.leave(code, message, told_elsewhere=told_elsewhere)
     import jax
 
-    session.client.wait_at_barrier(f"{PREFIX}/end", FOREVER_MS)
+    session.client.wait_at_barrier(f"{PREFIX}/end", MILLISECONDS)
     session.peers.stop()
     jax.distributed.shutdown()
     aborts.restore()

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, mismatches
-from jaxformer.training.checkpoints.exchange import SECONDS, Exchange, one_line
 from jaxformer.training.checkpoints.manifest import (
     DTYPES,
     Arrays,
@@ -17,6 +16,7 @@ from jaxformer.training.checkpoints.manifest import (
     nested,
     size_of,
 )
+from jaxformer.training.exchange import SECONDS, Exchange, one_line
 
 # What is read at a time: enough to keep the disk busy, little beside any model that needs care.
 BATCH = 256 << 20

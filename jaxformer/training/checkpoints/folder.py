@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
-from jaxformer.training.checkpoints.exchange import Exchange
 from jaxformer.training.checkpoints.files import is_temporary, sync
 from jaxformer.training.checkpoints.manifest import MANIFEST, Arrays, Manifest, read_manifest
 from jaxformer.training.checkpoints.restoring import Accept, newest, restore
 from jaxformer.training.checkpoints.saving import Save
+from jaxformer.training.exchange import Exchange
 
 QUARANTINE = "quarantine"
 # What is being removed; a save that is cut short leaves ``.STEP.PROCESS.tmp``.

@@ -11,7 +11,6 @@ import numpy as np
 from jaxformer.errors import CheckpointError
 from jaxformer.training.checkpoints import arrays as stored
 from jaxformer.training.checkpoints import files
-from jaxformer.training.checkpoints.exchange import Exchange, merged
 from jaxformer.training.checkpoints.manifest import (
     MANIFEST,
     Arrays,
@@ -23,6 +22,7 @@ from jaxformer.training.checkpoints.manifest import (
     read_manifest,
     size_of,
 )
+from jaxformer.training.exchange import Exchange, merged
 
 Change = Callable[[str, np.ndarray], np.ndarray]
 Accept = Callable[[Manifest], Change | None]
@@ -39,10 +39,7 @@ def restore(
     """See ``CheckpointFolder.restore``; ``alone`` is for a process that shares it with nobody."""
     exchange = Exchange("restore", alone=alone)
     manifest = exchange.first(lambda: read_manifest(folder / MANIFEST, step))
-    changes: list[Change | None] = []
-    if accept is not None:
-        exchange.each(lambda: changes.append(accept(manifest)))
-    change = changes[0] if changes else None
+    change = None if accept is None else exchange.together(lambda: accept(manifest))
     _check_files(folder, manifest, exchange)
     inside, described = folder / "arrays", manifest["arrays"]
     exchange.first(lambda: stored.check_stored(inside, described))
@@ -71,9 +68,8 @@ def restore(
     mine = exchange.share({name: size_of(what) for name, what in described.items()})
     found = merged(exchange.each(lambda: hashed(mine, lambda name, array: None)))
     check_same("arrays", folder, manifest, found)
-    arrays: list[Arrays] = []
-    exchange.each(lambda: arrays.append(stored.read_placed(inside, described, shardings)))
-    return arrays[0], manifest
+    arrays = exchange.together(lambda: stored.read_placed(inside, described, shardings))
+    return arrays, manifest
 
 
 def newest(

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from jaxformer.errors import CheckpointError, ResourceError
 from jaxformer.training.checkpoints import arrays as stored
 from jaxformer.training.checkpoints import files
-from jaxformer.training.checkpoints.exchange import Exchange, merged, one_line
 from jaxformer.training.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
@@ -26,6 +25,7 @@ from jaxformer.training.checkpoints.manifest import (
     state_hash,
     versions,
 )
+from jaxformer.training.exchange import Exchange, merged, one_line
 
 # What an array takes in the manifest and in Orbax's own files, beside its numbers, at most.
 BYTES_PER_ARRAY = 2048
