@@ -15,10 +15,8 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 # Their subject is what the optimised program computes, needs or costs.
 OPTIMIZED = {
-    "test_cases", "test_fused_attention", "test_properties", "test_train_step",
-    "test_training_parity",
-    "test_benchmarks", "test_compilation_cache", "test_memory", "test_parity_memory", "test_plan",
-    "test_plan_mesh", "test_random_bits", "test_rematerialization",
+    "test_train_step", "test_training_parity", "test_random_bits", "test_versions",
+    "test_benchmarks", "test_compilation_cache", "test_memory", "test_parity_memory",
 }  # fmt: skip
 
 
@@ -39,5 +37,13 @@ compile_quickly(True)
 def optimized_where_it_matters(request):
     """Sets it by module."""
     compile_quickly(request.module.__name__.rpartition(".")[2] not in OPTIMIZED)
+    yield
+    compile_quickly(True)
+
+
+@pytest.fixture
+def optimized():
+    """For a single test whose subject is that."""
+    compile_quickly(False)
     yield
     compile_quickly(True)

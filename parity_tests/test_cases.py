@@ -24,6 +24,7 @@ def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
         judge_float64({"output": eager["output"]}, {"output": pair.jax(std)["output"]})
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_left_is_rounding(pair, dtype):
     for std in pair.case.stds():

@@ -222,7 +222,7 @@ CASES = [
         STDS[(place + turn) % 3],
         LONG if 3 * place + turn in AT_LENGTH else SHORT,
         id=f"{3 * place + turn}-{name}-{dtype}",
-        marks=[pytest.mark.slow] * (turn == 2 and place < 8),
+        marks=[pytest.mark.slow] * ((turn == 2 and place < 8) or 3 * place + turn in (3, 13)),
     )
     for place, (name, make) in enumerate(FAMILIES)
     for turn, dtype in enumerate(("float32", "bfloat16", "float32"))

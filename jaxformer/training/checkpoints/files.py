@@ -82,6 +82,13 @@ def digest(path: Path) -> str:
     return found.hexdigest()
 
 
+def space(folder: Path, need: int) -> tuple[int, str]:
+    """How many bytes are free where a folder is or is to be; and that beside the need, in words."""
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(place).free
+    return free, f"it needs {need / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free there"
+
+
 def check_space(folder: Path, need: int) -> None:
     """Checks that what is to be written fits on the disk.
 
@@ -92,9 +99,6 @@ def check_space(folder: Path, need: int) -> None:
     Raises:
         ResourceError: it does not; the message says what is needed and what is free.
     """
-    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(place).free
+    free, words = space(folder, need)
     if need > free:
-        raise ResourceError(
-            f"it needs {need / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free there"
-        )
+        raise ResourceError(words)

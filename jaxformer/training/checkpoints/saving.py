@@ -27,9 +27,12 @@ from jaxformer.training.checkpoints.manifest import (
 )
 from jaxformer.training.exchange import Exchange, merged, one_line
 
-# What an array takes in the manifest and in Orbax's own files, beside its numbers, at most.
+# What an array takes in the manifest and in Orbax's own files, beside its numbers, at most; and
+# what these files take beside that, some of them twice for a moment.
 BYTES_PER_ARRAY = 2048
-HINTS = {"No space left on device": "free some", "Permission denied": "make it writable"}
+BYTES_PER_SAVE = 64 * 1024
+FULL = "No space left on device"
+HINTS = {FULL: "free some", "Permission denied": "make it writable"}
 
 
 class Save:
@@ -97,8 +100,7 @@ class Save:
     def _prepare(self) -> str:
         folder = self._target.parent
         if self._known() is None:
-            need = sum(self._sizes.values()) + BYTES_PER_ARRAY * len(self._sizes)
-            files.check_space(folder, need)
+            files.check_space(folder, self._need())
         if not folder.exists():
             folder.mkdir(parents=True)
             files.sync(folder.parent)
@@ -165,6 +167,9 @@ class Save:
     def _digests(self, names: Iterable[str]) -> dict[str, str]:
         return {name: files.digest(self._inside / name) for name in names}
 
+    def _need(self) -> int:
+        return sum(self._sizes.values()) + BYTES_PER_ARRAY * len(self._sizes) + BYTES_PER_SAVE
+
     def _known(self) -> Manifest | None:
         """The manifest of what has the step's name already."""
         try:
@@ -191,12 +196,15 @@ class Save:
         return manifest
 
     def _fail(self, error: Exception) -> NoReturn:
+        _, room = files.space(self._target.parent, self._need())
         if self._exchange.index == 0:
             shutil.rmtree(self._temporary, ignore_errors=True)
         if self._exchange.lost:
             raise error
         reason = one_line(error)
         hint = f": {HINTS[reason]}" if reason in HINTS else ""
+        if reason == FULL:
+            reason = f"{reason} ({room})"
         refusal = ResourceError(f"could not save {self._target}: {reason}{hint}; {self._safe()}")
         refusal.told_elsewhere = self._exchange.index != 0
         raise refusal from error
