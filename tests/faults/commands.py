@@ -1,9 +1,11 @@
 """Commands that must fail: one line, the right exit code, and not a byte changed."""
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
+from unittest import mock
 
 from tests.faults.tally import Tally
 from tests.faults.workbench import SELDOM, Workbench, snapshot, unchanged, words
@@ -109,7 +111,7 @@ FAILING = """
 2 port run folder
 2 port https://example.invalid/model.safetensors out
 2 port https://example.invalid/model.safetensors out --download
-2 port other.safetensors out --config deep.json
+5 port other.safetensors out --config deep.json
 2 port bare.safetensors out.pt --config nan.json
 2 port bare.safetensors out.pt --config layers.json
 2 port bare.safetensors out.pt --config types.json
@@ -199,6 +201,13 @@ FAILING = """
 
 def failed_commands(bench: Workbench, tally: Tally, count: int) -> None:
     """Wrong settings, texts, files and folders for every command."""
+    with mock.patch.dict(os.environ):
+        # A corpus that lies on this machine would be no reason to fail.
+        os.environ.pop("JAXFORMER_DATA_DIR", None)
+        _fail_each(bench, tally, count)
+
+
+def _fail_each(bench: Workbench, tally: Tally, count: int) -> None:
     folder = bench.folder / "failing"
     _furnish(bench, folder)
     rng = bench.random("failed commands")

@@ -7,7 +7,7 @@ import json
 import math
 import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,23 +110,27 @@ def hostile_settings(bench: Workbench, tally: Tally, count: int) -> None:
     run = bench.folder / "hostile"
     done = bench.call(bench.train(run, "--steps", 1))
     assert done.code == 0, done.told
-    through_file = functools.partial(by_file, bench, run)
     for strategy, inject in (
         (SETTINGS, functools.partial(by_flags, bench)),
-        (JSON_SETTINGS, through_file),
+        (JSON_SETTINGS, functools.partial(by_file, bench, run)),
     ):
+        _inject_all(strategy, inject, tally, bench.seed, max(1, count // 2))
 
-        @hypothesis.seed(bench.seed)
-        @hypothesis.settings(
-            max_examples=max(1, count // 2),
-            deadline=None,
-            database=None,
-            phases=[hypothesis.Phase.generate],
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        @hypothesis.given(settings=strategy)
-        def each(settings: dict[str, Any], inject: Any = inject) -> None:
-            with tally.injection(f"{settings}") as check:
-                inject(settings, tally, check)
 
-        each()
+def _inject_all(
+    strategy: Any, inject: Callable[..., None], tally: Tally, seed: int, count: int
+) -> None:
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(settings=strategy)
+    def each(settings: dict[str, Any]) -> None:
+        with tally.injection(f"{settings}") as check:
+            inject(settings, tally, check)
+
+    each()
