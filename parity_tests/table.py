@@ -4,19 +4,29 @@
     python -m parity_tests.table --check    fails where a row is missing or a figure no longer holds
 
 Errors are relative to the largest element of what is compared. A figure holds while it is within a
-factor of ten of what is measured again: the last digits of rounding differ between machines.
+factor of ten of what is measured again, as the last digits of rounding differ between machines; the
+largest error in float64 within a hundred, as it hangs on the last bit of what a case starts from.
 """
 
 import argparse
+import json
 import math
+import os
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import conftest  # sets JAX up before it is imported
 
 ROOT = Path(__file__).parent.parent
+# The folder in which the tests of the cases note what they measure, if any.
+FIGURES = "JAXFORMER_FIGURES"
+# Orders of magnitude by which a figure may differ and still hold.
+ORDERS = (2, 1, 1)
 HEADER = (
     "| component | cases | proven | float64, JAX against torch | float32, JAX | float32, torch |\n"
     "|---|---|---|---|---|---|\n"
@@ -49,30 +59,63 @@ def figure(error: float) -> str:
     return "0" if error == 0 else f"{error:.0e}".replace("e-0", "e-")
 
 
+def float64_figures(pair: Any, std: float) -> dict[str, float]:
+    """How far the two sides of a pair are apart in float64, judged."""
+    from parity_tests.verdict import judge_float64
+
+    return {"float64": max(judge_float64(pair.jax(std), pair.torch(std)).values())}
+
+
+def rounding_figures(pair: Any, std: float, dtype: np.dtype) -> dict[str, float]:
+    """How far each side of a pair is from float64, judged."""
+    from parity_tests.harness import judge_case_rounding
+
+    found = judge_case_rounding(pair, std, dtype).values()
+    return {"ours": max(r.ours for r in found), "theirs": max(r.theirs for r in found)}
+
+
+def note(case: Any, figures: dict[str, float]) -> None:
+    """Keeps what a test has measured, where the environment names a folder for it."""
+    if folder := os.environ.get(FIGURES):
+        with Path(folder, f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"case": case.name, **figures}) + "\n")
+
+
+def noted() -> dict[str, dict[str, float]]:
+    """The largest of each figure that tests have noted, by case; none without such a folder."""
+    found: dict[str, dict[str, float]] = {}
+    for path in Path(os.environ[FIGURES]).glob("*.jsonl") if FIGURES in os.environ else ():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            figures = json.loads(line)
+            known = found.setdefault(figures.pop("case"), {})
+            for name, value in figures.items():
+                known[name] = max(value, known.get(name, 0.0))
+    return found
+
+
 def measure() -> list[Row]:
-    """A row for every case."""
+    """A row for every case; what tests have noted of it is not measured again."""
     import jax
     import torch
 
     from parity_tests.cases import CASES
-    from parity_tests.harness import DTYPES, Pair, judge_case_rounding
-    from parity_tests.verdict import judge_float64
+    from parity_tests.harness import DTYPES, Pair
 
     torch.set_num_threads(1)
-    rows = []
+    known, rows = noted(), []
     with jax.enable_x64(True):
         for case in CASES:
-            pair = Pair(case)
-            exact, ours, theirs = 0.0, 0.0, 0.0
-            for std in case.stds():
-                errors = judge_float64(pair.jax(std), pair.torch(std))
-                exact = max(exact, *errors.values())
-                dtype = DTYPES["float32"]
-                for rounding in judge_case_rounding(pair, std, dtype).values():
-                    ours, theirs = max(ours, rounding.ours), max(theirs, rounding.theirs)
+            figures = known.get(case.name, {})
+            if figures.keys() != {"float64", "ours", "theirs"}:
+                pair = Pair(case)
+                for std in case.stds():
+                    again = float64_figures(pair, std)
+                    again |= rounding_figures(pair, std, DTYPES["float32"])
+                    figures = {n: max(v, figures.get(n, 0.0)) for n, v in again.items()}
             proven = ["output", "gradients", "eager", "float32", "bfloat16"]
             proven[2:2] = ["weights"] * case.weights + ["dropout"] * case.dropout
-            rows.append(Row(case.name, 1, ", ".join(proven), (exact, ours, theirs)))
+            errors = (figures["float64"], figures["ours"], figures["theirs"])
+            rows.append(Row(case.name, 1, ", ".join(proven), errors))
             print(rows[-1], flush=True)
     return rows
 
@@ -111,8 +154,8 @@ def holds(stated: Row | None, measured: Row) -> bool:
     def size(error: float) -> float:
         return math.log10(max(error, 1e-17))
 
-    pairs = zip(stated.errors, measured.errors, strict=True)
-    return all(abs(size(a) - size(b)) <= 1 for a, b in pairs)
+    triples = zip(stated.errors, measured.errors, ORDERS, strict=True)
+    return all(abs(size(a) - size(b)) <= most for a, b, most in triples)
 
 
 def main() -> int:
@@ -120,8 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    # Figures that are published are those of optimised programs.
-    conftest.compile_quickly(arguments.check)
+    conftest.compile_quickly(False)
     rows = measure()
     targets = {ROOT / "docs/parity.md": rows, ROOT / "README.md": summary(rows)}
     stale = []
