@@ -15,7 +15,7 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 # Their subject is what the optimised program computes, needs or costs.
 OPTIMIZED = {
-    "test_train_step", "test_training_parity", "test_random_bits", "test_versions",
+    "test_cases", "test_train_step", "test_training_parity", "test_random_bits", "test_versions",
     "test_benchmarks", "test_compilation_cache", "test_memory", "test_parity_memory",
 }  # fmt: skip
 
@@ -37,13 +37,5 @@ compile_quickly(True)
 def optimized_where_it_matters(request):
     """Sets it by module."""
     compile_quickly(request.module.__name__.rpartition(".")[2] not in OPTIMIZED)
-    yield
-    compile_quickly(True)
-
-
-@pytest.fixture
-def optimized():
-    """For a single test whose subject is that."""
-    compile_quickly(False)
     yield
     compile_quickly(True)

@@ -13,7 +13,6 @@ def pair(request):
     return Pair(request.param)
 
 
-@pytest.mark.usefixtures("optimized")
 def test_float64_output_and_gradients_agree(pair):
     for std in pair.case.stds():
         note(pair.case, float64_figures(pair, std))
@@ -26,7 +25,6 @@ def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
         judge_float64({"output": eager["output"]}, {"output": pair.jax(std)["output"]})
 
 
-@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_left_is_rounding(pair, dtype):
     for std in pair.case.stds():
