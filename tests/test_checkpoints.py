@@ -1,8 +1,12 @@
 """What is saved comes back bit for bit, and whatever happened to it on the disk is noticed."""
 
+import gc
+import itertools
 import json
 import os
 import shutil
+import statistics
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +56,19 @@ def saved(tmp_path_factory):
 def copy(saved, tmp_path):
     shutil.copytree(saved, tmp_path / "copy")
     return CheckpointFolder(tmp_path / "copy")
+
+
+def test_saves_leave_nothing_in_memory(folder):
+    """Without checkpoints/leak.py, TensorStore would keep four strings for each array."""
+    layers = {f"layer{i}": np.zeros(2, np.float32) for i in range(200)}
+    arrays = {"parameters": layers, "mu": {}, "nu": {}, "step": np.int32(0)}
+    blocks = []
+    for step in range(12):
+        save(folder, step, arrays, keep=2)
+        gc.collect()
+        blocks.append(sys.getallocatedblocks())
+    each = statistics.median(after - before for before, after in itertools.pairwise(blocks[5:]))
+    assert each < len(layers)
 
 
 def test_arrays_come_back_bit_for_bit(folder):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, mismatches
+from jaxformer.training.checkpoints import leak
 from jaxformer.training.checkpoints.manifest import (
     DTYPES,
     Arrays,
@@ -217,6 +218,7 @@ def _save_arguments(arrays: Arrays) -> Any:
 def _handler(exchange: Exchange | None) -> Any:
     import orbax.checkpoint as ocp
 
+    leak.mend()
     return ocp.PyTreeCheckpointHandler(multiprocessing_options=_processes(exchange))
 
 
