@@ -104,13 +104,14 @@ class Workbench:
         """Goes on with a run in this process."""
         return self.call(["train", "--out", out, "--resume", *more])
 
-    def start(self, arguments: Sequence[object], *program: str) -> "Process":
+    def start(self, arguments: Sequence[object], *program: str, **changes: str) -> "Process":
         """The same command in a process of its own, computing as this one does.
 
         Args:
             arguments: of the command.
             program: what Python runs, to its first import; default a fork, which has them behind
                 it.
+            changes: of the environment; not for a fork.
         """
         environment = {
             **os.environ,
@@ -119,6 +120,7 @@ class Workbench:
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
+            **changes,
         }
         Workbench._count += 1
         out, err = (self.folder / f".{name}-{Workbench._count}" for name in ("out", "err"))
