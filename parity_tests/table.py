@@ -3,8 +3,10 @@
     python -m parity_tests.table            writes both
     python -m parity_tests.table --check    fails where a row is missing or a figure no longer holds
 
-Errors are relative to the largest element of what is compared. A figure holds while it is within a
-factor of ten of what is measured again: the last digits of rounding differ between machines.
+Errors are relative to the largest element of what is compared. The last digits of rounding differ
+between machines and compilations, so a figure holds while what is measured again is at most ten
+times as large, and not below a hundredth: where a case is badly conditioned its float64 figure,
+the largest of few last digits, comes out ten times smaller now and then.
 """
 
 import argparse
@@ -152,7 +154,7 @@ def holds(stated: Row | None, measured: Row) -> bool:
         return math.log10(max(error, 1e-17))
 
     pairs = zip(stated.errors, measured.errors, strict=True)
-    return all(abs(size(a) - size(b)) <= 1 for a, b in pairs)
+    return all(-2 <= size(again) - size(said) <= 1 for said, again in pairs)
 
 
 def main() -> int:
