@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers", "triton")
-VARIABLES = ("XLA_FLAGS", "OMP_NUM_THREADS", "TORCH_LOGS", "CUDA_VISIBLE_DEVICES")
+VARIABLES = ("GLIBC_TUNABLES", "XLA_FLAGS", "OMP_NUM_THREADS", "TORCH_LOGS", "CUDA_VISIBLE_DEVICES")
 FIELDS = ("benchmark", "command", "date", "machine", "versions", "environment", "settings")
 LOAD_AVERAGE_AT_START = round(os.getloadavg()[0], 2)
 
@@ -45,12 +45,17 @@ def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a script; what jaxformer refuses becomes one line and an exit code, as in its command.
+    """Runs a script as jaxformer's command runs: a refusal is one line and an exit code.
+
+    All sides run in the same process, and so with the same memory pages.
 
     Raises:
         SystemExit: something was refused.
     """
     from jaxformer.errors import JaxformerError
+    from jaxformer.huge_pages import ask
+
+    ask()
 
     try:
         main()

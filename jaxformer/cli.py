@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxformer.arguments import is_path, parse, preset_name
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
+from jaxformer.huge_pages import ask
 from jaxformer.training.options import SampleOptions
 from jaxformer.training.presets import PRESETS
 
@@ -204,6 +205,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def entry_point() -> None:
     """The installed command."""
+    if sys.argv[1:2] == ["train"]:
+        ask()
     sys.exit(main(sys.argv[1:]))
 
 
