@@ -20,7 +20,7 @@ import measure
 RESULTS = Path("benchmarks/results")
 CPU = {
     "training_step-nano": "training_step.py --preset nano --turns 21",
-    "training_step-baby": "training_step.py --preset baby --turns 15",
+    "training_step-baby": "training_step.py --preset baby --turns 9",
     "training_step-char-lm": "training_step.py --preset char-lm --turns 5",
     "training_step-gpt2-small": "training_step.py --preset gpt2-small --turns 3",
     "evaluation-nano": "evaluation.py --preset nano",

@@ -7,6 +7,7 @@ before the clock starts, and no number read back before a turn ends.
 
 import argparse
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -86,12 +87,13 @@ def training_flops(config: TrainConfig) -> int:
 
 
 class Jaxformer:
-    """Our side, run as ``train.py`` runs it: several steps in one call, state donated."""
+    """Our side, run as ``train.py`` runs it: calls of up to half a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
         import jax.numpy as jnp
 
         from jaxformer.train_step import TrainState
+        from jaxformer.training.calls import SECONDS_PER_CALL
         from jaxformer.training.experiment import (
             choose_devices,
             evaluation_batch_size,
@@ -115,6 +117,7 @@ class Jaxformer:
         self.state = self.parallel.place(TrainState.create(parameters, config.optimizer))
         self.tokens = self.parallel.place_tokens(ids)
         self.evaluation_batch = evaluation_batch_size(config, self.parallel.devices)
+        self._seconds_per_call, self._count = SECONDS_PER_CALL, 1
 
     def prepare(self, starts: np.ndarray) -> Any:
         """What ``train`` takes, of the windows that begin at ``starts`` (n, B)."""
@@ -122,7 +125,16 @@ class Jaxformer:
 
     def train(self, starts: np.ndarray) -> float:
         """Makes n steps and returns the loss of the last one."""
-        self.state, history = self.parallel.train(self.state, self.tokens, starts, len(starts))
+        made = 0
+        while made < len(starts):
+            count = min(self._count, len(starts) - made)
+            began = time.perf_counter()
+            self.state, history = self.parallel.train(
+                self.state, self.tokens, np.roll(starts, -made, axis=0), count
+            )
+            seconds = (time.perf_counter() - began) / count
+            self._count = max(1, int(self._seconds_per_call / seconds))
+            made += count
         return float(history["train_loss"][-1])
 
     def compile(self, starts: np.ndarray) -> None:
