@@ -7,7 +7,7 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from jaxformer.huge_pages import ask
+from jaxformer.training.huge_pages import ask
 
 if __name__ == "__main__":
     ask()

@@ -53,7 +53,7 @@ def run(main: Callable[[], None]) -> None:
         SystemExit: something was refused.
     """
     from jaxformer.errors import JaxformerError
-    from jaxformer.huge_pages import ask
+    from jaxformer.training.huge_pages import ask
 
     ask()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxformer.arguments import is_path, parse, preset_name
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
-from jaxformer.huge_pages import ask
+from jaxformer.training.huge_pages import ask
 from jaxformer.training.options import SampleOptions
 from jaxformer.training.presets import PRESETS
 
