@@ -21,8 +21,9 @@ import measure
 
 GIB = 2**30
 DAY = 86400
-# Of the model's memory from the compiler's, of all compiled rows.
-LARGEST_DEVIATION = 0.1
+# Of the model's memory from the compiler's, of all compiled rows. Where a chip has room to spare
+# the compiler keeps more than the model counts; on v5e, which has none, they are 2 % apart.
+LARGEST_DEVIATION = 0.16
 COMMON = "--strategy mesh --dtype bfloat16 --remat full --scan-layers"
 # Preset, topology, mesh and batch, and whether it is compiled.
 ROWS = [
