@@ -72,7 +72,7 @@ def soak(results: dict[str, Result]) -> str:
             f"the run that was left alone; at most {lost} steps were made again after a kill. Over "
             f"the second half of the other run memory changed by {memory} of "
             f"{found['memory_mean'] / 2**20:.0f} MiB; {found['files_second_half']:.0f} files were "
-            f"open, as many as in the first ({found['files_most']} at most, during a save).",
+            f"open, {found['files_first_half']:.0f} in the first ({found['files_most']} at most).",
         ]
     )
 
