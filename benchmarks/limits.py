@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from measure import on_gpu, rounded, seconds_of, torch_device, wait_for_torch
@@ -43,31 +43,64 @@ def stated_peak(dtype: str) -> float | None:
     return None if accelerator is None else accelerator.peak(dtype)
 
 
+def products_for(
+    tried: Mapping[str, float], dtype: str, seconds: float = 1.0
+) -> tuple[Callable[[], None], float]:
+    """The fastest of the products that were tried, over and over for about so long.
+
+    Timed in turn with what is measured, they show what a shared machine gives meanwhile.
+
+    Args:
+        tried: of ``measure_limits`` for this dtype.
+        dtype: of the product.
+        seconds: how long a call is to take.
+
+    Returns:
+        A call, and how many operations are made in it.
+    """
+    best = max(tried, key=lambda name: tried[name])
+    framework, size = best.split()
+    operations = 2 * int(size) ** 3
+    times = max(1, round(seconds * tried[best] / operations))
+    product = _product(framework, int(size), dtype)
+
+    def call() -> None:
+        for _ in range(times):
+            product()
+
+    return call, float(times * operations)
+
+
 def _matmul(dtype: str, seconds: float) -> dict[str, float]:
     """FLOP/s of each framework's fastest product at each size."""
+    sizes = (4096, 8192, 16384) if torch_device().type == "cuda" else (512, 1024, 2048)
+    return {
+        f"{framework} {size}": rounded(
+            2 * size**3 / _fastest(_product(framework, size, dtype), seconds)
+        )
+        for size in sizes
+        for framework in ("jax", "torch")
+    }
+
+
+def _product(framework: str, size: int, dtype: str) -> Callable[[], None]:
+    """A square matrix product that returns when it is done."""
     import jax
     import jax.numpy as jnp
     import torch
 
-    device = torch_device()
-    sizes = (4096, 8192, 16384) if device.type == "cuda" else (512, 1024, 2048)
-    product: Any = jax.jit(jnp.matmul)
-    tried = {}
-    for size in sizes:
+    if framework == "jax":
         x = jax.random.normal(jax.random.key(0), (size, size), dtype)
-        a = torch.randn(size, size, device=device, dtype=getattr(torch, dtype))
-        out = torch.empty_like(a)
+        product: Any = jax.jit(jnp.matmul)
+        return lambda: jax.block_until_ready(product(x, x))
+    a = torch.randn(size, size, device=torch_device(), dtype=getattr(torch, dtype))
+    out = torch.empty_like(a)
 
-        def by_jax(x: Any = x) -> None:
-            jax.block_until_ready(product(x, x))
+    def by_torch() -> None:
+        torch.matmul(a, a, out=out)
+        wait_for_torch()
 
-        def by_torch(a: Any = a, out: Any = out) -> None:
-            torch.matmul(a, a, out=out)
-            wait_for_torch()
-
-        for name, call in (("jax", by_jax), ("torch", by_torch)):
-            tried[f"{name} {size}"] = rounded(2 * size**3 / _fastest(call, seconds))
-    return tried
+    return by_torch
 
 
 def _bandwidth(seconds: float) -> dict[str, float]:

@@ -19,12 +19,13 @@ from typing import Any
 import measure
 import numpy as np
 import sides
-from limits import measure_limits, stated_peak
+from limits import measure_limits, products_for, stated_peak
 
 from jaxformer.training.config import TrainConfig
 
 # Several, where they take seconds: the first one after another side's turn has no memory at hand.
 CPU_STEPS = {"nano": 20, "baby": 6}
+PRODUCTS = "matrix products"
 
 
 def main() -> None:
@@ -69,12 +70,15 @@ def main() -> None:
         losses[name] = running[name].train(work[name])
 
     calls = {name: functools.partial(call, name) for name in running}
+    dtype = config.dtype if config.dtype in limits["matmul"] else "float32"
+    products = limits["matmul"][dtype]
+    calls[PRODUCTS], operations = products_for(products["tried"], dtype)
     times = measure.interleave(calls, arguments.turns, warm_up=2)
-    peak = limits["matmul"].get(config.dtype, limits["matmul"]["float32"])["flops"]
+    products["meanwhile"] = measure.rounded(operations / times.pop(PRODUCTS)["seconds"]["median"])
     results = [
         {
             "side": name,
-            **speed(config, measure.scaled(found["seconds"], 1 / steps), peak),
+            **speed(config, measure.scaled(found["seconds"], 1 / steps), products),
             "compile_seconds": measure.rounded(compiling[name]),
             "last_loss": losses[name],
         }
@@ -99,14 +103,17 @@ def main() -> None:
     )
 
 
-def speed(config: TrainConfig, seconds: dict[str, float], peak: float) -> dict[str, Any]:
-    """The figures that follow from the seconds of a step and the measured peak in FLOP/s."""
+def speed(
+    config: TrainConfig, seconds: dict[str, float], products: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures that follow from the seconds of a step and what matrix products reach."""
     tokens, stated = config.batch_size * config.model.context_length, stated_peak(config.dtype)
     reached = sides.training_flops(config) / seconds["median"]
     figures = {
         "tokens_per_second": tokens / seconds["median"],
         "flops": reached,
-        "share_of_measured_peak": reached / peak,
+        "share_of_measured_peak": reached / products["flops"],
+        "share_of_products_meanwhile": reached / products["meanwhile"],
     }
     if stated is not None:
         figures["model_flops_utilization"] = reached / stated
@@ -116,6 +123,8 @@ def speed(config: TrainConfig, seconds: dict[str, float], peak: float) -> dict[s
 
 def _share(row: Mapping[str, Any]) -> str:
     text = f"{row['share_of_measured_peak']:.0%}"
+    if "share_of_products_meanwhile" in row:
+        text += f" ({row['share_of_products_meanwhile']:.0%} of products meanwhile)"
     if "model_flops_utilization" in row:
         text += f" ({row['model_flops_utilization']:.1%} of the stated)"
     return text

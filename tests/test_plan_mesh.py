@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 
 from jaxformer.cli import main
 from jaxformer.planning.model import estimate
-from jaxformer.planning.needs import find_needs, mesh_sizes
+from jaxformer.planning.needs import find_needs, mesh_sizes, temporary_bytes
 from jaxformer.planning.programs import compile_training
 from jaxformer.planning.targets import Target
 from jaxformer.training.config import TrainConfig
@@ -142,6 +143,10 @@ def test_what_the_model_says_follows_the_settings():
     whole = guess()
     half = guess(accumulation=2)
     assert half.activations == whole.activations / 2
+    assert guess(dtype="bfloat16").gradients == whole.gradients / 2
+    # Added up as they are made, or all of a micro-batch first, where a loop runs the blocks.
+    assert half.gradients == whole.gradients
+    assert guess(accumulation=2, scan_layers=True).gradients == 2 * whole.gradients
     kept = [guess(remat=remat) for remat in ("none", "dots", "full")]
     assert kept[0].activations > kept[1].activations > kept[2].activations
     assert kept[0].operations == kept[0].model_operations
@@ -256,6 +261,20 @@ def test_a_mesh_is_compiled_for_a_tpu_with_splash_attention(text, topology):
     assert facts["training"] < done["plain"]["training"]
     assert {"all-gather", "all-reduce"} <= {c["kind"] for c in facts["collectives"]}
     assert facts["roofline"]["seconds"] > 0
+
+
+def test_the_memory_of_a_tpu_is_its_peak():
+    """Its other figure counts arguments twice; on a CPU it is the peak that says too little."""
+    memory = types.SimpleNamespace(
+        argument_size_in_bytes=10,
+        output_size_in_bytes=9,
+        alias_size_in_bytes=8,
+        temp_size_in_bytes=30,
+        peak_memory_in_bytes=32,
+    )
+    program = types.SimpleNamespace(memory_analysis=lambda: memory)
+    assert temporary_bytes(program, "tpu") == 22
+    assert temporary_bytes(program, "cpu") == 31
 
 
 def test_needs_are_plain_data():

@@ -35,8 +35,7 @@ def test_a_row_is_what_the_model_says_now(row, benchmark_modules):
 )
 def test_the_model_is_near_the_compiler(row, benchmark_modules):
     scale = benchmark_modules("scale")
-    near = abs(scale.deviation(row)) <= scale.LARGEST_DEVIATION
-    assert near == ((row["preset"], row["topology"]) not in scale.TOO_LITTLE)
+    assert abs(scale.deviation(row)) <= scale.LARGEST_DEVIATION
     model, compiled = row["model"], row["compiled"]
     assert compiled["source"] == "compiled"
     for name in ("parameters", "moments", "gradients", "operations_per_step", "mesh"):

@@ -1,7 +1,7 @@
 """What a step needs of each device by arithmetic alone: for what no compiler here can say.
 
-The bytes of parameters, moments and gradients are exact. Those of activations and of the rest are
-a model of what XLA keeps, held against real compilations in ``tests/test_scale.py``, which says how
+The bytes of parameters and moments are exact. Those of gradients, activations and the rest are a
+model of what XLA keeps, held against real compilations in ``tests/test_scale.py``, which says how
 far it is off. What it leaves out: dropout's masks, and position schemes and norms of queries and
 keys, whose arrays XLA fuses or which are small.
 """
@@ -23,6 +23,11 @@ from jaxformer.transformer_lm import TransformerLM
 FLOAT32 = 4
 # How many steps AdamW and its schedule have counted.
 COUNTERS = 8
+# What goes backward through one block holds, fitted to the compilations of benchmarks/scale.py.
+# Weights put together along fsdp, in blocks: one's, and of these or the next one's the half that is
+# summed or fetched meanwhile. Arrays, in what its forward pass makes: that, and its gradients.
+WEIGHTS_AT_ONCE = 1.5
+ARRAYS_AT_ONCE = 1.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Estimate:
         parameter_count: how many numbers the model learns.
         parameters: bytes of those that a device holds.
         moments: AdamW's two.
-        gradients: one for each parameter.
+        gradients: one for each parameter, and one more where micro-batches are added up.
         activations: what one micro-batch keeps for its backward pass.
         temporary: all else at the peak: weights put together, logits, a block's own arrays.
         traffic: bytes through the device's memory.
@@ -145,7 +150,7 @@ class _Step:
             parameter_count=self._elements(lambda row: math.prod(row.shape)),
             parameters=FLOAT32 * self.stored,
             moments=2 * FLOAT32 * self.stored + COUNTERS,
-            gradients=FLOAT32 * self.stored,
+            gradients=self._gradients(),
             activations=self._kept(self.config.remat) + self.tokens * self.width * self.block.model,
             temporary=self._temporary(),
             traffic=self._traffic(),
@@ -166,19 +171,30 @@ class _Step:
             kept += FLOAT32 * block.heads * (1 if self.width == 2 else model.context_length)
         return kept
 
+    def _gradients(self) -> int:
+        """In the dtype of the products; what micro-batches add up to is float32."""
+        if self.config.accumulation == 1:
+            return self.width * self.stored
+        # A loop over the blocks gives all of them at its end, else each is added as it is made.
+        return (FLOAT32 + (self.width if self.config.scan_layers else 0)) * self.stored
+
     def _temporary(self) -> int:
         """What is there at the peak beside state, gradients and what is kept.
 
-        The parameters in the dtype of the products; put together along fsdp, the tables and the
-        weights of two blocks, one that is used and the next; a block's own backward pass, with all
-        that its forward pass made and the gradients of that; and the gradient of the logits, which
-        XLA keeps while the blocks go backward.
+        The parameters in the dtype of the products, and the larger of two: while a block goes
+        backward its weights and arrays, less those that were kept; while the loss is computed the
+        tables and the logits, when there are no gradients yet.
         """
         copies = self.width * self.stored if self.width < FLOAT32 else 0
-        gathered = self.width * (2 * self.whole_block + self._tables())
-        own = 2 * self.tokens * self._kept_of_token("none")
-        logits = self.tokens * self.width * self._vocabulary()
-        return copies + (gathered if self.mesh["fsdp"] > 1 else 0) + own + logits
+        gathers = self.mesh["fsdp"] > 1
+        arrays = ARRAYS_AT_ONCE * self._kept_of_token("none")
+        arrays -= self._kept_of_token(self.config.remat)
+        block = self.tokens * arrays
+        loss = self.tokens * self.width * self._vocabulary()
+        if gathers:
+            block += WEIGHTS_AT_ONCE * self.width * self.whole_block
+            loss += self.width * self._tables()
+        return copies + int(max(block, loss - self._gradients()))
 
     def _vocabulary(self) -> int:
         size = self.config.model.vocab_size or 0

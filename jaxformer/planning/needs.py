@@ -115,7 +115,8 @@ def find_needs(
     config = experiment.config
     mesh = mesh_sizes(config, len(devices))
     guess = estimate(config, mesh)
-    temporary = {name: _temporary_bytes(program) for name, program in programs.items()}
+    platform = devices[0].platform
+    temporary = {name: temporary_bytes(program, platform) for name, program in programs.items()}
     collectives = read_collectives(programs["training"].as_text(), mesh)
     if target is None:
         accelerator = find_accelerator(devices[0].device_kind)
@@ -194,9 +195,15 @@ def _precision() -> str | None:
     return precision
 
 
-def _temporary_bytes(program: Any) -> int:
-    """What XLA allocates beside a program's arguments: temporaries, and results of their own."""
+def temporary_bytes(program: Any, platform: str) -> int:
+    """What XLA allocates beside a program's arguments: temporaries, and results of their own.
+
+    TPU's ``temp_size_in_bytes`` counts some arguments of loops once more; its peak is what the
+    compiler holds against a chip's memory. Elsewhere the peak leaves out the temporaries.
+    """
     memory = program.memory_analysis()
+    if platform == "tpu":
+        return int(memory.peak_memory_in_bytes - memory.argument_size_in_bytes)
     own = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return int(memory.temp_size_in_bytes + own)
 
