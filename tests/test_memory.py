@@ -57,8 +57,13 @@ def test_every_setting_counts():
     least = functools.partial(least_bytes, devices=2)
     before = least(config)
     assert before["state"] == 16 * count_matrices(SMALL)
-    assert before["batch"] == 4 * 4 * 7 * (3 * 12 + 31)
-    assert least(dataclasses.replace(config, dtype="bfloat16"))["batch"] == before["batch"] // 2
+    assert before["batch"] == 4 * 4 * 7 * (3 * 12)
+    # The gradients are made when the logits are gone.
+    many = least(dataclasses.replace(config, batch_size=800))
+    assert many["batch"] == 4 * 400 * 7 * (3 * 12 + 31) - 4 * count_matrices(SMALL)
+    half = least(dataclasses.replace(config, dtype="bfloat16"))
+    assert half["batch"] == before["batch"] // 2
+    assert half["state"] == 14 * count_matrices(SMALL)
     assert least(dataclasses.replace(config, accumulation=2))["batch"] == before["batch"] // 2
     assert least(dataclasses.replace(config, steps_per_call=20))["starts"] == 2 * before["starts"]
     mesh = dataclasses.replace(config, strategy="mesh", fsdp=2)

@@ -16,8 +16,8 @@ from jaxformer.training.config import TrainConfig
 if TYPE_CHECKING:
     import jax
 
-# Numbers of four bytes for each parameter: itself, its gradient and AdamW's two moments.
-STATE_BYTES = 4 * 4
+# Numbers of four bytes for each parameter: itself and AdamW's two moments.
+KEPT_BYTES = 3 * 4
 # Of a run, over all devices: 16 PiB.
 MOST_BYTES = 2**54
 # Where a container's limit stands, by version of control groups.
@@ -51,16 +51,21 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
 
     Returns:
         ``state``: parameters, gradients and moments; ``batch``: what one micro-batch keeps for its
-        gradient, the input of every block and the logits; ``starts``: where the windows of one
-        call begin.
+        gradient, the input of every block and the logits, these as far as they are larger than the
+        gradients, which come after them; ``starts``: where the windows of one call begin.
     """
     model = config.model
     tokens = config.batch_size * model.context_length
     width = 2 if config.dtype == "bfloat16" else 4
-    per_token = model.num_layers * model.d_model + (model.vocab_size or 0)
+    parameters = count_matrices(model) // (config.fsdp * config.tensor)
+    inputs, logits = (
+        width * tokens * numbers // (config.accumulation * devices)
+        for numbers in (model.num_layers * model.d_model, model.vocab_size or 0)
+    )
+    gradients = width * parameters
     return {
-        "state": STATE_BYTES * count_matrices(model) // (config.fsdp * config.tensor),
-        "batch": width * tokens * per_token // (config.accumulation * devices),
+        "state": KEPT_BYTES * parameters + gradients,
+        "batch": inputs + max(0, logits - gradients),
         "starts": 4 * config.steps_per_call * config.batch_size // devices,
     }
 
