@@ -23,6 +23,8 @@ GIB = 2**30
 DAY = 86400
 # Of the model's memory from the compiler's, of all compiled rows.
 LARGEST_DEVIATION = 0.1
+# What the model says in both.
+COUNTED = ("gradients", "activations")
 COMMON = "--strategy mesh --dtype bfloat16 --remat full --scan-layers"
 # Preset, topology, mesh and batch, and whether it is compiled.
 ROWS = [
@@ -67,6 +69,8 @@ def main() -> None:
                 continue
             if "model" not in row or arguments.model_only:
                 row |= {"command": command, "model": reckon(command)}
+                if "compiled" in row:
+                    row["compiled"] |= {name: row["model"][name] for name in COUNTED}
             if compiles and "compiled" not in row and not arguments.model_only:
                 row["compiled"] = plan(command)
     finally:

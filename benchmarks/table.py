@@ -168,17 +168,17 @@ def scale_sentence(results: Sequence[Result]) -> str:
     """How far the model of docs/scale.md is from the compiler."""
     scale = importlib.import_module("scale")
     rows = [row for r in results if r["benchmark"] == "scale" for row in r["results"]]
-    found = {
-        f"{row['preset']} on {row['topology']}": scale.deviation(row)
+    found = [
+        (scale.deviation(row), f"{row['preset']} on {row['topology']}")
         for row in rows
         if "compiled" in row
-    }
+    ]
     if not found:
         return "No row was compiled yet."
-    worst = max(found, key=lambda name: abs(found[name]))
+    deviation, worst = max(found, key=lambda pair: abs(pair[0]))
     return (
         f"Rows compiled: {len(found)}. The model's memory is farthest off for {worst}: "
-        f"{100 * found[worst]:+.0f} %. `tests/test_scale.py` holds every row to "
+        f"{100 * deviation:+.0f} %. `tests/test_scale.py` holds every row to "
         f"{100 * scale.LARGEST_DEVIATION:.0f} %."
     )
 

@@ -24,10 +24,10 @@ FLOAT32 = 4
 # How many steps AdamW and its schedule have counted.
 COUNTERS = 8
 # What goes backward through one block holds, fitted to the compilations of benchmarks/scale.py.
-# Weights put together along fsdp, in blocks: one's, and of these or the next one's the half that is
-# summed or fetched meanwhile. Arrays, in what its forward pass makes: that, and its gradients.
-WEIGHTS_AT_ONCE = 1.5
-ARRAYS_AT_ONCE = 1.75
+# Weights put together along fsdp, in blocks: one's, and those of the next or gradients that are
+# fetched or summed meanwhile. Arrays, in what its forward pass makes: that, and its gradients.
+WEIGHTS_AT_ONCE = 1.6
+ARRAYS_AT_ONCE = 1.65
 
 
 @dataclasses.dataclass(frozen=True)
