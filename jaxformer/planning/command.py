@@ -94,7 +94,7 @@ def _show_memory(needs: Needs, table: Table) -> None:
     if needs.corpus:
         table.add_row("corpus", _size(needs.corpus), "ids of the whole text")
     table.add_row("training", _size(needs.training), f"temporary, {here}; of it")
-    table.add_row("  gradients", _size(needs.gradients), "one for each parameter")
+    table.add_row("  gradients", _size(needs.gradients), "for the update, a model's estimate")
     table.add_row("  activations", _size(needs.activations), "kept, a model's estimate")
     if needs.evaluation is not None:
         table.add_row("evaluation", _size(needs.evaluation), "temporary, never beside training's")

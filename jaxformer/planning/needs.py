@@ -32,9 +32,8 @@ class Needs:
         parameters: bytes of them.
         moments: bytes of AdamW's.
         corpus: bytes of the text's ids, which lie on the device.
-        gradients: bytes of one gradient for each parameter, which are part of ``training``.
-        activations: what a micro-batch keeps for its backward pass, part of ``training``; a model's
-            estimate.
+        gradients: bytes of what the update takes, part of ``training``; a model's estimate.
+        activations: bytes that a micro-batch keeps for its backward pass, likewise.
         training: bytes set aside for the steps: gradients, activations, all else.
         evaluation: likewise for the evaluation; None where it was not compiled.
         tokens_per_step: of all devices together.
