@@ -19,7 +19,7 @@ import measure
 # From the repository's root, where the scripts are run.
 RESULTS = Path("benchmarks/results")
 CPU = {
-    "training_step-nano": "training_step.py --preset nano --turns 21",
+    "training_step-nano": "training_step.py --preset nano --turns 61",
     "training_step-baby": "training_step.py --preset baby --turns 9",
     "training_step-char-lm": "training_step.py --preset char-lm --turns 5",
     "training_step-gpt2-small": "training_step.py --preset gpt2-small --turns 3",
