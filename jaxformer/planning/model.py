@@ -150,7 +150,7 @@ class _Step:
             parameter_count=self._elements(lambda row: math.prod(row.shape)),
             parameters=FLOAT32 * self.stored,
             moments=2 * FLOAT32 * self.stored + COUNTERS,
-            gradients=self._gradients(),
+            gradients=self._summed() + self._made(),
             activations=self._kept(self.config.remat) + self.tokens * self.width * self.block.model,
             temporary=self._temporary(),
             traffic=self._traffic(),
@@ -171,19 +171,24 @@ class _Step:
             kept += FLOAT32 * block.heads * (1 if self.width == 2 else model.context_length)
         return kept
 
-    def _gradients(self) -> int:
-        """In the dtype of the products; what micro-batches add up to is float32."""
-        if self.config.accumulation == 1:
-            return self.width * self.stored
-        # A loop over the blocks gives all of them at its end, else each is added as it is made.
-        return (FLOAT32 + (self.width if self.config.scan_layers else 0)) * self.stored
+    def _summed(self) -> int:
+        """Bytes of what the gradients of micro-batches add up to, in float32."""
+        return FLOAT32 * self.stored if self.config.accumulation > 1 else 0
+
+    def _made(self) -> int:
+        """Bytes of the gradients of one micro-batch, in the dtype of the products.
+
+        A loop over the blocks gives all of them at its end; else each is added as it is made.
+        """
+        at_once = self.config.accumulation == 1 or self.config.scan_layers
+        return self.width * self.stored if at_once else 0
 
     def _temporary(self) -> int:
         """What is there at the peak beside state, gradients and what is kept.
 
         The parameters in the dtype of the products, and the larger of two: while a block goes
         backward its weights and arrays, less those that were kept; while the loss is computed the
-        tables and the logits, when there are no gradients yet.
+        tables and the logits, when this micro-batch has no gradients yet.
         """
         copies = self.width * self.stored if self.width < FLOAT32 else 0
         gathers = self.mesh["fsdp"] > 1
@@ -194,7 +199,7 @@ class _Step:
         if gathers:
             block += WEIGHTS_AT_ONCE * self.width * self.whole_block
             loss += self.width * self._tables()
-        return copies + int(max(block, loss - self._gradients()))
+        return copies + int(max(block, loss - self._made()))
 
     def _vocabulary(self) -> int:
         size = self.config.model.vocab_size or 0
