@@ -147,6 +147,12 @@ def test_what_the_model_says_follows_the_settings():
     # Added up as they are made, or all of a micro-batch first, where a loop runs the blocks.
     assert half.gradients == whole.gradients
     assert guess(accumulation=2, scan_layers=True).gradients == 2 * whole.gradients
+    # While a loss of many logits is computed there is the sum of earlier micro-batches.
+    config = prepare(LLAMA, accumulation=2).config
+    many = dataclasses.replace(config.model, vocab_size=10**6)
+    loss = estimate(dataclasses.replace(config, model=many), {"data": 8, "fsdp": 1, "tensor": 1})
+    logits = config.batch_size * config.model.context_length // (2 * 8) * 4 * 10**6
+    assert loss.total == loss.parameters * 2 + loss.moments + loss.activations + logits
     kept = [guess(remat=remat) for remat in ("none", "dots", "full")]
     assert kept[0].activations > kept[1].activations > kept[2].activations
     assert kept[0].operations == kept[0].model_operations
