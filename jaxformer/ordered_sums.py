@@ -1,4 +1,7 @@
-"""Sums over devices that come out the same to the bit however processes share CPU devices.
+"""Sums over the devices of a CPU: of all arrays at once, and the same however processes share them.
+
+XLA on a CPU lets the devices meet once for every array of a sum, and the meetings of the 46
+gradients of ``nano`` cost a tenth of its step: so arrays are laid end to end and summed as one.
 
 XLA adds up what lies on the CPU devices of one process in the order of the devices; where there is
 a coordinator gloo adds round a ring that begins at another device for every part of an array, and
@@ -17,12 +20,13 @@ from jaxtyping import Array
 
 def sum_over(tree: Any, axis_name: str) -> Any:
     """Sums of arrays of one dtype over the devices of a mapped axis, on all of them."""
-    gloo = jax.distributed.is_initialized() and jax.default_backend() == "cpu"
-    if not gloo or jax.lax.axis_size(axis_name) == 2:
+    if jax.default_backend() != "cpu":
         return jax.lax.psum(tree, axis_name)
-    # What is computed before and after stays the program that it is beside XLA's own sum.
+    # What is computed before and after stays one program, however the sum is made.
     leaves, structure = jax.tree.flatten(jax.lax.optimization_barrier(tree))
-    flat = _ordered_sum(jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), axis_name)
+    flat = jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+    in_ring = jax.distributed.is_initialized() and jax.lax.axis_size(axis_name) > 2
+    flat = _ordered_sum(flat, axis_name) if in_ring else jax.lax.psum(flat, axis_name)
     sums, begin = [], 0
     for leaf in leaves:
         sums.append(flat[begin : begin + leaf.size].reshape(leaf.shape))

@@ -120,7 +120,7 @@ def train_step(
         total, _ = jax.lax.scan(accumulate, first, rest)
         value, gradients = jax.tree.map(lambda x: x / count, total)
     if axis_name is not None:
-        value, gradients = mean_over((value, gradients), axis_name)
+        value, gradients = mean_over((value, _made_wide(gradients)), axis_name)
 
     updates, optimizer_state = make_optimizer(optimizer).update(
         gradients, state.optimizer_state, state.parameters
@@ -147,6 +147,25 @@ def evaluation_step(
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.eval()
     return jnp.sum(token_losses(model(inputs), targets) * mask)
+
+
+def _made_wide(gradients: Parameters) -> Parameters:
+    """The same gradients, with those of narrowing dense layers as a CPU makes them faster.
+
+    XLA's product xᵀ g takes up to twice as long there as (gᵀ x)ᵀ where the result has more rows
+    than columns, and it takes the one for the other unless something lies before the
+    transposition. That pays where the result is copied anyway, as before a sum over devices.
+    """
+
+    def made_wide(gradient: Array) -> Array:
+        return jax.lax.optimization_barrier(gradient.T).T
+
+    return {
+        name: jax.lax.platform_dependent(gradient, cpu=made_wide, default=lambda same: same)
+        if name.endswith(".kernel") and gradient.shape[0] > gradient.shape[-1]
+        else gradient
+        for name, gradient in gradients.items()
+    }
 
 
 def _cast(parameters: Parameters, dtype: jnp.dtype | None) -> Parameters:
