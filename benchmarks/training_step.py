@@ -24,7 +24,7 @@ from limits import measure_limits, products_for, stated_peak
 from jaxformer.training.config import TrainConfig
 
 # Several, where they take seconds: the first one after another side's turn has no memory at hand.
-CPU_STEPS = {"nano": 20, "baby": 6}
+CPU_STEPS = {"nano": 20, "baby": 6, "char-lm": 4, "gpt2-small": 2}
 PRODUCTS = "matrix products"
 
 
