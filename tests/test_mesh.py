@@ -158,6 +158,16 @@ def test_parameters_are_put_together_again_for_the_way_back():
     assert len(whole) == 2 * 3, "two matrices, forward, backward and their gradient"
 
 
+def test_devices_of_a_cpu_meet_once_a_step():
+    # Under pmap; every meeting costs as much as the sum of a large array.
+    strategy = make(LLAMA, (2, None, None))
+    state = jax.eval_shape(lambda p: TrainState.create(p, OPTIMIZER), strategy.shapes)
+    program = strategy.compile_steps(*strategy.step_shapes(state, len(IDS), 2)).as_text()
+    sums = re.findall(r"= (.*) all-reduce\(", program)
+    numbers = 1 + sum(p.size for p in strategy.shapes.values())
+    assert [re.findall(r"\[(\d+)\]", shape) for shape in sums] == [[str(numbers)]]
+
+
 def test_evaluation_of_an_odd_number_of_windows_is_the_plain_mean():
     starts, mask = evaluation_windows(len(IDS), LENGTH)
     assert len(starts) % 2 == 1
