@@ -152,9 +152,9 @@ def evaluation_step(
 def _made_wide(gradients: Parameters) -> Parameters:
     """The same gradients, with those of narrowing dense layers as a CPU makes them faster.
 
-    XLA's product xᵀ g takes up to twice as long there as (gᵀ x)ᵀ where the result has more rows
-    than columns, and it takes the one for the other unless something lies before the
-    transposition. That pays where the result is copied anyway, as before a sum over devices.
+    Where the result has more rows than columns, XLA's product xᵀ g takes up to 1.7 times as long
+    there as (gᵀ x)ᵀ, and only a barrier keeps XLA from making the second into the first. It pays
+    where the result is copied anyway, as before a sum over devices.
     """
 
     def made_wide(gradient: Array) -> Array:
