@@ -267,5 +267,7 @@ def test_a_run_goes_on_to_the_bit_and_on_another_mesh_up_to_rounding(text, capsy
     assert "8 x mesh of data 2, fsdp 2, tensor 2 -> 8 x pmap" in told
     assert "not bitwise" in told
     found = losses("run")
-    assert 0 < max(abs(found[step] - expected[step]) for step in expected) < 1e-10
+    assert max(abs(found[step] - expected[step]) for step in expected) < 1e-10
+    # Rounding may be too small for six losses to show; the state shows it.
+    assert manifest("run", 18)["state_sha256"] != manifest("whole", 18)["state_sha256"]
     assert manifest("run", 18)["devices"] == "8 x pmap"
