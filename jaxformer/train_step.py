@@ -9,9 +9,10 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.chunked_loss import head_cross_entropy
 from jaxformer.config import OptimizerConfig
 from jaxformer.layers import seed_dropout
-from jaxformer.losses import cross_entropy, token_losses
+from jaxformer.losses import token_losses
 from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
 from jaxformer.ordered_sums import mean_over
 from jaxformer.parameters import Parameters, merge
@@ -65,7 +66,7 @@ def language_model_loss(
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
-    return cross_entropy(model(inputs), targets)
+    return head_cross_entropy(model.logits, model.hidden(inputs), targets)
 
 
 def train_step(

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 # Files of jaxformer's top level that have no twin: the package's own doors, its refusals, and how
 # a model is run on a device.
 ALONE = {"__init__", "__main__", "arguments", "cli", "errors", "query_blocks"}
-ALONE |= {"attention_choice", "fused_attention", "layer_scan", "ordered_sums"}
+ALONE |= {"attention_choice", "chunked_loss", "fused_attention", "layer_scan", "ordered_sums"}
 ALONE |= {"rematerialization", "sharding"}
 JAX_ONLY_KEYWORDS = {"rngs"}
 TORCH_ONLY_KEYWORDS = {"generator"}

@@ -13,6 +13,7 @@ from flax import nnx
 import torch_ref.config
 import torch_ref.train_step
 import torch_ref.transformer_lm
+from jaxformer import chunked_loss
 from jaxformer.char_data import TokenIdsDataset, batch_at, window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import set_parameters, split
@@ -45,8 +46,11 @@ def build_twin(model):
     return twin
 
 
+@pytest.mark.parametrize("logits_at_once", [chunked_loss.LOGITS_AT_ONCE, 2000])
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_fifty_steps_of_adamw_agree_with_torch(accumulation):
+def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, monkeypatch):
+    """Also with the logits of some positions at a time, as a large vocabulary has them."""
+    monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", logits_at_once)
     model, definition, parameters = build()
     twin = build_twin(model)
     state = TrainState.create(parameters, OPTIMIZER)

@@ -61,6 +61,12 @@ def test_every_setting_counts():
     # The gradients are made when the logits are gone.
     many = least(dataclasses.replace(config, batch_size=800))
     assert many["batch"] == 4 * 400 * 7 * (3 * 12 + 31) - 4 * count_matrices(SMALL)
+    # A large vocabulary's logits are made for some positions at a time, here one.
+    large = dataclasses.replace(SMALL, vocab_size=1_000_000)
+    large = dataclasses.replace(config, model=large, batch_size=8000)
+    assert least(large)["batch"] == 4 * 4000 * (7 * 3 * 12 + 1_000_000) - 4 * count_matrices(
+        large.model
+    )
     half = least(dataclasses.replace(config, dtype="bfloat16"))
     assert half["batch"] == before["batch"] // 2
     assert half["state"] == 14 * count_matrices(SMALL)
@@ -95,7 +101,7 @@ def test_a_run_far_too_large_is_refused_before_anything_is_made(refuse, text, fl
     "flags",
     [
         "--d-model 900000 --num-layers 10000 --num-heads 1",
-        "--batch-size 2147483647 --vocab-size 2000000",
+        "--batch-size 2147483647 --vocab-size 4000000",
     ],
 )
 def test_a_plan_beyond_all_machines_is_refused(refuse, text, flags):

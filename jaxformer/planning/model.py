@@ -13,6 +13,7 @@ from typing import get_args
 
 from flax import nnx
 
+from jaxformer.chunked_loss import positions_at_once
 from jaxformer.config import GatedActivation, TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
 from jaxformer.planning.collectives import Collective, merge
@@ -188,14 +189,14 @@ class _Step:
 
         The parameters in the dtype of the products, and the larger of two: while a block goes
         backward its weights and arrays, less those that were kept; while the loss is computed the
-        tables and the logits, when this micro-batch has no gradients yet.
+        tables and the logits that are made at once, when this micro-batch has no gradients yet.
         """
         copies = self.width * self.stored if self.width < FLOAT32 else 0
         gathers = self.mesh["fsdp"] > 1
         arrays = ARRAYS_AT_ONCE * self._kept_of_token("none")
         arrays -= self._kept_of_token(self.config.remat)
         block = self.tokens * arrays
-        loss = self.tokens * self.width * self._vocabulary()
+        loss = self.tokens * self.width * self._vocabulary() / self._chunks()
         if gathers:
             block += WEIGHTS_AT_ONCE * self.width * self.whole_block
             loss += self.width * self._tables()
@@ -204,6 +205,14 @@ class _Step:
     def _vocabulary(self) -> int:
         size = self.config.model.vocab_size or 0
         return size // self.mesh["tensor"] if size % self.mesh["tensor"] == 0 else size
+
+    def _chunks(self) -> int:
+        """In how many parts the logits of a micro-batch are made: one, on a mesh of devices."""
+        if self.config.strategy == "mesh" and math.prod(self.mesh.values()) > 1:
+            return 1
+        length = self.config.model.context_length
+        rows = self.tokens // length
+        return math.ceil(length / positions_at_once(rows, length, self._vocabulary(), self.width))
 
     def _operations(self) -> tuple[int, int]:
         """Of the model, and those made with what is computed again, on all devices in a step."""
@@ -237,6 +246,9 @@ class _Step:
         weights *= passes * (2 if self.mesh["fsdp"] > 1 else 1) + 2
         made = self.layers * self.tokens * self._kept_of_token("none")
         made += self.tokens * self.width * self._vocabulary()
+        head = self._vocabulary() * self.block.model
+        # Each further chunk reads the head once more in each pass, and adds to its gradient.
+        weights += (self._chunks() - 1) * head * 2 * (self.width + FLOAT32)
         return update + self.config.accumulation * (weights + 2 * made * passes)
 
     def _tables(self) -> int:

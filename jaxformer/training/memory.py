@@ -51,9 +51,12 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
 
     Returns:
         ``state``: parameters, gradients and moments; ``batch``: what one micro-batch keeps for its
-        gradient, the input of every block and the logits, these as far as they are larger than the
-        gradients, which come after them; ``starts``: where the windows of one call begin.
+        gradient, the input of every block and the logits that are made at once, these as far as
+        they are larger than the gradients, which come after them; ``starts``: where the windows of
+        one call begin.
     """
+    from jaxformer.chunked_loss import positions_at_once
+
     model = config.model
     tokens = config.batch_size * model.context_length
     width = 2 if config.dtype == "bfloat16" else 4
@@ -62,6 +65,9 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
         width * tokens * numbers // (config.accumulation * devices)
         for numbers in (model.num_layers * model.d_model, model.vocab_size or 0)
     )
+    rows = config.batch_size // (config.accumulation * devices)
+    at_once = positions_at_once(rows, model.context_length, model.vocab_size or 0, width)
+    logits = logits * at_once // model.context_length
     gradients = width * parameters
     return {
         "state": KEPT_BYTES * parameters + gradients,
