@@ -32,7 +32,9 @@ CPU = {
     "checkpointing-baby": "checkpointing.py --preset baby",
 }
 GPU = {
-    "training_step-gpt2-small": "training_step.py --preset gpt2-small --dtype bfloat16",
+    "training_step-gpt2-small": "training_step.py --preset gpt2-small --dtype bfloat16"
+    " --no-attention-dropout",
+    "training_step-gpt2-small-dropout": "training_step.py --preset gpt2-small --dtype bfloat16",
     "training_step-baby": "training_step.py --preset baby --dtype bfloat16",
     "training_step-nano": "training_step.py --preset nano",
     "evaluation-gpt2-small": "evaluation.py --preset gpt2-small --dtype bfloat16",

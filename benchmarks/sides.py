@@ -35,6 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=("float32", "bfloat16"), default="float32",
         help="bfloat16 is torch's autocast there, and parameters cast to bfloat16 here",
     )  # fmt: skip
+    parser.add_argument(
+        "--no-attention-dropout", action="store_true",
+        help="on no side: cuDNN's and splash attention's kernels have none",
+    )  # fmt: skip
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
 
 
@@ -49,6 +53,9 @@ def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainCon
     from jaxformer.training.experiment import choose_devices
 
     config = PRESETS[arguments.preset]()
+    if arguments.no_attention_dropout:
+        model = dataclasses.replace(config.model, attention_dropout=0.0)
+        config = dataclasses.replace(config, model=model)
     # Before anything else runs in JAX: a CPU is divided into devices once and for all.
     on_cpu = arguments.batch_size or CPU_BATCHES.get(arguments.preset, config.batch_size)
     choose_devices(dataclasses.replace(config, batch_size=on_cpu))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 
 Kernel = Literal["plain", "cudnn", "splash"]
@@ -78,13 +79,14 @@ class Target:
     @classmethod
     def here(cls) -> "Target":
         """That of ``compiled_for``, else the default backend."""
-        named = _target.get()
-        if named is not None:
-            return named
-        device = jax.devices()[0]
+        return _target.get() or cls.of(jax.devices()[0])
+
+    @classmethod
+    def of(cls, device: jax.Device) -> "Target":
+        """A device's, which need not be here."""
         if device.platform != "gpu":
             return cls(device.platform)
-        if "cuda" not in device.client.platform_version:
+        if "rocm" in device.client.platform_version:
             return cls("rocm")
         major, minor = device.compute_capability.split(".")
         return cls("cuda", (int(major), int(minor)))
@@ -189,6 +191,37 @@ def refusal(kernel: Kernel, call: Call, target: Target) -> str | None:
         and call.pattern.window is not None,
     }
     return next((reason for reason, applies in checks.items() if applies), None)
+
+
+def slowed_by_dropout(config: TransformerLMConfig, dtype: str) -> str | None:
+    """Why a run should have no dropout on attention weights, where a fused kernel could serve it.
+
+    Args:
+        config: the model's settings.
+        dtype: what it computes in.
+
+    Returns:
+        The reason; None where nothing else would change, or a kernel was asked for.
+    """
+    if not config.attention_dropout or _choice.get() != "auto":
+        return None
+    call = Call(
+        dtype,
+        head_dim=config.head_dim or config.d_model // config.num_heads,
+        queries=config.context_length,
+        keys=config.context_length,
+        pattern=Pattern(config.causal, config.sliding_window),
+        bias=config.positions in ("alibi", "relative"),
+        soft_cap=config.score_soft_cap is not None,
+        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+    )
+    kernel = choose_kernel(call)
+    if kernel == "plain":
+        return None
+    return (
+        f"attention_dropout={config.attention_dropout} keeps attention out of the fused kernel "
+        f"({kernel}), which drops no weights; without it a step takes far less memory and time"
+    )
 
 
 def _cudnn_checks(call: Call, target: Target) -> dict[str, bool]:

@@ -11,9 +11,20 @@ import pytest
 
 from jaxformer import fused_attention as fused
 from jaxformer.attention import scaled_dot_product_attention
-from jaxformer.attention_choice import Call, Pattern, Target, attention_kernel, choose_kernel
+from jaxformer.attention_choice import (
+    Call,
+    Pattern,
+    Target,
+    attention_kernel,
+    choose_kernel,
+    compiled_for,
+    slowed_by_dropout,
+)
 from jaxformer.blocks import self_attention_mask
+from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import Dropout
+from jaxformer.planning import targets
+from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.programs import describe_topology
 from jaxformer.training.mesh_layout import MeshLayout
 from jaxformer.training.sharding_rules import AXES
@@ -273,6 +284,63 @@ def test_splash_attention_compiles_for_a_tpu(head_dim):
         compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(q, k, k).compile()
     # No array of scores: those of one text alone would take 6 · 1024² · 2 bytes.
     assert compiled.memory_analysis().temp_size_in_bytes < 6 * 1024**2 * 2
+
+
+@pytest.mark.skipif(
+    not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)),
+    reason="needs the extra cuda",
+)
+def test_cudnns_attention_compiles_for_an_h100():
+    device = describe_gpus(targets.Target.read("H100:1")).devices[0]
+    assert Target.of(device) == TARGETS["H100"]
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    q, k = (
+        jax.ShapeDtypeStruct((2, 1024, heads, 64), jnp.bfloat16, sharding=sharding)
+        for heads in (6, 2)
+    )
+
+    def total(q, k, v):
+        settings = {"pattern": CAUSAL, "scale": 0.3}
+        return jnp.sum(fused.fused_attention("cudnn", q, k, v, **settings).astype(jnp.float32))
+
+    with jax.enable_x64(False):
+        compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(q, k, k).compile()
+    for kernel in ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"):
+        assert f'"{kernel}"' in compiled.as_text()
+    # No array of scores: those of both texts would take 2 · 6 · 1024² · 2 bytes.
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * 6 * 1024**2 * 2
+
+
+# GPT-2's rate of dropout on attention weights, which no fused kernel has.
+DROPPING = TransformerLMConfig(
+    vocab_size=65, num_layers=1, d_model=128, num_heads=2, context_length=256, attention_dropout=0.1
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "changes", "kernel"),
+    [
+        ("H100", "bfloat16", {}, "cudnn"),
+        ("TPU", "bfloat16", {}, "splash"),
+        ("cpu", "bfloat16", {}, None),
+        ("H100", "float32", {}, None),
+        ("H100", "bfloat16", {"attention_dropout": 0.0}, None),
+        ("H100", "bfloat16", {"positions": "alibi"}, None),
+        ("H100", "bfloat16", {"score_soft_cap": 30.0}, None),
+    ],
+)
+def test_a_run_is_told_that_dropout_alone_keeps_it_from_a_kernel(target, dtype, changes, kernel):
+    config = dataclasses.replace(DROPPING, **changes)
+    with jax.default_matmul_precision("default"), compiled_for(TARGETS[target]):
+        told = slowed_by_dropout(config, dtype)
+        with attention_kernel("plain"):
+            assert slowed_by_dropout(config, dtype) is None
+    if kernel is None:
+        assert told is None
+    else:
+        assert told.startswith(
+            f"attention_dropout=0.1 keeps attention out of the fused kernel ({kernel})"
+        )
 
 
 def test_the_plain_core_is_no_fused_kernel():

@@ -170,7 +170,7 @@ def test_what_the_model_says_follows_the_settings():
 def test_gpus_that_are_not_here_are_reckoned_with(text, capsys):
     flags = [
         "--data", text, *TINY, "--topology", "H100:64", "--batch-size", 64,
-        "--d-model", 64,
+        "--d-model", 64, "--model-only",
     ]  # fmt: skip
     facts = plan(capsys, *flags, "--devices", 64, "--strategy", "mesh", "--fsdp", 64)
     assert facts["source"] == "model"

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxformer.planning.collectives import Collective
+from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.needs import Needs, find_needs, guess_needs
 from jaxformer.planning.options import PlanOptions
 from jaxformer.planning.programs import compile_for_topology, compile_run, describe_topology
@@ -36,8 +37,8 @@ def plan(options: PlanOptions) -> None:
 def find_plan(options: PlanOptions) -> Needs:
     """What the run of ``options.config`` would take.
 
-    It is compiled for the devices that are here, or for a TPU slice that need not be; for GPUs that
-    are not here, and on request, the model's arithmetic stands in.
+    It is compiled for the devices that are here, or for a TPU slice or GPUs that need not be; where
+    JAX has no compiler for them, and on request, the model's arithmetic stands in.
 
     Raises:
         JaxformerError: one of its kinds, for whatever training would refuse before its first step.
@@ -49,9 +50,10 @@ def find_plan(options: PlanOptions) -> Needs:
         devices = choose_devices(config)
     else:
         check_devices(config, target.count)
-    if target is not None and target.is_tpu and not options.model_only:
-        topology = describe_topology(options.topology or "")
-        devices = list(topology.devices)
+    if target is not None and not options.model_only:
+        name = options.topology or ""
+        topology = describe_topology(name) if target.is_tpu else describe_gpus(target)
+        devices = [] if topology is None else list(topology.devices)
     corpus = load_corpus(config.data, encoding=config.encoding, download=options.download)
     experiment = Experiment.prepare(config, corpus)
     check_countable(experiment.config)

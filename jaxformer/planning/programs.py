@@ -81,7 +81,7 @@ def describe_topology(name: str) -> Any:
 
 
 def compile_for_topology(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """The loop of training steps, compiled ahead of time for the devices of a TPU topology.
+    """The loop of training steps, compiled ahead of time for the devices of a topology.
 
     ``pmap`` cannot be compiled for devices that are not here: a mesh of the axis ``data`` alone
     stands in, which has the same arrays on every device.
@@ -91,5 +91,5 @@ def compile_for_topology(experiment: Experiment, devices: Sequence[jax.Device]) 
     """
     config = dataclasses.replace(experiment.config, strategy="mesh")
     experiment = dataclasses.replace(experiment, config=config)
-    with compiled_for(Target("tpu")):
+    with compiled_for(Target.of(devices[0])):
         return {"training": compile_training(experiment, devices)}

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxformer.attention_choice import attention_kernel
+from jaxformer.attention_choice import attention_kernel, slowed_by_dropout
 from jaxformer.char_data import evaluation_windows, window_starts
 from jaxformer.costs import count_training_operations
 from jaxformer.errors import ResourceError, StoppedError
@@ -92,6 +92,8 @@ def train(
         samples = config.sample_tokens > 0
         if samples and (reason := processes.broadcast(too_large_for_samples(config, devices))):
             samples = False
+            warnings.append(reason)
+        if reason := slowed_by_dropout(config.model, config.dtype):
             warnings.append(reason)
         processes.on_loss(lambda: after_loss(folder))
         reporter = Reporter(config.steps, step, quiet=not first)
