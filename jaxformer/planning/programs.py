@@ -84,7 +84,8 @@ def compile_for_topology(experiment: Experiment, devices: Sequence[jax.Device]) 
     """The loop of training steps, compiled ahead of time for the devices of a topology.
 
     ``pmap`` cannot be compiled for devices that are not here: a mesh of the axis ``data`` alone
-    stands in, which has the same arrays on every device.
+    stands in, which has the same arrays on every device, but for logits: of many devices each makes
+    all of its own at once (``chunked_loss``).
 
     Raises:
         DeviceError: the batch does not divide over the devices.
