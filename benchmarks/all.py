@@ -2,9 +2,10 @@
 
     uv run --group test python benchmarks/all.py
 
-Results go to benchmarks/results, named after benchmark, preset and device; on a machine with a GPU
-that JAX sees, the GPU's benchmarks are run in place of the CPU's. One that fails is named at the
-end, with exit code 1, and does not stop the others.
+Results go to benchmarks/results, named after benchmark, preset and processor or GPU, so that those
+of several machines stand side by side; on a machine with a GPU that JAX sees, the GPU's benchmarks
+are run in place of the CPU's. One that fails is named at the end, with exit code 1, and does not
+stop the others.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def main() -> None:
     runs = CPU if device["platform"] == "cpu" else GPU
     if unknown := sorted(set(arguments.only) - set(runs)):
         parser.error(f"--only {' '.join(unknown)}: on this device there is {', '.join(runs)}")
-    suffix = _slug("cpu" if device["platform"] == "cpu" else device["kind"])
+    suffix = _slug(measure.processor() if device["platform"] == "cpu" else device["kind"])
     folder = arguments.out.resolve()
     folder = folder.relative_to(measure.ROOT) if folder.is_relative_to(measure.ROOT) else folder
     failed = []

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import resource
 import shlex
 import statistics
@@ -77,7 +78,7 @@ def facts() -> dict[str, Any]:
         "command": shlex.join(["python", str(shown), *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
-            "cpu": _processor(),
+            "cpu": processor(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(memory / 2**30, 1),
             "gpu": _gpus(),
@@ -94,7 +95,11 @@ def facts() -> dict[str, Any]:
 
 
 def interleave(
-    sides: Mapping[str, Callable[[], Any]], turns: int, *, warm_up: int = 1
+    sides: Mapping[str, Callable[[], Any]],
+    turns: int,
+    *,
+    warm_up: int = 1,
+    before: Mapping[str, Callable[[], Any]] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Calls every side in turn, and returns its times.
 
@@ -105,6 +110,8 @@ def interleave(
         sides: what to time, by name.
         turns: how many timed calls of each.
         warm_up: calls of each before them, of which the first is reported: it compiles.
+        before: what a side does, by name, right before each timed call and untimed: it fetches the
+            memory that the machine took back while the others had their turns.
 
     Returns:
         For each name ``first_call`` (seconds) and ``seconds``, as ``spread`` returns it.
@@ -119,6 +126,8 @@ def interleave(
     for turn in range(turns):
         for i in range(len(names)):
             name = names[(turn + i) % len(names)]
+            if before and name in before:
+                before[name]()
             times[name].append(seconds_of(sides[name]))
     return {
         name: {"first_call": rounded(first[name]), "seconds": spread(times[name])} for name in names
@@ -282,10 +291,11 @@ def most_memory(row: Mapping[str, Any]) -> str:
     return "" if used is None else f"{used / 2**30:.2f} GiB"
 
 
-def _processor() -> str:
-    """What the machine calls its processor."""
+def processor() -> str:
+    """What the machine calls its processor, without the words that say nothing: Intel Xeon."""
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
-        return next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
+        name = next(line.split(":")[1] for line in file if line.startswith("model name"))
+        return " ".join(re.sub(r"\((R|TM)\)|\bProcessor\b|\bCPU\b", "", name).split())
     return platform.machine()
 
 

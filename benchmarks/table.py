@@ -47,7 +47,7 @@ def describe(result: Result) -> str:
         f"`{result['command']}`",
         "",
         f"[{result['file']}](../benchmarks/results/{result['file']}), {result['date'][:10]}: "
-        + ", ".join(machine["gpu"] or [f"{machine['cpu']}, {machine['cores']} cores"])
+        + ", ".join(machine["gpu"] or [_processor(machine)])
         + f"; {', '.join(f'{n} {versions[n]}' for n in named if n in versions)}"
         + f"; load average before and after: {_load(machine)}.",
         *_notes(result),
@@ -74,6 +74,9 @@ def _notes(result: Result) -> list[str]:
         )
     if "batch_size" in result:
         lines.append(f"A batch is {result['batch_size']} windows.")
+    if "steps_per_turn" in result:
+        untimed = result.get("untimed_steps_per_turn", 0)
+        lines.append(f"A turn is {result['steps_per_turn']} steps, after {untimed} not timed.")
     lines += [f"{side} failed: {error}." for side, error in result.get("failed", {}).items()]
     return lines
 
@@ -92,24 +95,31 @@ def of_benchmark(name: str, results: Sequence[Result]) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The README's table: ours beside the fastest of the others, a line a result."""
-    lines = []
+    """The README's table: ours beside the fastest of the others, a column a machine."""
+    machines: list[str] = []
+    lines: dict[str, dict[str, str]] = {}
     for result in results:
         for what, rows, value, show in _comparisons(result):
             ours, *others = sorted(rows, key=lambda row: row["side"] not in OURS)
             best = min(others, key=value)
-            times = value(best) / value(ours)
-            where = result["machine"]["gpu"] or [f"{result['machine']['cores']} cores"]
-            lines.append(
-                f"| {what} | {where[0].partition(',')[0]} | {show(ours)} | {show(best)} "
-                f"({best['side']}) | {times:.2f} | "
-                f"[result](benchmarks/results/{result['file']}) |"
+            gpu = result["machine"]["gpu"]
+            machine = gpu[0].partition(",")[0] if gpu else _processor(result["machine"])
+            if machine not in machines:
+                machines.append(machine)
+            lines.setdefault(what, {})[machine] = (
+                f"[**{value(best) / value(ours):.2f}**](benchmarks/results/{result['file']}): "
+                f"{show(ours)} against {show(best)} ({best['side']})"
             )
-    head = [
-        "| | on | jaxformer | the fastest other | times as fast | |",
-        "|---|---|---|---|---|---|",
+    head = [f"| | {' | '.join(machines)} |", "|---" * (len(machines) + 1) + "|"]
+    body = [
+        f"| {what} | {' | '.join(cells.get(machine, '') for machine in machines)} |"
+        for what, cells in lines.items()
     ]
-    return "\n".join(head + lines) if lines else "Not measured yet."
+    return "\n".join(head + body) if body else "Not measured yet."
+
+
+def _processor(machine: Mapping[str, Any]) -> str:
+    return f"{machine['cpu']}, {machine['cores']} cores"
 
 
 OURS = ("jaxformer", "train.py")

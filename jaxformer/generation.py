@@ -8,6 +8,7 @@ then extended token by token, without one it is read anew for every token: the r
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,9 +40,7 @@ def make_cache(
     config: TransformerLMConfig, batch: int, length: int, dtype: jnp.dtype
 ) -> list[LayerCache]:
     """Empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
-    num_kv_heads = config.num_heads if config.num_kv_heads is None else config.num_kv_heads
-    head_dim = config.d_model // config.num_heads if config.head_dim is None else config.head_dim
-    shape = (batch * num_kv_heads, length, head_dim)
+    shape = _cache_shape(config, batch, length)
     return [
         LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.int32(0))
         for _ in range(config.num_layers)
@@ -369,10 +368,16 @@ def _lengthen(tree: Any, count: int) -> Any:
     return jax.tree.map(longer, tree)
 
 
+def _cache_shape(config: TransformerLMConfig, batch: int, length: int) -> tuple[int, int, int]:
+    """That of a layer's keys or values: rows times key/value heads, slots, head width."""
+    num_kv_heads = config.num_heads if config.num_kv_heads is None else config.num_kv_heads
+    head_dim = config.d_model // config.num_heads if config.head_dim is None else config.head_dim
+    return batch * num_kv_heads, length, head_dim
+
+
 def _shortest_cache(config: TransformerLMConfig, batch: int, dtype: jnp.dtype) -> int:
     """The power of two of slots from which on a cache grows."""
-    cache = jax.eval_shape(lambda: make_cache(config, batch, 1, dtype))
-    slot = sum(2 * layer.k_RSH.size * dtype.itemsize for layer in cache)
+    slot = 2 * config.num_layers * math.prod(_cache_shape(config, batch, 1)) * dtype.itemsize
     return max(SHORTEST_CACHE, 1 << max(SMALLEST_CACHE_BYTES // slot, 1).bit_length() - 1)
 
 

@@ -83,6 +83,16 @@ def test_turns_alternate_and_the_first_call_is_apart(benchmark_modules):
     assert all(side["seconds"]["count"] == 4 for side in found.values())
 
 
+def test_what_comes_before_a_turn_is_not_timed(benchmark_modules, monkeypatch):
+    measure, called = benchmark_modules("measure"), []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(len(called)))
+    sides = {name: lambda name=name: called.append(name) for name in "ab"}
+    before = {"a": lambda: called.append("ready")}
+    found = measure.interleave(sides, 2, before=before)
+    assert called == ["a", "b", "ready", "a", "b", "b", "ready", "a"]
+    assert found["a"]["seconds"]["max"] == 1
+
+
 def test_a_spread_is_of_the_values(benchmark_modules):
     spread = benchmark_modules("measure").spread([5.0, 1.0, 2.0, 4.0, 3.0])
     assert spread == {"median": 3, "min": 1, "max": 5, "q1": 2, "q3": 4, "count": 5}
