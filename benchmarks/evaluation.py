@@ -4,7 +4,7 @@
 
 The same weights score the same windows without dropout or gradients, torch_ref under
 ``torch.inference_mode``. jaxformer takes as many at a time as its trainer does, torch_ref as many
-as it is fastest with, of BATCHES. A turn is one pass over all windows.
+as it is fastest with, of BATCHES. A turn is one pass over all windows, after one that is not timed.
 """
 
 import functools
@@ -46,7 +46,7 @@ def main() -> None:
             side.evaluation_batch = batches[sides.EAGER]
         batches[name] = side.evaluation_batch
         calls[name] = functools.partial(call, name, side, tokens)
-    times = measure.interleave(calls, arguments.turns, warm_up=2)
+    times = measure.interleave(calls, arguments.turns, warm_up=2, before=calls)
 
     flops = count / config.batch_size * sides.training_flops(config) / 3
     peak = limits["matmul"].get(config.dtype, limits["matmul"]["float32"])["flops"]
