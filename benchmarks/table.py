@@ -76,7 +76,7 @@ def _notes(result: Result) -> list[str]:
         lines.append(f"A batch is {result['batch_size']} windows.")
     if "steps_per_turn" in result:
         untimed = result.get("untimed_steps_per_turn", 0)
-        lines.append(f"A turn is {result['steps_per_turn']} steps, after {untimed} not timed.")
+        lines.append(f"Steps in a turn: {result['steps_per_turn']}, after {untimed} not timed.")
     lines += [f"{side} failed: {error}." for side, error in result.get("failed", {}).items()]
     return lines
 
@@ -130,6 +130,9 @@ def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
     rows, preset = result["results"], result["settings"].get("preset")
     dtype = result["settings"].get("dtype")
     model = f"`{preset}`" + (f" in {dtype}" if dtype == "bfloat16" else "")
+    model += (
+        " without dropout on attention" if result["settings"].get("no_attention_dropout") else ""
+    )
 
     def median(field: str, row: Any) -> float:
         seconds: float = row[field]["median"]

@@ -65,6 +65,20 @@ def test_documents_say_what_the_results_do(benchmark_modules):
         assert table.render(text, results) == text, f"{path.name}: python benchmarks/table.py"
 
 
+def test_the_summary_has_every_result_of_every_machine(benchmark_modules):
+    """Those that differ in a setting alone are lines of their own."""
+    table = benchmark_modules("table")
+    results = [r for r in table.load() if r["benchmark"] == "training_step"]
+    gpu = {"gpu": ["NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"]}
+    for dropped in (True, False):
+        settings = {**results[0]["settings"], "no_attention_dropout": dropped}
+        results.append({**results[0], "machine": gpu, "settings": settings, "file": f"{dropped}"})
+    summary = table.summary(results)
+    assert "| NVIDIA H100 80GB HBM3 |" in summary
+    for result in results:
+        assert f"(benchmarks/results/{result['file']})" in summary
+
+
 def test_a_figure_that_is_not_a_results_is_found(benchmark_modules):
     table = benchmark_modules("table")
     text = "<!-- speed: training_step -->\n81 ms\n<!-- end of training_step -->\n"
