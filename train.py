@@ -7,12 +7,12 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from jaxformer.training.huge_pages import ask
+from jaxformer.hardware.huge_pages import ask
 
 if __name__ == "__main__":
     ask()
 
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", *sys.argv[1:]]))

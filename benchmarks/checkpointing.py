@@ -86,7 +86,7 @@ class Saver:
     """
 
     def __init__(self, side: sides.Jaxformer, folder: Path):
-        from jaxformer.training.checkpoints import CheckpointFolder
+        from jaxformer.checkpoints import CheckpointFolder
 
         self.side = side
         self.checkpoints = CheckpointFolder(folder / "checkpoints")

@@ -37,7 +37,7 @@ def stated_peak(dtype: str) -> float | None:
     """What the maker of this accelerator states for its matrix products, in FLOP/s, if known."""
     import jax
 
-    from jaxformer.training.devices import find_accelerator
+    from jaxformer.hardware.accelerators import find_accelerator
 
     accelerator = find_accelerator(jax.devices()[0].device_kind)
     return None if accelerator is None else accelerator.peak(dtype)

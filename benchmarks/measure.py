@@ -54,7 +54,7 @@ def run(main: Callable[[], None]) -> None:
         SystemExit: something was refused.
     """
     from jaxformer.errors import JaxformerError
-    from jaxformer.training.huge_pages import ask
+    from jaxformer.hardware.huge_pages import ask
 
     ask()
 

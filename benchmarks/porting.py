@@ -42,8 +42,8 @@ def measure(work):
 source, target = sys.argv[1:3]
 """
 PORT = """
-from jaxformer.cli import main
-import jaxformer.porting.command, jaxformer.porting.dialects.gpt2
+from jaxformer.cli.main import main
+import jaxformer.cli.port, jaxformer.porting.dialects.gpt2
 import jaxformer.porting.dialects.torch_ref, orbax.checkpoint
 def work():
     assert main(["port", source, target, *sys.argv[3:]]) == 0

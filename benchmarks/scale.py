@@ -84,7 +84,7 @@ def options_of(flags: str) -> Any:
     """The ``PlanOptions`` that ``jaxformer plan`` makes of them."""
     import tyro
 
-    from jaxformer.planning.options import PlanOptions
+    from jaxformer.cli.plan_options import PlanOptions
     from jaxformer.training.presets import PRESETS
 
     arguments = flags.split()
@@ -94,7 +94,7 @@ def options_of(flags: str) -> Any:
 
 def reckon(flags: str) -> dict[str, Any]:
     """What ``jaxformer plan --model-only`` says."""
-    from jaxformer.planning.command import find_plan
+    from jaxformer.cli.plan import find_plan
 
     needs = find_plan(options_of(f"{flags} --model-only")).to_dict()
     del needs["fits"]

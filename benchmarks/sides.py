@@ -100,14 +100,14 @@ class Jaxformer:
         import jax.numpy as jnp
 
         from jaxformer.train_step import TrainState
-        from jaxformer.training.calls import SECONDS_PER_CALL
         from jaxformer.training.experiment import (
             choose_devices,
             evaluation_batch_size,
             make_parameters,
             uses_dropout,
         )
-        from jaxformer.training.strategies import DataParallel
+        from jaxformer.training.parallel.strategies import DataParallel
+        from jaxformer.training.step_scheduler import SECONDS_PER_CALL
 
         definition, parameters = make_parameters(config.model, config.seed)
         self.parallel = DataParallel(

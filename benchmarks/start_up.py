@@ -40,7 +40,7 @@ def main() -> None:
         print(json.dumps(stages))
         return
 
-    from jaxformer.training.corpora import load_corpus
+    from jaxformer.data.corpora import load_corpus
 
     times: dict[tuple[str, str], list[float]] = {}
     stages_of: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -114,10 +114,10 @@ def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
     stage = _Stages()
     import numpy as np
 
-    import jaxformer.cli
+    import jaxformer.cli.main
     import jaxformer.training.loop  # noqa: F401  (what train.py imports)
-    from jaxformer.training.compilation import use_compilation_cache
-    from jaxformer.training.corpora import load_corpus
+    from jaxformer.data.corpora import load_corpus
+    from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.training.experiment import (
         Experiment,
         choose_devices,

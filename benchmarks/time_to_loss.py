@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from jaxformer.char_data import CharTokenizer, train_validation_split
-    from jaxformer.training.corpora import load_corpus
+    from jaxformer.data.corpora import load_corpus
     from jaxformer.training.presets import PRESETS
 
     if arguments.batch_size is None:

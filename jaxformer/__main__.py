@@ -6,7 +6,7 @@ import signal
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from jaxformer.cli import entry_point
+from jaxformer.cli.main import entry_point
 
 if __name__ == "__main__":
     entry_point()

@@ -12,13 +12,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.fused_attention import try_fused_attention
+from jaxformer.execution.fused_attention import try_fused_attention
+from jaxformer.execution.query_blocks import cut, query_blocks
+from jaxformer.execution.sharding import share_heads
 from jaxformer.layers import Dropout, Linear, widely
 from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import NoPositions
-from jaxformer.query_blocks import cut, query_blocks
-from jaxformer.sharding import share_heads
 
 
 def scaled_dot_product_attention(

@@ -12,13 +12,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache, MultiHeadAttention
+from jaxformer.execution.layer_scan import can_scan, scan_layers
+from jaxformer.execution.rematerialization import rematerialize
+from jaxformer.execution.sharding import gathering, lay_out
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
-from jaxformer.layer_scan import can_scan, scan_layers
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask, combine_masks, window_mask
 from jaxformer.norms import LayerNorm, RMSNorm
-from jaxformer.rematerialization import rematerialize
-from jaxformer.sharding import gathering, lay_out
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm

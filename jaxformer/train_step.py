@@ -9,14 +9,14 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.chunked_loss import head_cross_entropy
 from jaxformer.config import OptimizerConfig
+from jaxformer.execution.all_reduce import mean_over
+from jaxformer.execution.chunked_loss import head_cross_entropy
+from jaxformer.execution.sharding import gather_outside_blocks
 from jaxformer.layers import seed_dropout
 from jaxformer.losses import token_losses
 from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
-from jaxformer.ordered_sums import mean_over
 from jaxformer.parameters import Parameters, merge
-from jaxformer.sharding import gather_outside_blocks
 
 Definition = nnx.GraphDef[Any]
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.parameters import abstract, merge
-from jaxformer.porting.naming import export_arrays
+from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.transformer_lm import TransformerLM
 from torch_ref import generation as torch_generation
 from torch_ref.config import TransformerLMConfig as TorchTransformerLMConfig

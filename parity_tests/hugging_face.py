@@ -18,7 +18,7 @@ import transformers
 from transformers.models.bloom import modeling_bloom
 
 from jaxformer import positions
-from jaxformer.porting.arrays import tensors_of
+from jaxformer.porting.formats.arrays import tensors_of
 from parity_tests.hugging_face_cases import BATCH, LENGTH, SIZES, VOCAB, Case
 
 

@@ -11,8 +11,8 @@ import transformers
 from flax import nnx
 
 import torch_ref.transformer_lm
-from jaxformer.parity.comparison import compare_with
-from jaxformer.parity.theirs import Theirs
+from jaxformer.parity.compare.modules import compare_with
+from jaxformer.parity.trace.reference_run import Theirs
 from parity_tests.families import charlm, encdec, minimal, prepost, unified
 from torch_ref.config import TransformerLMConfig
 

@@ -12,9 +12,9 @@ from flax import nnx
 
 from jaxformer.layers import dropout_modules
 from jaxformer.parameters import get_parameters, merge, split
-from jaxformer.porting.convert import export_plan, from_torch, to_torch
-from jaxformer.porting.tensors import StoredTensor
-from jaxformer.porting.transfer import export_tensors
+from jaxformer.porting.api import export_plan, from_torch, to_torch
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.transfer import export_tensors
 from parity_tests.harness import cotangent_of, widened
 
 Arrays = dict[str, np.ndarray]

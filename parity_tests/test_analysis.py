@@ -18,7 +18,7 @@ from jaxformer import analysis
 from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import Dropout, inject_keep_masks
 from jaxformer.parameters import get_parameters, merge, set_parameters, split
-from jaxformer.porting.naming import torch_name
+from jaxformer.porting.mapping.naming import torch_name
 from jaxformer.positions import (
     ALiBi,
     LearnedPositions,

@@ -8,10 +8,10 @@ from flax import nnx
 import torch_ref.char_data
 from jaxformer import char_data
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.data.corpora import load_corpus
 from jaxformer.parameters import split
 from jaxformer.train_step import TrainState
-from jaxformer.training.corpora import load_corpus
-from jaxformer.training.strategies import DataParallel, cut_windows
+from jaxformer.training.parallel.strategies import DataParallel, cut_windows
 from jaxformer.transformer_lm import TransformerLM
 
 T = 13

@@ -7,9 +7,9 @@ import torch_ref.config
 import torch_ref.transformer_lm
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
-from jaxformer.porting.arrays import tensors_of
-from jaxformer.porting.convert import from_torch
+from jaxformer.porting.api import from_torch
 from jaxformer.porting.dialects import detect_dialect
+from jaxformer.porting.formats.arrays import tensors_of
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 
 TORCH_REF = {"vocab_size": 13, "d_model": 24, "num_heads": 4, "num_layers": 2, "context_length": 17}
@@ -80,7 +80,9 @@ def test_arrays_that_no_dialect_has_are_refused():
 def test_nothing_is_read_to_tell_the_dialect(monkeypatch):
     module = unified.Transformer(13, 24, 4, 2, 40, 0.1, 17)
     tensors = tensors_of(module.state_dict())
-    monkeypatch.setattr("jaxformer.porting.arrays._from_torch", lambda array: pytest.fail("read"))
+    monkeypatch.setattr(
+        "jaxformer.porting.formats.arrays._from_torch", lambda array: pytest.fail("read")
+    )
     assert detect_dialect(tensors, module=module).name == "unified"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from jaxformer.porting.convert import from_torch, to_torch
+from jaxformer.porting.api import from_torch, to_torch
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from parity_tests.harness import TORCH
 from parity_tests.ported import DTYPES, same_bits, state_of

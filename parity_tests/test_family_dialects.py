@@ -10,7 +10,7 @@ import torch
 from jaxformer.errors import UsageError
 from jaxformer.layers import Dropout
 from jaxformer.parameters import get_parameters, merge, split
-from jaxformer.porting.convert import from_torch, to_torch
+from jaxformer.porting.api import from_torch, to_torch
 from parity_tests.families import charlm, encdec, prepost, unified
 from parity_tests.family_cases import (
     MODULE_ROWS,

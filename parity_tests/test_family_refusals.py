@@ -13,7 +13,7 @@ from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import CheckpointError, JaxformerError, UsageError
 from jaxformer.feed_forward import FeedForward
-from jaxformer.porting.convert import from_torch, to_torch
+from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.positions import Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.families import charlm, encdec, prepost, unified

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import fused_attention as fused
 from jaxformer.attention import scaled_dot_product_attention
-from jaxformer.attention_choice import (
+from jaxformer.blocks import self_attention_mask
+from jaxformer.config import TransformerLMConfig
+from jaxformer.execution import fused_attention as fused
+from jaxformer.execution.attention_backends import (
     Call,
     Pattern,
     Target,
@@ -20,14 +22,12 @@ from jaxformer.attention_choice import (
     compiled_for,
     slowed_by_dropout,
 )
-from jaxformer.blocks import self_attention_mask
-from jaxformer.config import TransformerLMConfig
 from jaxformer.layers import Dropout
 from jaxformer.planning import targets
 from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.programs import describe_topology
-from jaxformer.training.mesh_layout import MeshLayout
-from jaxformer.training.sharding_rules import AXES
+from jaxformer.training.parallel.mesh_layout import MeshLayout
+from jaxformer.training.parallel.sharding_rules import AXES
 from parity_tests.verdict import judge_rounding
 
 CAUSAL = Pattern(causal=True)

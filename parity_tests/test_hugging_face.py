@@ -11,9 +11,9 @@ import torch
 from jaxformer import positions
 from jaxformer.generation import generate
 from jaxformer.parameters import merge, split
-from jaxformer.porting.arrays import tensors_of
-from jaxformer.porting.convert import export_plan, from_torch
-from jaxformer.porting.transfer import import_tensors
+from jaxformer.porting.api import export_plan, from_torch
+from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.mapping.transfer import import_tensors
 from parity_tests.hugging_face import (
     assert_close,
     build_case,

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from jaxformer.errors import CheckpointError, UsageError
-from jaxformer.porting.arrays import tensors_of
-from jaxformer.porting.convert import export_plan, from_torch, to_torch
+from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.porting.dialects import detect_dialect
+from jaxformer.porting.formats.arrays import tensors_of
 from parity_tests.hugging_face import bits_of, build, build_case, randomize, tokens
 from parity_tests.hugging_face_cases import CASES
 

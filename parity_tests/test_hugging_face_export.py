@@ -10,7 +10,7 @@ from flax import nnx
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.parameters import get_parameters, set_parameters
-from jaxformer.porting.convert import export_plan, from_torch, to_torch
+from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.hugging_face import (
     assert_close,

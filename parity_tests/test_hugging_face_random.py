@@ -8,7 +8,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer.porting.convert import from_torch, to_torch
+from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.porting.dialects import HUGGING_FACE
 from parity_tests.hugging_face import bits_of
 from parity_tests.hugging_face_cases import CASES

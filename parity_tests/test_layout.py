@@ -178,9 +178,9 @@ def test_leaves_see_no_config():
 
 def test_training_and_porting_know_nothing_of_each_other():
     # The command is where a run and the checkpoint that it starts from come together.
-    command = ROOT / "jaxformer/training/command.py"
+    command = ROOT / "jaxformer/cli/train.py"
     for one, other in (("training", "porting"), ("porting", "training")):
         for path in (ROOT / "jaxformer" / one).rglob("*.py"):
             for imported in imports(ast.parse(path.read_text())):
-                if path != command and imported != "jaxformer.training.checkpoints":
+                if path != command and imported != "jaxformer.checkpoints":
                     assert not imported.startswith(f"jaxformer.{other}"), path

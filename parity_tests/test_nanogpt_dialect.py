@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import CheckpointError, UsageError
-from jaxformer.porting.convert import from_torch, to_torch
+from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.families.nanogpt import GPT, GPTConfig
 from parity_tests.ported import (

@@ -19,7 +19,7 @@ import torch_ref.train_step
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import get_parameters, set_parameters, split
 from jaxformer.porting import export_arrays
-from jaxformer.porting.naming import torch_name
+from jaxformer.porting.mapping.naming import torch_name
 from jaxformer.train_step import TrainState, train_step
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.harness import perturbed

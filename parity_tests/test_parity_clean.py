@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 
 import torch_ref.transformer_lm
-from jaxformer.parity.comparison import compare_with
-from jaxformer.parity.torch_side import in_narrow
+from jaxformer.parity.compare.modules import compare_with
+from jaxformer.parity.trace.torch_trace import in_narrow
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from parity_tests.parity_subjects import HUGGING_FACE, B, D, F, Subject, V, causal, randomize
 from torch_ref.config import TransformerLMConfig

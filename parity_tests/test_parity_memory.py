@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from jaxformer.parity import comparison, torch_side
-from jaxformer.parity.comparison import compare
+from jaxformer.parity.compare import modules as comparison
+from jaxformer.parity.compare.modules import compare
+from jaxformer.parity.trace import torch_trace as torch_side
 from parity_tests import plants
 from parity_tests.parity_subjects import F, V, ids, subject
 from parity_tests.test_plants import generator, is_named

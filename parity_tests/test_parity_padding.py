@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.parity.comparison import compare_with
-from jaxformer.parity.padding import of_tokens, padding_of
-from jaxformer.parity.theirs import Theirs
-from jaxformer.parity.torch_watcher import Call
+from jaxformer.parity.compare.modules import compare_with
+from jaxformer.parity.trace.padding import of_tokens, padding_of
+from jaxformer.parity.trace.reference_run import Theirs
+from jaxformer.parity.trace.torch_recorder import Call
 from parity_tests import plants
 from parity_tests.parity_subjects import B, D, F, Planted, Subject, T, hugging_face, ids
 from parity_tests.test_plants import generator, is_named

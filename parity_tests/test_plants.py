@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from jaxformer.parity.comparison import assert_parity, compare_with
-from jaxformer.parity.theirs import Theirs
+from jaxformer.parity.compare.modules import assert_parity, compare_with
+from jaxformer.parity.trace.reference_run import Theirs
 from parity_tests import plants
 from parity_tests.parity_subjects import SUBJECTS, Planted, subject
 from parity_tests.plants import PLANTS, THEIR_PLANTS

@@ -13,11 +13,11 @@ import jaxformer.masks
 import torch_ref.masks
 from jaxformer.attention import MultiHeadAttention, scaled_dot_product_attention
 from jaxformer.config import TransformerLMConfig
+from jaxformer.execution.query_blocks import query_blocks
 from jaxformer.layers import Dropout
 from jaxformer.masks import padding_mask
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.positions import Rotary
-from jaxformer.query_blocks import query_blocks
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.cases import attention, lm
 from parity_tests.harness import JAX, TORCH, perturbed

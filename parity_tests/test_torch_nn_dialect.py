@@ -11,7 +11,7 @@ from torch.nn import functional
 from jaxformer.errors import UsageError
 from jaxformer.layers import dropout_modules, inject_keep_masks
 from jaxformer.parameters import get_parameters
-from jaxformer.porting.convert import from_torch
+from jaxformer.porting.api import from_torch
 from parity_tests.ported import (
     DTYPES,
     perturb,

@@ -16,7 +16,7 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.feed_forward import FeedForward
 from jaxformer.norms import LayerNorm
 from jaxformer.parameters import get_parameters
-from jaxformer.porting.convert import from_torch, to_torch
+from jaxformer.porting.api import from_torch, to_torch
 from parity_tests.ported import state_of, to_tensor
 from parity_tests.test_torch_nn_dialect import D, F, N, layer, stack
 

@@ -12,7 +12,7 @@ from flax import nnx
 import torch_ref
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import CheckpointError, UsageError
-from jaxformer.porting.convert import from_torch, to_torch
+from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.families import unified
 from parity_tests.harness import JAX, TORCH

@@ -13,13 +13,13 @@ from flax import nnx
 import torch_ref.config
 import torch_ref.train_step
 import torch_ref.transformer_lm
-from jaxformer import chunked_loss
 from jaxformer.char_data import TokenIdsDataset, batch_at, window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.execution import chunked_loss
 from jaxformer.parameters import set_parameters, split
 from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, train_step
-from jaxformer.training.strategies import DataParallel
+from jaxformer.training.parallel.strategies import DataParallel
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch
 

@@ -1,7 +1,7 @@
 import jax
 import pytest
 
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 from tests.tiny import DROPOUT, TEXT, snapshot, train
 
 

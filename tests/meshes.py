@@ -12,7 +12,7 @@ from jaxformer.char_data import window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import abstract, split
 from jaxformer.train_step import TrainState
-from jaxformer.training.strategies import DataParallel, MeshParallel
+from jaxformer.training.parallel.strategies import DataParallel, MeshParallel
 from jaxformer.transformer_lm import TransformerLM
 
 # 34 tokens, 4 heads and widths of 24 and 40 are what 8 and 2 x 4 devices can share.

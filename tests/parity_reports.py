@@ -6,8 +6,8 @@ import io
 import numpy as np
 from rich.console import Console
 
-from jaxformer.parity.report import Difference, Histogram, Maps, Node, Report, Setting, Step
-from jaxformer.parity.terminal import print_report
+from jaxformer.parity.report.model import Difference, Histogram, Maps, Node, Report, Setting, Step
+from jaxformer.parity.report.terminal import print_report
 
 # What a model may be called, to break a report out of its file.
 HOSTILE = "</script><img src=x onerror=alert(1)> \"' & {{data}} [red]\x1b[31m\u2028é"

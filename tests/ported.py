@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 
 VOCABULARY = "\n abcdefghi"
 CONFIG = {

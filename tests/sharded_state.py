@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxformer.checkpoints import CheckpointFolder, describe
 from jaxformer.errors import JaxformerError
-from jaxformer.training.checkpoints import CheckpointFolder, describe
 
 ABOUT = {"config": {"seed": 1}, "vocabulary": "ab", "corpus": {"name": "x"}, "val_loss": None}
 # (fsdp, tensor), and how each array is cut where there is a mesh.

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.training.checkpoints import CheckpointFolder
+from jaxformer.checkpoints import CheckpointFolder
+from jaxformer.cli.main import main
 from tests.tiny import resume, snapshot, steps, train_arguments
 
 TABLE, NORM = "token_embedding.embedding", "blocks.0.attention_norm.scale"

@@ -15,9 +15,9 @@ from jaxformer.char_data import (
     train_validation_split,
     window_starts,
 )
+from jaxformer.data import corpora
+from jaxformer.data.corpora import load_corpus
 from jaxformer.errors import ResourceError, TextError, UsageError
-from jaxformer.training import corpora
-from jaxformer.training.corpora import load_corpus
 
 PINNED = [[985, 347, 78, 213, 902], [438, 329, 979, 529, 891], [1605884436, 220564593, 154384204]]
 DATA = Path(os.environ.get("JAXFORMER_DATA_DIR", "nowhere"))

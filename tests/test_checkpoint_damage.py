@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxformer.cli import main
+from jaxformer.checkpoints import CheckpointFolder, seal, state_hash
+from jaxformer.cli.main import main
 from jaxformer.errors import CheckpointError
-from jaxformer.training.checkpoints import CheckpointFolder, seal, state_hash
 from tests.test_checkpoints import make_arrays, save
 from tests.tiny import resume, steps
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.checkpoints import CheckpointFolder, describe, state_hash
 from jaxformer.errors import CheckpointError
-from jaxformer.training.checkpoints import CheckpointFolder, describe, state_hash
 from tests.tiny import snapshot
 
 ABOUT = {"config": {"seed": 1}, "vocabulary": "\n ab", "corpus": {"name": "x"}, "val_loss": None}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxformer import chunked_loss
 from jaxformer.config import TransformerLMConfig
+from jaxformer.execution import chunked_loss
 from jaxformer.parameters import abstract
 from jaxformer.train_step import language_model_loss
 from jaxformer.transformer_lm import TransformerLM

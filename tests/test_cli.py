@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.training.corpora import load_corpus
+from jaxformer.cli.main import main
+from jaxformer.data.corpora import load_corpus
 from tests.tiny import ROOT, TINY, start, train_arguments
 
 IMPORTS = """
 import sys
-from jaxformer.cli import main
-from jaxformer.training.corpora import load_corpus
+from jaxformer.cli.main import main
+from jaxformer.data.corpora import load_corpus
 try:
     code = main({arguments!r})
 except SystemExit as stop:

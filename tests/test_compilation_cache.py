@@ -7,15 +7,15 @@ import sys
 import jax
 import pytest
 
-from jaxformer.training import compilation
-from jaxformer.training.compilation import use_compilation_cache
+from jaxformer.hardware import compilation_cache as compilation
+from jaxformer.hardware.compilation_cache import use_compilation_cache
 from tests.tiny import DROPOUT, ROOT, losses, manifest, start, train, train_arguments
 
 # A full disk: whatever is written to the cache stays half written.
 FULL_DISK = """
 import errno, sys
 from jax._src import lru_cache
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 def put(self, key, value):
     (self.path / f"{key}-cache").write_bytes(value[: len(value) // 2])
     raise OSError(errno.ENOSPC, "No space left on device")

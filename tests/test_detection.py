@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
-from jaxformer.porting.detection import detect
-from jaxformer.porting.safetensors_files import write_safetensors
-from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.formats.detection import detect
+from jaxformer.porting.formats.safetensors_files import write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
 
 
 @pytest.fixture

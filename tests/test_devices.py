@@ -4,8 +4,13 @@ import types
 
 import pytest
 
-from jaxformer.training import devices
-from jaxformer.training.devices import ACCELERATORS, Utilization, describe_rate, find_accelerator
+from jaxformer.hardware import accelerators as devices
+from jaxformer.hardware.accelerators import (
+    ACCELERATORS,
+    Utilization,
+    describe_rate,
+    find_accelerator,
+)
 from tests.tiny import TEXT, records, train
 
 

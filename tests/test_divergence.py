@@ -14,7 +14,7 @@ from jaxformer.char_data import window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import split
 from jaxformer.train_step import TrainState
-from jaxformer.training.strategies import DataParallel, MeshParallel
+from jaxformer.training.parallel.strategies import DataParallel, MeshParallel
 from jaxformer.transformer_lm import TransformerLM
 from tests.tiny import TEXT, losses, resume, snapshot, steps, train
 

@@ -6,9 +6,9 @@ import pytest
 from jax.experimental import topologies
 
 from jaxformer.errors import DeviceError
+from jaxformer.hardware.accelerators import find_accelerator
 from jaxformer.planning.gpu_topologies import CHIPS, describe_gpus
 from jaxformer.planning.targets import Target
-from jaxformer.training.devices import find_accelerator
 from tests.test_plan import plan
 from tests.tiny import TINY
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxformer.arguments import parse
+from jaxformer.cli.arguments import parse
+from jaxformer.cli.train_options import TrainOptions
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.options import TrainOptions
 from jaxformer.training.presets import PRESETS
 from tests.faults.hostile import JSON_SETTINGS, NAMES, SETTINGS, by_file, by_flags, flags_of
 from tests.faults.tally import Tally

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxformer.training.huge_pages import KERNEL, TUNABLES, asking
+from jaxformer.hardware.huge_pages import KERNEL, TUNABLES, asking
 
 ON_REQUEST = "always [madvise] never\n"
 
@@ -32,7 +32,7 @@ def test_a_program_begins_anew_with_its_arguments_and_in_its_process(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\n"
-        "from jaxformer.training.huge_pages import ask\n"
+        "from jaxformer.hardware.huge_pages import ask\n"
         "print(os.getpid(), *sys.argv[1:], os.environ.get('GLIBC_TUNABLES'), flush=True)\n"
         "ask()\n"
         "print('goes on', sys.flags.dev_mode)\n"

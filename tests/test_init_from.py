@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from jaxformer.cli import main
-from jaxformer.training.checkpoints import CheckpointFolder
+from jaxformer.checkpoints import CheckpointFolder
+from jaxformer.cli.main import main
 from parity_tests.families import nanogpt
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40

@@ -12,12 +12,12 @@ import pytest
 
 from jaxformer import analysis
 from jaxformer.char_data import CharTokenizer
-from jaxformer.cli import main
+from jaxformer.cli.inspect_options import INSPECTIONS
+from jaxformer.cli.main import main
 from jaxformer.inspection.charts import _model_order
 from jaxformer.inspection.maps import visible
-from jaxformer.inspection.options import INSPECTIONS
+from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import language_model, open_checkpoint
-from jaxformer.porting.convert import build
 from tests.tiny import ROOT, TEXT, train_arguments
 
 QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
@@ -216,7 +216,7 @@ def test_the_picture_lies_in_the_run_unless_told_otherwise(run, capsys):
 
 HELP = """
 import sys
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 try:
     main(["inspect", *{arguments!r}])
 except SystemExit:

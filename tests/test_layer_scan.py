@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.layer_scan import can_scan, scanned_layers
-from jaxformer.rematerialization import rematerialization
+from jaxformer.execution.layer_scan import can_scan, scanned_layers
+from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.train_step import language_model_loss
 from jaxformer.transformer_lm import TransformerLM
 from tests.tiny import losses, train

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from jaxformer.errors import JaxformerError
-from jaxformer.porting.detection import detect
-from jaxformer.porting.plain_pickle import read_plain_pickle
-from jaxformer.porting.safetensors_files import read_safetensors, read_sharded
-from jaxformer.porting.torch_files import read_torch_file
-from jaxformer.porting.trees import walk
+from jaxformer.porting.formats.detection import detect
+from jaxformer.porting.formats.plain_pickle import read_plain_pickle
+from jaxformer.porting.formats.safetensors_files import read_safetensors, read_sharded
+from jaxformer.porting.formats.torch_files import read_torch_file
+from jaxformer.porting.formats.trees import walk
 from tests.malicious_files import corpus
 from tests.malicious_pickles import TRACE
 from tests.memory import run_python

@@ -148,5 +148,5 @@ def test_a_containers_limit_counts(monkeypatch, tmp_path):
 
 
 def test_a_text_larger_than_memory_is_refused(refuse, text, monkeypatch):
-    monkeypatch.setattr("jaxformer.training.corpora.host_memory", lambda: 1000)
+    monkeypatch.setattr("jaxformer.data.corpora.host_memory", lambda: 1000)
     refuse(train_arguments(text, "out"), 2, "GiB of text need 6 times as much memory")

@@ -13,14 +13,14 @@ from jax.sharding import PartitionSpec
 from jaxformer.char_data import evaluation_windows
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import DeviceError
-from jaxformer.layer_scan import scanned_layers
+from jaxformer.execution.layer_scan import scanned_layers
+from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import abstract
-from jaxformer.rematerialization import rematerialization
 from jaxformer.train_step import TrainState
-from jaxformer.training import sharding_rules
 from jaxformer.training.experiment import draw_parameters
-from jaxformer.training.sharding_rules import RULES, check_rules, rule_name, sharding_table
-from jaxformer.training.strategies import check_mesh
+from jaxformer.training.parallel import sharding_rules
+from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
+from jaxformer.training.parallel.strategies import check_mesh
 from jaxformer.transformer_lm import TransformerLM
 from tests.meshes import (
     IDS,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import CheckpointError, ResourceError, UnsafeFileError
-from jaxformer.parity.html_report import write_html
-from jaxformer.parity.report import Difference, Histogram, Report
-from jaxformer.parity.report_files import compare_reports, load_report, save_json
+from jaxformer.parity.report.files import compare_reports, load_report, save_json
+from jaxformer.parity.report.html.writer import write_html
+from jaxformer.parity.report.model import Difference, Histogram, Report
 from tests.parity_reports import HOSTILE, MESSAGE, report, with_node
 
 

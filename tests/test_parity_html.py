@@ -10,11 +10,9 @@ import re
 import numpy as np
 import pytest
 
-from jaxformer.parity.html_report import page, write_html
-from jaxformer.parity.outline import (
-    one_line,
-)
-from jaxformer.parity.report import Difference, Node, Report, Setting, Step
+from jaxformer.parity.report.html.writer import page, write_html
+from jaxformer.parity.report.model import Difference, Node, Report, Setting, Step
+from jaxformer.parity.report.tree import one_line
 from tests.parity_reports import HOSTILE, report
 
 

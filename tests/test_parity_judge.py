@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from jaxformer.parity.judge import MIDDLE, ROUNDOFF, judge, rounding, ulps
-from jaxformer.parity.report import Difference, Node
-from jaxformer.parity.verdicts import AMPLIFIED, explain, judged, worst
-from jaxformer.parity.weights import compare_weights, swapped_layers, weight_difference
-from jaxformer.porting.tensors import StoredTensor
+from jaxformer.parity.compare.verdicts import AMPLIFIED, explain, judged, worst
+from jaxformer.parity.compare.weights import compare_weights, swapped_layers, weight_difference
+from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF, judge, rounding, ulps
+from jaxformer.porting.formats.tensors import StoredTensor
 
 U32, U64 = ROUNDOFF["float32"], ROUNDOFF["float64"]
 X = np.random.default_rng(0).standard_normal((3, 5, 7))

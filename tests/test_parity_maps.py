@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from jaxformer.parity.map_images import BUDGET_BYTES, MAX_SIDE, map_images, reduce
-from jaxformer.parity.report import Maps, Node
+from jaxformer.parity.report.html.attention_maps import BUDGET_BYTES, MAX_SIDE, map_images, reduce
+from jaxformer.parity.report.model import Maps, Node
 
 
 def pixels(picture, side):

@@ -8,9 +8,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from jaxformer.parity.html_report import write_html
-from jaxformer.parity.outline import scientific
-from jaxformer.parity.report import Difference, Node, Report, Setting, Step
+from jaxformer.parity.report.html.writer import write_html
+from jaxformer.parity.report.model import Difference, Node, Report, Setting, Step
+from jaxformer.parity.report.tree import scientific
 from tests.chromium import EXECUTABLE, Browser
 from tests.parity_reports import HOSTILE, MESSAGE, report
 

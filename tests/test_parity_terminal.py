@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxformer.parity.outline import (
+from jaxformer.parity.report.model import Difference, Node, Report
+from jaxformer.parity.report.terminal import print_report
+from jaxformer.parity.report.tree import (
     MAX_STEPS,
     chosen_steps,
     gather,
@@ -21,8 +23,6 @@ from jaxformer.parity.outline import (
     short,
     verdict_line,
 )
-from jaxformer.parity.report import Difference, Node, Report
-from jaxformer.parity.terminal import print_report
 from tests.parity_reports import HOSTILE, MESSAGE, printed, report, with_node
 
 

@@ -10,11 +10,11 @@ import jax
 import pytest
 from jax.experimental import topologies
 
-from jaxformer.cli import main
+from jaxformer.cli.main import main
+from jaxformer.data.corpora import Corpus
 from jaxformer.planning.needs import find_needs
 from jaxformer.planning.programs import compile_run
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.corpora import Corpus
 from jaxformer.training.experiment import Experiment
 from tests.memory import run_python
 from tests.tiny import ROOT, TEXT, TINY
@@ -25,9 +25,9 @@ import ctypes, dataclasses, gc
 import jax, numpy as np
 from jaxformer.planning.needs import find_needs
 from jaxformer.planning.programs import compile_run
-from jaxformer.training.compilation import use_compilation_cache
+from jaxformer.hardware.compilation_cache import use_compilation_cache
 from jaxformer.training.presets import PRESETS
-from jaxformer.training.corpora import load_corpus
+from jaxformer.data.corpora import load_corpus
 from jaxformer.training.experiment import Experiment, first_state, make_strategy
 use_compilation_cache()
 config = dataclasses.replace(PRESETS["nano"](), devices=1)
@@ -52,7 +52,7 @@ print(json.dumps([predicted, grown]))
 """
 
 LARGE = """
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 import jax
 jax.devices()
 before = reset()

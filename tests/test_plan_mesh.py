@@ -12,14 +12,14 @@ import types
 import jax
 import pytest
 
-from jaxformer.cli import main
+from jaxformer.cli.main import main
+from jaxformer.data.corpora import Corpus
+from jaxformer.hardware.accelerators import ACCELERATORS
 from jaxformer.planning.model import estimate
 from jaxformer.planning.needs import find_needs, mesh_sizes, temporary_bytes
 from jaxformer.planning.programs import compile_training
 from jaxformer.planning.targets import Target
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.corpora import Corpus
-from jaxformer.training.devices import ACCELERATORS
 from jaxformer.training.experiment import Experiment, run_as
 from tests.memory import run_python
 from tests.test_plan import plan
@@ -36,7 +36,7 @@ import ctypes, dataclasses, gc
 import jax, numpy as np
 from jaxformer.planning.needs import find_needs
 from jaxformer.planning.programs import compile_run
-from jaxformer.training.corpora import load_corpus
+from jaxformer.data.corpora import load_corpus
 from jaxformer.training.experiment import Experiment, first_state, make_strategy
 from jaxformer.training.presets import PRESETS
 config = PRESETS["llama-style"]()

@@ -12,9 +12,9 @@ import torch
 from flax import nnx
 from safetensors.torch import save_file
 
-from jaxformer.cli import main
+from jaxformer.checkpoints import CheckpointFolder
+from jaxformer.cli.main import main
 from jaxformer.porting.checkpoint import open_checkpoint
-from jaxformer.training.checkpoints import CheckpointFolder
 from tests.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, refused, same
 from tests.tiny import snapshot
 
@@ -108,7 +108,7 @@ def test_a_failed_port_leaves_what_was_there(folder, monkeypatch, tmp_path):
     def fail(*_, **__):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("jaxformer.porting.command.certificate", fail)
+    monkeypatch.setattr("jaxformer.cli.port.certificate", fail)
     for target in ("run", "out.pt", "new", "new.pt", "a/b/c.safetensors"):
         code, line = refused("port", folder, target, "--overwrite")
         assert code == 7

@@ -9,8 +9,8 @@ import pytest
 import torch
 from flax import nnx
 
+from jaxformer.checkpoints import CheckpointFolder, seal
 from jaxformer.config import TransformerLMConfig
-from jaxformer.training.checkpoints import CheckpointFolder, seal
 from tests.malicious_files import corpus
 from tests.malicious_pickles import TRACE
 from tests.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, refused, same

@@ -30,10 +30,10 @@ def test_a_port_holds_one_array_at_a_time(tmp_path):
 
 PORT_LARGE = """
 import numpy as np
-from jaxformer.cli import main
-from jaxformer.porting.safetensors_files import write_safetensors
-from jaxformer.porting.tensors import StoredTensor
-import jaxformer.porting.command, jaxformer.porting.dialects.nanogpt
+from jaxformer.cli.main import main
+from jaxformer.porting.formats.safetensors_files import write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
+import jaxformer.cli.port, jaxformer.porting.dialects.nanogpt
 import jaxformer.porting.dialects.torch_ref
 folder, D, V, T = sys.argv[1], *json.loads(sys.argv[2]).values()
 shapes = {"transformer.wte.weight": (V, D), "transformer.wpe.weight": (T, D)}
@@ -71,7 +71,7 @@ class Refuse:
         if name.partition(".")[0] in ("torch", "torch_ref", "safetensors", "transformers"):
             raise ImportError(f"{name} is not to be imported")
 sys.meta_path.insert(0, Refuse())
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 assert main(["port", *sys.argv[1:]]) == 0
 assert "torch" not in sys.modules
 print("[]")
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_nothing(source, empty_folder, monkeypatch, target):
         def fail(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("jaxformer.training.checkpoints.files.write_durably", fail)
+        monkeypatch.setattr("jaxformer.storage.durable_files.write_durably", fail)
     code, line = refused("port", source, target)
     assert code == 7
     assert target in line
@@ -130,7 +130,7 @@ def test_a_full_disk_leaves_nothing(source, empty_folder, monkeypatch, target):
 
 
 def test_a_disk_that_lies_is_caught(source, empty_folder, monkeypatch):
-    from jaxformer.porting import tensors
+    from jaxformer.porting.formats import tensors
 
     whole = tensors.as_bytes
     monkeypatch.setattr(tensors, "as_bytes", lambda a: whole(a * 0 if a.size == 31 * 24 else a))

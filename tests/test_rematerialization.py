@@ -11,9 +11,9 @@ from flax import nnx
 
 from jaxformer.blocks import self_attention_mask
 from jaxformer.config import TransformerLMConfig
+from jaxformer.execution.rematerialization import rematerialization, rematerialize
 from jaxformer.layers import seed_dropout
 from jaxformer.parameters import abstract, merge, split
-from jaxformer.rematerialization import rematerialization, rematerialize
 from jaxformer.transformer_lm import TransformerLM
 
 CONFIG = TransformerLMConfig(

@@ -15,13 +15,13 @@ from flax import nnx
 
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.parity import assert_parity
-from jaxformer.parity.comparison import compare
-from jaxformer.parity.report_files import load_report
-from jaxformer.parity.repro import Repro
-from jaxformer.parity.repro_writing import write_repro
+from jaxformer.parity.compare.modules import compare
+from jaxformer.parity.report.files import load_report
+from jaxformer.parity.repro.runtime import Repro
+from jaxformer.parity.repro.writer import write_repro
 from jaxformer.porting import from_torch
-from jaxformer.porting.safetensors_files import read_safetensors, write_safetensors
-from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
 from tests.ported import gpt2_state, hugging_face, port
 from tests.verified import changed, llama, nudged, verify
 

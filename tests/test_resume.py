@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxformer.char_data import window_starts
+from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.training import loop
-from jaxformer.training.checkpoints import CheckpointFolder
 from tests.tiny import (
     DROPOUT,
     losses,

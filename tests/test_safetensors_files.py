@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
-from jaxformer.porting.safetensors_files import (
+from jaxformer.porting.formats.safetensors_files import (
     DTYPES,
     read_safetensors,
     read_sharded,
     write_safetensors,
 )
-from jaxformer.porting.tensors import StoredTensor, digest
+from jaxformer.porting.formats.tensors import StoredTensor, digest
 from tests.memory import run_python
 
 QUICK = settings(
@@ -308,8 +308,8 @@ def test_damage_gives_our_errors_alone(empty_folder):
 
 STREAM = """
 import numpy as np
-from jaxformer.porting.safetensors_files import read_safetensors, write_safetensors
-from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
 size = 1 << 23
 def tensor(i):
     return StoredTensor((size,), np.dtype(np.float32), lambda: np.full(size, i, np.float32))

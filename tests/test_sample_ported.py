@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from jaxformer.cli import main
+from jaxformer.cli.main import main
+from jaxformer.cli.sample import _texts
 from jaxformer.generation import generate
+from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import language_model, open_checkpoint
-from jaxformer.porting.convert import build
-from jaxformer.training.sampling import _texts
 from tests.ported import CONFIG, VOCABULARY, gpt2_state, hugging_face, nanogpt, port, refused
 
 tokenizers = pytest.importorskip("tokenizers")

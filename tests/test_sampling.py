@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.training.sampling import _Speed
+from jaxformer.cli.main import main
+from jaxformer.cli.sample import _Speed
 from tests.tiny import manifest, snapshot, start
 
 
@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_early_is_no_error(whole):
 
 def test_the_speed_is_said_apart_from_the_text_and_from_compilation(capsys, whole, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("jaxformer.training.sampling.time.perf_counter", lambda: now)
+    monkeypatch.setattr("jaxformer.cli.sample.time.perf_counter", lambda: now)
 
     def chunks(*steps):
         nonlocal now

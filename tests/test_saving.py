@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.checkpoints import CheckpointFolder, arrays, describe
 from jaxformer.errors import ResourceError
-from jaxformer.training.checkpoints import CheckpointFolder, arrays, describe, files
+from jaxformer.storage import durable_files as files
 from tests.test_checkpoints import ABOUT, make_arrays, save
 from tests.tiny import resume, snapshot, steps, train
 

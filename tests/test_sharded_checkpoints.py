@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from jaxformer.checkpoints import CheckpointFolder, describe
 from jaxformer.errors import CheckpointError
-from jaxformer.training.checkpoints import CheckpointFolder, describe
 from tests.sharded_state import ABOUT, place, same, shardings, values
 from tests.tiny import ROOT
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxformer.errors import CheckpointError, JaxformerError, UnsafeFileError
-from jaxformer.porting.plain_pickle import PlainUnpickler
-from jaxformer.porting.torch_files import read_torch_file
-from jaxformer.porting.trees import walk
+from jaxformer.porting.formats.plain_pickle import PlainUnpickler
+from jaxformer.porting.formats.torch_files import read_torch_file
+from jaxformer.porting.formats.trees import walk
 from tests.malicious_torch import archive
 from tests.test_safetensors_files import damaged_copies, one_line
 

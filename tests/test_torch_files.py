@@ -9,9 +9,13 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
-from jaxformer.porting.tensors import StoredTensor
-from jaxformer.porting.torch_files import read_plain_pickle, read_torch_file, write_torch_file
-from jaxformer.porting.torch_unpickler import DTYPES
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.torch_files import (
+    read_plain_pickle,
+    read_torch_file,
+    write_torch_file,
+)
+from jaxformer.porting.formats.torch_unpickler import DTYPES
 from tests.memory import run_python
 
 QUICK = settings(
@@ -208,8 +212,8 @@ def test_the_vocabulary_of_nanogpt(protocol):
 
 STREAM = """
 import numpy as np
-from jaxformer.porting.torch_files import read_torch_file, write_torch_file
-from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.formats.torch_files import read_torch_file, write_torch_file
+from jaxformer.porting.formats.tensors import StoredTensor
 size = 1 << 23
 def tensor(i):
     return StoredTensor((size,), np.dtype(np.float32), lambda: np.full(size, i, np.float32))
@@ -231,7 +235,7 @@ def test_memory_stays_at_one_tensor(empty_folder):
 
 
 VIEWS = """
-from jaxformer.porting.torch_files import read_torch_file
+from jaxformer.porting.formats.torch_files import read_torch_file
 before = reset()
 for stored in read_torch_file("views.pt"):
     stored.read()
@@ -248,7 +252,7 @@ def test_a_part_of_a_large_storage_is_read_alone():
 WITHOUT = """
 sys.modules["torch"] = None
 import numpy as np
-from jaxformer.porting import tensors, torch_files, safetensors_files, detection
+from jaxformer.porting.formats import tensors, torch_files, safetensors_files, detection
 tree = torch_files.read_torch_file("theirs.pt")
 torch_files.write_torch_file("ours.pt", tree)
 safetensors_files.write_safetensors("ours.safetensors", tree)

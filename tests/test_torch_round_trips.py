@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jaxformer.porting.tensors import StoredTensor
-from jaxformer.porting.torch_files import read_torch_file, write_torch_file
-from jaxformer.porting.torch_unpickler import DTYPES
-from jaxformer.porting.trees import walk
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.torch_files import read_torch_file, write_torch_file
+from jaxformer.porting.formats.torch_unpickler import DTYPES
+from jaxformer.porting.formats.trees import walk
 from tests.test_safetensors_files import arrays, same
 
 QUICK = settings(

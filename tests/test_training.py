@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from jaxformer.training import loop
-from jaxformer.training.progress import Reporter
+from jaxformer.training.logging.progress import Reporter
 from tests.tiny import DROPOUT, TEXT, losses, manifest, records, snapshot, steps, train
 
 
@@ -166,7 +166,7 @@ def test_a_fresh_run_that_fails_before_its_first_step_leaves_nothing(
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("jaxformer.training.strategies.DataParallel.train", fail)
+    monkeypatch.setattr("jaxformer.training.parallel.strategies.DataParallel.train", fail)
     before = snapshot(empty_folder.parent)
     assert train(text, "deep/er/run", "--steps", 3) == 7
     (empty_folder / "mine").mkdir()

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from jaxformer.config import EncoderDecoderConfig
-from jaxformer.parity.reference import make_twin
-from jaxformer.parity.report_files import load_report
+from jaxformer.parity.report.files import load_report
+from jaxformer.parity.sources.checkpoints import make_twin
 from tests.ported import VOCABULARY, port, refused
 from tests.verified import changed, gpt2_formats, is_installed, llama, nano_run, nudged, verify
 

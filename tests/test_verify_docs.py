@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.parity.options import VerifyOptions
+from jaxformer.cli.main import main
+from jaxformer.cli.verify_options import VerifyOptions
 from tests.ported import hugging_face
 from tests.verified import LLAMA, llama_state
 

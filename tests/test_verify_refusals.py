@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxformer.cli import main
-from jaxformer.parity.reference import open_source
+from jaxformer.cli.main import main
+from jaxformer.parity.sources.checkpoints import open_source
 from tests.ported import CONFIG, gpt2_state, hugging_face
 from tests.verified import changed, gpt2_formats, llama, nano_run
 
@@ -78,7 +78,7 @@ def test_without_torch_the_extra_is_named(gpt2, tmp_path):
 
 def test_help_needs_neither_jax_nor_torch():
     code = (
-        "import sys\nfrom jaxformer.cli import main\n"
+        "import sys\nfrom jaxformer.cli.main import main\n"
         "try:\n main(['verify', '--help'])\nexcept SystemExit:\n pass\n"
         "import jaxformer.parity\n"
         "print([n for n in ('jax', 'torch', 'flax', 'transformers') if n in sys.modules])"
@@ -174,7 +174,7 @@ def test_damaged_runs_are_refused(refuse, tmp_path, gpt2):
 
 
 def test_a_bug_of_ours_is_one_line(gpt2, monkeypatch, capsys):
-    monkeypatch.setattr("jaxformer.parity.comparison.compare", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("jaxformer.parity.compare.modules.compare", lambda *_, **__: 1 / 0)
     assert main(["verify", str(gpt2["run"]), str(gpt2["run"]), "--mode", "forward"]) == 1
     assert capsys.readouterr().err.startswith("jaxformer: ZeroDivisionError")
 
@@ -191,8 +191,8 @@ def test_a_report_is_not_lost_where_it_cannot_be_written(llamas, tmp_path, monke
     a, b = llamas / "llama", llamas / "llama.safetensors"
     wrong = changed(b, tmp_path / "wrong.safetensors", config={"norm_eps": 1e-6})
     full, odd = ResourceError("the disk is full"), UsageError("a Cache cannot be written")
-    monkeypatch.setattr("jaxformer.parity.command.save_json", fail(full))
-    monkeypatch.setattr("jaxformer.parity.repro_writing.write_repro", fail(odd))
+    monkeypatch.setattr("jaxformer.cli.verify.save_json", fail(full))
+    monkeypatch.setattr("jaxformer.parity.repro.writer.write_repro", fail(odd))
     paths = ("--json", str(tmp_path / "x.json"), "--repro", str(tmp_path / "repro"))
     arguments = [*map(str, (a, wrong)), "--mode", "forward", *map(str, SHORT), *paths]
     capsys.readouterr()

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.training.checkpoints import CheckpointFolder, describe
+from jaxformer.checkpoints import CheckpointFolder, describe
 from tests.fixtures import write
 from tests.tiny import resume
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxformer.cli import main
+from jaxformer.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 WORDS = shlex.split("the cat sat on a mat and saw two big dogs run home not one of them was fed")

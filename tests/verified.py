@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from jaxformer.cli import main
-from jaxformer.porting.safetensors_files import read_safetensors, write_safetensors
-from jaxformer.porting.tensors import StoredTensor
+from jaxformer.cli.main import main
+from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
 from tests.ported import gpt2_state, hugging_face, nanogpt, port
 
 LLAMA = {

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from jaxformer.cli.inspect_options import TreeOptions
 from jaxformer.errors import JaxformerError
-from jaxformer.inspection.options import TreeOptions
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
-from jaxformer.porting.plans import Plan
-from jaxformer.porting.skeletons import OUR_CONFIGS
-from jaxformer.porting.tensors import StoredTensor
-from jaxformer.porting.text import FORMATS, bytes_text, count_text
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.text import FORMATS, bytes_text, count_text
+from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 
 # Modules by their name and a dot, arrays by their name.
 Modules = dict[str, Any]

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from jaxformer.porting.lazy import lazily
 
 if TYPE_CHECKING:
-    from jaxformer.parity.comparison import assert_parity, compare
-    from jaxformer.parity.decoding import compare_generation
-    from jaxformer.parity.report import Report
-    from jaxformer.parity.trajectories import compare_training
+    from jaxformer.parity.compare.generation import compare_generation
+    from jaxformer.parity.compare.modules import assert_parity, compare
+    from jaxformer.parity.compare.training import compare_training
+    from jaxformer.parity.report.model import Report
 
 __all__ = ["Report", "assert_parity", "compare", "compare_generation", "compare_training"]
 

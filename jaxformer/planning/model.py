@@ -13,12 +13,12 @@ from typing import get_args
 
 from flax import nnx
 
-from jaxformer.chunked_loss import positions_at_once
 from jaxformer.config import GatedActivation, TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
+from jaxformer.execution.chunked_loss import positions_at_once
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.sharding_rules import Sharded, sharding_table
+from jaxformer.training.parallel.sharding_rules import Sharded, sharding_table
 from jaxformer.transformer_lm import TransformerLM
 
 FLOAT32 = 4

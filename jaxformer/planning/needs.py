@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import jax
 
+from jaxformer.hardware.accelerators import ACCELERATORS, Utilization, find_accelerator
 from jaxformer.planning.collectives import Collective, read_collectives
 from jaxformer.planning.model import Estimate, estimate
 from jaxformer.planning.roofline import Roofline, find_roofline
 from jaxformer.planning.targets import Target
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.devices import ACCELERATORS, Utilization, find_accelerator
 from jaxformer.training.experiment import Experiment
 
 # Of a GPU's memory JAX takes this share, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.

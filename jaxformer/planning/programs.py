@@ -10,9 +10,9 @@ import jax
 from flax import nnx
 from jax.experimental import topologies
 
-from jaxformer.attention_choice import Target, compiled_for
 from jaxformer.char_data import evaluation_windows
 from jaxformer.errors import DeviceError
+from jaxformer.execution.attention_backends import Target, compiled_for
 from jaxformer.parameters import abstract
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import Experiment, evaluation_batch_size, make_strategy

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxformer.errors import DeviceError
-from jaxformer.training.devices import ACCELERATORS, Accelerator
+from jaxformer.hardware.accelerators import ACCELERATORS, Accelerator
 
 # A ring of a torus closes at this many chips on v5e and v6e; elsewhere where every dimension is a
 # multiple of four (the pages of v5e, v6e, v4 and v5p).

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from jaxformer.porting.lazy import lazily
 
 if TYPE_CHECKING:
+    from jaxformer.porting.api import from_torch, to_torch
     from jaxformer.porting.checkpoint import load_model, open_checkpoint
-    from jaxformer.porting.convert import from_torch, to_torch
-    from jaxformer.porting.naming import export_arrays, import_arrays
+    from jaxformer.porting.mapping.naming import export_arrays, import_arrays
     from jaxformer.porting.train_states import train_state_from_torch, train_state_to_torch
 
 __all__ = [

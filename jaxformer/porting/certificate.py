@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxformer.porting.plans import Plan
-from jaxformer.porting.rules import Link
+from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.mapping.rules import Link
 
 PACKAGES = ("jaxformer", "jax", "flax", "numpy", "ml_dtypes", "orbax-checkpoint", "tokenizers")
 FORMAT = 1

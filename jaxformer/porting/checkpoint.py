@@ -9,12 +9,10 @@ import numpy as np
 
 from jaxformer.char_data import CharTokenizer
 from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
-from jaxformer.porting.casts import cast
 from jaxformer.porting.dialects import detect_dialect, find_dialect
-from jaxformer.porting.optimizer_state import OptimizerState, read_optimizer
-from jaxformer.porting.plans import Plan, plan_import
-from jaxformer.porting.readers import (
+from jaxformer.porting.formats.readers import (
     TOKEN_IDS,
     Contents,
     Moments,
@@ -22,8 +20,10 @@ from jaxformer.porting.readers import (
     read_contents,
     read_meta,
 )
-from jaxformer.porting.skeletons import OUR_CONFIGS
-from jaxformer.porting.tokenizers import HuggingFaceTokenizer
+from jaxformer.porting.mapping.casts import cast
+from jaxformer.porting.mapping.optimizer_state import OptimizerState, read_optimizer
+from jaxformer.porting.mapping.plans import Plan, plan_import
+from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer
 

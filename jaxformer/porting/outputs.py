@@ -10,10 +10,10 @@ from typing import Any
 
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.porting.dialects import DIALECTS, find_dialect
-from jaxformer.porting.local_files import sync_folder
-from jaxformer.porting.plans import Plan, plan_export
-from jaxformer.porting.skeletons import OUR_CONFIGS
+from jaxformer.porting.mapping.plans import Plan, plan_export
+from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 from jaxformer.porting.writers import FOLDERS, WRITERS, Format, Output, Progress, write_text
+from jaxformer.storage.local_files import sync_folder
 
 CERTIFICATE = "certificate.json"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

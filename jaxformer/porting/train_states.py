@@ -10,11 +10,11 @@ import optax
 from jaxformer.config import OptimizerConfig
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import Parameters, get_parameters
-from jaxformer.porting.arrays import to_torch_like
-from jaxformer.porting.convert import build, export_plan, import_plan
-from jaxformer.porting.optimizer_state import MOMENTS, OptimizerState, read_optimizer
-from jaxformer.porting.tensors import StoredTensor
-from jaxformer.porting.transfer import export_tensors
+from jaxformer.porting.api import build, export_plan, import_plan
+from jaxformer.porting.formats.arrays import to_torch_like
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.optimizer_state import MOMENTS, OptimizerState, read_optimizer
+from jaxformer.porting.mapping.transfer import export_tensors
 from jaxformer.train_step import TrainState
 
 

@@ -10,14 +10,14 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.errors import CheckpointError
-from jaxformer.porting.local_files import differs, write_whole
-from jaxformer.porting.optimizer_state import OptimizerState, write_optimizer
-from jaxformer.porting.plans import Plan
-from jaxformer.porting.readers import RECORD, record_text
-from jaxformer.porting.safetensors_files import write_safetensors
-from jaxformer.porting.skeletons import OUR_CONFIGS
-from jaxformer.porting.tensors import StoredTensor
-from jaxformer.porting.torch_files import write_torch_file
+from jaxformer.porting.formats.readers import RECORD, record_text
+from jaxformer.porting.formats.safetensors_files import write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.torch_files import write_torch_file
+from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
+from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
+from jaxformer.storage.local_files import differs, write_whole
 
 Format = Literal["safetensors", "torch", "huggingface", "run"]
 FOLDERS = ("huggingface", "run")
@@ -130,7 +130,7 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
 def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
     import jax
 
-    from jaxformer.training.checkpoints import CheckpointFolder
+    from jaxformer.checkpoints import CheckpointFolder
 
     processor = jax.local_devices(backend="cpu")[0]
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from jaxformer.checkpoints import Arrays, write_durably
 from jaxformer.errors import DivergedError
-from jaxformer.training.checkpoints import Arrays, write_durably
 from jaxformer.training.run_folder import RunFolder
 
 

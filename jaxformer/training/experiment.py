@@ -12,25 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxformer.attention_choice import attention_kernel
 from jaxformer.char_data import CharTokenizer, train_validation_split
+from jaxformer.checkpoints import GROUPS, Arrays, Cast
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.data.corpora import Corpus
 from jaxformer.errors import DeviceError, UsageError
-from jaxformer.layer_scan import scanned_layers
+from jaxformer.execution.attention_backends import attention_kernel
+from jaxformer.execution.layer_scan import scanned_layers
+from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import Parameters, abstract, split
-from jaxformer.rematerialization import rematerialization
 from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.checkpoints import GROUPS, Arrays, Cast
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.corpora import Corpus
-from jaxformer.training.states import check_arrays, from_arrays
-from jaxformer.training.strategies import (
+from jaxformer.training.parallel.strategies import (
     DataParallel,
     MeshParallel,
     Strategy,
     check_batch_size,
     check_mesh,
 )
+from jaxformer.training.states import check_arrays, from_arrays
 from jaxformer.transformer_lm import TransformerLM
 
 # In d_model. At 128 two CPU devices make a step 1.1 times as fast as one that shares each product

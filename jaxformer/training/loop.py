@@ -9,17 +9,15 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxformer.attention_choice import attention_kernel, slowed_by_dropout
 from jaxformer.char_data import evaluation_windows, window_starts
 from jaxformer.costs import count_training_operations
+from jaxformer.distributed import processes
 from jaxformer.errors import ResourceError, StoppedError
+from jaxformer.execution.attention_backends import attention_kernel, slowed_by_dropout
 from jaxformer.generation import generate
+from jaxformer.hardware.accelerators import Utilization
 from jaxformer.parameters import Parameters, merge
 from jaxformer.train_step import TrainState
-from jaxformer.training import processes
-from jaxformer.training.calls import Calls
-from jaxformer.training.device_counts import describe_devices
-from jaxformer.training.devices import Utilization
 from jaxformer.training.divergence import all_finite, not_finite, report_divergence
 from jaxformer.training.experiment import (
     Experiment,
@@ -27,8 +25,7 @@ from jaxformer.training.experiment import (
     make_strategy,
     run_as,
 )
-from jaxformer.training.memory import too_large_for_samples
-from jaxformer.training.metrics import (
+from jaxformer.training.logging.metrics import (
     MetricsFile,
     Service,
     Sink,
@@ -37,8 +34,11 @@ from jaxformer.training.metrics import (
     plot_losses,
     read_metrics,
 )
+from jaxformer.training.logging.progress import Reporter
+from jaxformer.training.memory import too_large_for_samples
+from jaxformer.training.parallel.device_counts import describe_devices
+from jaxformer.training.parallel.strategies import Strategy
 from jaxformer.training.profiling import Profile
-from jaxformer.training.progress import Reporter
 from jaxformer.training.run_folder import RunFolder, StopSignal
 from jaxformer.training.starting import (
     after_loss,
@@ -48,7 +48,7 @@ from jaxformer.training.starting import (
     unseen,
     usable_devices,
 )
-from jaxformer.training.strategies import Strategy
+from jaxformer.training.step_scheduler import Calls
 
 
 def train(

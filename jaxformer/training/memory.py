@@ -55,7 +55,7 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
         they are larger than the gradients, which come after them; ``starts``: where the windows of
         one call begin.
     """
-    from jaxformer.chunked_loss import positions_at_once
+    from jaxformer.execution.chunked_loss import positions_at_once
 
     model = config.model
     tokens = config.batch_size * model.context_length

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-from jaxformer.training.progress import Reporter
+from jaxformer.training.logging.progress import Reporter
 
 # The first call of a compiled function does work that no later one does.
 WARM_UP_CALLS = 2

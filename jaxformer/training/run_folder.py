@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from jaxformer.checkpoints import CheckpointFolder, write_durably
+from jaxformer.distributed import processes
 from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError, UsageError
-from jaxformer.training import processes
-from jaxformer.training.checkpoints import CheckpointFolder, write_durably
 from jaxformer.training.config import TrainConfig
 
 # What a resumed run may not change: the state would no longer be that of the same experiment.

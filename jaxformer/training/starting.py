@@ -6,22 +6,22 @@ from typing import Any
 
 import jax
 
+from jaxformer.checkpoints import Cast, Manifest
+from jaxformer.distributed import processes
 from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.train_step import TrainState
-from jaxformer.training import processes
-from jaxformer.training.checkpoints import Cast, Manifest
-from jaxformer.training.device_counts import describe_devices
 from jaxformer.training.experiment import (
     Experiment,
     check_devices,
     choose_devices,
     first_state,
 )
+from jaxformer.training.logging.progress import describe_parameters
 from jaxformer.training.memory import check_memory
-from jaxformer.training.progress import describe_parameters
+from jaxformer.training.parallel.device_counts import describe_devices
+from jaxformer.training.parallel.strategies import Strategy
 from jaxformer.training.run_folder import RunFolder, check_resumable, differences
 from jaxformer.training.states import check_manifest, from_arrays, model_dtypes
-from jaxformer.training.strategies import Strategy
 
 
 def usable_devices(experiment: Experiment) -> list[jax.Device]:

@@ -8,19 +8,12 @@ import numpy as np
 import optax
 from flax import nnx
 
+from jaxformer.checkpoints import DTYPES, GROUPS, Arrays, Manifest, describe_array, nested
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.errors import CheckpointError, mismatches
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import abstract
 from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.checkpoints import (
-    DTYPES,
-    GROUPS,
-    Arrays,
-    Manifest,
-    describe_array,
-    nested,
-)
 from jaxformer.transformer_lm import TransformerLM
 
 

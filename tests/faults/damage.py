@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jaxformer.training.checkpoints import CheckpointFolder
+from jaxformer.checkpoints import CheckpointFolder
 from tests.faults.tally import Check, Tally
 from tests.faults.workbench import Workbench, changed, snapshot, state_hash
 

@@ -90,9 +90,9 @@ def serve() -> None:
     import importlib
 
     for name in (
-        "jaxformer.cli", "jaxformer.training.loop", "jaxformer.training.starting",
-        "jaxformer.training.checkpoints", "jaxformer.training.compilation", "orbax.checkpoint",
-        "matplotlib.pyplot", "jaxformer.training.mesh_parallel", "jax.experimental.multihost_utils",
+        "jaxformer.cli.main", "jaxformer.training.loop", "jaxformer.training.starting",
+        "jaxformer.checkpoints", "jaxformer.hardware.compilation_cache", "orbax.checkpoint",
+        "matplotlib.pyplot", "jaxformer.training.parallel.mesh", "jax.experimental.multihost_utils",
     ):  # fmt: skip
         importlib.import_module(name)
     for line in sys.stdin:
@@ -108,7 +108,7 @@ def serve() -> None:
 
 
 def _run(request: dict[str, Any]) -> None:
-    from jaxformer.cli import main
+    from jaxformer.cli.main import main
 
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)

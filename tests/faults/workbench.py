@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxformer.cli import main
+from jaxformer.checkpoints import CheckpointFolder
+from jaxformer.cli.main import main
 from jaxformer.errors import JaxformerError
-from jaxformer.training.checkpoints import CheckpointFolder
 from tests.faults.forks import Fork, Zygote
 from tests.tiny import DROPOUT, ROOT, TEXT, TINY
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.errors import JaxformerError, UsageError
-from jaxformer.porting.dialect import Dialect
-from jaxformer.porting.tensors import StoredTensor
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.dialect import Dialect
 
 # name: the module that declares it. Those of Hugging Face are called what config.json calls them.
 HUGGING_FACE = {
@@ -95,7 +95,7 @@ def detect_dialect(
 def _fitting(tensors: Mapping[str, StoredTensor], config: Any, module: Any) -> Dialect:
     """The one dialect whose names and shapes these are."""
     # Not at the head of the file: the command line lists the dialects without importing JAX.
-    from jaxformer.porting.matching import match_arrays
+    from jaxformer.porting.mapping.matching import match_arrays
 
     kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
     fitting = []

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialect import Buffer
 from jaxformer.porting.dialects.hugging_face import (
     activation,
     demand,
@@ -18,8 +17,9 @@ from jaxformer.porting.dialects.hugging_face import (
     language_model,
     their_activation,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Shape, names, under
+from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.rules import Shape, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 BLOCK = (

@@ -5,8 +5,8 @@ from typing import Any
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.hugging_face import demand, head_width, language_model
 from jaxformer.porting.dialects.hugging_face_parts import fused_block
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Rules, names, under
+from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 

@@ -10,11 +10,11 @@ from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.feed_forward import FeedForward
-from jaxformer.porting.dialect import Buffer, Counterpart, Dialect
 from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import ArrayPerHead, Rule, Rules, Shape, names, under
-from jaxformer.porting.signatures import CausalAttention, CausalBlock
+from jaxformer.porting.dialects.signatures import CausalAttention, CausalBlock
+from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.rules import ArrayPerHead, Rule, Rules, Shape, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 
 HEAD = {"q_proj": "Q_weights", "k_proj": "K_weights", "v_proj": "V_weights"}
 FEED_FORWARD = names(up_proj="linear_layers.0", down_proj="linear_layers.2")

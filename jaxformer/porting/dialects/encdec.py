@@ -9,7 +9,6 @@ from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
 from jaxformer.feed_forward import FeedForward
-from jaxformer.porting.dialect import Counterpart, Dialect
 from jaxformer.porting.dialects.parts import (
     NORMS,
     alike,
@@ -21,9 +20,10 @@ from jaxformer.porting.dialects.parts import (
     sinusoids,
     width_of,
 )
-from jaxformer.porting.foreign import NUM_HEADS, Foreign
-from jaxformer.porting.rules import names, under
-from jaxformer.porting.signatures import AddedPositions, AddedSinusoids, DecoderLayer
+from jaxformer.porting.dialects.signatures import AddedPositions, AddedSinusoids, DecoderLayer
+from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.rules import names, under
+from jaxformer.porting.mapping.source_model import NUM_HEADS, Foreign
 from jaxformer.positions import LearnedPositions, RelativePositions, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 

@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialect import Dialect
 from jaxformer.porting.dialects.hugging_face import (
     GATED_ACTIVATIONS,
     activation,
@@ -25,8 +24,9 @@ from jaxformer.porting.dialects.llama import (
     layer_types,
     their_stack,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Rules
+from jaxformer.porting.mapping.dialect import Dialect
+from jaxformer.porting.mapping.rules import Rules
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 # The first Gemma's files say gelu where they mean its tanh approximation.

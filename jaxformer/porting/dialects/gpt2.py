@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialect import Buffer
 from jaxformer.porting.dialects.hugging_face import (
     activation,
     causal_mask,
@@ -13,8 +12,9 @@ from jaxformer.porting.dialects.hugging_face import (
     language_model,
     their_activation,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Fused, Rule, Shape, names, under, untransposed
+from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.rules import Fused, Rule, Shape, names, under, untransposed
+from jaxformer.porting.mapping.source_model import Foreign
 
 BLOCK = (
     *under(

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialect import Buffer
 from jaxformer.porting.dialects.hugging_face import (
     causal_mask,
     inverse_frequencies,
@@ -16,8 +15,9 @@ from jaxformer.porting.dialects.hugging_face_parts import (
     partly_rotary,
     their_partly_rotary,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Rules, Shape, names, under
+from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.rules import Rules, Shape, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 

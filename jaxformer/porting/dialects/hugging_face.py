@@ -8,9 +8,17 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
-from jaxformer.porting.dialect import Buffer, Counterpart, Dialect
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import ONE_TO_ONE, HalvesForPairs, Rule, Rules, Shape, names, under
+from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.rules import (
+    ONE_TO_ONE,
+    HalvesForPairs,
+    Rule,
+    Rules,
+    Shape,
+    names,
+    under,
+)
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
 

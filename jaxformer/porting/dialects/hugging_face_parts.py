@@ -10,8 +10,8 @@ from jaxformer.porting.dialects.hugging_face import (
     their_activation,
     their_rotary,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import FusedByHead, Rule, Rules, names, under
+from jaxformer.porting.mapping.rules import FusedByHead, Rule, Rules, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 

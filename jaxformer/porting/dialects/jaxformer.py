@@ -7,10 +7,10 @@ from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig, from_dict
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.dialect import Counterpart, Dialect
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Rule, Rules
-from jaxformer.porting.skeletons import shapes_of
+from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.rules import Rule, Rules
+from jaxformer.porting.mapping.skeletons import shapes_of
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 

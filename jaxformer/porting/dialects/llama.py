@@ -3,7 +3,6 @@
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialect import Buffer, Dialect
 from jaxformer.porting.dialects.hugging_face import (
     GATED_ACTIVATIONS,
     activation,
@@ -16,8 +15,9 @@ from jaxformer.porting.dialects.hugging_face import (
     their_rotary,
     turned_names,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Rules, names, under
+from jaxformer.porting.mapping.dialect import Buffer, Dialect
+from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 # In every layer of old checkpoints.

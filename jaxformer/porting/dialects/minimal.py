@@ -5,7 +5,6 @@ from flax import nnx
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import PreNormBlock
 from jaxformer.feed_forward import FeedForward
-from jaxformer.porting.dialect import Counterpart, Dialect
 from jaxformer.porting.dialects.parts import (
     NORMS,
     attention_sizes,
@@ -13,9 +12,10 @@ from jaxformer.porting.dialects.parts import (
     feed_forward,
     layer_norm,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import names, under
-from jaxformer.porting.signatures import SelfAttention
+from jaxformer.porting.dialects.signatures import SelfAttention
+from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.rules import names, under
+from jaxformer.porting.mapping.source_model import Foreign
 
 ATTENTION = names(q_proj="w_q", k_proj="w_k", v_proj="w_v", o_proj="w_o")
 FEED_FORWARD = names(up_proj="linear1", down_proj="linear2")

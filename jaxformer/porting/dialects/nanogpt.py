@@ -6,10 +6,10 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialect import Buffer, Counterpart, Dialect
 from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm, one_eps
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Fused, Rule, Shape, names, under
+from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.rules import Fused, Rule, Shape, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 BLOCK = (

@@ -10,8 +10,8 @@ from jaxformer.porting.dialects.hugging_face import (
     language_model,
     their_activation,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import names, under
+from jaxformer.porting.mapping.rules import names, under
+from jaxformer.porting.mapping.source_model import Foreign
 
 BLOCK = (
     *under(

@@ -13,10 +13,10 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.feed_forward import FeedForward
 from jaxformer.layers import Dropout
 from jaxformer.norms import LayerNorm
-from jaxformer.porting.dialect import Buffer
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Shape, names
-from jaxformer.porting.tables import install
+from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.rules import Shape, names
+from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.tables import install
 from jaxformer.positions import Rotary, SinusoidalPositions
 
 # The norms of a block of two branches, as many code bases call them.

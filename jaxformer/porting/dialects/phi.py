@@ -3,15 +3,15 @@
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialect import Buffer
 from jaxformer.porting.dialects.hugging_face import (
     inverse_frequencies,
     language_model,
     turned_names,
 )
 from jaxformer.porting.dialects.hugging_face_parts import partly_rotary, their_partly_rotary
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Rules, names, under
+from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 from jaxformer.transformer_lm import TransformerLM
 
 

@@ -4,7 +4,6 @@ from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
-from jaxformer.porting.dialect import Counterpart, Dialect
 from jaxformer.porting.dialects.parts import (
     NORMS,
     attention_sizes,
@@ -14,8 +13,9 @@ from jaxformer.porting.dialects.parts import (
     is_pre_norm,
     layer_norm,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import names, under
+from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.rules import names, under
+from jaxformer.porting.mapping.source_model import Foreign
 
 ATTENTION = names(q_proj="w_q", k_proj="w_k", v_proj="w_v", o_proj="w_o")
 BLOCK = (

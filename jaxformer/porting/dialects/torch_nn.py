@@ -11,7 +11,6 @@ from jaxformer.encoder_decoder import Decoder, Encoder
 from jaxformer.errors import UsageError
 from jaxformer.feed_forward import FeedForward
 from jaxformer.norms import LayerNorm
-from jaxformer.porting.dialect import Counterpart, Dialect
 from jaxformer.porting.dialects.parts import (
     activation_name,
     alike,
@@ -21,9 +20,7 @@ from jaxformer.porting.dialects.parts import (
     one_eps,
     width_of,
 )
-from jaxformer.porting.foreign import Foreign
-from jaxformer.porting.rules import Fused, Rule, names, under
-from jaxformer.porting.torch_signatures import (
+from jaxformer.porting.dialects.torch_signatures import (
     PostNormDecoderLayer,
     PostNormEncoderLayer,
     PreNormDecoderLayer,
@@ -33,6 +30,9 @@ from jaxformer.porting.torch_signatures import (
     TorchDecoder,
     TorchEncoder,
 )
+from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.rules import Fused, Rule, names, under
+from jaxformer.porting.mapping.source_model import Foreign
 
 ATTENTION = (
     Rule(("q_proj", "k_proj", "v_proj"), ("in_proj",), Fused(), joiner="_"),

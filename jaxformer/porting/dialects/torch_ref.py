@@ -26,9 +26,9 @@ from jaxformer.config import (
     from_dict,
 )
 from jaxformer.parameters import abstract
-from jaxformer.porting.dialect import Counterpart, Dialect
-from jaxformer.porting.foreign import Foreign, MissingSettingError
-from jaxformer.porting.rules import Rules, names
+from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.rules import Rules, names
+from jaxformer.porting.mapping.source_model import Foreign, MissingSettingError
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls

@@ -9,7 +9,6 @@ from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
-from jaxformer.porting.dialect import Counterpart, Dialect
 from jaxformer.porting.dialects.parts import (
     NORMS,
     NUM_KV_HEADS,
@@ -24,15 +23,16 @@ from jaxformer.porting.dialects.parts import (
     rotary_tables_of,
     sinusoids,
 )
-from jaxformer.porting.foreign import NUM_HEADS, Foreign
-from jaxformer.porting.rules import Rules, names, under
-from jaxformer.porting.signatures import (
+from jaxformer.porting.dialects.signatures import (
     AddedPositions,
     AddedSinusoids,
     ALiBiTable,
     RotaryOnHeads,
     TwoInputAttention,
 )
+from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.source_model import NUM_HEADS, Foreign
 from jaxformer.positions import ALiBi, LearnedPositions, Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 

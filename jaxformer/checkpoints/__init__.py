@@ -1,0 +1,45 @@
+"""Checkpoints on disk: arrays by Orbax, and a manifest that says what they must be.
+
+``checkpoints/<step>/arrays`` is an Orbax folder with the groups ``parameters``, ``mu`` and ``nu``
+(each by parameter path) and ``step``. ``checkpoints/<step>/MANIFEST.json`` holds the settings, the
+vocabulary, the corpus's hash, versions, the SHA-256 of every file, and shape, dtype and SHA-256 of
+every array, whole, however it was cut over devices. A step is written under a temporary name and
+renamed once all of it is on the disk, so a folder whose name is a number is complete; it counts
+only if its manifest agrees with itself, with every file and with every array.
+"""
+
+from jaxformer.checkpoints.casts import Cast, round_to, rounding_error
+from jaxformer.checkpoints.folder import CheckpointFolder
+from jaxformer.checkpoints.manifest import (
+    DTYPES,
+    FORMAT,
+    GROUPS,
+    MANIFEST,
+    Arrays,
+    Manifest,
+    describe,
+    describe_array,
+    nested,
+    seal,
+    state_hash,
+)
+from jaxformer.storage.durable_files import write_durably
+
+__all__ = [
+    "DTYPES",
+    "FORMAT",
+    "GROUPS",
+    "MANIFEST",
+    "Arrays",
+    "Cast",
+    "CheckpointFolder",
+    "Manifest",
+    "describe",
+    "describe_array",
+    "nested",
+    "round_to",
+    "rounding_error",
+    "seal",
+    "state_hash",
+    "write_durably",
+]

@@ -1,0 +1,110 @@
+"""The loss of a model with a large vocabulary, which never holds all of its logits."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxformer.execution.sharding import current_layout
+from jaxformer.losses import cross_entropy, token_losses
+
+# Logits of a batch that are made at a time, in bytes, or those of one position if they are more.
+LOGITS_AT_ONCE = 2**28
+
+
+def head_cross_entropy(
+    head: Callable[[Float[Array, "B T D"]], Float[Array, "B T V"]],
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+) -> Float[Array, ""]:
+    """``cross_entropy(head(hidden), targets)``, with few logits at a time.
+
+    Where all of them would take more than ``LOGITS_AT_ONCE``, those of some positions are made at a
+    time, and gradients with them, so that none are kept for the backward pass and none are made
+    twice (as in Liger Kernel's fused loss, Hsu et al., arXiv 2410.10989). The gradients of weights
+    add up in float32 or wider. Under a layout over many devices all logits are made at once.
+
+    Args:
+        head: from states to logits, each position by itself; what it closes over is differentiated
+            too.
+        hidden: states of a model's last block.
+        targets: ids.
+    """
+    logits = jax.eval_shape(head, hidden)
+    batch, length, vocabulary = logits.shape
+    size = positions_at_once(batch, length, vocabulary, logits.dtype.itemsize)
+    if size == length or current_layout() is not None:
+        return cross_entropy(head(hidden), targets)
+    closed, weights = jax.closure_convert(head, hidden[:, :size])
+    return _chunked_loss(closed, size, hidden, targets, weights)
+
+
+def positions_at_once(batch: int, length: int, vocabulary: int, itemsize: int) -> int:
+    """Of how many positions ``head_cross_entropy`` makes logits at a time; ``itemsize`` in bytes.
+
+    >>> positions_at_once(8, 1024, 50257, 4)
+    147
+    """
+    chunks = math.ceil(batch * length * vocabulary * itemsize / LOGITS_AT_ONCE)
+    return math.ceil(length / max(1, chunks))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _chunked_loss(
+    head: Callable[..., Array],
+    size: int,
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    weights: list[Array],
+) -> Float[Array, ""]:
+    """The loss with ``size`` positions at a time; ``head`` takes ``weights`` after the states."""
+    return _loss_and_gradients(head, size, hidden, targets, weights)[0]
+
+
+def _loss_and_gradients(
+    head: Callable[..., Array],
+    size: int,
+    hidden: Float[Array, "B T D"],
+    targets: Int[Array, "B T"],
+    weights: list[Array],
+) -> tuple[Float[Array, ""], tuple[Float[Array, "B T D"], list[Array]]]:
+    """The loss, and its gradients with respect to ``hidden`` and ``weights``."""
+    batch, length, width = hidden.shape
+
+    def add(
+        sums: tuple[Array, list[Array]], chunk: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Array, list[Array]], Array]:
+        def loss(states: Array, weights: list[Array]) -> Array:
+            losses = token_losses(head(states, *weights), chunk[1])
+            return jnp.sum(losses * chunk[2]) / float(batch * length)
+
+        value, (of_states, of_weights) = jax.value_and_grad(loss, (0, 1))(chunk[0], weights)
+        return jax.tree.map(jnp.add, sums, (value, of_weights)), of_states
+
+    def cut(x: Array) -> Array:
+        """Chunks of ``size`` positions, the last filled up with the last position."""
+        filled = jnp.pad(x, ((0, 0), (0, -length % size), *[(0, 0)] * (x.ndim - 2)), mode="edge")
+        return jnp.moveaxis(filled.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
+
+    kept = jnp.arange(length + -length % size).reshape(-1, 1, size) < length
+    start = [jnp.zeros(w.shape, jnp.promote_types(w.dtype, jnp.float32)) for w in weights]
+    zero = jnp.zeros((), jnp.promote_types(hidden.dtype, jnp.float32))
+    (value, of_weights), of_hidden = jax.lax.scan(
+        add, (zero, start), (cut(hidden), cut(targets), kept)
+    )
+    of_hidden = jnp.moveaxis(of_hidden, 0, 1).reshape(batch, -1, width)[:, :length]
+    return value, (of_hidden, [g.astype(w.dtype) for g, w in zip(of_weights, weights, strict=True)])
+
+
+def _scale(
+    head: Callable[..., Array], size: int, gradients: Any, cotangent: Float[Array, ""]
+) -> tuple[Array, None, list[Array]]:
+    of_hidden, of_weights = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
+    return of_hidden, None, of_weights
+
+
+_chunked_loss.defvjp(_loss_and_gradients, _scale)

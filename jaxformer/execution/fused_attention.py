@@ -1,0 +1,155 @@
+"""Attention by cuDNN's and by splash attention's kernel.
+
+The mathematics is that of ``attention.scaled_dot_product_attention``. A fused kernel keeps no
+(T, S) array in memory and rounds the weights to the dtype of its inputs, so it is taken only where
+those are rounded already.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxformer.execution.attention_backends import (
+    SPLASH_BLOCKS,
+    Call,
+    Kernel,
+    Pattern,
+    choose_kernel,
+)
+
+
+def try_fused_attention(
+    q_BTNH: Float[Array, "B T N H"],
+    k_BSKH: Float[Array, "B S K H"],
+    v_BSKH: Float[Array, "B S K H"],
+    *,
+    mask: Bool[Array, "B N T S"] | None,
+    bias: Float[Array, "B N T S"] | None,
+    scale: float,
+    soft_cap: float | None,
+    dropout: bool,
+    weights: bool,
+) -> Float[Array, "B T N H"] | None:
+    """The output of a fused kernel, or None where the plain core is to compute it.
+
+    Args:
+        q_BTNH: queries.
+        k_BSKH: keys.
+        v_BSKH: values.
+        mask: see ``scaled_dot_product_attention``; one that is known while tracing is a numpy
+            array.
+        bias: likewise.
+        scale: what scores are multiplied by.
+        soft_cap: see ``scaled_dot_product_attention``.
+        dropout: whether weights are dropped.
+        weights: whether they are to be returned.
+
+    Raises:
+        KernelError: ``attention_kernel`` asks for a kernel that cannot.
+    """
+    queries, keys = q_BTNH.shape[1], k_BSKH.shape[1]
+    pattern = Pattern.read(mask, queries, keys)
+    call = Call(
+        q_BTNH.dtype,
+        head_dim=q_BTNH.shape[-1],
+        queries=queries,
+        keys=keys,
+        pattern=pattern,
+        bias=bias is not None,
+        soft_cap=soft_cap is not None,
+        dropout=dropout,
+        weights=weights,
+        precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+    )
+    kernel = choose_kernel(call)
+    if kernel == "plain" or pattern is None:
+        return None
+    return fused_attention(
+        kernel, q_BTNH, k_BSKH, v_BSKH, pattern=pattern, scale=scale, soft_cap=soft_cap
+    )
+
+
+def fused_attention(
+    kernel: Kernel,
+    q_BTNH: Float[Array, "B T N H"],
+    k_BSKH: Float[Array, "B S K H"],
+    v_BSKH: Float[Array, "B S K H"],
+    *,
+    pattern: Pattern,
+    scale: float,
+    soft_cap: float | None = None,
+    interpret: bool = False,
+) -> Float[Array, "B T N H"]:
+    """``scaled_dot_product_attention`` by one of the fused kernels, without the weights.
+
+    Args:
+        kernel: ``cudnn`` or ``splash``, as ``choose_kernel`` says.
+        q_BTNH: queries.
+        k_BSKH: keys; query head n uses key/value head n // (N / K).
+        v_BSKH: values.
+        pattern: who may attend to whom.
+        scale: what scores are multiplied by.
+        soft_cap: see ``scaled_dot_product_attention``.
+        interpret: run splash attention on any platform, slowly, to look at its numbers.
+
+    Raises:
+        ValueError: the kernel is not fused.
+    """
+    if kernel == "cudnn":
+        window = pattern.window
+        sides = None if window is None else (window - 1, 0 if pattern.causal else window - 1)
+        return jax.nn.dot_product_attention(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            scale=scale,
+            is_causal=pattern.causal,
+            local_window_size=sides,
+            implementation="cudnn",
+        )
+    if kernel != "splash":
+        raise ValueError(f"a fused kernel is cudnn or splash: got {kernel!r}")
+    (queries, num_heads), keys = q_BTNH.shape[1:3], k_BSKH.shape[1]
+    attend = _make_splash(pattern, num_heads, queries, keys, soft_cap, interpret)
+    # It scales nothing itself; rounded once more, as its inputs are.
+    scaled_BTNH = (q_BTNH * scale).astype(q_BTNH.dtype)
+    q_BNTH, k_BKSH, v_BKSH = (jnp.swapaxes(x, 1, 2) for x in (scaled_BTNH, k_BSKH, v_BSKH))
+    return jnp.swapaxes(jax.vmap(attend)(q_BNTH, k_BKSH, v_BKSH), 1, 2)
+
+
+def _make_splash(
+    pattern: Pattern,
+    num_heads: int,
+    queries: int,
+    keys: int,
+    soft_cap: float | None,
+    interpret: bool,
+) -> Any:
+    """Splash attention of one text, q (N, T, H) and k, v (K, S, H)."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel as splash,
+    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    side = None if pattern.window is None else pattern.window - 1
+    one: masks.Mask = masks.FullMask((queries, keys))
+    if pattern.causal or side is not None:
+        one = masks.LocalMask((queries, keys), (side, 0 if pattern.causal else side), offset=0)
+    block_q, block_kv = (
+        next(block for block in SPLASH_BLOCKS if length % block == 0) for length in (queries, keys)
+    )
+    return splash.make_splash_mha_single_device(
+        masks.MultiHeadMask([one] * num_heads),
+        block_sizes=splash.BlockSizes(
+            block_q=block_q,
+            block_kv=block_kv,
+            block_q_dkv=block_q,
+            block_kv_dkv=block_kv,
+            block_q_dq=block_q,
+            block_kv_dq=block_kv,
+        ),
+        attn_logits_soft_cap=soft_cap,
+        interpret=interpret,
+    )

@@ -1,0 +1,88 @@
+"""Attention maps as the page draws them: small, eight bits a weight, and not too many of them."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.report.model import Node
+
+# The longest side of a picture, in cells.
+MAX_SIDE = 64
+# All pictures of a page together, in base64.
+BUDGET_BYTES = 2_500_000
+# A difference that is less than this part of the largest weight is drawn paler, down to nothing:
+# the last bits of a sound head must not look like a bug.
+FAINT = 1e-3
+
+
+def map_images(nodes: Sequence[Node]) -> Mapping[int, Mapping[str, Any]]:
+    """The pictures of each node that has maps, by its place among the nodes.
+
+    Where the budget does not allow for all heads, those that differ most are drawn: first one of
+    every node, those with a bug before the others, then the second of every node, and so on.
+    """
+    ranked = []
+    for index, node in enumerate(nodes):
+        if node.maps is None:
+            continue
+        ours, theirs = np.asarray(node.maps.ours, float), np.asarray(node.maps.theirs, float)
+        if ours.shape != theirs.shape or ours.ndim != 3 or not ours.size:
+            continue
+        largest = np.nan_to_num(np.abs(ours - theirs), nan=np.inf).max((1, 2))
+        for rank, head in enumerate(np.argsort(-largest, kind="stable").tolist()):
+            key = (rank, not node.is_culprit, -largest[head], index)
+            ranked.append((key, index, head, ours[head], theirs[head], len(ours)))
+    ranked.sort(key=lambda entry: entry[0])
+    drawn: dict[int, dict[str, Any]] = {}
+    left = BUDGET_BYTES
+    for _, index, head, ours, theirs, count in ranked:
+        picture = _picture(head, ours, theirs)
+        left -= sum(len(picture[name]) for name in ("ours", "theirs", "difference"))
+        if left < 0:
+            break
+        maps = drawn.setdefault(index, {"count": count, "heads": []})
+        maps["shape"] = [*ours.shape]
+        maps["heads"].append(picture)
+    for maps in drawn.values():
+        maps["heads"].sort(key=lambda picture: picture["head"])
+    return drawn
+
+
+def _picture(head: int, ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+    """One head: three pictures in base64, and what full colour stands for in them."""
+    difference = ours - theirs
+    high = float(np.nan_to_num(np.maximum(ours, theirs)).max()) or 1.0
+    largest = float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
+    full = max(min(largest, high), FAINT * high)
+    # Of the cells that become one, the furthest from zero, with its sign.
+    above, below = reduce(difference), reduce(-difference)
+    signed = np.where(above >= below, above, -below)
+    small = reduce(ours)
+    return {
+        "head": head,
+        "rows": small.shape[0],
+        "columns": small.shape[1],
+        "high": float(f"{high:.3g}"),
+        "full": float(f"{full:.3g}"),
+        "largest": float(f"{largest:.3g}") if np.isfinite(largest) else "Infinity",
+        "ours": _bytes(255 * small / high),
+        "theirs": _bytes(255 * reduce(theirs) / high),
+        "difference": _bytes(128 + 127 * np.clip(signed / full, -1, 1)),
+    }
+
+
+def reduce(map_TS: np.ndarray) -> np.ndarray:
+    """The map with at most ``MAX_SIDE`` rows and columns: each cell the largest of its own."""
+    for axis in (0, 1):
+        size = map_TS.shape[axis]
+        if size > MAX_SIDE:
+            starts = np.arange(MAX_SIDE) * size // MAX_SIDE
+            map_TS = np.maximum.reduceat(map_TS, starts, axis=axis)
+    return map_TS
+
+
+def _bytes(values: np.ndarray) -> str:
+    whole = np.clip(np.rint(np.nan_to_num(values)), 0, 255).astype(np.uint8)
+    return base64.b64encode(whole.tobytes()).decode()

@@ -1,0 +1,240 @@
+"""A report in a terminal: a tree with a line a node, and last the verdict."""
+
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxformer.parity.report.model import VERDICTS, Report
+from jaxformer.parity.report.tree import (
+    Branch,
+    chosen_steps,
+    culprit_line,
+    culprits_among,
+    gather,
+    grow,
+    merge,
+    number,
+    numbers_line,
+    one_line,
+    scientific,
+    short,
+    step_line,
+    title,
+    verdict_line,
+)
+
+STYLES = {"exact": "dim", "rounding": "green", "amplified": "yellow", "bug": "red"}
+SYMBOLS = {"exact": "=", "rounding": "≈", "amplified": "▲", "bug": "✗"}
+# For terminals that know no more; what is not here is written as its code.
+ASCII = str.maketrans(
+    {"≈": "~", "▲": "^", "✗": "x", "├": "|", "└": "`", "│": "|", "─": "-", "…": "...", "·": "-",
+     "×": "x", "±": "+-", "−": "-", "–": "-", "’": "'"}
+)  # fmt: skip
+# Below these widths a line gives up the column of units, and a table becomes a list.
+FULL_WIDTH, TABLE_WIDTH = 60, 72
+MIN_NAME_WIDTH, MIN_EFFECT_WIDTH = 14, 24
+# Between the columns of a table.
+GAP = 2
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Prints a report.
+
+    The tree of the model comes first: of every node its verdict, its worst float64 error relative
+    to the scale of what is compared, its error in the dtype under test in units in the last place,
+    and the condition of those that amplify; siblings that are alike and clean share a line with
+    their worst values. Then come the settings that differ, the steps of training or generation,
+    what several nodes together show, and as the last line the verdict: ``equal (rounding)``, or
+    ``bug:`` with the first culprit. That line is never wrapped.
+
+    Args:
+        report: the report.
+        console: where to; its width and encoding are heeded.
+    """
+    printer = _Printer(report, console)
+    printer.line((title(report), "bold"))
+    printer.tree()
+    printer.settings()
+    printer.steps()
+    printer.verdict()
+
+
+class _Printer:
+    def __init__(self, report: Report, console: Console):
+        self.report = report
+        self.console = console
+        self.ascii = console.options.ascii_only
+
+    def line(self, *parts: tuple[str, str]) -> None:
+        """One line of texts and their styles, never wrapped."""
+        assembled = Text.assemble(*((self.plain(text), style) for text, style in parts))
+        self.console.print(assembled, soft_wrap=True, highlight=False)
+
+    def plain(self, text: str) -> str:
+        """The text in characters that the terminal has."""
+        if not self.ascii:
+            return text
+        return text.translate(ASCII).encode("ascii", "backslashreplace").decode()
+
+    def tree(self) -> None:
+        """One line a node, numbers in columns, and what a node has to say below it."""
+        if not self.report.nodes:
+            return
+        lines = list(_lines(grow(self.report.nodes)))
+        columns = [("error", [_error(branch) for _, _, branch in lines])]
+        units = [short(branch.ulps) for _, _, branch in lines]
+        is_wide = self.console.width >= FULL_WIDTH
+        if is_wide and any(units):
+            columns.append(("ulp", units))
+        conditions = [_condition(branch) for _, _, branch in lines]
+        if any(conditions):
+            columns.append(("condition" if is_wide else "cond.", conditions))
+        widths = [max(map(len, [head, *cells])) for head, cells in columns]
+        names = [self.plain(f"{guide}? {branch.name}") for guide, _, branch in lines]
+        room = max(self.console.width - sum(w + 2 for w in widths), MIN_NAME_WIDTH)
+        left = min(max(map(len, names), default=0), room)
+        heads = [f"  {head:>{w}}" for (head, _), w in zip(columns, widths, strict=True)]
+        self.line((" " * left + "".join(heads), "dim"))
+        for index, (guide, below, branch) in enumerate(lines):
+            name = self.plain(branch.name)
+            space = left - len(guide) - 2
+            if len(name) > space:
+                # The end of a path says more than its beginning.
+                cut = self.plain("…")
+                name = cut + name[len(name) - max(space - len(cut), 1) :]
+            cells = [
+                f"  {cells[index]:>{w}}" for (_, cells), w in zip(columns, widths, strict=True)
+            ]
+            holds_bug = branch.any(lambda node: node.is_culprit)
+            is_culprit = any(node.is_culprit for node in branch.nodes)
+            self.line(
+                (guide, "dim"),
+                (f"{SYMBOLS[branch.verdict]} ", STYLES[branch.verdict]),
+                (name.ljust(space), "bold red" if is_culprit else "red" if holds_bug else ""),
+                ("".join(cells), STYLES[branch.verdict]),
+            )
+            self._remarks(branch, below)
+
+    def settings(self) -> None:
+        """What differed before anything was run."""
+        rows = [
+            [one_line(text) for text in (s.name, s.ours, s.theirs, s.effect)]
+            for s in self.report.settings
+        ]
+        if not rows:
+            return
+        self.line()
+        self.line(("Settings that differ", "bold"))
+        longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        room = self.console.width - sum(longest[:3]) - 3 * GAP
+        if self.console.width >= TABLE_WIDTH and room >= min(longest[3], MIN_EFFECT_WIDTH):
+            heads = ["setting", "ours", "theirs", "likely effect"]
+            self._table(heads, rows, whole=longest[:3])
+            return
+        for name, ours, theirs, effect in rows:
+            self._paragraph(f"{name}: ours {ours}, theirs {theirs}", "")
+            self._paragraph(effect, "  ", "dim")
+
+    def steps(self) -> None:
+        """Losses or tokens side by side."""
+        report = self.report
+        if not report.steps:
+            return
+        unit = "token" if report.mode == "generate" else "step"
+        self.line()
+        self.line((f"{unit.capitalize()}s", "bold"))
+        rows, styles = [], []
+        for step in chosen_steps(report):
+            parts = step is not None and step is report.parting
+            styles.append("bold red" if parts else "")
+            if step is None:
+                rows.append(["…"] + [""] * 4)
+                continue
+            note = step.note or ("parts here" if parts else "")
+            figures = [number(step.ours), number(step.theirs), scientific(step.difference.relative)]
+            rows.append([str(step.number), *figures, one_line(note)])
+        self._table([unit, "ours", "theirs", "error", ""], rows, styles, "right")
+
+    def verdict(self) -> None:
+        """How many nodes of which verdict, what they show together, more bugs, the last line."""
+        report = self.report
+        counts = {v: sum(node.verdict == v for node in report.nodes) for v in VERDICTS}
+        told = ", ".join(
+            f"{count} {verdict}{culprits_among(report, verdict)}"
+            for verdict, count in counts.items()
+            if count
+        )
+        self.line()
+        if told:
+            self.line((f"nodes: {told}", "dim"))
+        elif not report.steps:
+            self.line(("no nodes were compared", "dim"))
+        for remark in report.remarks:
+            self._paragraph(remark, "", STYLES["amplified"])
+        count = len(report.culprits)
+        for index, node in enumerate(report.culprits[1:], 2):
+            self.line((f"bug {index} of {count}: {culprit_line(node)}", "red"))
+        if report.parting is not None and count:
+            self.line((f"they part: {step_line(report, report.parting)}", "red"))
+        self.line((verdict_line(report), f"bold {STYLES[report.verdict]}"))
+
+    def _remarks(self, branch: Branch, below: str) -> None:
+        """What the nodes of one line have to say; those that are alike say the same."""
+        for node in branch.nodes[:1]:
+            if node.is_culprit:
+                stage = f"{node.stage}: " if node.stage else ""
+                self._paragraph(f"{stage}{node.message}", below, "red")
+                self._paragraph(numbers_line(node, self.report.dtype), below)
+                theirs = node.their_path or "the whole model"
+                self._paragraph(f"theirs: {theirs} ({node.their_kind})", below, "dim")
+            elif node.message:
+                self._paragraph(node.message, below, "dim")
+
+    def _paragraph(self, text: str, indent: str, style: str = "") -> None:
+        """A text whose every line is indented alike."""
+        width = max(self.console.width - len(indent), MIN_NAME_WIDTH)
+        for line in textwrap.wrap(self.plain(one_line(text)), width):
+            self.line((indent, "dim"), (line, style))
+
+    def _table(
+        self,
+        heads: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        styles: Sequence[str] = (),
+        justify: Literal["left", "right"] = "left",
+        whole: Sequence[int] = (),
+    ) -> None:
+        table = Table(box=None, padding=(0, GAP, 0, 0), header_style="dim", show_edge=False)
+        for head, width in itertools.zip_longest(heads, whole):
+            # Columns whose widths are given are not broken.
+            table.add_column(head, justify=justify, overflow="fold", no_wrap=width is not None)
+        for index, row in enumerate(rows):
+            cells = [Text(self.plain(cell)) for cell in row]
+            table.add_row(*cells, style=styles[index] if styles else None)
+        self.console.print(table, highlight=False)
+
+
+def _lines(
+    branches: Sequence[Branch], above: str = "", root: bool = True
+) -> Iterator[tuple[str, str, Branch]]:
+    """Each line's guide, the guide of remarks below it, and its branch."""
+    merged = [merge(run) for run in gather(branches)]
+    for index, branch in enumerate(merged):
+        last = index == len(merged) - 1
+        guide = "" if root else above + ("└─ " if last else "├─ ")
+        beside = "" if root else above + ("   " if last else "│  ")
+        yield guide, beside + ("│  " if branch.parts else "   "), branch
+        yield from _lines(branch.parts, beside, root=False)
+
+
+def _error(branch: Branch) -> str:
+    return "" if branch.worst is None else scientific(branch.worst.relative)
+
+
+def _condition(branch: Branch) -> str:
+    return short(branch.condition) if branch.verdict == "amplified" else ""

@@ -1,0 +1,72 @@
+"""How the models of a repro are built anew, by their settings."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import JaxformerError, UsageError
+from jaxformer.parity.matching.modules import Pair
+from jaxformer.parity.repro.modules import build_ours, build_torch, load_state, run_theirs
+from jaxformer.parity.tolerance import judge
+from jaxformer.parity.trace import jax_trace as jax_side
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, facts
+
+
+def rebuilt_theirs(
+    module: Any,
+    pair: Pair,
+    calls: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+    """How their model is built anew, tried out; without a class, and with the reason, if it is not.
+
+    Args:
+        module: the whole model.
+        pair: whose modules are to be built.
+        calls: of each of theirs, encoded.
+        arrays: what the folder will hold.
+    """
+    home = type(module).__module__.partition(".")[0]
+    kind = type(module).__name__
+    config = getattr(module, "config", None)
+    lost = {"library": "", "class": "", "config": {}, "why": "its class is not known here"}
+    if config is None or home not in ("transformers", "torch_ref"):
+        return lost
+    settings = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
+    found = {"library": home, "class": kind, "config": json.loads(json.dumps(settings))}
+    try:
+        whole = build_torch(home, kind, found["config"])
+        for place, (path, call) in enumerate(zip(pair.theirs, calls, strict=True)):
+            rebuilt = whole.get_submodule(path)
+            state = _inside(arrays, f"theirs/{place}/state/")
+            load_state(rebuilt, {name: StoredTensor.of(array) for name, array in state.items()})
+            given = _inside(arrays, f"theirs/{place}/arguments/")
+            output = run_theirs(rebuilt, call, given, backward=False).outputs[0]
+            if judge(output, arrays[f"theirs/{place}/output/0"]).is_bug:
+                raise UsageError("it was changed after it was built")
+    except (JaxformerError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        return {**lost, "why": str(error).splitlines()[0].replace('"', "'")}
+    return found
+
+
+def rebuilt_ours(module: Any, pair: Pair) -> dict[str, Any]:
+    """How our model is built anew, if that computes the same; see ``rebuilt_theirs``."""
+    config = getattr(module, "config", None)
+    lost = {"class": "", "config": {}, "why": "its settings are not known here"}
+    if type(config) not in OUR_CONFIGS:
+        return lost
+    kind = type(module).__name__
+    settings = json.loads(json.dumps(vars(config)))
+    for path in pair.ours:
+        mine = jax_side.resolve(module, path)[0]
+        rebuilt = jax_side.resolve(build_ours(kind, settings), path)[0]
+        if facts(mine) != facts(rebuilt):
+            return {**lost, "why": "it was changed after it was built"}
+    return {"class": kind, "config": settings}
+
+
+def _inside(arrays: Mapping[str, np.ndarray], start: str) -> dict[str, np.ndarray]:
+    return {n.removeprefix(start): array for n, array in arrays.items() if n.startswith(start)}

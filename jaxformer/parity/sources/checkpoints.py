@@ -1,0 +1,261 @@
+"""Checkpoints as models that run: A in PyTorch, B in JAX."""
+
+import dataclasses
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.errors import CheckpointError, JaxformerError, UsageError
+from jaxformer.parity.compare.weights import weight_difference
+from jaxformer.parity.sources.transformers_folders import from_transformers
+from jaxformer.parity.trace.torch_trace import require_torch
+from jaxformer.porting.api import build
+from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.naming import export_arrays
+from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.mapping.rules import HalvesForPairs
+from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, shapes_of
+
+# What a rotary embedding turns, and what is done to it before.
+TURNED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A checkpoint whose arrays are all those of a model of ours; none of them is read yet.
+
+    Attributes:
+        path: the file or folder.
+        checkpoint: what is in it.
+        plan: how it becomes a model of ours.
+        note: what is to be said of that.
+    """
+
+    path: Path
+    checkpoint: Checkpoint
+    plan: Plan
+    note: str = ""
+
+    @property
+    def config(self) -> TransformerLMConfig | EncoderDecoderConfig:
+        """The settings of the model."""
+        config: TransformerLMConfig | EncoderDecoderConfig = self.plan.module.config
+        return config
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A model in PyTorch.
+
+    Attributes:
+        module: in evaluation mode.
+        call: how it is called, given it and its inputs: token ids.
+        note: which code runs, in words.
+    """
+
+    module: Any
+    call: Callable[[Any, Any], Any]
+    note: str
+
+
+def open_source(
+    path: Path, letter: str, *, dialect: str | None = None, config: Path | None = None
+) -> Source:
+    """Opens one of the two checkpoints of ``jaxformer verify``.
+
+    Args:
+        path: see ``open_checkpoint``.
+        letter: "a" or "b", by which the command's options call it.
+        dialect: see ``open_checkpoint``.
+        config: see ``open_checkpoint``.
+
+    Raises:
+        UsageError: it is no whole model; and what ``open_checkpoint`` and ``Checkpoint.plan``
+            raise.
+    """
+    try:
+        checkpoint = open_checkpoint(path, dialect=dialect, config=config)
+        plan = checkpoint.plan()
+    except JaxformerError as error:
+        # What the library calls by its keywords, this command has twice.
+        message = re.sub(r"(?<![\w-])(dialect|config)=", rf"--\1-{letter}=", str(error))
+        said = message if str(path) in message else f"{path}: {message}"
+        raise type(error)(said) from error
+    known = TransformerLMConfig | EncoderDecoderConfig
+    if not isinstance(getattr(plan.module, "config", None), known):
+        raise UsageError(
+            f"{path} holds a {plan.origin.kind}, and only whole models are verified; "
+            "jaxformer.parity.compare takes any module"
+        )
+    return Source(path, checkpoint, plan)
+
+
+def check_alike(theirs: Source, ours: Source) -> None:
+    """Checks that two checkpoints hold models whose arrays are the same, but for their numbers.
+
+    Raises:
+        CheckpointError: they do not; all that is missing, unexpected or of another shape is
+            listed, by our names.
+    """
+    wanted, found = (shapes_of(source.plan.module) for source in (theirs, ours))
+    problems = [f"missing {name} {wanted[name]}" for name in wanted if name not in found]
+    problems += [f"unexpected {name} {found[name]}" for name in found if name not in wanted]
+    problems += [
+        f"{name} has shape {found[name]}, not {wanted[name]}"
+        for name in wanted
+        if name in found and found[name] != wanted[name]
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{ours.path} is not of the architecture of {theirs.path}: {'; '.join(problems)}"
+        )
+
+
+def in_layout_of(theirs: Source, ours: Source) -> Source:
+    """B with its queries and keys in A's rotary layout, if that is how its weights are meant.
+
+    A rotary embedding that turns neighbours does with reordered weights what one that turns halves
+    does: the same model is stored in two ways. Weights that fit their own layout are reordered;
+    those that are A's bit for bit, and so do not fit another one, are left to be found.
+    """
+    config = ours.config
+    if (
+        not isinstance(config, TransformerLMConfig)
+        or config.positions != "rotary"
+        or config.rotary_interleaved == getattr(theirs.config, "rotary_interleaved", None)
+    ):
+        return ours
+    attention = ours.plan.module.blocks[0].attention
+    packing = HalvesForPairs(attention.head_dim, attention.position.width)
+
+    def reorder(array: np.ndarray) -> np.ndarray:
+        outputs_first = [np.moveaxis(array, -1, 0)]
+        shapes = [outputs_first[0].shape]
+        turned = (
+            packing.pack(outputs_first)
+            if config.rotary_interleaved
+            else packing.unpack(outputs_first, shapes)
+        )
+        return np.ascontiguousarray(np.moveaxis(turned[0], 0, -1))
+
+    names = [name for name in ours.plan.tensors if TURNED.search(name)]
+    as_it_is = reordered = 0
+    tensors = dict(ours.plan.tensors)
+    for name in names:
+        mine, other = tensors[name].read(), theirs.plan.tensors[name].read()
+        as_it_is += not weight_difference(mine, other).is_bug
+        reordered += not weight_difference(reorder(mine), other).is_bug
+        read = functools.partial(_read_reordered, tensors[name], reorder)
+        tensors[name] = dataclasses.replace(tensors[name], read=read, storage=None)
+    if reordered <= as_it_is:
+        return ours
+    same = dataclasses.replace(config, rotary_interleaved=not config.rotary_interleaved)
+    module = nnx.eval_shape(lambda: OUR_CONFIGS[type(same)](same, rngs=nnx.Rngs(0)))
+    plan = dataclasses.replace(ours.plan, module=module, tensors=tensors)
+    note = ", queries and keys reordered to A's rotary layout"
+    return dataclasses.replace(ours, plan=plan, note=note)
+
+
+def _read_reordered(
+    tensor: StoredTensor, reorder: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    return reorder(tensor.read())
+
+
+def load_candidate(source: Source) -> tuple[Any, str]:
+    """A checkpoint as a model of ours, and which code runs, in words.
+
+    Tables of positions that came with it, and were found to be right, are computed anew, as the
+    other side does not have them.
+
+    Raises:
+        CheckpointError: an array is damaged.
+    """
+    import jax
+
+    origin = dataclasses.replace(source.plan.origin, buffers={})
+    module = build(dataclasses.replace(source.plan, origin=origin))
+    return module, f"jaxformer.{type(module).__name__} in JAX {jax.__version__}{source.note}"
+
+
+def load_reference(source: Source) -> Reference:
+    """A checkpoint as a model in PyTorch, with its weights in their own dtype.
+
+    The folders of Hugging Face are run by ``transformers`` where that is installed, from the local
+    files and by its own classes alone: no code that comes with a checkpoint is ever run. All others
+    are run by ``torch_ref``, the PyTorch twin of our own models.
+
+    Raises:
+        UsageError: torch is not installed.
+        CheckpointError: an array is damaged, or transformers cannot load the folder.
+    """
+    torch = require_torch()
+    library, remark = "", ""
+    if source.checkpoint.contents.kind == "huggingface":
+        if importlib.util.find_spec("transformers") is None:
+            remark = ", as transformers is not installed"
+        else:
+            import transformers
+
+            library = f"transformers {transformers.__version__}"
+            if not hasattr(transformers, source.plan.origin.kind):
+                remark = f", as {library} has no {source.plan.origin.kind}"
+    if library and not remark:
+        module = from_transformers(source)
+        name = type(module).__name__
+    else:
+        module, library = make_twin(source.config), "torch_ref"
+        _give(module, {name: tensor.read() for name, tensor in source.plan.tensors.items()})
+        name = type(module).__name__
+    note = f"{library} {name} in PyTorch {torch.__version__}{remark}"
+    return Reference(module.eval(), lambda module, given: module(*given), note)
+
+
+def make_twin(config: TransformerLMConfig | EncoderDecoderConfig) -> Any:
+    """The PyTorch twin of one of our models, with weights of its own."""
+    require_torch()
+    import torch_ref.config
+    import torch_ref.encoder_decoder
+    import torch_ref.transformer_lm
+
+    same = getattr(torch_ref.config, type(config).__name__)(**dataclasses.asdict(config))
+    if isinstance(config, TransformerLMConfig):
+        return torch_ref.transformer_lm.TransformerLM(same)
+    return torch_ref.encoder_decoder.EncoderDecoder(same)
+
+
+def _give(twin: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Gives a twin weights by our names, each in its own dtype."""
+    state = {name: as_tensor(array) for name, array in export_arrays(arrays).items()}
+    twin.load_state_dict(state, strict=True, assign=True)
+
+
+def as_tensor(array: np.ndarray) -> Any:
+    """A numpy array as a tensor of the same dtype, which may be bfloat16."""
+    torch = require_torch()
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def padding_ids(module: Any) -> set[int]:
+    """Ids whose embeddings get no gradient in PyTorch."""
+    torch = require_torch()
+    return {
+        m.padding_idx
+        for m in module.modules()
+        if isinstance(m, torch.nn.Embedding) and m.padding_idx is not None
+    }
+
+
+def dtype_names(source: Source) -> str:
+    """The dtypes of the weights, in words."""
+    return ", ".join(sorted({tensor.dtype.name for tensor in source.plan.tensors.values()}))

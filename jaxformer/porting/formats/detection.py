@@ -1,0 +1,144 @@
+"""What a path holds, told by its content and never by its suffix."""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
+from jaxformer.porting.formats.safetensors_files import MAX_HEADER_BYTES
+from jaxformer.porting.formats.torch_files import is_legacy, looks_like_pickle
+from jaxformer.storage.local_files import LocalFile, shown
+from jaxformer.storage.strict_json import parse_json
+
+Kind = Literal[
+    "safetensors",
+    "safetensors_index",
+    "torch",
+    "torch_index",
+    "torch_legacy",
+    "pickle",
+    "huggingface",
+    "run",
+    "checkpoints",
+    "checkpoint",
+    "orbax",
+]
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
+KNOWN = (
+    "a run folder, a Hugging Face folder, a .safetensors file or its index, or a file of torch.save"
+)
+
+
+def detect(path: str | Path) -> Kind:
+    """What a file or folder is.
+
+    =====================  ====================================================================
+    ``safetensors``        a safetensors file
+    ``safetensors_index``  the index of several
+    ``torch``              a zip archive, as ``torch.save`` writes it; not yet checked
+    ``torch_index``        the index of several
+    ``torch_legacy``       a PyTorch file from before 1.6, which ``read_torch_file`` refuses
+    ``pickle``             a bare pickle, such as nanoGPT's ``meta.pkl``
+    ``huggingface``        a folder with config.json and weights
+    ``run``                a run folder of ours
+    ``checkpoints``        its ``checkpoints`` folder
+    ``checkpoint``         one step in that
+    ``orbax``              an Orbax folder without our manifest
+    =====================  ====================================================================
+
+    Raises:
+        CheckpointError: there is nothing, or nothing known; what was found is said.
+        UnsafeFileError: an index names a key twice.
+        ResourceError: it cannot be read.
+    """
+    path = Path(path)
+    try:
+        return _folder(path) if path.is_dir() else _file(path)
+    except (OSError, ValueError) as error:
+        raise ResourceError(f"{path} cannot be read: {error}; check its permissions") from error
+
+
+def _folder(path: Path) -> Kind:
+    names = {entry.name for entry in path.iterdir()}
+    if "config.json" in names and names & set(WEIGHTS):
+        return "huggingface"
+    if _has_steps(path / "checkpoints"):
+        return "run"
+    if "MANIFEST.json" in names:
+        return "checkpoint"
+    if _has_steps(path):
+        return "checkpoints"
+    if names & set(ORBAX):
+        return "orbax"
+    if "config.json" in names:
+        raise CheckpointError(
+            f"{path} has a config.json and no weights: put one of {', '.join(WEIGHTS)} beside it"
+        )
+    found = ", ".join(shown(name) for name in sorted(names)[:5]) or "nothing"
+    raise CheckpointError(f"{path} is not a checkpoint: it holds {found}; name {KNOWN}")
+
+
+def _has_steps(folder: Path) -> bool:
+    return folder.is_dir() and any(
+        re.fullmatch("0|[1-9][0-9]*", entry.name, re.ASCII) and (entry / "MANIFEST.json").is_file()
+        for entry in folder.iterdir()
+    )
+
+
+def _file(path: Path) -> Kind:
+    file = LocalFile(path)
+    head = file.bytes(0, min(file.size, 512))
+    if head.startswith(b"PK\x03\x04"):
+        return "torch"
+    if is_legacy(head):
+        return "torch_legacy"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= file.size:
+        return "safetensors"
+    if head.lstrip()[:1] == b"{" and file.size <= MAX_HEADER_BYTES:
+        return _index(file)
+    if head[8:9] == b"{":
+        return "safetensors"
+    if looks_like_pickle(file):
+        return "pickle"
+    what = next((name for start, name in STARTS.items() if head.startswith(start)), None)
+    what = what or (f"it begins with {shown(head[:8])}" if head.strip(b"\0") else "it is empty")
+    raise CheckpointError(f"{path} is not a checkpoint: {what}; name {KNOWN}")
+
+
+def _index(file: LocalFile) -> Kind:
+    try:
+        weight_map = parse_json(file.bytes(0, file.size), str(file.path)).get("weight_map")
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, or name {KNOWN}") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{file.path} is JSON, but not the index of a checkpoint: it has no weight_map; "
+            f"name {KNOWN}"
+        )
+    for shard in weight_map.values():
+        # The first that is there tells; names are checked, and the others read, by the reader.
+        if not isinstance(shard, str) or set(shard) & set("/\\:\0") or shard.startswith("."):
+            break
+        try:
+            return (
+                "torch_index" if _file(file.path.parent / shard) == "torch" else "safetensors_index"
+            )
+        except JaxformerError:
+            continue
+    return "safetensors_index"
+
+
+STARTS = {
+    b"PK\x05\x06": "it is an empty zip archive",
+    b"\x89HDF": "it is HDF5, as Keras writes it",
+    b"\x1f\x8b": "it is compressed with gzip",
+    b"GGUF": "it is GGUF",
+    b"\x93NUMPY": "it is one numpy array",
+    b"version https://git-lfs": "it is a Git LFS pointer; run git lfs pull",
+}

@@ -1,0 +1,317 @@
+"""What each format holds, before anybody asks whose model it is."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.porting.formats.detection import WEIGHTS, Kind, detect
+from jaxformer.porting.formats.safetensors_files import (
+    read_safetensors,
+    read_sharded,
+    read_weight_map,
+)
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.torch_files import read_plain_pickle, read_torch_file
+from jaxformer.storage.local_files import LocalFile, shown
+from jaxformer.storage.strict_json import parse_json
+
+MAX_CONFIG_BYTES = 16 << 20
+# Where the state dict, the settings and the optimizer lie in what people save, the first first.
+STATE_DICTS = ("model", "state_dict", "model_state_dict", "weights")
+CONFIGS = ("config", "model_args", "model_config", "hyper_parameters")
+OPTIMIZERS = ("optimizer", "optimizer_state_dict")
+STEPS = ("step", "iter_num", "global_step")
+# Beside the weights of a Hugging Face folder: what makes tokens, and how to generate with them.
+COMPANIONS = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja",
+    "generation_config.json",
+)  # fmt: skip
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# The name of our record in the metadata of a safetensors file.
+RECORD = "jaxformer"
+
+
+# What a record may say, and of which type; anything else in it is passed over.
+RECORDED: dict[str, type] = {
+    "dialect": str, "class": str, "config": dict, "vocabulary": str, "token_ids": dict,
+    "step": int, "origin": dict,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """The optimizer's state in a run of ours.
+
+    Attributes:
+        mu: by our names.
+        nu: by our names.
+        manifest: of the step.
+    """
+
+    mu: dict[str, StoredTensor]
+    nu: dict[str, StoredTensor]
+    manifest: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a path holds.
+
+    Attributes:
+        kind: its format.
+        files: all that was read, the weights first.
+        tensors: the model's, by their names; ours where it is a run of ours.
+        record: what says more about them, as far as it is there: the names of ``RECORDED``.
+        companions: files of a tokenizer beside it.
+        optimizer: a PyTorch optimizer's state dict, or ``Moments``.
+        warnings: what was passed over.
+    """
+
+    kind: Kind
+    files: tuple[Path, ...]
+    tensors: dict[str, StoredTensor]
+    record: dict[str, Any] = dataclasses.field(default_factory=dict)
+    companions: tuple[Path, ...] = ()
+    optimizer: Any = None
+    warnings: tuple[str, ...] = ()
+
+
+def read_contents(path: Path, step: int | None = None, *, best: bool = False) -> Contents:
+    """What a file or folder holds, told by its content.
+
+    Args:
+        path: the file or folder.
+        step: which step of a run's folder; default the newest that verifies.
+        best: the step with the lowest validation loss.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or no checkpoint.
+        UnsafeFileError: opening it could do harm.
+        UsageError: a step of something that has none.
+        ResourceError: it cannot be read.
+    """
+    contents = _read(path, detect(path), step, best)
+    record = {
+        name: contents.record[name]
+        for name, kind in RECORDED.items()
+        if type(contents.record.get(name)) is kind
+    }
+    if not 0 <= record.get("step", 0) < 2**31:
+        raise CheckpointError(f"{path} is damaged: it claims to be of step {record['step']}")
+    return dataclasses.replace(contents, record=record)
+
+
+def _read(path: Path, kind: Kind, step: int | None, best: bool) -> Contents:
+    if kind in ("run", "checkpoints", "checkpoint"):
+        return _read_run(path, kind, step, best)
+    if step is not None or best:
+        raise UsageError(f"{path} has one checkpoint alone: leave out --step and --best")
+    if kind == "orbax":
+        raise CheckpointError(
+            f"{path} is an Orbax folder without our MANIFEST.json, so nothing tells whether it is "
+            "whole; name the run's folder"
+        )
+    if kind == "huggingface":
+        return _read_folder(path)
+    contents = READERS[kind](path, kind)
+    config = path.parent / "config.json"
+    if "config" not in contents.record and config.is_file():
+        found = read_config(config)
+        if "model_type" in found:
+            return _beside(contents, path.parent, found)
+    return contents
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings of a JSON file.
+
+    Raises:
+        CheckpointError: it is missing or no JSON object.
+        UnsafeFileError: it is too large, or names a setting twice.
+        ResourceError: it cannot be read.
+    """
+    file = LocalFile(path)
+    if file.size > MAX_CONFIG_BYTES:
+        raise CheckpointError(f"{path} has {file.size} bytes, where settings have at most 16 MiB")
+    return parse_json(file.bytes(0, file.size), str(path))
+
+
+def read_meta(path: Path) -> str:
+    """The characters of nanoGPT's ``meta.pkl``, in the order of their ids.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or holds no vocabulary of characters.
+        UnsafeFileError: it holds more than plain values.
+    """
+    meta = read_plain_pickle(path)
+    table = meta.get("itos") if isinstance(meta, dict) else None
+    if not isinstance(table, dict) or not all(
+        isinstance(table.get(i), str) and len(table[i]) == 1 for i in range(len(table))
+    ):
+        raise CheckpointError(
+            f"{path} holds no vocabulary: it needs itos, with one character for each id from 0 on"
+        )
+    return "".join(table[i] for i in range(len(table)))
+
+
+def _read_folder(path: Path) -> Contents:
+    weights = next(path / name for name in WEIGHTS if (path / name).is_file())
+    kind = detect(weights)
+    contents = dataclasses.replace(READERS[kind](weights, kind), kind="huggingface")
+    return _beside(contents, path, read_config(path / "config.json"))
+
+
+def _beside(contents: Contents, folder: Path, config: dict[str, Any]) -> Contents:
+    """The weights with the config.json, and the tokenizer, that lie beside them."""
+    ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
+    record = {k: v for k, v in contents.record.items() if k in ("vocabulary", "step")}
+    return dataclasses.replace(
+        contents,
+        files=(*contents.files, folder / "config.json"),
+        record={**record, "config": config, "token_ids": ids},
+        companions=tuple(folder / name for name in COMPANIONS if (folder / name).is_file()),
+    )
+
+
+def _read_safetensors(path: Path, kind: Kind) -> Contents:
+    files = [path]
+    if kind == "safetensors_index":
+        tensors, metadata = read_sharded(path)
+        files += [path.parent / name for name in sorted(set(read_weight_map(path).values()))]
+    else:
+        tensors, metadata = read_safetensors(path)
+    record = {}
+    if RECORD in metadata:
+        record = parse_json(metadata[RECORD].encode(), f"{path}: the metadata {RECORD}")
+    return Contents(kind, tuple(files), tensors, record)
+
+
+def _read_torch(path: Path, kind: Kind) -> Contents:
+    tree = read_torch_file(path)
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path} holds {_what(tree)}, where a state dict must be")
+    place = next((name for name in STATE_DICTS if isinstance(tree.get(name), dict)), None)
+    state = tree if place is None else tree[place]
+    others = [name for name, value in state.items() if not isinstance(value, StoredTensor)]
+    # Modules with a state of their own (``_extra_state``) have nothing that we could place.
+    if others or not state:
+        where = "at its top" if place is None else f"in {place}"
+        raise CheckpointError(
+            f"{path} holds no state dict {where}: "
+            + (
+                f"{', '.join(shown(name) for name in others[:5])} are no arrays"
+                if others
+                else "it is empty"
+            )
+        )
+    tensors = {_text(name, path): tensor for name, tensor in state.items()}
+    if place is None:
+        return Contents(kind, (path,), tensors)
+    return Contents(
+        kind,
+        (path,),
+        tensors,
+        _torch_record(tree),
+        optimizer=next((tree[n] for n in OPTIMIZERS if isinstance(tree.get(n), dict)), None),
+    )
+
+
+def _torch_record(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What lies beside a state dict, under the names that people give it."""
+    record = {name: tree[name] for name in ("dialect", "class", "token_ids") if name in tree}
+    # nanoGPT's config is that of the training run; its model_args are the model's.
+    order = ("model_args", *CONFIGS) if "dialect" not in record else CONFIGS
+    config = next((tree[name] for name in order if isinstance(tree.get(name), dict)), None)
+    if config is not None:
+        record["config"] = {k: v for k, v in config.items() if isinstance(k, str)}
+    step = next((tree[name] for name in STEPS if isinstance(tree.get(name), int)), None)
+    if step is not None:
+        record["step"] = step
+    vocabulary = tree.get("vocabulary")
+    if isinstance(vocabulary, list | tuple) and all(isinstance(c, str) for c in vocabulary):
+        vocabulary = "".join(vocabulary)
+    if isinstance(vocabulary, str):
+        record["vocabulary"] = vocabulary
+    return record
+
+
+def _read_torch_shards(path: Path, kind: Kind) -> Contents:
+    weight_map = read_weight_map(path)
+    shards = {name: _read_torch(path.parent / name, kind) for name in set(weight_map.values())}
+    found = {name: shard for shard, part in shards.items() for name in part.tensors}
+    wrong = [
+        name for name in found.keys() | weight_map.keys() if found.get(name) != weight_map.get(name)
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{path} does not fit its files, which disagree about {', '.join(sorted(wrong))}; "
+            "fetch all of them again"
+        )
+    tensors = {name: shards[shard].tensors[name] for name, shard in weight_map.items()}
+    return Contents(kind, (path, *(path.parent / name for name in sorted(shards))), tensors)
+
+
+def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> Contents:
+    from jaxformer.checkpoints import CheckpointFolder
+
+    folder = {"run": path / "checkpoints", "checkpoints": path, "checkpoint": path.parent}[kind]
+    if kind == "checkpoint":
+        if step is not None or best:
+            raise UsageError(f"{path} is one step alone: leave out --step and --best")
+        if not path.resolve().name.isdecimal():
+            raise CheckpointError(f"{path} must have its step's number as its name")
+        path = path.resolve()
+        folder, step = path.parent, int(path.name)
+    try:
+        arrays, manifest, warnings = CheckpointFolder(folder).choose(step, best=best)
+        here, parameters = folder / str(manifest["step"]), _stored(arrays["parameters"])
+    except (LookupError, TypeError, AttributeError) as error:
+        # A manifest that agrees with itself, but was not written by us.
+        raise CheckpointError(f"{folder} has a manifest that lacks {error}") from error
+    root = folder.parent
+    optimizer = Moments(_stored(arrays.get("mu", {})), _stored(arrays.get("nu", {})), manifest)
+    return Contents(
+        kind,
+        tuple(sorted(path for path in here.rglob("*") if path.is_file())),
+        parameters,
+        {**manifest, "dialect": "jaxformer"},
+        companions=tuple(root / name for name in COMPANIONS if (root / name).is_file()),
+        optimizer=optimizer if optimizer.mu else None,
+        warnings=tuple(warnings),
+    )
+
+
+def _stored(arrays: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    return {name: StoredTensor.of(np.asarray(array)) for name, array in arrays.items()}
+
+
+def _what(value: Any) -> str:
+    return "one array" if isinstance(value, StoredTensor) else f"a {type(value).__name__}"
+
+
+def _text(name: Any, path: Path) -> str:
+    if not isinstance(name, str):
+        raise CheckpointError(f"{path} has an array called {shown(name)}, which is no text")
+    return name
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """A record as the metadata of a safetensors file holds it."""
+    return json.dumps(record, ensure_ascii=False)
+
+
+READERS: dict[Kind, Callable[[Path, Kind], Contents]] = {
+    "safetensors": _read_safetensors,
+    "safetensors_index": _read_safetensors,
+    "torch": _read_torch,
+    # Those two are refused there, each with its reason.
+    "torch_legacy": _read_torch,
+    "pickle": _read_torch,
+    "torch_index": _read_torch_shards,
+}

@@ -1,0 +1,73 @@
+"""Nested dicts, lists and tuples of values and tensors, as checkpoints hold them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxformer.errors import CheckpointError, UnsafeFileError
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.storage.local_files import shown
+
+MAX_VALUES = 10_000_000
+MAX_DEPTH = 100
+
+
+def walk(tree: Any, place: str) -> Iterator[tuple[str, StoredTensor]]:
+    """Every tensor of a tree that was read from a file, with its place."""
+    if isinstance(tree, StoredTensor):
+        yield place, tree
+    elif isinstance(tree, dict | list | tuple):
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, value in items:
+            yield from walk(value, below(place, key))
+
+
+def below(place: str, key: Any) -> str:
+    """The place of a part, such as ``model/lm_head.weight``."""
+    return f"{place}/{key}" if place else str(key)
+
+
+def check_tree(tree: Any, where: str) -> int:
+    """The bytes of all tensors in a tree of plain values, each counted wherever it stands.
+
+    A container that stands in several places counts in each: forty pairs of one another unfold to
+    10^12 values for whoever walks through them.
+
+    Raises:
+        UnsafeFileError: the tree is nested too deeply, contains itself, or unfolds to more than
+            any checkpoint has.
+        CheckpointError: a stand-in is left in it: something was saved that is not a value.
+    """
+    known: dict[int, tuple[int, int, int]] = {}
+
+    def measure(node: Any, depth: int) -> tuple[int, int, int]:
+        """How many values a node unfolds to, how deep it is, and the bytes of its tensors."""
+        if isinstance(node, StoredTensor):
+            return 1, 0, node.nbytes
+        if node is None or isinstance(node, str | bytes | bool | int | float):
+            return 1, 0, 0
+        if not isinstance(node, dict | list | tuple | set):
+            raise CheckpointError(
+                f"{where} holds {shown(node)}, which is not a value; save the state_dict alone"
+            )
+        if id(node) not in known:
+            if depth > MAX_DEPTH:
+                raise _bomb(where)
+            children = node.values() if isinstance(node, dict) else node
+            count, height, total = 1, 0, 0
+            for child in children:
+                values, levels, size = measure(child, depth + 1)
+                count, height, total = count + values, max(height, levels), total + size
+            known[id(node)] = count, height + 1, total
+        count, height, total = known[id(node)]
+        if count > MAX_VALUES or depth + height > MAX_DEPTH + 1:
+            raise _bomb(where)
+        return count, height, total
+
+    return measure(tree, 0)[2]
+
+
+def _bomb(where: str) -> UnsafeFileError:
+    return UnsafeFileError(
+        f"{where} is nested more than {MAX_DEPTH} deep or unfolds to millions of values; "
+        "do not use this file"
+    )

@@ -1,0 +1,48 @@
+"""Arrays in another dtype, on purpose, with what that costs."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from jaxformer.checkpoints import round_to, rounding_error
+from jaxformer.porting.formats.tensors import StoredTensor
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+    "float64": np.dtype(np.float64),
+}
+
+
+def cast(
+    tensors: Mapping[str, StoredTensor], dtype: np.dtype
+) -> tuple[dict[str, StoredTensor], dict[str, float]]:
+    """Arrays as they are in another dtype, to be rounded when they are read.
+
+    Args:
+        tensors: floats.
+        dtype: floats too.
+
+    Returns:
+        The arrays, and the largest rounding error of each that was read, which fills as they are.
+    """
+    errors: dict[str, float] = {}
+    return {name: _rounded(name, tensor, dtype, errors) for name, tensor in tensors.items()}, errors
+
+
+def _rounded(
+    name: str, tensor: StoredTensor, dtype: np.dtype, errors: dict[str, float]
+) -> StoredTensor:
+    if tensor.dtype == dtype:
+        return tensor
+
+    def read() -> np.ndarray:
+        array = tensor.read()
+        rounded = round_to(array, dtype)
+        errors[name] = rounding_error(name, array, rounded)
+        return rounded
+
+    return dataclasses.replace(tensor, dtype=dtype, read=read)

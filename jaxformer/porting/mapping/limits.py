@@ -1,0 +1,74 @@
+"""What settings from a file may be, checked before anything is built of them."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
+from jaxformer.checks import MAX_INTEGER, check_types
+from jaxformer.errors import UsageError
+from jaxformer.storage.local_files import shown
+
+# Tables of rotary positions are computed for the whole context: a gigabyte at this length.
+MAX_CONTEXT = 2**24
+LAYERS = (
+    "num_layers", "n_layer", "n_layers", "num_hidden_layers", "num_encoder_layers",
+    "num_decoder_layers", "encoder_layers", "decoder_layers",
+)  # fmt: skip
+
+
+def check_settings(settings: Any, arrays: int) -> None:
+    """Checks settings, theirs or ours, that a model is to be built of.
+
+    Args:
+        settings: a mapping or a config of ours; anything else is left alone.
+        arrays: how many there are: no model has more layers than arrays.
+
+    Raises:
+        UsageError: a number is not finite or larger than any array, or there are more layers than
+            arrays.
+    """
+    if is_dataclass(settings) and not isinstance(settings, type):
+        settings = asdict(settings)
+    if not isinstance(settings, Mapping):
+        return
+    for name, value in _numbers(settings):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"the setting {shown(name)} must be finite: got {value}")
+        if abs(value) > MAX_INTEGER and isinstance(value, int) and "seed" not in name:
+            raise UsageError(
+                f"the setting {shown(name)} must be at most {MAX_INTEGER}: got {shown(value)}"
+            )
+    for name in LAYERS:
+        layers = settings.get(name)
+        if isinstance(layers, int) and layers > arrays:
+            raise UsageError(f"{name}={layers} cannot be: there are {arrays} arrays in all")
+
+
+def check_config(config: Any) -> None:
+    """Checks that the settings of a model of ours have the types that they are declared with.
+
+    Raises:
+        UsageError: one has not, or the context is longer than any model's.
+    """
+    try:
+        check_types(type(config), {f.name: getattr(config, f.name) for f in fields(config)})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if config.context_length > MAX_CONTEXT:
+        raise UsageError(
+            f"context_length must be at most {MAX_CONTEXT}: got {config.context_length}"
+        )
+
+
+def _numbers(tree: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
+    if isinstance(tree, bool):
+        return
+    if isinstance(tree, int | float):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _numbers(value, str(key))
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _numbers(value, name)

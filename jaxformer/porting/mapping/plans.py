@@ -1,0 +1,263 @@
+"""What a port will do, worked out from names, shapes and settings before any weight is read.
+
+A plan pairs every array of theirs with arrays of ours, each exactly once, or is refused with all
+that is wrong. Its tensors are read as they are asked for, so that a port holds one at a time.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import CheckpointError, JaxformerError, UsageError
+from jaxformer.porting.formats.tensors import StoredTensor, digest
+from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.matching import match_arrays
+from jaxformer.porting.mapping.rules import Link, link
+from jaxformer.porting.mapping.skeletons import facts, shapes_of, skeleton
+from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.transfer import Tensors, export_tensors, import_tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where a module of ours came from, so that it can go back as it was.
+
+    Attributes:
+        dialect: the code base.
+        kind: the class.
+        buffers: arrays that are no parameters, whose bits are not those that we would write.
+        config: the foreign config, where there was one.
+        facts: what the module computed when it came, see ``_facts``.
+    """
+
+    dialect: Dialect
+    kind: str
+    buffers: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A port, worked out.
+
+    Attributes:
+        module: ours, with shapes in place of weights.
+        links: which arrays hold the same numbers.
+        tensors: what the port gives, by its new names, to be read in this order.
+        origin: whose names theirs are.
+        counterpart: the class.
+        dropped: their arrays that were ignored on request.
+        order: of an import, the names of their arrays as they came, wrappers taken off.
+    """
+
+    module: Any
+    links: list[Link]
+    tensors: dict[str, StoredTensor]
+    origin: Origin
+    counterpart: Counterpart
+    dropped: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+
+
+def plan_import(
+    tensors: Tensors,
+    dialect: Dialect,
+    *,
+    kinds: Sequence[str] = (),
+    module: Any = None,
+    config: Any = None,
+    ignore: Sequence[str] = (),
+) -> Plan:
+    """Works out how their arrays become a module of ours.
+
+    Args:
+        tensors: theirs, by name.
+        dialect: whose names these are.
+        kinds: names of the class, the most special first; default the one whose arrays these are.
+        module: the PyTorch module, to read settings off.
+        config: a config of theirs (a mapping), one of ours, or a module of ours.
+        ignore: patterns of names to leave out, ``bert.pooler.*``.
+
+    Raises:
+        CheckpointError: arrays are missing, unexpected, of another shape, or do not hold what they
+            must; all are listed.
+        UsageError: the settings do not make a model of ours.
+    """
+    match = match_arrays(tensors, dialect, kinds=kinds, module=module, config=config, ignore=ignore)
+    ours, links, named = match.module, match.links, match.tensors
+    buffers = _check_the_rest(match.counterpart, ours, links, named)
+    origin = Origin(dialect, match.kind, buffers, match.settings, facts(ours))
+    read = import_tensors(links, named)
+    return Plan(ours, links, read, origin, match.counterpart, match.dropped, tuple(named))
+
+
+def plan_export(
+    module: Any, tensors: Tensors, dialect: Dialect, *, origin: Origin | None = None
+) -> Plan:
+    """Works out how a module of ours becomes their arrays.
+
+    Args:
+        module: ours; its weights are not looked at.
+        tensors: its parameters, by name.
+        dialect: whose names are wanted.
+        origin: where the module came from, if it was ported.
+
+    Raises:
+        UsageError: the dialect has no class that computes what the module does; all that stands
+            against it is listed.
+    """
+    candidates = dialect.for_module(module)
+    if origin is not None and origin.dialect.name == dialect.name:
+        known = dialect.for_class([origin.kind])
+        candidates = [c for c in candidates if c is known] or candidates
+    else:
+        origin = None
+    if not candidates:
+        raise UsageError(
+            f"{dialect.name} has nothing that computes what {type(module).__name__} does: it has "
+            + ", ".join(dialect.classes())
+        )
+    attempts = []
+    for counterpart in candidates:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        links, homeless = link(counterpart.rules_for(module), shapes)
+        problems = [f"there is no place for {name}" for name in homeless]
+        plan = _export(module, tensors, links, counterpart, origin or Origin(dialect, ""))
+        # A module that is as it came can go back, even where its class has no such setting.
+        same = origin is not None and origin.facts == facts(module)
+        cannot_be_built = False
+        try:
+            problems += [] if same else _differences(module, plan, counterpart, homeless)
+        except JaxformerError as error:
+            problems.append(str(error))
+            cannot_be_built = True
+        if not problems:
+            return plan
+        attempts.append(((cannot_be_built, len(homeless), len(problems)), problems, counterpart))
+    _, problems, counterpart = min(attempts, key=lambda attempt: attempt[0])
+    raise UsageError(
+        f"{dialect.name}'s {counterpart.theirs[0]} cannot hold this {type(module).__name__}: "
+        + "; ".join(problems)
+    )
+
+
+def _check_the_rest(
+    counterpart: Counterpart, ours: Any, links: Iterable[Link], tensors: Tensors
+) -> dict[str, np.ndarray]:
+    """Compares second names and buffers with what they must hold.
+
+    Returns:
+        The buffers whose bits are not those that we compute.
+
+    Raises:
+        CheckpointError: some do not agree; all are listed.
+    """
+    names = {name for each in links for name in each.theirs}
+    problems = []
+    for alias, name in counterpart.aliases.items():
+        tied = alias in tensors and name in tensors and alias not in names
+        if tied and not _same(tensors[alias], tensors[name]):
+            problems.append(f"{alias} must equal {name}, which it is tied to, and does not")
+    kept: dict[str, np.ndarray] = {}
+    # Masks are the same in every layer: their bits are held once.
+    shared: dict[Any, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        buffer = next((b for b in counterpart.buffers if b.matches(name)), None)
+        if name in names or buffer is None:
+            continue
+        stored = tensor.read()
+        difference = buffer.differs(stored, ours)
+        if difference is not None:
+            problems.append(f"the buffer {name} {difference}")
+        elif not (buffer.written and _holds(buffer.values(ours, stored.shape), stored)):
+            key = (stored.shape, stored.dtype, digest(stored))
+            kept[name] = shared.setdefault(key, stored)
+    if problems:
+        raise CheckpointError("; ".join(problems))
+    return kept
+
+
+def _export(
+    module: Any,
+    tensors: Tensors,
+    links: list[Link],
+    counterpart: Counterpart,
+    origin: Origin,
+) -> Plan:
+    written = export_tensors(links, tensors)
+    for alias, name in counterpart.aliases.items():
+        if alias not in written and name in written:
+            shared = ("tied", name)
+            written[name] = dataclasses.replace(written[name], storage=shared)
+            written[alias] = dataclasses.replace(written[name], storage=shared)
+    for buffer in counterpart.buffers:
+        for name in _buffer_names(buffer, list(written)) if buffer.written else ():
+            values = origin.buffers.get(name)
+            values = buffer.values(module, None) if values is None else values
+            if values is not None:
+                written[name] = StoredTensor.of(values)
+    for name in origin.buffers.keys() - written.keys():
+        written[name] = StoredTensor.of(origin.buffers[name])
+    origin = dataclasses.replace(origin, kind=origin.kind or counterpart.theirs[0])
+    return Plan(module, links, written, origin, counterpart)
+
+
+def _differences(
+    module: Any, plan: Plan, counterpart: Counterpart, homeless: Sequence[str]
+) -> list[str]:
+    """What the class of theirs would do otherwise than our module, had it these arrays.
+
+    Raises:
+        JaxformerError: they make none of its modules.
+    """
+    foreign = Foreign(
+        {name: tensor.shape for name, tensor in plan.tensors.items()},
+        kind=plan.origin.kind,
+        config=counterpart.settings(module),
+    )
+    again = skeleton(counterpart, foreign, None)
+    wanted = facts(module) | {f"the shape of {k}": v for k, v in shapes_of(module).items()}
+    had = facts(again) | {f"the shape of {k}": v for k, v in shapes_of(again).items()}
+    skipped = {f"the shape of {name}" for name in homeless}
+    # What holds for every layer is said once.
+    return list(
+        dict.fromkeys(
+            f"{re.sub(r'(?<=[.])[0-9]+(?=[.])', '*', name)} is {wanted.get(name)!r} here and "
+            f"{had.get(name)!r} there"
+            for name in sorted(wanted.keys() | had.keys())
+            if wanted.get(name) != had.get(name)
+            and name not in skipped
+            and name.rpartition(".")[2] not in counterpart.translated
+        )
+    )
+
+
+def _buffer_names(buffer: Buffer, written: Sequence[str]) -> list[str]:
+    """The names of a buffer in every module that has it."""
+    if "*" not in buffer.theirs:
+        return [buffer.theirs]
+    owner, _, leaf = buffer.theirs.rpartition(".")
+    pattern = re.compile("(" + re.escape(owner).replace(r"\*", r"\d+") + r")\..*")
+    owners = dict.fromkeys(m.group(1) for name in written if (m := pattern.fullmatch(name)))
+    return [f"{name}.{leaf}" for name in owners]
+
+
+def _same(first: StoredTensor, second: StoredTensor) -> bool:
+    """Whether two tensors hold the same bits; only one of them is in memory at a time."""
+    if first.storage is not None and first.storage == second.storage:
+        return True
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+
+    return digest(first.read()) == digest(second.read())
+
+
+def _holds(expected: np.ndarray | None, stored: np.ndarray) -> bool:
+    """Whether the bits are those that would be written."""
+    return (
+        expected is not None and expected.dtype == stored.dtype and np.array_equal(stored, expected)
+    )

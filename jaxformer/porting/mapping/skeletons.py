@@ -1,0 +1,96 @@
+"""Modules of ours without weights: made from settings, and what they compute, as plain facts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.errors import JaxformerError, UsageError
+from jaxformer.layers import Dropout
+from jaxformer.porting.mapping.dialect import Counterpart
+from jaxformer.porting.mapping.limits import check_config
+from jaxformer.porting.mapping.rules import Shape
+from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.positions import RotaryScaling
+from jaxformer.transformer_lm import TransformerLM
+
+OUR_CONFIGS = {TransformerLMConfig: TransformerLM, EncoderDecoderConfig: EncoderDecoder}
+# Where the classes are defined that compute; those in porting only rename their arguments.
+_COMPONENTS = {
+    f"jaxformer.{name}"
+    for name in (
+        "attention", "blocks", "encoder_decoder", "feed_forward", "heads", "layers", "norms",
+        "positions", "transformer_lm",
+    )
+}  # fmt: skip
+# Settings that the model reads itself; its parts show the others.
+_USED_BY_THE_MODEL = (
+    "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
+    "head", "pooler", "num_token_types", "tie_embeddings",
+)  # fmt: skip
+
+
+def skeleton(counterpart: Counterpart, foreign: Foreign, config: Any) -> Any:
+    """Our module with shapes in place of weights."""
+    if isinstance(config, nnx.Module):
+        return config
+    keys: Any = _SameKey()
+    try:
+        if type(config) in OUR_CONFIGS:
+            build = OUR_CONFIGS[type(config)]
+            module = nnx.eval_shape(lambda: build(config, rngs=keys))
+        else:
+            module = nnx.eval_shape(lambda: counterpart.build(foreign, keys))
+    except JaxformerError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Settings come from files: they may be of any type and value.
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"these settings make no {foreign.kind}: {reason}") from error
+    if type(getattr(module, "config", None)) in OUR_CONFIGS:
+        check_config(module.config)
+    return module
+
+
+class _SameKey:
+    """Stands for ``nnx.Rngs`` where nothing is drawn: counting its keys takes most of the time."""
+
+    def __init__(self) -> None:
+        self.key = jax.random.key(0)
+
+    def params(self) -> jax.Array:
+        """A key."""
+        return self.key
+
+
+def shapes_of(module: Any) -> dict[str, Shape]:
+    """The shapes of a module's parameters, by name; weights may be left out of the module."""
+    # Not by ``abstract``, which traces the module anew.
+    state = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {".".join(map(str, path)): tuple(variable.shape) for path, variable in state}
+
+
+def facts(module: Any) -> dict[str, Any]:
+    """All that decides what a module computes, beside its weights; rates of dropout do not."""
+    facts: dict[str, Any] = {}
+    for path, node in nnx.iter_modules(module):
+        kinds = [c.__name__ for c in type(node).__mro__ if c.__module__ in _COMPONENTS]
+        if isinstance(node, Dropout) or not kinds:
+            continue
+        at = ".".join(map(str, path))
+        facts[at or "the class"] = kinds[0]
+        values = dict(vars(node))
+        config = values.pop("config", None)
+        if isinstance(config, TransformerLMConfig | EncoderDecoderConfig):
+            values |= {name: getattr(config, name, None) for name in _USED_BY_THE_MODEL}
+        for name, value in values.items():
+            if isinstance(value, RotaryScaling):
+                # Of a linear one the other numbers are not used.
+                value = value.factor if value.kind == "linear" else dataclasses.astuple(value)
+            if name.startswith("_") or not isinstance(value, int | float | str | tuple | None):
+                continue
+            facts[f"{at}.{name}".removeprefix(".")] = value
+    return facts

@@ -1,0 +1,75 @@
+"""Tensors that are converted as they are read: ours from theirs by links, and theirs from ours."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.rules import Link, Shape, contiguous
+
+Tensors = Mapping[str, StoredTensor]
+
+
+def import_tensors(links: Iterable[Link], tensors: Tensors) -> dict[str, StoredTensor]:
+    """Ours from theirs by the links, to be read in this order: parameters or moments."""
+    return {name: tensor for each in links for name, tensor in _ours_of(each, tensors)}
+
+
+def export_tensors(links: Iterable[Link], tensors: Tensors) -> dict[str, StoredTensor]:
+    """Theirs from ours by the links, to be read in this order: parameters or moments."""
+    return {name: tensor for each in links for name, tensor in _theirs_of(each, tensors)}
+
+
+def _ours_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
+    sources = [tensors[name] for name in each.theirs]
+    return _converted(each.ours, each.our_shapes, sources, each.view_as_ours)
+
+
+def _theirs_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
+    sources = [tensors[name] for name in each.ours]
+    return _converted(each.theirs, each.their_shapes, sources, each.view_as_theirs)
+
+
+def _converted(
+    names: Sequence[str],
+    shapes: Sequence[Shape],
+    sources: Sequence[StoredTensor],
+    convert: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
+) -> list[tuple[str, StoredTensor]]:
+    """Tensors that are converted together when the first of them is read, and then handed out."""
+    waiting: dict[int, np.ndarray] = {}
+
+    def view(place: int) -> np.ndarray:
+        if place not in waiting:
+            waiting.clear()
+            waiting.update(enumerate(convert([_view(source) for source in sources])))
+        return waiting.pop(place)
+
+    def tensor(place: int, shape: Shape) -> StoredTensor:
+        read = _Read(functools.partial(view, place))
+        return StoredTensor(shape, sources[0].dtype, read)
+
+    return [
+        (name, tensor(place, shape))
+        for place, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """Reads a converted tensor, and gives a view of it to whoever converts it further.
+
+    What is transposed on the way in and again on the way out is never copied: a port from one
+    PyTorch layout to another holds a matrix once.
+    """
+
+    view: Callable[[], np.ndarray]
+
+    def __call__(self) -> np.ndarray:
+        return contiguous(self.view())
+
+
+def _view(source: StoredTensor) -> np.ndarray:
+    return source.read.view() if isinstance(source.read, _Read) else source.read()

@@ -1,0 +1,179 @@
+"""Where numbers go: metrics.jsonl always, a service on request, a picture at the end."""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from jaxformer.checkpoints import write_durably
+from jaxformer.errors import ResourceError, UsageError
+
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+TRACKER_MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+
+
+def check_trackers(trackers: Sequence[Tracker]) -> None:
+    """Checks that the packages of the services are installed.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name in trackers:
+        if importlib.util.find_spec(TRACKER_MODULES[name]) is None:
+            raise UsageError(f"--tracker {name} needs a package: pip install 'jaxformer[{name}]'")
+
+
+class Sink(Protocol):
+    """Something that takes numbers."""
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Takes the numbers of one step; ``record["step"]`` says which."""
+
+    def close(self) -> None:
+        """Writes out what is still held."""
+
+
+class MetricsFile:
+    """``metrics.jsonl``: one JSON object a line.
+
+    Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token),
+    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``, and
+    ``model_flops_utilization`` (a share) on devices whose peak is known.
+
+    Args:
+        path: of the file.
+        first_step: the step that a resumed run starts from; later lines are of steps that were
+            made but never saved, and will be made again.
+    """
+
+    def __init__(self, path: Path, first_step: int = 0):
+        if path.exists():
+            kept = [json.dumps(r) + "\n" for r in read_metrics(path) if r["step"] <= first_step]
+            write_durably(path, "".join(kept))
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Appends one line; it is on its way to the disk when this returns.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
+        finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
+        try:
+            self._file.write(json.dumps(finite) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise ResourceError(f"could not write {self._path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        # A line that is still held could not be written, and ``write`` has said so.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class Service:
+    """A metrics service. The first failure is told once; training and metrics.jsonl go on.
+
+    Args:
+        name: tensorboard, wandb or trackio.
+        folder: the run's folder.
+        config: its settings.
+        warn: told in one line what went wrong.
+    """
+
+    def __init__(self, name: Tracker, folder: Path, config: dict[str, Any], warn: Any):
+        self._name = name
+        self._warn = warn
+        self._failed = False
+        self._log: Callable[[dict[str, float], int], Any] = lambda record, step: None
+        self._finish: Callable[[], Any] = lambda: None
+        try:
+            tracker = importlib.import_module(TRACKER_MODULES[name])
+            if name == "tensorboard":
+                writer = tracker.SummaryWriter(str(folder / "tensorboard"))
+                self._log = lambda record, step: [
+                    writer.add_scalar(key, value, step) for key, value in record.items()
+                ]
+                self._finish = writer.close
+            else:
+                tracker.init(project="jaxformer", name=folder.name, config=config)
+                self._log = lambda record, step: tracker.log(record, step=step)
+                self._finish = tracker.finish
+        except (Exception, SystemExit) as error:
+            self._fail(error)
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Hands the numbers on."""
+        if not self._failed:
+            numbers = {key: value for key, value in record.items() if key != "step"}
+            try:
+                self._log(numbers, int(record["step"]))
+            except (Exception, SystemExit) as error:
+                self._fail(error)
+
+    def close(self) -> None:
+        """Ends the service's run."""
+        if not self._failed:
+            try:
+                self._finish()
+            except (Exception, SystemExit) as error:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failed = True
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        self._warn(f"{self._name} does not answer ({reason}); metrics.jsonl goes on")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; one that was cut short by a kill, or damaged, is left out."""
+    records = []
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and type(record.get("step")) is int:
+            records.append(record)
+    return records
+
+
+def plot_losses(records: Sequence[Mapping[str, Any]], path: Path, title: str) -> bool:
+    """Draws training and validation loss against the step; False where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    trained = [(r["step"], r["train_loss"]) for r in records if r.get("train_loss") is not None]
+    evaluated = [(r["step"], r["val_loss"]) for r in records if r.get("val_loss") is not None]
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    if trained:
+        steps, losses = zip(*trained, strict=True)
+        axes.plot(steps, losses, color="#9db4c0", linewidth=0.8, label="training, each step")
+    if evaluated:
+        steps, losses = zip(*evaluated, strict=True)
+        axes.plot(
+            steps, losses, "o-", color="#c1121f", markersize=4, label="validation, whole split"
+        )
+        axes.annotate(
+            f"{losses[-1]:.3f}", (steps[-1], losses[-1]), xytext=(0, 10),
+            textcoords="offset points", ha="right", color="#c1121f",
+        )  # fmt: skip
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("cross-entropy (nats per token)")
+    axes.set_title(title)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True

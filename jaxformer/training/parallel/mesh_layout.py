@@ -1,0 +1,133 @@
+"""A model's arrays on a mesh of devices, by the sharding rules."""
+
+import functools
+import math
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import with_sharding_constraint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float
+
+from jaxformer.execution.sharding import Attend
+from jaxformer.layers import Dropout
+from jaxformer.masks import expand_mask
+from jaxformer.training.parallel.sharding_rules import AXES, activation_spec, parameter_spec
+
+
+class MeshLayout:
+    """Batches are split over data and fsdp, heads and widths over tensor; see ``sharding.Layout``.
+
+    A block's parameters are stored in parts along fsdp and put together when the block is computed,
+    on the way forward and once more on the way back; gradients go straight to their parts.
+
+    Args:
+        mesh: with the axes of ``sharding_rules.AXES``, all of them Auto.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.sizes = dict(mesh.shape)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether there are parts to put together."""
+        return self.sizes["fsdp"] > 1
+
+    def lay_out(self, x: Array, letters: str) -> Array:
+        """``x``, whose dimensions have these letters, split by their rules."""
+        spec = activation_spec(letters, x.shape, self.sizes)
+        return with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+    def gather(self, parameters: dict[str, Array]) -> dict[str, Array]:
+        """Parameters whole along fsdp; their gradients come back in parts."""
+        return {name: self._gather(name, value) for name, value in parameters.items()}
+
+    def _gather(self, name: str, value: Array) -> Array:
+        stored, used = (
+            self.parameter_sharding(name, value.shape, axes) for axes in (AXES, ("tensor",))
+        )
+        return value if stored == used else _move(used, stored, value)
+
+    def parameter_sharding(
+        self, name: str, shape: tuple[int, ...], axes: Collection[str] = AXES
+    ) -> NamedSharding:
+        """Where a parameter lies, as far as these axes go."""
+        return NamedSharding(self.mesh, parameter_spec(name, shape, self.sizes, axes))
+
+    def share_heads(
+        self,
+        attend: Attend,
+        q_BTNH: Float[Array, "B T N H"],
+        k_BSKH: Float[Array, "B S K H"],
+        v_BSKH: Float[Array, "B S K H"],
+        mask: Bool[Array, "B N T S"] | None,
+        bias: Float[Array, "B N T S"] | None,
+        dropout: Dropout,
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
+        """``attend``, called by each device with its own texts and heads.
+
+        Key/value heads that are too few to be split are repeated first.
+        """
+        (batch, queries, heads), (keys, kv_heads) = q_BTNH.shape[:3], k_BSKH.shape[1:3]
+        tensor = self.sizes["tensor"]
+        repeats = tensor // math.gcd(kv_heads, tensor)
+        if heads % tensor == 0 and repeats > 1:
+            k_BSKH, v_BSKH = (jnp.repeat(x, repeats, axis=2) for x in (k_BSKH, v_BSKH))
+        # Drawn for all texts and heads at once, as masks depend on where in the whole they stand.
+        keep = dropout.keep((batch, heads, queries, keys))
+        mask = None if mask is None else expand_mask(mask)
+        # A mask that is known stays out of the arguments, and known.
+        known = mask if isinstance(mask, np.ndarray) and mask.shape[:2] == (1, 1) else None
+        arguments: list[tuple[Any, str]] = [
+            (q_BTNH, "BTNH"),
+            (k_BSKH, "BSKH"),
+            (v_BSKH, "BSKH"),
+            (None if known is not None else mask, "BNTS"),
+            (bias, "BNTS"),
+            (keep, "BNTS"),
+        ]
+
+        def part(q: Array, k: Array, v: Array, mask: Any, bias: Any, keep: Any) -> Any:
+            place = Dropout(dropout.rate)
+            place.deterministic, place.keep_mask = dropout.deterministic, keep
+            return attend(q, k, v, known if mask is None else mask, bias, place)
+
+        specs = tuple(
+            PartitionSpec() if x is None else activation_spec(letters, x.shape, self.sizes)
+            for x, letters in arguments
+        )
+        weights = activation_spec("BNTS", (batch, heads, queries, keys), self.sizes)
+        shared: Attend = jax.shard_map(
+            part,
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=(specs[0], weights),
+            check_vma=False,
+        )
+        return shared(*(x for x, _ in arguments))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _move(there: NamedSharding, back: NamedSharding, x: Array) -> Array:
+    """``x`` at ``there``; its gradient at ``back``."""
+    return with_sharding_constraint(x, there)
+
+
+def _move_forward(there: NamedSharding, back: NamedSharding, x: Array) -> tuple[Array, None]:
+    return with_sharding_constraint(x, there), None
+
+
+def _move_backward(
+    there: NamedSharding, back: NamedSharding, _: None, gradient: Array
+) -> tuple[Array]:
+    # Summed where it was made, then cut: asked for in parts at once, the gradient of a table makes
+    # XLA move the activations instead. The barrier keeps the sum from living on until the update.
+    summed = with_sharding_constraint(gradient, there)
+    return (jax.lax.optimization_barrier(with_sharding_constraint(summed, back)),)
+
+
+_move.defvjp(_move_forward, _move_backward)
