@@ -9,6 +9,7 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import pytest
+import torch
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -39,3 +40,16 @@ def optimized_where_it_matters(request):
     compile_quickly(request.module.__name__.rpartition(".")[2] not in OPTIMIZED)
     yield
     compile_quickly(True)
+
+
+@pytest.fixture(scope="module")
+def float64():
+    """JAX computes in float64 where it is asked to, and torch in one thread.
+
+    The arrays are tiny: a second thread would only wait.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with jax.enable_x64(True):
+        yield
+    torch.set_num_threads(threads)

@@ -195,8 +195,8 @@ def scale_sentence(results: Sequence[Result]) -> str:
             deviation, worst = max(found, key=lambda pair: abs(pair[0]))
             sentences.append(
                 f"Rows compiled for {kind}s: {len(found)}. The model's memory is farthest off for "
-                f"{worst}: {100 * deviation:+.0f} %. `tests/test_scale.py` holds every one to "
-                f"{100 * bound:.0f} %."
+                f"{worst}: {100 * deviation:+.0f} %. `tests/planning/test_scale.py` holds every "
+                f"one to {100 * bound:.0f} %."
             )
     return "\n".join(sentences)
 

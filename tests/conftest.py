@@ -2,7 +2,7 @@ import jax
 import pytest
 
 from jaxformer.cli.main import main
-from tests.tiny import DROPOUT, TEXT, snapshot, train
+from tests.support.tiny import DROPOUT, TEXT, snapshot, train
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,10 +15,10 @@ __all__ = ["Report", "assert_parity", "compare", "compare_generation", "compare_
 __getattr__ = lazily(
     __name__,
     {
-        "Report": "report",
-        "assert_parity": "comparison",
-        "compare": "comparison",
-        "compare_generation": "decoding",
-        "compare_training": "trajectories",
+        "Report": "report.model",
+        "assert_parity": "compare.modules",
+        "compare": "compare.modules",
+        "compare_generation": "compare.generation",
+        "compare_training": "compare.training",
     },
 )

@@ -1,9 +1,9 @@
 """What a step needs of each device by arithmetic alone: for what no compiler here can say.
 
 The bytes of parameters and moments are exact. Those of gradients, activations and the rest are a
-model of what XLA keeps, held against real compilations in ``tests/test_scale.py``, which says how
-far it is off. What it leaves out: dropout's masks, and position schemes and norms of queries and
-keys, whose arrays XLA fuses or which are small.
+model of what XLA keeps, compared with real compilations in ``tests/planning/test_scale.py``, which
+says how far it is off. What it leaves out: dropout's masks, and position schemes and norms of
+queries and keys, whose arrays XLA fuses or which are small.
 """
 
 import dataclasses

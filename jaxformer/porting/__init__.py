@@ -24,12 +24,12 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "export_arrays": "naming",
-        "from_torch": "convert",
-        "import_arrays": "naming",
+        "export_arrays": "mapping.naming",
+        "from_torch": "api",
+        "import_arrays": "mapping.naming",
         "load_model": "checkpoint",
         "open_checkpoint": "checkpoint",
-        "to_torch": "convert",
+        "to_torch": "api",
         "train_state_from_torch": "train_states",
         "train_state_to_torch": "train_states",
     },

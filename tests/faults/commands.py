@@ -9,8 +9,8 @@ from unittest import mock
 
 from tests.faults.tally import Tally
 from tests.faults.workbench import SELDOM, Workbench, snapshot, unchanged, words
-from tests.malicious_files import corpus
-from tests.malicious_pickles import TRACE
+from tests.support.malicious_files import corpus
+from tests.support.malicious_pickles import TRACE
 
 # Exit code, and the command as it is given in a folder that holds what ``_furnish`` makes.
 FAILING = """

@@ -21,7 +21,7 @@ from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.cli.main import main
 from jaxformer.errors import JaxformerError
 from tests.faults.forks import Fork, Zygote
-from tests.tiny import DROPOUT, ROOT, TEXT, TINY
+from tests.support.tiny import DROPOUT, ROOT, TEXT, TINY
 
 # The rate is a function of the step alone, wherever a run is cut and however far it is to go.
 FLAGS = [*TINY, *map(str, DROPOUT), "--decay-steps", "5000", "--sample-tokens", "0"]

@@ -56,7 +56,7 @@ def write_html(report: Report, path: str | Path) -> None:
 
 def page(report: Report) -> str:
     """The page as text."""
-    folder = importlib.resources.files("jaxformer.parity") / "page"
+    folder = importlib.resources.files("jaxformer.parity.report.html") / "page"
     template, style, charts, drawing = (
         (folder / name).read_text("utf-8")
         for name in ("page.html", "page.css", "charts.js", "page.js")

@@ -1,0 +1,173 @@
+"""The mirror and the import rules, read from the source."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Files of jaxformer that have no twin.
+ALONE = {"__init__", "__main__", "errors"}
+JAX_ONLY_KEYWORDS = {"rngs"}
+TORCH_ONLY_KEYWORDS = {"generator"}
+
+
+def modules(package: str) -> dict[str, ast.Module]:
+    """The parsed files of a package's top level, by name."""
+    return {
+        path.stem: ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / package).glob("*.py"))
+    }
+
+
+JAXFORMER, TORCH_REF = modules("jaxformer"), modules("torch_ref")
+SHARED = sorted((JAXFORMER.keys() & TORCH_REF.keys()) - {"__init__"})
+
+
+def classes(tree: ast.Module) -> dict[str, ast.ClassDef]:
+    """The public classes of a file."""
+    return {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+
+
+def keywords(function: ast.FunctionDef) -> list[str]:
+    """The names of a function's parameters, in order."""
+    arguments = function.args
+    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def method(node: ast.ClassDef, *names: str) -> ast.FunctionDef | None:
+    """The first method of that name."""
+    return next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name in names), None)
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The public attributes that a constructor sets: the paths of parameters and sub-modules."""
+    constructor = method(node, "__init__")
+    if constructor is None:
+        return set()
+    found = set()
+    for statement in ast.walk(constructor):
+        targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+        for target in targets:
+            if (
+                isinstance(target, ast.Attribute)
+                and isinstance(target.value, ast.Name)
+                and target.value.id == "self"
+                and not target.attr.startswith("_")
+            ):
+                found.add(target.attr)
+    return found
+
+
+def test_the_same_files():
+    assert JAXFORMER.keys() - ALONE == TORCH_REF.keys() - {"__init__"}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_same_public_classes(name):
+    mine, theirs = classes(JAXFORMER[name]), classes(TORCH_REF[name])
+    # The torch side defines its own TextError, as it may not import jaxformer's.
+    assert mine.keys() == theirs.keys() - {"TextError"}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_the_same_public_functions(name):
+    def functions(tree: ast.Module) -> set[str]:
+        return {
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        }
+
+    # What only one framework needs: JAX takes modules apart and widens by hand, torch copies out.
+    alone = {"widen", "widely", "split", "merge", "abstract", "to_numpy", "random_bits"}
+    assert functions(JAXFORMER[name]) - alone == functions(TORCH_REF[name]) - alone
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), [(name, cls) for name in SHARED for cls in classes(JAXFORMER[name])]
+)
+def test_the_same_constructor_keywords_and_attributes(name, cls):
+    mine, theirs = classes(JAXFORMER[name])[cls], classes(TORCH_REF[name])[cls]
+    ours, torchs = method(mine, "__init__"), method(theirs, "__init__")
+    if ours is not None and torchs is not None:
+        assert [k for k in keywords(ours) if k not in JAX_ONLY_KEYWORDS] == [
+            k for k in keywords(torchs) if k not in TORCH_ONLY_KEYWORDS
+        ]
+    leaves = {"kernel", "scale", "embedding", "weight", "bias"}
+    dropout = {"deterministic", "key", "recording", "last_keep", "generator", "first_row"}
+    inherited = {"eps"}
+    ignored = leaves | dropout | inherited
+    assert attributes(mine) - ignored == attributes(theirs) - ignored
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"), [(name, cls) for name in SHARED for cls in classes(JAXFORMER[name])]
+)
+def test_the_same_call_arguments(name, cls):
+    mine = method(classes(JAXFORMER[name])[cls], "__call__")
+    theirs = method(classes(TORCH_REF[name])[cls], "forward")
+    if mine is not None and theirs is not None:
+        assert keywords(mine) == keywords(theirs)
+
+
+@pytest.mark.parametrize("name", ["config.py", "checks.py"])
+def test_settings_are_the_same_text(name):
+    assert (ROOT / "jaxformer" / name).read_text() == (ROOT / "torch_ref" / name).read_text()
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """The packages that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_torch_ref_imports_neither_jax_nor_jaxformer():
+    for path in (ROOT / "torch_ref").rglob("*.py"):
+        tops = {name.partition(".")[0] for name in imports(ast.parse(path.read_text()))}
+        assert not tops & {"jax", "jaxlib", "flax", "optax", "jaxformer", "jaxtyping"}, path
+
+
+def test_jaxformer_imports_no_torch():
+    for path in (ROOT / "jaxformer").rglob("*.py"):
+        if path.is_relative_to(ROOT / "jaxformer/parity") or path.name == "torch_files.py":
+            continue
+        tops = {name.partition(".")[0] for name in imports(ast.parse(path.read_text()))}
+        assert not tops & {"torch", "torch_ref"}, path
+
+
+LAYERS = [
+    {"config", "errors"},
+    {"initializers", "losses"},
+    {"layers", "masks"},
+    {"parameters", "norms", "positions", "feed_forward"},
+    {"attention"},
+    {"blocks"},
+    {"builders"},
+    {"transformer_lm", "encoder_decoder"},
+]
+
+
+@pytest.mark.parametrize("package", ["jaxformer", "torch_ref"])
+def test_leaves_know_nothing_of_what_is_built_of_them(package):
+    level = {name: i for i, names in enumerate(LAYERS) for name in names}
+    files = JAXFORMER if package == "jaxformer" else TORCH_REF
+    for name, tree in files.items():
+        for imported in imports(tree):
+            target = imported.removeprefix(f"{package}.")
+            if name in level and target in level:
+                assert level[target] < level[name], f"{name} imports {target}"
+
+
+def test_leaves_see_no_config():
+    for name in ("layers", "masks", "norms", "positions", "attention", "feed_forward", "blocks"):
+        assert "jaxformer.config" not in imports(JAXFORMER[name]), name

@@ -1,0 +1,148 @@
+"""The benchmarks run, their results say where they come from, and the documents say the same."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+import torch_ref.config
+import torch_ref.train_step
+import torch_ref.transformer_lm
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+HELPERS = {"measure", "limits", "sides"}
+SCRIPTS = sorted(path for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
+# Written by a script that has its own form of a result.
+OTHERS = {"verify-cpu", "faults", "soak"}
+RESULTS = [p for p in sorted((BENCHMARKS / "results").glob("*.json")) if p.stem not in OTHERS]
+
+
+@pytest.fixture
+def benchmark_modules(monkeypatch):
+    """Imports a module of the benchmarks, as a script of theirs does."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # which they set
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_every_script_has_help(script):
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_results_say_where_they_come_from(path, benchmark_modules):
+    result = json.loads(path.read_text())
+    missing = [name for name in benchmark_modules("measure").FIELDS if name not in result]
+    assert not missing
+    assert result["results"]
+    assert {"cpu", "cores", "gpu", "load_average_at_start"} <= result["machine"].keys()
+    assert {"python", "jax", "torch"} <= result["versions"].keys()
+    script = result["command"].split()[1]
+    assert (ROOT / script).exists()
+    assert result["benchmark"] == Path(script).stem
+
+
+def test_documents_say_what_the_results_do(benchmark_modules):
+    table = benchmark_modules("table")
+    results = table.load()
+    for path in table.TARGETS:
+        text = path.read_text(encoding="utf-8")
+        assert table.render(text, results) == text, f"{path.name}: python benchmarks/table.py"
+
+
+def test_the_summary_has_every_result_of_every_machine(benchmark_modules):
+    """Those that differ in a setting alone are lines of their own."""
+    table = benchmark_modules("table")
+    results = [r for r in table.load() if r["benchmark"] == "training_step"]
+    gpu = {"gpu": ["NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"]}
+    for dropped in (True, False):
+        settings = {**results[0]["settings"], "no_attention_dropout": dropped}
+        results.append({**results[0], "machine": gpu, "settings": settings, "file": f"{dropped}"})
+    summary = table.summary(results)
+    assert "| NVIDIA H100 80GB HBM3 |" in summary
+    for result in results:
+        assert f"(benchmarks/results/{result['file']})" in summary
+
+
+def test_a_figure_that_is_not_a_results_is_found(benchmark_modules):
+    table = benchmark_modules("table")
+    text = "<!-- speed: training_step -->\n81 ms\n<!-- end of training_step -->\n"
+    assert "81 ms" not in table.render(text, [])
+    with pytest.raises(SystemExit, match="not closed"):
+        table.render(text.replace("end of", "end"), [])
+
+
+def test_turns_alternate_and_the_first_call_is_apart(benchmark_modules):
+    measure = benchmark_modules("measure")
+    called = []
+    sides = {name: lambda name=name: called.append(name) for name in "abc"}
+    found = measure.interleave(sides, 4, warm_up=2)
+    assert called[:6] == ["a", "a", "b", "b", "c", "c"]
+    assert called[6:] == [*"abc", *"bca", *"cab", *"abc"]
+    assert all(side["seconds"]["count"] == 4 for side in found.values())
+
+
+def test_what_comes_before_a_turn_is_not_timed(benchmark_modules, monkeypatch):
+    measure, called = benchmark_modules("measure"), []
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: float(len(called)))
+    sides = {name: lambda name=name: called.append(name) for name in "ab"}
+    before = {"a": lambda: called.append("ready")}
+    found = measure.interleave(sides, 2, before=before)
+    assert called == ["a", "b", "ready", "a", "b", "b", "ready", "a"]
+    assert found["a"]["seconds"]["max"] == 1
+
+
+def test_a_spread_is_of_the_values(benchmark_modules):
+    spread = benchmark_modules("measure").spread([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert spread == {"median": 3, "min": 1, "max": 5, "q1": 2, "q3": 4, "count": 5}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_torch_is_timed_with_its_fused_causal_attention(dropout, monkeypatch):
+    calls = []
+    fused = functional.scaled_dot_product_attention
+
+    def spy(*arguments, **keywords):
+        calls.append(keywords)
+        return fused(*arguments, **keywords)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    config = torch_ref.config.TransformerLMConfig(
+        d_model=12, num_heads=3, context_length=7, num_layers=2, vocab_size=11,
+        attention_dropout=dropout,
+    )  # fmt: skip
+    model = torch_ref.transformer_lm.TransformerLM(config)
+    ids = torch.arange(14).reshape(2, 7) % 11
+    torch_ref.train_step.language_model_loss(model, ids, ids).backward()
+    assert [(call["is_causal"], call["attn_mask"]) for call in calls] == [(True, None)] * 2
+    assert all(call["dropout_p"] == dropout for call in calls)
+    model.eval()
+    allowed = torch.ones(7, 7, dtype=torch.bool)
+    allowed[5, 2] = False
+    model(ids, allowed)
+    assert not calls[-1]["is_causal"]
+    assert not calls[-1]["attn_mask"][0, 0, 5, 2]
+
+
+def test_torchs_optimizer_is_the_fused_one():
+    config = torch_ref.config.TransformerLMConfig(
+        d_model=12, num_heads=3, context_length=7, num_layers=1, vocab_size=11
+    )
+    model = torch_ref.transformer_lm.TransformerLM(config)
+    state = torch_ref.train_step.TrainState.create(model, torch_ref.config.OptimizerConfig())
+    assert all(group["fused"] for group in state.optimizer_state.param_groups)

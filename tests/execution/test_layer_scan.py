@@ -1,0 +1,107 @@
+"""Blocks in one loop: the same numbers, on one device and on a mesh, in a shorter program."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.execution.layer_scan import can_scan, scanned_layers
+from jaxformer.execution.rematerialization import rematerialization
+from jaxformer.train_step import language_model_loss
+from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiny import losses, train
+
+CONFIG = TransformerLMConfig(
+    d_model=12, num_heads=3, num_kv_heads=1, num_layers=3, context_length=8, vocab_size=31,
+    residual_dropout=0.2, attention_dropout=0.1, positions="rotary", activation="swiglu",
+)  # fmt: skip
+
+
+def abstract(**changes):
+    return nnx.eval_shape(
+        lambda: TransformerLM(dataclasses.replace(CONFIG, **changes), rngs=nnx.Rngs(0))
+    )
+
+
+def make_gradient(definition, ids):
+    def loss(parameters):
+        key = jax.random.key(1)
+        return language_model_loss(definition, parameters, ids[:, :-1], ids[:, 1:], key)
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_losses_and_gradients_are_the_same_in_float64(remat):
+    """With dropout, whose keys differ from layer to layer."""
+    definition, state = nnx.split(abstract(), nnx.Param)
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 31, (2, 9))
+    with jax.enable_x64(True), rematerialization(remat):
+        parameters = {
+            ".".join(map(str, path)): jnp.asarray(random.normal(size=variable.shape) / 3)
+            for path, variable in nnx.to_flat_state(state)
+        }
+        loss, gradients = make_gradient(definition, ids)(parameters)
+        with scanned_layers():
+            again, same = make_gradient(definition, ids)(parameters)
+    np.testing.assert_allclose(again, loss, rtol=1e-12)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(same[name], gradient, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_the_program_does_not_grow_with_the_layers():
+    def products(layers):
+        definition, state = nnx.split(abstract(num_layers=layers), nnx.Param)
+        shapes = {
+            ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+            for path, variable in nnx.to_flat_state(state)
+        }
+        with scanned_layers():
+            text = make_gradient(definition, np.zeros((2, 9), int)).lower(shapes).as_text()
+        return text.count("dot_general")
+
+    assert products(2) == products(6) > 0
+
+
+def test_what_differs_in_more_than_numbers_is_not_scanned():
+    blocks = abstract().blocks
+    assert not can_scan(blocks)
+    with scanned_layers():
+        assert can_scan(blocks)
+        assert not can_scan(blocks[:1])
+        assert not can_scan([*blocks, *abstract(norm_eps=1e-3).blocks])
+        assert not can_scan([*blocks, *abstract(d_ff=7).blocks])
+
+
+def test_layers_with_masks_of_their_own_run_one_by_one():
+    def text(model):
+        model.eval()
+        with scanned_layers():
+            return str(jax.make_jaxpr(lambda x: run(model, x))(np.zeros((1, 8), np.int32)))
+
+    def run(model, ids):
+        definition, state = nnx.split(model)
+        return nnx.merge(definition, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state))(
+            ids
+        )
+
+    assert "scan" in text(abstract())
+    assert "scan" not in text(abstract(sliding_window=5, full_attention_layers=(1,)))
+
+
+@pytest.mark.slow
+def test_a_run_on_a_mesh_is_the_same(text, tmp_path):
+    flags = [
+        "--steps", 2, "--num-layers", 2, "--devices", 4, "--strategy", "mesh", "--fsdp", 2,
+        "--tensor", 2, "--residual-dropout", 0.1,
+    ]  # fmt: skip
+    assert train(text, tmp_path / "one", *flags) == 0
+    assert train(text, tmp_path / "other", *flags, "--scan-layers") == 0
+    one, other = losses(tmp_path / "one"), losses(tmp_path / "other")
+    assert one.keys() == other.keys()
+    np.testing.assert_allclose(list(other.values()), list(one.values()), rtol=1e-5)

@@ -1,0 +1,259 @@
+"""``jaxformer inspect``: a picture and its numbers for every inspection, or one line of refusal."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import matplotlib.image
+import numpy as np
+import pytest
+
+from jaxformer import analysis
+from jaxformer.char_data import CharTokenizer
+from jaxformer.cli.inspect_options import INSPECTIONS
+from jaxformer.cli.main import main
+from jaxformer.inspection.charts import _model_order
+from jaxformer.inspection.maps import visible
+from jaxformer.porting.api import build
+from jaxformer.porting.checkpoint import language_model, open_checkpoint
+from tests.support.tiny import ROOT, TEXT, train_arguments
+
+QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of 10 steps with 2 layers, only to be read."""
+    folder = tmp_path_factory.mktemp("inspected")
+    (folder / "text.txt").write_text(TEXT)
+    arguments = train_arguments(folder / "text.txt", folder / "run", "--steps", 10)
+    assert main([*arguments, "--num-layers", "2"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def inspect(run, capsys, tmp_path):
+    """Runs an inspection into a folder of its own and returns its numbers, the picture checked."""
+
+    def check(what, *more):
+        picture = tmp_path / f"{what}.png"
+        arguments = [*QUICK.get(what, []), *map(str, more)]
+        capsys.readouterr()
+        assert main(["inspect", what, str(run), "--json", "--out", str(picture), *arguments]) == 0
+        numbers = picture.with_suffix(".json")
+        assert capsys.readouterr().out == f"{picture}\n{numbers}\n"
+        pixels = matplotlib.image.imread(picture)
+        assert min(pixels.shape[:2]) > 300
+        colours = np.ascontiguousarray(np.round(pixels[::3, ::3] * 255), np.uint8).view(np.uint32)
+        assert len(np.unique(colours)) > 30
+        return json.loads(numbers.read_text())
+
+    return check
+
+
+@pytest.fixture
+def refuse(run, capsys, tmp_path):
+    """Runs an inspection that must end with ``code``, one line, and no file."""
+
+    def check(arguments, code, *words):
+        capsys.readouterr()
+        out = ["--out", str(tmp_path / "refused.png")]
+        assert main(["inspect", arguments[0], str(run), *out, *arguments[1:]]) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert len(captured.err.splitlines()) == 1, captured.err
+        for word in words:
+            assert word in captured.err
+        assert not list(tmp_path.glob("refused*"))
+
+    return check
+
+
+def load(run):
+    checkpoint = open_checkpoint(run)
+    return build(language_model(checkpoint)), CharTokenizer(checkpoint.vocabulary)
+
+
+def test_attention_is_that_of_the_model(inspect, run):
+    model, tokenizer = load(run)
+    tokens = jnp.asarray(tokenizer.encode("the cat."))[None]
+    maps = analysis.attention_maps(model, tokens)[:, 0]
+    found = inspect("attention", "--text", "the cat.", "--head", "all")
+    assert (found["text"], found["layers"], found["heads"]) == ("the cat.", [0, 1], [0, 1])
+    np.testing.assert_allclose(found["weights"], maps, atol=1e-6)
+    found = inspect("attention", "--text", "the cat.", "--layer", "1")
+    assert (found["layers"], found["heads"]) == ([1], ["mean"])
+    np.testing.assert_allclose(found["weights"], maps[1:].mean(axis=1, keepdims=True), atol=1e-6)
+    found = inspect("attention", "--text", "the $$ cat", "--unknown", "skip", "--head", "0")
+    assert found["text"] == "the  cat"
+    assert np.shape(found["weights"])[:2] == (2, 1)
+
+
+def test_gradients_are_those_of_the_models_own_text(inspect, run):
+    model, tokenizer = load(run)
+    found = inspect("gradients")
+    assert len(found["text"]) == 8
+    tokens = jnp.asarray(tokenizer.encode(found["text"]))[None]
+    expected = analysis.gradient_norms(model, tokens)
+    assert found["norms"].keys() == expected.keys()
+    for name, norm in expected.items():
+        np.testing.assert_allclose(found["norms"][name], norm, rtol=1e-4)
+
+
+def test_initializations_leave_the_model_out_of_it(inspect):
+    found = inspect("init", "--seed", "3")
+    assert list(found) == ["xavier_uniform", "kaiming_uniform", "normal"]
+    for scheme in found.values():
+        assert scheme["min"] < scheme["mean"] < scheme["max"]
+        widths = np.diff(scheme["edges"])
+        np.testing.assert_allclose(np.sum(scheme["density"] * widths), 1, rtol=1e-6)
+    assert found["normal"]["std"] < found["xavier_uniform"]["std"]
+
+
+def test_norm_orders_are_drawn_over_any_depth(inspect):
+    found = inspect("norms", "--layers", "5")
+    np.testing.assert_allclose(found["post_norm"]["std"][1:], [1] * 5, atol=1e-4)
+    assert found["pre_norm"]["std"][5] > found["pre_norm"]["std"][1] > 1
+
+
+def test_positions_are_the_trained_ones_and_the_fixed_ones(inspect, run):
+    assert np.shape(inspect("positions", "--length", "1")["tables"]["alibi"]) == (2, 1, 1)
+    found = inspect("positions", "--dimensions", "1", "6")
+    assert list(found["tables"]) == ["learned", "sinusoidal", "rotary_cos", "rotary_sin", "alibi"]
+    model, _ = load(run)
+    np.testing.assert_allclose(
+        found["tables"]["learned"], model.position_embedding.embedding[...], atol=1e-7
+    )
+    assert found["dimensions"]["sinusoidal"] == [1, 6]
+    assert found["dimensions"]["rotary_cos"] == [1]
+
+
+def test_masks_have_the_sizes_asked_for(inspect):
+    found = inspect("masks", "--length", "9", "--window", "2", "--padded", "3")
+    causal, padding = np.array(found["causal"]), np.array(found["padding"])
+    assert (causal == np.tril(np.ones((9, 9)))).all()
+    assert (padding.sum(axis=1) == 6).all()
+    assert np.array(found["combined"]).sum() == 2 * 6
+
+
+def test_scaling_covers_the_runs_own_head(inspect):
+    found = inspect("scaling", "--head-sizes", "16", "64", "--keys", "12")
+    assert (found["head_sizes"], found["keys"]) == ([8, 16, 64], 12)
+    assert max(found["unscaled"]["entropy"]) < min(found["scaled"]["entropy"]) < np.log(12)
+
+
+def test_costs_are_measured_and_fitted(inspect):
+    found = inspect("costs")
+    measured = found["measured"]
+    assert list(zip(measured["d_model"], measured["length"], strict=True)) == [
+        (48, 8), (48, 16), (48, 24),
+    ]  # fmt: skip
+    assert measured["attention_operations"][1] == 3 * 4 * 16**2 * 48
+    assert min(measured["seconds"]) > 0
+    assert {"constant", "dense_operations", "error"} <= found["fit"]["seconds"].keys()
+
+
+def test_every_inspection_is_covered():
+    assert list(INSPECTIONS) == [
+        "attention", "gradients", "init", "norms", "positions", "masks", "scaling", "costs",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["attention", "--layer", "2"], 2, ["--layer must be in [0, 2): got 2"]),
+        (["attention", "--head", "-1"], 2, []),
+        (["attention", "--head", "2"], 2, ["--head must be in [0, 2): got 2"]),
+        (["attention", "--head", "some"], 2, ["--head"]),
+        (["attention", "--text", ""], 2, ["--text must not be empty"]),
+        (["attention", "--text", "the cat sat on"], 2, ["1 to 8 characters", "got 14"]),
+        (["gradients", "--text", "ÿ"], 3, ["U+00FF"]),
+        (["gradients", "--text", "ÿ", "--unknown", "skip"], 2, ["got 0"]),
+        (["gradients", "--step", "7"], 4, ["no step 7"]),
+        (["init", "--seed", "-1"], 2, ["--seed"]),
+        (["norms", "--layers", "0"], 2, ["--layers must be in [1, 1000]"]),
+        (["positions", "--length", "9"], 2, ["--length 9 is too long"]),
+        (["positions", "--dimensions", "16"], 2, ["--dimensions must be in [0, 16): got 16"]),
+        (["masks", "--padded", "25"], 2, ["--padded must be in [0, 24]"]),
+        (["scaling", "--head-sizes", "0"], 2, ["--head-sizes must be in [1, 65536]"]),
+        (["costs", "--lengths", "8", "--widths", "1"], 2, ["at least 3 points"]),
+        (["masks", "--step", "1", "--best"], 2, ["exclude"]),
+        (["masks", "--out", "mask.gif"], 2, ["--out must end in"]),
+        (["mask"], 2, ["mask is not to be inspected: use attention, gradients"]),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else str(x),
+)
+def test_what_does_not_fit_is_refused_in_one_line(refuse, arguments, code, words):
+    refuse(arguments, code, *words)
+
+
+def test_without_matplotlib_the_extra_is_named_and_the_numbers_remain(
+    refuse, run, tmp_path, monkeypatch, capsys
+):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "matplotlib" else find(name, *more),
+    )
+    refuse(["masks"], 2, "pip install 'jaxformer[plot]'")
+    path = tmp_path / "masks.json"
+    assert main(["inspect", "masks", str(run), "--out", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert len(json.loads(path.read_text())["causal"]) == 24
+
+
+def test_the_picture_lies_in_the_run_unless_told_otherwise(run, capsys):
+    capsys.readouterr()
+    assert main(["inspect", "masks", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run / 'inspect' / 'masks.png'}\n"
+    assert (run / "inspect" / "masks.png").stat().st_size > 5000
+    assert not (run / "inspect" / "masks.json").exists()
+
+
+HELP = """
+import sys
+from jaxformer.cli.main import main
+try:
+    main(["inspect", *{arguments!r}])
+except SystemExit:
+    pass
+print([name for name in ("jax", "flax", "torch", "matplotlib") if name in sys.modules])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"), [(["--help"], "scaling"), (["attention", "--help"], "--layer")]
+)
+def test_help_imports_neither_jax_nor_matplotlib(arguments, word):
+    done = subprocess.run(
+        [sys.executable, "-c", HELP.format(arguments=arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert word in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
+def test_characters_are_made_visible():
+    shown = [visible(c) for c in "a\n \t$é漢\x07"]
+    assert shown == ["a", "↵", "␣", "⇥", "$", "é", "6F22", "7"]
+
+
+def test_parameters_stand_in_the_order_of_computation():
+    names = [
+        "final_norm.scale",
+        "blocks.10.attention.q_proj.kernel",
+        "blocks.2.feed_forward.down_proj.kernel",
+        "blocks.2.feed_forward.up_proj.bias",
+        "blocks.2.attention.o_proj.kernel",
+        "blocks.2.attention.v_proj.kernel",
+        "blocks.2.attention_norm.scale",
+        "token_embedding.embedding",
+    ]
+    assert sorted(names, key=_model_order) == names[::-1]

@@ -1,0 +1,152 @@
+"""Padding, on either side, is nobody's bug; what real tokens give is compared all the same."""
+
+import copy
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.parity.compare.modules import compare_with
+from jaxformer.parity.trace.padding import of_tokens, padding_of
+from jaxformer.parity.trace.reference_run import Theirs
+from jaxformer.parity.trace.torch_recorder import Call
+from tests.parity.test_mutants import generator, is_named
+from tests.support import mutants as plants
+from tests.support.subjects import B, D, F, Planted, Subject, T, hugging_face, ids
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+MASKS = {
+    "right": np.arange(T) < np.array([[T], [T - 4]]),
+    "left": np.arange(T) >= np.array([[0], [4]]),
+    "right of all": np.arange(T) < np.array([[T - 3], [T - 5]]),
+    "left of all": np.arange(T) >= np.array([[5], [3]]),
+}
+SIDES = list(MASKS)
+
+
+def rows_shift(subject: Subject, ours: Any, random: np.random.Generator) -> Planted:
+    """Each token gets the row of the next position."""
+
+    def call(original: Any, self: Any, length: int, positions: Any = None) -> Any:
+        places = jnp.arange(length)[None] if positions is None else positions
+        return original(length, places + 1)
+
+    plants.replaced(ours.position_embedding, __call__=call)
+    return subject.at("position_embedding", "forward", "positions start at one")
+
+
+PLANTS = [
+    plants.eps, plants.mask_shift, rows_shift, plants.no_residual, plants.scaled_gradient,
+    plants.one_element,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SIDES)
+def opt(request) -> Subject:
+    """An OPT, which counts positions by its mask, and a mask of one of the sides."""
+    seen = MASKS[request.param]
+    found = hugging_face("OPTForCausalLM", "opt", ffn_dim=F, word_embed_proj_dim=D)
+    found.name = request.param
+    # Its layers hold the two projections themselves.
+    found.inside = ("feed_forward",)
+    found.inputs = [ids(), seen.astype(np.int64)]
+    found.jax_inputs = [ids(), seen[:, None, None, :]]
+    found.call = lambda module, given: module(given[0], attention_mask=given[1])
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_padding_is_no_bug(opt, dtype):
+    report = compare_with(opt.reference, opt.ours, opt.jax_inputs, dtype=dtype)
+    assert not report.culprits, [(n.path, n.stage, n.message, n.worst) for n in report.culprits]
+    assert all(not n.in_context.is_bug for n in report if n.in_context is not None)
+    told = [remark for remark in report.remarks if "counts positions by its mask" in remark]
+    assert len(told) == ("left" in opt.name)
+
+
+def test_only_the_way_forward(opt):
+    reference = Theirs(opt.theirs, opt.inputs, dialect="opt", call=opt.call, backward=False)
+    report = compare_with(reference, opt.ours, opt.jax_inputs, dtype="float64")
+    assert report.verdict == "rounding"
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_plant_behind_padding_is_named(opt, plant):
+    ours = opt.fresh()
+    planted = plant(opt, ours, generator(opt.name, plant.__name__))
+    is_named(opt.compare(ours), planted)
+
+
+def test_a_plant_into_theirs_is_named(opt):
+    theirs = copy.deepcopy(opt.theirs)
+    planted = plants.their_output(opt, theirs, generator(opt.name, "theirs"))
+    reference = Theirs(theirs, opt.inputs, dialect="opt", call=opt.call)
+    is_named(compare_with(reference, opt.ours, opt.jax_inputs, dtype="float64"), planted)
+
+
+def test_positions_of_ones_own_are_judged_where_tokens_are_real(opt):
+    seen = MASKS[opt.name]
+    counted = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
+
+    def calling(positions):
+        return lambda module, given: module(*given, positions=jnp.asarray(positions))
+
+    # What padding is given does not matter.
+    anything = np.where(seen, counted, 7)
+    assert opt.compare(opt.ours, call=calling(anything)).verdict == "rounding"
+    place = tuple(np.argwhere(seen)[-1])
+    counted[place] += 1
+    # The model hands them to its blocks as well.
+    found = opt.compare(opt.ours, call=calling(counted)).culprits
+    assert [node.path for node in found] == ["", "position_embedding"]
+
+
+def states(allowed):
+    """A call of attention of one head in which so much was allowed: (B, T, S)."""
+    return Call(0, allowed=[np.where(allowed, 1, -1)[:, None].astype(np.int8)])
+
+
+CAUSAL = np.tril(np.ones((T, T), bool))
+
+
+def test_padding_is_what_nobody_may_look_at():
+    seen = MASKS["right"]
+    both_ways = np.broadcast_to(seen[:, None], (B, T, T))
+    found = padding_of([states(CAUSAL & both_ways), states(both_ways)])
+    np.testing.assert_array_equal(found[B, T], ~seen)
+    np.testing.assert_array_equal(found[1, T], np.zeros((1, T), bool))
+    everyone = padding_of([states(CAUSAL & MASKS["right of all"][:, None])])
+    np.testing.assert_array_equal(everyone[1, T], (np.arange(T) >= T - 3)[None])
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [states(np.broadcast_to(CAUSAL, (B, T, T)))],
+        # Nothing at all is seen.
+        [states(np.zeros((B, T, T), bool))],
+        # Tokens see those before them, and not themselves: the last one is no padding.
+        [states(np.broadcast_to(np.tril(CAUSAL, -1), (B, T, T)))],
+        # One layer sees what the other does not, and a decoder what the encoder does not.
+        [states(CAUSAL & MASKS["right"][:, None]), states(np.broadcast_to(CAUSAL, (B, T, T)))],
+        [states(CAUSAL & MASKS["right"][:, None]), states(np.ones((B, T + 2, T), bool))],
+        # Of tokens that look at nobody there is nothing to tell.
+        [states(np.broadcast_to(np.arange(T) < 5, (B, T + 2, T)))],
+        [],
+    ],
+)  # fmt: skip
+def test_what_is_no_padding(calls):
+    assert padding_of(calls) == {}
+
+
+def test_rows_are_left_out_where_the_shape_is_that_of_the_tokens():
+    padding = padding_of([states(CAUSAL & MASKS["right"][:, None])])
+    tokens, other = np.ones((B, T, D)), np.ones((B, D))
+    assert of_tokens(tokens, padding).shape == (MASKS["right"].sum(), D)
+    assert of_tokens(other, padding) is other
+    idle = np.zeros((B, T), bool)
+    idle[0, 0] = True
+    assert of_tokens(tokens, padding, idle).shape == (MASKS["right"].sum() - 1, D)
+    assert of_tokens(tokens, {}, idle).shape == (B * T - 1, D)

@@ -1,0 +1,194 @@
+"""Parity reports as files, and what got worse from one to the next."""
+
+import dataclasses
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from jaxformer.errors import CheckpointError, ResourceError, UnsafeFileError
+from jaxformer.parity.report.files import compare_reports, load_report, save_json
+from jaxformer.parity.report.html.writer import write_html
+from jaxformer.parity.report.model import Difference, Histogram, Report
+from tests.support.parity_reports import HOSTILE, MESSAGE, report, with_node
+
+
+def test_a_report_comes_back_from_its_file(tmp_path):
+    what = report(3, bugs=(1,), mode="train", parting=5)
+    odd = Difference(math.nan, math.inf, 0.0, None, math.inf, -math.inf)
+    what = with_node(
+        what, "blocks.1", forward=odd, condition=math.inf,
+        histogram=Histogram((0.0, math.inf), (3,), (4,)),
+    )  # fmt: skip
+    lost = dataclasses.replace(what.steps[4], ours=math.nan, theirs=math.inf)
+    what = dataclasses.replace(
+        what, steps=(*what.steps[:4], lost, *what.steps[5:]), remarks=("two look swapped", HOSTILE)
+    )
+    save_json(what, tmp_path / "report.json")
+    back = load_report(tmp_path / "report.json")
+    nodes = tuple(dataclasses.replace(n, maps=None) for n in what.nodes)
+    # NaN is not equal to itself; its text is.
+    assert repr(back) == repr(dataclasses.replace(what, nodes=nodes))
+    assert back.verdict == what.verdict == "bug"
+    assert back.culprits[0].path == "blocks.1.attention"
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["format"] == 1
+    assert written["remarks"] == ["two look swapped", HOSTILE]
+
+
+def test_attention_maps_are_kept_by_to_json_and_left_out_of_files(tmp_path):
+    what = report(2)
+    save_json(what, tmp_path / "report.json")
+    assert all(node.maps is None for node in load_report(tmp_path / "report.json"))
+    back = Report.from_dict(json.loads(what.to_json()))
+    attention = next(n for n in back if n.path == "blocks.0.attention")
+    expected = next(n for n in what if n.path == "blocks.0.attention")
+    np.testing.assert_array_equal(attention.maps.ours, expected.maps.ours)
+
+
+def damaged(**changes):
+    values = json.loads(report(1).to_json())
+    values.update(changes)
+    return json.dumps(values)
+
+
+BAD_NODE = json.loads(report(1).to_json())["nodes"][0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "not json",
+        damaged(format=2),
+        damaged(nodes=[1]),
+        damaged(nodes=None),
+        damaged(nodes=[{**BAD_NODE, "verdict": "fine"}]),
+        damaged(nodes=[{**BAD_NODE, "forward": "x"}]),
+        damaged(nodes=[{**BAD_NODE, "forward": {"error": "x"}}]),
+        damaged(nodes=[{**BAD_NODE, "histogram": 3}]),
+        damaged(nodes=[{**BAD_NODE, "more": 3}]),
+        damaged(steps=[{"number": 0}]),
+        damaged(settings=["x"]),
+        report(1).to_json()[:-30],
+    ],
+)
+def test_what_is_no_report_is_refused(text, tmp_path):
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError) as refusal:
+        load_report(path)
+    assert "report.json" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_files_that_are_missing_or_unsafe_are_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        load_report(tmp_path / "none.json")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        load_report(tmp_path)
+    (tmp_path / "twice.json").write_text('{"format": 1, "format": 1}')
+    with pytest.raises(UnsafeFileError, match="more than once"):
+        load_report(tmp_path / "twice.json")
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(CheckpointError, match="more than any parity report"):
+        load_report(tmp_path / "huge.json")
+
+
+@pytest.mark.parametrize("write", [save_json, write_html])
+def test_a_file_that_cannot_be_written_leaves_the_old_one(write, tmp_path, monkeypatch):
+    path = tmp_path / "out"
+    write(report(1), path)
+    before = path.read_bytes()
+
+    def fails(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(ResourceError, match="No space left"):
+        write(report(2), path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path).count("out") == 1
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+    with pytest.raises(ResourceError):
+        write(report(1), tmp_path / "missing" / "out")
+
+
+def test_the_same_report_is_no_worse():
+    for what in (report(3), report(3, bugs=(1,)), report(3, mode="train", parting=4)):
+        assert compare_reports(what, what) == []
+    assert compare_reports(report(3), report(3, bugs=(1,))) == []
+
+
+def test_a_worse_verdict_is_told_once_for_every_node():
+    worse = compare_reports(report(3, bugs=(1,)), report(3))
+    heads = [line.partition(":")[0] for line in worse if ": bug, it was rounding" in line]
+    assert heads == ["the whole model", "blocks.1", "blocks.1.attention"]
+    assert any(f"blocks.1.attention: bug, it was rounding: {MESSAGE}" in line for line in worse)
+    assert any(line.startswith("setting rotary layout differs: ours interleaved") for line in worse)
+
+
+def test_float64_errors_that_more_than_doubled_are_told_where_they_are_more_than_allowed():
+    def at(error, allowed=1e-3):
+        return with_node(report(1), "lm_head", forward=Difference(error, 1.0, allowed))
+
+    assert compare_reports(at(0.0205), at(0.01)) == [
+        "lm_head: output: off by 2.1e-02 of scale, it was 1.0e-02"
+    ]
+    assert compare_reports(at(0.0195), at(0.01)) == []
+    assert compare_reports(at(9e-4), at(1e-9)) == []
+    assert len(compare_reports(at(math.nan), at(0.01))) == 1
+    assert compare_reports(at(math.nan), at(math.nan)) == []
+
+
+def test_rounding_ratios_that_more_than_doubled_are_told():
+    def at(ours, theirs):
+        difference = Difference(0.0, 1.0, 1e-12, ours, theirs)
+        return with_node(report(1), "lm_head", forward=difference)
+
+    assert compare_reports(at(2.1e-7, 1e-7), at(1e-7, 1e-7)) == [
+        "lm_head: output: its rounding error is 2.1 times theirs, it was 1"
+    ]
+    assert compare_reports(at(1.9e-7, 1e-7), at(1e-7, 1e-7)) == []
+    # Still the more accurate side.
+    assert compare_reports(at(0.9e-7, 1e-7), at(1e-8, 1e-7)) == []
+    assert compare_reports(at(1e-9, 0.0), at(0.0, 0.0)) == [
+        "lm_head: output: its rounding error is inf times theirs, it was 1"
+    ]
+    assert compare_reports(at(None, None), at(1e-7, 1e-7)) == []
+
+
+def test_rounding_in_the_whole_model_counts_where_no_bug_comes_in():
+    def at(ours, error=0.0):
+        difference = Difference(error, 1.0, 1e-12, ours, 1e-7)
+        return with_node(report(1), "lm_head", in_context=difference)
+
+    assert compare_reports(at(2.1e-7), at(1e-7)) == [
+        "lm_head: in the whole model: its rounding error is 2.1 times theirs, it was 1"
+    ]
+    assert compare_reports(at(2.1e-7, error=0.1), at(1e-7)) == []
+
+
+def test_new_and_missing_nodes_are_told():
+    assert compare_reports(report(1), report(2))[0] == "blocks.1: missing, it was rounding"
+    assert compare_reports(report(2), report(1))[0] == "blocks.1: new, rounding"
+
+
+def test_a_run_that_parts_earlier_is_told():
+    early, late = (report(1, mode="train", parting=parting) for parting in (4, 9))
+    never = report(1, mode="train")
+    assert compare_reports(late, early) == []
+    assert compare_reports(early, late)[0].startswith("the two part at 4, before at 9: ours 3.4")
+    assert compare_reports(early, never)[0].startswith("the two part at 4, before never")
+
+
+def test_reports_of_different_comparisons_are_not_compared():
+    worse = compare_reports(report(1, mode="forward"), report(1, mode="grad"))
+    assert worse == [
+        "the reports do not compare the same: forward in float32, before grad in float32"
+    ]

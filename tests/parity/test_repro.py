@@ -1,0 +1,252 @@
+"""Repros: the script shows the bug without the checkpoints, and shows none once it is mended."""
+
+import contextlib
+import io
+import json
+import re
+import runpy
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.parity import assert_parity
+from jaxformer.parity.compare.modules import compare
+from jaxformer.parity.report.files import load_report
+from jaxformer.parity.repro.runtime import Repro
+from jaxformer.parity.repro.writer import write_repro
+from jaxformer.porting import from_torch
+from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
+from tests.support.ported import gpt2_state, hugging_face, port
+from tests.support.verified import changed, llama, nudged, verify
+
+torch = pytest.importorskip("torch")
+SHORT = ("--length", 9)
+
+
+def run(folder):
+    """Runs the script of a repro and gives what it prints, and what it complains of.
+
+    That it runs in a process of its own is seen in ``test_verify_docs``.
+    """
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            runpy.run_path(str(folder / "repro.py"))
+        except AssertionError as complaint:
+            return out.getvalue(), str(complaint)
+    return out.getvalue(), ""
+
+
+def mend(folder, **settings):
+    """Gives ours other settings."""
+    path = folder / "node.json"
+    about = json.loads(path.read_text())
+    about["ours"]["config"].update(settings)
+    path.write_text(json.dumps(about))
+
+
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory):
+    here = tmp_path_factory.mktemp("llama")
+    llama(here)
+    return here
+
+
+@pytest.mark.parametrize("a", ["llama", "llama.safetensors"])
+def test_a_script_shows_the_bug_alone_and_nothing_once_it_is_mended(llamas, tmp_path, a):
+    here = tmp_path / "gone"
+    shutil.copytree(llamas, here)
+    wrong = changed(
+        here / "llama.safetensors", here / "wrong.safetensors", config={"norm_eps": 1e-6}
+    )
+    repro, numbers = tmp_path / "repro", tmp_path / "report.json"
+    code, _ = verify(
+        here / a, wrong, "--mode", "forward", *SHORT, "--repro", repro, "--json", numbers
+    )
+    assert code == 1
+    (first, *_) = load_report(numbers).culprits
+    assert first.path == "blocks.0.attention_norm"
+    shutil.rmtree(here)
+
+    printed, complaint = run(repro)
+    assert complaint == "they differ by more than rounding"
+    (line,) = printed.splitlines()
+    found = re.fullmatch(r"output: off by (\S+) of scale, allowed (\S+): bug", line)
+    assert found is not None, line
+    # The module alone has the error that the report gave.
+    assert float(found[1]) == pytest.approx(first.forward.relative, rel=0.05)
+
+    mend(repro, norm_eps=1e-5)
+    printed, complaint = run(repro)
+    assert complaint == ""
+    assert printed.endswith(": rounding\n")
+
+
+def result(folder):
+    repro = Repro(folder)
+    return repro.run(repro.build_theirs(), repro.build_ours())
+
+
+CASES = {
+    "rotary layout": ({"rotary_interleaved": True}, "blocks.0.attention"),
+    "rotary base": ({"rotary_base": 500.0}, "blocks.0.attention"),
+    "activation": ({"activation": "geglu"}, "blocks.0.feed_forward"),
+    "window": ({"sliding_window": 5}, ""),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_each_kind_of_bug_shows_and_is_mended(llamas, tmp_path, case):
+    """In process; a table is shown in its attention, a mask in the model that makes it."""
+    config, path = CASES[case]
+    right = llamas / "llama.safetensors"
+    wrong = changed(right, tmp_path / "wrong.safetensors", config=config)
+    code, _ = verify(llamas / "llama", wrong, *SHORT, "--repro", tmp_path / "repro")
+    assert code == 1
+    about = json.loads((tmp_path / "repro" / "node.json").read_text())
+    assert [call["path"] for call in about["ours"]["calls"]] == [path]
+    found = result(tmp_path / "repro")
+    assert found.differences["output"].is_bug
+    assert not found.theirs_changed
+    assert any(name.startswith("gradient of") for name in found.differences)
+
+    settings = json.loads(read_safetensors(right)[1]["jaxformer"])["config"]
+    mend(tmp_path / "repro", **{name: settings[name] for name in config})
+    assert result(tmp_path / "repro").is_equal
+
+
+def test_weights_that_lie_in_one_of_theirs(tmp_path):
+    """GPT-2 has queries, keys and values in one matrix, ours are three."""
+    folder = hugging_face(tmp_path / "hf", gpt2_state())
+    port(folder, tmp_path / "right.safetensors", "--as", "torch_ref")
+    name = "blocks.1.attention.k_proj.weight"
+    wrong = changed(
+        tmp_path / "right.safetensors", tmp_path / "wrong.safetensors", arrays={name: nudged}
+    )
+    repro = tmp_path / "repro"
+    assert verify(folder, wrong, *SHORT, "--repro", repro)[0] == 1
+    found = result(repro).differences
+    assert {name for name, d in found.items() if d.is_bug} == {
+        "blocks.1.attention.k_proj: output",
+        "gradient of input 0",
+    }
+
+    tensors, _ = read_safetensors(repro / "arrays.safetensors")
+    stored = {name: StoredTensor.of(tensor.read()) for name, tensor in tensors.items()}
+    right = read_safetensors(tmp_path / "right.safetensors")[0][name].read().T
+    stored["ours/1/state/kernel"] = StoredTensor.of(right.astype(np.float64))
+    write_safetensors(repro / "arrays.safetensors", stored)
+    assert result(repro).is_equal
+
+
+def test_no_repro_is_written_where_there_is_no_bug(llamas, tmp_path):
+    repro = tmp_path / "repro"
+    code, lines = verify(
+        llamas / "llama",
+        llamas / "llama.safetensors",
+        "--mode",
+        "forward",
+        *SHORT,
+        "--repro",
+        repro,
+    )
+    assert code == 0
+    assert not repro.exists()
+    assert not any(str(repro) in line for line in lines)
+
+
+class Theirs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(5, 7)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x))
+
+
+class Ours(nnx.Module):
+    def __init__(self):
+        self.inner = nnx.Linear(5, 7, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return jnp.tanh(self.inner(x))
+
+
+def mine():
+    """Two modules of somebody's own with equal weights, but for one."""
+    theirs, ours = Theirs(), Ours()
+    ours.inner.kernel[...] = jnp.asarray(theirs.inner.weight.detach().numpy().T)
+    bias = theirs.inner.bias.detach().numpy()
+    ours.inner.bias[...] = jnp.asarray(bias)
+    return theirs, ours
+
+
+def test_modules_of_ones_own_are_filled_in(tmp_path):
+    theirs, ours = mine()
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    names = {"inner": "inner"}
+    assert_parity(theirs, ours, [x], names=names)
+    ours.inner.bias[...] = ours.inner.bias[...].at[2].add(1e-3)
+    report = compare(theirs, ours, [x], names=names)
+    (culprit,) = report.culprits
+    assert culprit.path == "inner"
+    repro = write_repro(tmp_path / "repro", theirs, ours, [x], "inner", names=names)
+    with pytest.raises(UsageError, match=r"build it in repro\.py"):
+        repro.build_theirs()
+    assert run(tmp_path / "repro")[1].startswith("fill in theirs in repro.py")
+    found = repro.run(torch.nn.Linear(5, 7), nnx.Linear(5, 7, rngs=nnx.Rngs(1)))
+    assert found.differences["output"].error == pytest.approx(1e-3, rel=1e-4)
+    assert found.differences["output"].is_bug
+
+    theirs, ours = mine()
+    repro = write_repro(tmp_path / "right", theirs, ours, [x], "inner", names=names)
+    assert repro.run(torch.nn.Linear(5, 7), nnx.Linear(5, 7, rngs=nnx.Rngs(1))).is_equal
+    with pytest.raises(UsageError, match="not the arrays of the repro: bias"):
+        repro.run(torch.nn.Linear(5, 7, bias=False), ours.inner)
+
+
+def test_a_module_that_was_changed_after_it_was_built_is_filled_in(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.GPT2Config(
+        vocab_size=31, n_embd=24, n_head=4, n_layer=2, n_positions=19
+    )
+    torch.manual_seed(0)
+    theirs = transformers.GPT2LMHeadModel(settings).eval()
+    theirs.config.use_cache = False
+    ours = from_torch(theirs)
+    ours.blocks[1].feed_forward_norm.eps = 1e-3
+    ids = np.arange(9)[None]
+    path = "blocks.1.feed_forward_norm"
+    write_repro(tmp_path / "repro", theirs, ours, [ids], path)
+    script = (tmp_path / "repro" / "repro.py").read_text()
+    assert "theirs = repro.build_theirs()  # LayerNorm" in script
+    assert "it was changed after it was built" in script
+    repro = Repro(tmp_path / "repro")
+    assert not repro.run(repro.build_theirs(), ours.blocks[1].feed_forward_norm).is_equal
+    ours.blocks[1].feed_forward_norm.eps = 1e-5
+    assert repro.run(repro.build_theirs(), ours.blocks[1].feed_forward_norm).is_equal
+    # What theirs gave then is in the folder too.
+    other = repro.build_theirs()[0]
+    other.eps = 1e-2
+    assert repro.run(other, ours.blocks[1].feed_forward_norm).theirs_changed
+
+
+def test_what_is_no_repro_is_refused(tmp_path):
+    (tmp_path / "node.json").write_text('{"format": 99}')
+    with pytest.raises(CheckpointError, match="no repro of format 1"):
+        Repro(tmp_path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        Repro(tmp_path / "nothing")
+    theirs, ours = mine()
+    x = np.zeros((3, 5))
+    with pytest.raises(UsageError, match="the name of a new folder"):
+        write_repro(tmp_path, theirs, ours, [x], "inner", names={"inner": "inner"})
+    with jax.enable_x64(False), pytest.raises(ValueError, match="we have no outer"):
+        write_repro(tmp_path / "x", theirs, ours, [x], "inner", names={"outer": "inner"})
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,338 @@
+"""Modules that are nobody's dialect: plain PyTorch and plain NNX, paired by a map of names."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from jaxformer.errors import UsageError
+from jaxformer.parity.compare.modules import assert_parity, compare, compare_with
+from parity_tests.families import encdec
+from tests.support.subjects import causal, hidden, ids, padded, randomize, subject
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+D, F = 24, 40
+
+
+class TheirMlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(D)
+        self.first = nn.Linear(D, F)
+        self.second = nn.Linear(F, D)
+
+    def forward(self, x):
+        return x + self.second(torch.relu(self.first(self.norm(x))))
+
+
+class OurMlp(nnx.Module):
+    def __init__(self, theirs: TheirMlp):
+        rngs = nnx.Rngs(0)
+        self.ln = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+        self.up = nnx.Linear(D, F, rngs=rngs)
+        self.down = nnx.Linear(F, D, rngs=rngs)
+        self.ln.scale.set_value(jnp.asarray(theirs.norm.weight.detach().numpy()))
+        self.ln.bias.set_value(jnp.asarray(theirs.norm.bias.detach().numpy()))
+        for ours, other in ((self.up, theirs.first), (self.down, theirs.second)):
+            ours.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
+            ours.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
+
+    def __call__(self, x):
+        return x + self.down(jax.nn.relu(self.up(self.ln(x))))
+
+
+NAMES = {"ln": "norm", "up": "first", "down": "second"}
+
+
+@pytest.fixture
+def mlp():
+    theirs = randomize(TheirMlp())
+    return theirs, OurMlp(theirs)
+
+
+def culprits(report):
+    return [(node.path, node.stage) for node in report.culprits]
+
+
+def test_a_map_of_names_pairs_them(mlp):
+    report = compare(*mlp, [hidden()], names=NAMES)
+    assert report.verdict == "rounding"
+    assert [node.path for node in report] == ["", "ln", "up", "down"]
+    assert [node.their_path for node in report] == ["", "norm", "first", "second"]
+    assert all(node.forward is not None and node.backward for node in report)
+
+
+def test_a_wrong_weight_shows_in_what_its_module_gives(mlp):
+    theirs, ours = mlp
+    ours.up.kernel.set_value(ours.up.kernel[...].at[3, 5].add(1e-3))
+    assert culprits(compare(theirs, ours, [hidden()], names=NAMES)) == [("up", "forward")]
+
+
+def test_own_arithmetic_is_told_from_that_of_parts(mlp):
+    theirs, ours = mlp
+    ours.ln.epsilon = 1e-6
+
+    class Leaky(OurMlp):
+        def __call__(self, x):
+            return x + self.down(jax.nn.leaky_relu(self.up(self.ln(x))))
+
+    ours.__class__ = Leaky
+    report = compare(theirs, ours, [hidden()], names=NAMES)
+    assert culprits(report) == [("", "forward"), ("ln", "forward")]
+    assert report.culprits[0].message == "what enters down differs, though what enters up is right"
+
+
+def test_what_is_not_named_is_judged_with_what_is_around_it(mlp):
+    theirs, ours = mlp
+    ours.ln.epsilon = 1e-6
+    report = compare(theirs, ours, [hidden()], names={"up": "first", "down": "second"})
+    assert culprits(report) == [("", "forward")]
+    assert report.culprits[0].message == "what enters up differs on equal inputs"
+
+
+def test_names_that_are_not_there_are_listed(mlp):
+    with pytest.raises(ValueError, match="we have no lnn; they have no third"):
+        compare(*mlp, [hidden()], names={"lnn": "norm", "up": "third"})
+    with pytest.raises(UsageError, match="a map of names does not make one"):
+        compare(mlp[0], None, [hidden()], names=NAMES)
+
+
+def test_neither_module_is_changed(mlp):
+    theirs, ours = mlp
+    theirs.train()
+    ours.train()
+    before = {name: p.detach().clone() for name, p in theirs.named_parameters()}
+    x = torch.from_numpy(hidden())
+    compare(theirs, ours, [x], names=NAMES)
+    assert theirs.training
+    assert not x.requires_grad
+    assert x.dtype == torch.float32
+    for name, parameter in theirs.named_parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is None
+        assert torch.equal(parameter, before[name])
+    assert not theirs._forward_hooks
+    assert not theirs._forward_pre_hooks
+    assert ours.up.kernel[...].dtype == jnp.float32
+    assert torch.float32 is torch.zeros(1).dtype
+    assert torch.get_default_dtype() == torch.float32
+
+
+class TheirTwice(nn.Module):
+    """A part that is called twice, with keywords, and results in a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+        self.unused = nn.Linear(D, D)
+        self.gate = nn.Linear(D, D)
+
+    def forward(self, x, *, scale):
+        once = self.linear(x)
+        again = self.linear(torch.tanh(once))
+        return {"sum": once + scale * again, "gate": torch.sigmoid(self.gate(input=again))}
+
+
+class OurTwice(nnx.Module):
+    def __init__(self, theirs):
+        for name in ("linear", "unused", "gate"):
+            linear = nnx.Linear(D, D, rngs=nnx.Rngs(0))
+            other = getattr(theirs, name)
+            linear.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
+            linear.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
+            setattr(self, name, linear)
+
+    def __call__(self, x, *, scale):
+        once = self.linear(x)
+        again = self.linear(jnp.tanh(once))
+        return {"sum": once + scale * again, "gate": jax.nn.sigmoid(self.gate(again))}
+
+
+TWICE = {name: name for name in ("linear", "unused", "gate")}
+
+
+def run_twice(theirs, ours):
+    def call(module, given):
+        return module(given[0], scale=given[1])
+
+    given = [hidden(), np.float32([[[0.5]]])]
+    return compare(theirs, ours, given, names=TWICE, torch_call=call, jax_call=call)
+
+
+@pytest.fixture
+def twice():
+    theirs = randomize(TheirTwice())
+    return theirs, OurTwice(theirs)
+
+
+def test_modules_called_twice_dicts_keywords_and_unused_parts(twice):
+    report = run_twice(*twice)
+    assert report.verdict == "rounding"
+    assert [node.path for node in report] == ["", "linear", "gate"]
+    assert set(report.nodes[0].backward) >= {"input 0", "input 1", "what linear gave"}
+
+
+def test_the_second_call_and_the_second_output_are_judged_too(twice):
+    theirs, ours = twice
+
+    class SecondCall(OurTwice):
+        def __call__(self, x, *, scale):
+            once = self.linear(x)
+            again = self.linear(jnp.sin(once))
+            return {"sum": once + scale * again, "gate": jax.nn.sigmoid(self.gate(again))}
+
+    ours.__class__ = SecondCall
+    report = run_twice(theirs, ours)
+    assert culprits(report) == [("", "forward")]
+    assert report.culprits[0].message.startswith("what enters linear differs")
+
+    class SecondOutput(OurTwice):
+        def __call__(self, x, *, scale):
+            result = super().__call__(x, scale=scale)
+            return result | {"gate": result["gate"] * 1.001}
+
+    ours.__class__ = SecondOutput
+    report = run_twice(theirs, ours)
+    assert culprits(report) == [("", "forward")]
+    assert report.culprits[0].message.startswith("its output differs")
+
+
+def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
+    theirs, ours = twice
+
+    class Ungated(OurTwice):
+        def __call__(self, x, *, scale):
+            result = super().__call__(x, scale=scale)
+            return result | {"gate": jnp.ones_like(result["gate"])}
+
+    class Forgetful(Ungated):
+        def __call__(self, x, *, scale):
+            once = self.linear(x)
+            again = self.linear(jnp.tanh(once))
+            return {"sum": once + scale * again, "gate": jax.nn.sigmoid(again)}
+
+    ours.__class__ = Forgetful
+    report = run_twice(theirs, ours)
+    assert culprits(report) == [("", "forward")]
+    (gate,) = [node for node in report if node.path == "gate"]
+    assert gate.forward is None
+    assert gate.message == "theirs is called, ours is not"
+
+    class Eager(OurTwice):
+        def __call__(self, x, *, scale):
+            return super().__call__(self.linear(x), scale=scale)
+
+    ours.__class__ = Eager
+    report = run_twice(theirs, ours)
+    assert culprits(report) == [("", "forward")]
+    (linear,) = [node for node in report if node.path == "linear"]
+    assert linear.message == "called 3 times by ours, 2 times by theirs"
+
+
+def test_outputs_that_cannot_be_laid_beside_each_other_are_refused(mlp):
+    class Pooled(OurMlp):
+        def __call__(self, x):
+            return super().__call__(x)[:, 0]
+
+    theirs, ours = mlp
+    ours.__class__ = Pooled
+    with pytest.raises(UsageError, match=r"cannot be laid beside each other: ours \(2, 24\)"):
+        compare(theirs, ours, [hidden()], names=NAMES)
+
+
+class TheirLookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(11, D, padding_idx=2)
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, ids):
+        return self.norm(self.table(ids))
+
+
+class OurLookup(nnx.Module):
+    def __init__(self, theirs):
+        self.table = nnx.Embed(11, D, rngs=nnx.Rngs(0))
+        self.table.embedding.set_value(jnp.asarray(theirs.table.weight.detach().numpy()))
+        self.norm = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, rngs=nnx.Rngs(0))
+        self.norm.scale.set_value(jnp.asarray(theirs.norm.weight.detach().numpy()))
+        self.norm.bias.set_value(jnp.asarray(theirs.norm.bias.detach().numpy()))
+
+    def __call__(self, ids):
+        return self.norm(self.table(ids))
+
+
+def test_integers_that_enter_a_part_are_compared():
+    theirs = randomize(TheirLookup())
+    ours = OurLookup(theirs)
+    tokens = ids() % 11
+    names = {"table": "table", "norm": "norm"}
+    assert compare(theirs, ours, [tokens], names=names).verdict == "rounding"
+
+    class Shifted(OurLookup):
+        def __call__(self, ids):
+            return self.norm(self.table(jnp.roll(ids, 1, axis=1)))
+
+    ours.__class__ = Shifted
+    report = compare(theirs, ours, [tokens], names=names)
+    assert culprits(report) == [("", "forward")]
+    assert report.culprits[0].message == "what enters table differs on equal inputs"
+
+
+def test_attention_to_another_sequence():
+    x, memory = hidden(1), hidden(2, 13)
+    theirs = randomize(encdec.MultiHeadAttention(D, 4))
+    given = [x, memory, memory, padded()]
+    report = assert_parity(theirs, None, given, dialect="encdec")
+    # Keys and values are one input of ours or two: their gradients are known together.
+    assert {"input 0", "input 1"} <= set(report.nodes[0].backward)
+    assert report.nodes[0].maps is not None
+
+    layer = randomize(encdec.DecoderLayer(D, 4, F))
+    given = [x, memory, causal()[None, None], padded()]
+    report = assert_parity(layer, None, given, dialect="encdec")
+    assert "cross_attention" in {node.path for node in report}
+
+
+def test_a_mask_that_the_model_makes_wrongly_is_the_models_bug():
+    found = subject("encdec")
+    wrong = [*found.jax_inputs[:2], padded() & (np.arange(13) > 0), found.jax_inputs[3]]
+    report = compare_with(found.reference, found.ours, wrong, dtype="float64")
+    assert culprits(report) == [("encoder", "forward")]
+    assert "the mask that enters blocks.0.attention" not in report.culprits[0].message
+    assert "the mask that enters blocks.0 differs" in report.culprits[0].message
+
+
+def test_layers_of_theirs_that_differ_make_no_model_but_a_comparison():
+    found = subject("gpt2")
+    import copy
+
+    theirs = copy.deepcopy(found.theirs)
+    theirs.transformer.h[1].ln_1.eps = 1e-3
+    report = compare(theirs, found.fresh(), found.inputs, dtype="float64")
+    assert culprits(report) == [("blocks.1.attention_norm", "forward")]
+
+
+def test_what_theirs_does_not_train_is_a_bug_of_the_gradient():
+    found = subject("unified learned")
+    import copy
+
+    theirs = copy.deepcopy(found.theirs)
+    theirs.layers[1].ffn.net[0].register_forward_hook(lambda module, given, out: out.detach())
+    report = compare(
+        theirs, found.fresh(), found.inputs, jax_inputs=found.jax_inputs, dialect="unified",
+        dtype="float64",
+    )  # fmt: skip
+    assert culprits(report) == [("blocks.1.feed_forward.up_proj", "backward")]
+
+
+def test_without_gradients():
+    found = subject("llama")
+    report = compare(found.theirs, None, found.inputs, backward=False, dtype="float64")
+    assert report.mode == "forward"
+    assert report.verdict == "rounding"
+    assert not any(node.backward for node in report)

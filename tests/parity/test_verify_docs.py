@@ -1,0 +1,117 @@
+"""What docs/verify.md shows is what happens: its script, its commands and its examples."""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxformer.cli.main import main
+from jaxformer.cli.verify_options import VerifyOptions
+from tests.support.ported import hugging_face
+from tests.support.verified import LLAMA, llama_state
+
+torch = pytest.importorskip("torch")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"^\$ jaxformer (.*)$", PAGE, re.MULTILINE)
+
+
+def code(words):
+    """The one block of Python in which these words are."""
+    (found,) = (block for block in CODE if words in block)
+    return found
+
+
+def run(command):
+    """Runs a command of the page and gives its code and what it prints."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        found = main(shlex.split(command))
+    return found, out.getvalue()
+
+
+@pytest.fixture
+def verse(empty_folder):
+    """A folder as the page has it, with a smaller model."""
+    # The page's model has one key/value head a head, and a tied head.
+    config = {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}
+    state = llama_state()
+    for name in [name for name in state if "k_proj" in name or "v_proj" in name]:
+        state[name] = torch.cat([state[name], -0.5 * state[name]])
+    del state["lm_head.weight"]
+    letters = "KING abcdefghijklmnopqrstuvwxyz"
+    assert len(letters) == LLAMA["vocab_size"]
+    itos = dict(enumerate(letters))
+    meta = {"vocab_size": len(letters), "itos": itos, "stoi": {c: i for i, c in itos.items()}}
+    (empty_folder / "vocabulary.pkl").write_bytes(pickle.dumps(meta))
+    return hugging_face(empty_folder / "verse", state, config=config)
+
+
+@pytest.mark.slow
+def test_the_bug_hunt(verse):
+    script = code("# convert.py")
+    exec(compile(script, "convert.py", "exec"), {})
+    verify, repro = "verify verse ported.pt", "verify verse ported.pt --repro repro"
+    assert COMMANDS.count(verify) == 2
+    assert repro in COMMANDS
+    sample = next(c for c in COMMANDS if c.startswith("sample ported.pt"))
+    assert run(f"{sample} --tokens 5")[0] == 0
+
+    found, said = run(repro)
+    assert found == 1
+    shown = re.findall(r"^bug.*: blocks.*$", PAGE, re.MULTILINE)
+    assert said.splitlines()[-2:] == shown
+    for line in re.search(r"^Settings that differ$.*?^$", PAGE, re.M | re.S)[0].splitlines():
+        assert line in [printed.rstrip() for printed in said.splitlines()]
+
+    done = subprocess.run(
+        [sys.executable, "repro/repro.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert re.match(r"output: off by \S+ of scale, allowed \S+: bug\n", done.stdout)
+    assert done.stderr.endswith("AssertionError: they differ by more than rounding\n")
+
+    mended = script.replace('"rotary_interleaved": True', '"rotary_interleaved": False')
+    assert mended != script
+    exec(compile(mended, "convert.py", "exec"), {})
+    found, said = run(verify)
+    assert found == 0
+    assert said.endswith("equal (rounding)\n")
+
+
+def test_the_test_in_the_page(verse):
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.LlamaConfig(**json.loads((verse / "config.json").read_text()))
+    names: dict = {}
+    exec(code("def test_the_port"), names)
+    model = transformers.LlamaForCausalLM(settings).eval()
+    model.config.use_cache = False
+    names["test_the_port_computes_the_same"](model, torch.arange(9)[None])
+
+
+def test_the_map_of_names_in_the_page():
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(code("class Theirs"), {"__name__": "page"})
+    shown = re.search(r"```text\n(the model: .*?\n)```", PAGE)[1]
+    assert out.getvalue() == shown
+
+
+def test_the_options_and_modes_of_the_page_are_those_of_the_command():
+    fields = VerifyOptions.__dataclass_fields__
+    used = set(re.findall(r"--(\w+)", PAGE)) - {"extra", "prompt", "meta"}
+    assert used <= set(fields)
+    for mode in ("forward", "grad", "train", "generate"):
+        assert f"`--mode {mode}" in PAGE

@@ -1,0 +1,48 @@
+"""The table of docs/scale.md: rows that can be read, and a model no farther off than is said."""
+
+import json
+
+import pytest
+
+from jaxformer.planning.model import estimate
+from jaxformer.planning.needs import mesh_sizes
+from jaxformer.planning.targets import Target
+from tests.benchmarks.test_benchmarks import BENCHMARKS, benchmark_modules
+
+__all__ = ["benchmark_modules"]  # a fixture
+ROWS = json.loads((BENCHMARKS / "results/scale.json").read_text(encoding="utf-8"))["results"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['preset']}-{row['topology']}")
+def test_a_row_is_what_the_model_says_now(row, benchmark_modules):
+    options = benchmark_modules("scale").options_of(row["command"])
+    config, target = options.config, Target.read(options.topology)
+    guess = estimate(config, mesh_sizes(config, target.count))
+    needs = row["model"]
+    assert needs["source"] == "model"
+    assert needs["devices"] == target.count
+    for name in ("parameters", "moments", "gradients", "activations"):
+        assert needs[name] == getattr(guess, name)
+    assert needs["training"] == guess.gradients + guess.activations + guess.temporary
+    assert needs["operations_per_step"] == guess.model_operations
+    assert needs["total"] == guess.total + needs["corpus"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if "compiled" in row],
+    ids=lambda row: f"{row['preset']}-{row['topology']}",
+)
+def test_the_model_is_near_the_compiler(row, benchmark_modules):
+    scale = benchmark_modules("scale")
+    assert abs(scale.deviation(row)) <= scale.LARGEST_DEVIATION[scale.kind_of(row)]
+    model, compiled = row["model"], row["compiled"]
+    assert compiled["source"] == "compiled"
+    for name in ("parameters", "moments", "gradients", "operations_per_step", "mesh"):
+        assert compiled[name] == model[name]
+
+
+def test_the_family_is_planned_at_three_sizes_on_tpus_and_gpus():
+    kinds = {(row["preset"], row["topology"].partition(":")[0]) for row in ROWS}
+    for preset in ("llama-1b", "llama-7b", "llama-70b"):
+        assert {k for p, k in kinds if p == preset} >= {"v5e", "v5p", "v6e", "H100"}

@@ -1,0 +1,224 @@
+"""The dialects of Hugging Face: names and bits, there and back, and what is refused."""
+
+import pytest
+import torch
+
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.porting.api import export_plan, from_torch, to_torch
+from jaxformer.porting.dialects import detect_dialect
+from jaxformer.porting.formats.arrays import tensors_of
+from tests.support.hugging_face import bits_of, build, build_case, randomize, tokens
+from tests.support.hugging_face_cases import CASES
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_bit_comes_back(name):
+    case = CASES[name]
+    theirs = randomize(build_case(case))
+    for dtype in DTYPES:
+        theirs = theirs.to(dtype)
+        back = to_torch(from_torch(theirs, case.dialect))
+        assert all(array.flags.c_contiguous for array in back.values())
+        assert bits_of(back) == bits_of(theirs.state_dict())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_builds_the_same_from_what_comes_back(name):
+    case = CASES[name]
+    theirs = randomize(build_case(case)).float()
+    ours = from_torch(theirs)
+    again = build(case.kind, export_plan(ours).counterpart.settings(ours), **case.arguments)
+    again.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(ours).items()}, strict=True)
+    ids = torch.as_tensor(tokens())
+    assert torch.equal(again(ids)[0], theirs(ids)[0])
+
+
+def _arrays(name):
+    theirs = build_case(CASES[name])
+    return dict(theirs.state_dict()), theirs.config.to_dict()
+
+
+# Settings that are not ours to make: a case, what is changed, what the refusal must say.
+NOT_OURS = [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=False"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention=True"),
+    ("gpt2", {"activation_function": "quick_gelu"}, "activation_function='quick_gelu'"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act='mish'"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type='yarn'"),
+    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+    ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters has no factor"),
+    ("llama", {"rope_parameters": {"full_attention": {}}}, "rope_parameters={'full_attention'"),
+    ("llama", {"rope_parameters": None, "partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    ("qwen2", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope'"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma2", {"hidden_activation": "quick_gelu"}, "hidden_activation='quick_gelu'"),
+    ("gpt_neox", {"hidden_act": "relu2"}, "hidden_act='relu2'"),
+    ("gpt_neox", {"head_dim": 10}, "head_dim=10"),
+    (
+        "bloom",
+        {"apply_residual_connection_post_layernorm": True},
+        "apply_residual_connection_post_layernorm=True",
+    ),
+    ("bert", {"is_decoder": True}, "is_decoder=True"),
+    ("bert", {"add_cross_attention": True}, "add_cross_attention=True"),
+    ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
+    ("phi", {"head_dim": 10}, "head_dim=10"),
+    ("phi", {"num_attention_heads": 5}, "hidden_size must be divisible by num_attention_heads"),
+    ("opt", {"word_embed_proj_dim": 12}, "word_embed_proj_dim=12"),
+    ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine=False"),
+    ("opt", {"num_attention_heads": 0}, "these settings make no OPTForCausalLM"),
+    ("opt", {"hidden_size": "wide"}, "these settings make no OPTForCausalLM"),
+]
+
+
+@pytest.mark.parametrize(("name", "changed", "words"), NOT_OURS)
+def test_settings_that_are_not_ours_to_make_are_refused(name, changed, words):
+    arrays, config = _arrays(name)
+    with pytest.raises(UsageError) as caught:
+        from_torch(arrays, CASES[name].dialect, {**config, **changed})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "bloom", "bert", "opt"])
+def test_all_that_is_wrong_with_the_arrays_is_listed(name):
+    arrays, config = _arrays(name)
+    gone, renamed, misshapen, *_ = (k for k, a in arrays.items() if a.ndim == 2 and ".1." in k)
+    del arrays[gone]
+    arrays[renamed.replace("weight", "wait")] = arrays.pop(renamed)
+    arrays[misshapen] = arrays[misshapen][:-1]
+    arrays["score.weight"] = torch.zeros(2, 3)
+    with pytest.raises(CheckpointError) as caught:
+        from_torch(arrays, CASES[name].dialect, config)
+    message = str(caught.value)
+    assert f"missing {gone}" in message
+    assert f"missing {renamed}" in message
+    assert f"(is it {renamed.replace('weight', 'wait')}?)" in message
+    assert f"unexpected {renamed.replace('weight', 'wait')}" in message
+    assert f"{misshapen} has shape {tuple(arrays[misshapen].shape)}, not " in message
+    assert "unexpected score.weight" in message
+
+
+def test_sizes_that_are_not_those_of_the_arrays_are_listed():
+    arrays, config = _arrays("llama")
+    with pytest.raises(CheckpointError) as caught:
+        from_torch(arrays, "llama", {**config, "num_key_value_heads": 4, "vocab_size": 38})
+    assert "model.embed_tokens.weight has shape (37, 24), not (38, 24)" in str(caught.value)
+    assert "model.layers.1.self_attn.k_proj.weight has shape (12, 24)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "alias", "other"),
+    [
+        ("gpt2", "lm_head.weight", "transformer.wte.weight"),
+        ("opt", "lm_head.weight", "model.decoder.embed_tokens.weight"),
+        ("bert masked", "cls.predictions.bias", "cls.predictions.decoder.bias"),
+        ("bert masked untied", "cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ],
+)
+def test_tied_arrays_agree_or_are_refused(name, alias, other):
+    arrays, config = _arrays(name)
+    for missing in (alias, other):
+        fewer = {k: a for k, a in arrays.items() if k != missing}
+        assert bits_of(to_torch(from_torch(fewer, CASES[name].dialect, config))) == bits_of(arrays)
+    arrays[alias] = arrays[alias] + 1
+    with pytest.raises(CheckpointError, match=f"{alias} must equal {other}"):
+        from_torch(arrays, CASES[name].dialect, config)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "bert masked", "opt"])
+def test_names_without_their_prefix_and_with_wrappers_are_read(name):
+    arrays, config = _arrays(name)
+    dialect = CASES[name].dialect
+    prefix = {"bert": "bert.", "opt": "model."}.get(dialect, "transformer.")
+    bare = {k.removeprefix(prefix): a for k, a in arrays.items()}
+    wrapped = {f"module._orig_mod.{k}": a for k, a in arrays.items()}
+    for other in (bare, wrapped):
+        assert bits_of(to_torch(from_torch(other, dialect, config))) == bits_of(arrays)
+
+
+def test_a_body_is_read_from_a_whole_model_on_request():
+    arrays, config = _arrays("bert masked")
+    body = from_torch(arrays, "bert", {**config, "class": "BertModel"}, ignore=["cls.*"])
+    assert body.config.head == "none"
+    assert not body.config.pooler
+    named = {k.removeprefix("bert."): a for k, a in arrays.items() if k.startswith("bert.")}
+    assert bits_of(to_torch(body)) == bits_of(named)
+
+
+def test_old_names_are_read():
+    arrays, config = _arrays("bert")
+    old = {
+        k.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): a
+        for k, a in arrays.items()
+    }
+    assert old.keys() != arrays.keys()
+    assert bits_of(to_torch(from_torch(old, "bert", config))) == bits_of(arrays)
+    arrays, config = _arrays("gpt_neox")
+    old = {k.replace("lm_head", "embed_out"): a for k, a in arrays.items()}
+    assert bits_of(to_torch(from_torch(old, "gpt_neox", config))) == bits_of(arrays)
+
+
+def _old_buffers(name):
+    length = 320
+    mask = torch.ones(length, length, dtype=torch.uint8).tril()[None, None]
+
+    def frequencies(base, width):
+        return 1.0 / (base ** (torch.arange(0, width, 2).float() / width))
+
+    return {
+        "gpt2": {"transformer.h.#.attn.bias": mask, "transformer.h.#.attn.masked_bias": -1e4},
+        "gpt_neox": {
+            "gpt_neox.layers.#.attention.bias": mask.bool(),
+            "gpt_neox.layers.#.attention.masked_bias": -1e9,
+            "gpt_neox.layers.#.attention.rotary_emb.inv_freq": frequencies(1e4, 4),
+        },
+        "llama linear": {
+            "model.layers.#.self_attn.rotary_emb.inv_freq": frequencies(1e4, 6),
+        },
+        "bert": {"embeddings.position_ids": torch.arange(length)[None]},
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama linear", "bert"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_buffers_of_old_files_are_checked(name, dtype):
+    arrays, config = _arrays(name)
+    dialect = CASES[name].dialect
+    buffers = {
+        pattern.replace("#", str(layer)): torch.as_tensor(value)
+        for pattern, value in _old_buffers(name).items()
+        for layer in range(2)
+    }
+    buffers = {k: b.to(dtype) if b.is_floating_point() else b for k, b in buffers.items()}
+    assert bits_of(to_torch(from_torch({**arrays, **buffers}, dialect, config))) == bits_of(
+        {**arrays, **buffers}
+    )
+    for key, buffer in buffers.items():
+        wrong = buffer.clone()
+        wrong.view(-1)[-1] = 0 if wrong.view(-1)[-1] != 0 else 1
+        with pytest.raises(CheckpointError, match=f"the buffer {key}"):
+            from_torch({**arrays, **buffers, key: wrong}, dialect, config)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_dialect_is_told_by_the_config_or_the_module(name):
+    theirs = build_case(CASES[name])
+    tensors = tensors_of(theirs.state_dict())
+    dialect = CASES[name].dialect
+    assert detect_dialect(tensors, config=theirs.config.to_dict()).name == dialect
+    assert detect_dialect(tensors, module=theirs).name == dialect
+
+
+def test_unknown_models_and_remote_code_are_refused():
+    with pytest.raises(UsageError, match="model_type 'mamba' is not known: gpt2, llama"):
+        detect_dialect({}, config={"model_type": "mamba"})
+    code = {"model_type": "phi", "auto_map": {"AutoModel": "modeling_phi.PhiModel"}}
+    with pytest.raises(UsageError, match=r"auto_map.*no such feature"):
+        detect_dialect({}, config=code)

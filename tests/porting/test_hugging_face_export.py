@@ -1,0 +1,218 @@
+"""The dialects of Hugging Face: models that began here compute the same in transformers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.errors import UsageError
+from jaxformer.parameters import get_parameters, set_parameters
+from jaxformer.porting.api import export_plan, from_torch, to_torch
+from jaxformer.transformer_lm import TransformerLM
+from tests.support.hugging_face import (
+    assert_close,
+    build,
+    exact,
+    run_ours,
+    run_theirs,
+    tokens,
+)
+from tests.support.hugging_face_cases import VOCAB
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+NATIVE = {
+    "d_model": 24,
+    "num_heads": 4,
+    "num_layers": 2,
+    "d_ff": 44,
+    "context_length": 320,
+    "vocab_size": VOCAB,
+}
+STACK = {
+    **NATIVE,
+    "num_kv_heads": 2,
+    "norm": "rms_norm",
+    "norm_eps": 3e-6,
+    "activation": "swiglu",
+    "positions": "rotary",
+    "rotary_base": 300.0,
+    "qkv_bias": False,
+    "output_bias": False,
+    "feed_forward_bias": False,
+    "tie_embeddings": False,
+}
+GEMMA = {**STACK, "norm_unit_offset": True, "embedding_scale": math.sqrt(24), "head_dim": 10}
+WIDE = {**NATIVE, "d_model": 32, "block": "parallel", "positions": "rotary"}
+NEVER_PORTED = {
+    "gpt2": {**NATIVE, "activation": "relu", "norm_eps": 1e-3},
+    "gpt2 ": {**NATIVE, "head": "none", "tie_embeddings": False},
+    "llama": STACK,
+    "llama ": {**STACK, "rotary_interleaved": True, "head_dim": 10},
+    "llama  ": {
+        **STACK,
+        "rotary_interleaved": True,
+        "qkv_bias": True,
+        "output_bias": True,
+        "rotary_scaling": "llama3",
+        "rotary_scaling_factor": 4.0,
+        "rotary_original_context_length": 96,
+    },
+    "mistral": {**STACK, "sliding_window": 23, "rotary_interleaved": True},
+    "qwen2": {**STACK, "qkv_bias": True, "sliding_window": 23, "full_attention_layers": (1,)},
+    "qwen3": {**STACK, "query_key_norm": True, "rotary_interleaved": True, "head_dim": 10},
+    "gemma": {**GEMMA, "activation": "geglu_tanh", "tie_embeddings": True},
+    "gemma2": {
+        **GEMMA,
+        "activation": "geglu",
+        "branch_output_norm": True,
+        "score_soft_cap": 2.0,
+        "logit_soft_cap": 4.0,
+        "sliding_window": 23,
+        "full_attention_layers": (0,),
+    },
+    "gpt_neox": {**WIDE, "rotary_fraction": 0.75, "tie_embeddings": False},
+    "gpt_neox ": {**WIDE, "block": "pre_norm", "rotary_scaling": "linear", "rotary_base": 70.0},
+    "bloom": {
+        **NATIVE,
+        "d_ff": None,
+        "positions": "alibi",
+        "embedding_norm": True,
+        "activation": "gelu_bloom",
+    },
+    "bert": {
+        **NATIVE,
+        "block": "post_norm",
+        "embedding_norm": True,
+        "final_norm": False,
+        "causal": False,
+        "num_token_types": 3,
+        "head": "none",
+        "pooler": True,
+    },
+    "bert ": {
+        **NATIVE,
+        "block": "post_norm",
+        "embedding_norm": True,
+        "final_norm": False,
+        "causal": False,
+        "num_token_types": 3,
+        "head": "masked_lm",
+        "head_bias": True,
+        "activation": "gelu_tanh",
+    },
+    "phi": {
+        **WIDE,
+        "num_kv_heads": 2,
+        "shared_norm": True,
+        "head_bias": True,
+        "rotary_fraction": 0.5,
+        "rotary_interleaved": True,
+        "query_key_norm": True,
+    },
+    "opt": {**NATIVE, "position_offset": 2, "activation": "silu"},
+    "opt ": {**NATIVE, "position_offset": 2, "block": "post_norm", "final_norm": False},
+}
+
+
+@pytest.mark.parametrize("name", NEVER_PORTED)
+def test_models_that_were_never_theirs_become_theirs(name):
+    dialect = name.strip()
+    ours = TransformerLM(TransformerLMConfig(**NEVER_PORTED[name]), rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    set_parameters(
+        ours, {k: p + rng.normal(0, 0.3, p.shape) for k, p in get_parameters(ours).items()}
+    )
+    plan = export_plan(ours, dialect)
+    settings = plan.counterpart.settings(ours)
+    theirs = exact(build(plan.origin.kind, settings).double())
+    theirs.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(ours, dialect).items()})
+    ids = tokens(6)
+    for found, expected in zip(run_ours(ours, ids), run_theirs(theirs, ours, ids), strict=True):
+        assert_close(found, expected.detach(), 1e-11)
+    again = from_torch(theirs, dialect)
+    for found, expected in zip(run_ours(again, ids), run_ours(ours, ids), strict=True):
+        # Sums of reordered terms where pairs became halves.
+        assert_close(found, expected, 1e-13)
+
+
+def _model(**settings):
+    return TransformerLM(TransformerLMConfig(**settings), rngs=nnx.Rngs(0))
+
+
+# What a dialect cannot hold: its name, the settings of ours, what the refusal must say.
+CANNOT_BE_HELD = [
+    ("gpt2", {**NATIVE, "num_kv_heads": 2}, ["blocks.*.attention.num_kv_heads is 2 here and 4"]),
+    ("gpt2", {**NATIVE, "qkv_bias": False}, ["q_proj.bias"]),
+    ("gpt2", {**NATIVE, "position_offset": 1}, ["position_embedding.offset is 1 here and 0 there"]),
+    ("gpt2", {**NATIVE, "head_bias": True}, ["lm_head.bias"]),
+    (
+        "llama",
+        {**NATIVE, "activation": "relu"},
+        [
+            "there is no place for position_embedding.embedding",
+            "blocks.*.attention_norm is 'LayerNorm' here and 'RMSNorm' there",
+            "feed_forward.activation is 'relu' here",
+        ],
+    ),
+    (
+        "llama",
+        {**STACK, "qkv_bias": True},
+        ["blocks.*.attention.q_proj.bias is (24,) here and None there"],
+    ),
+    ("llama", {**STACK, "activation": "geglu_tanh", "sliding_window": 9}, ["sliding_window is 9"]),
+    ("llama", {**STACK, "d_model": 26, "head_dim": 10}, ["hidden_size must be divisible"]),
+    ("llama", {**STACK, "head_dim": 8, "rotary_fraction": 0.5}, ["partial_rotary_factor"]),
+    ("mistral", {**STACK, "sliding_window": 9, "full_attention_layers": (1,)}, ["full_attention"]),
+    (
+        "gemma",
+        {**GEMMA, "activation": "geglu"},
+        ["activation is 'gelu' here and 'gelu_tanh' there"],
+    ),
+    (
+        "gemma",
+        {**GEMMA, "activation": "geglu_tanh", "embedding_scale": None},
+        ["embedding_scale is None here and 4.89"],
+    ),
+    ("gemma", {**STACK, "activation": "geglu_tanh"}, ["norm.unit_offset is False here and True"]),
+    (
+        "gemma2",
+        {**GEMMA, "activation": "geglu", "branch_output_norm": True, "attention_scale": 0.3},
+        ["blocks.*.attention.scale is 0.3 here"],
+    ),
+    ("gpt_neox", {**WIDE, "rotary_interleaved": True}, ["interleaved is True here and False"]),
+    ("gpt_neox", {**WIDE, "num_kv_heads": 2}, ["num_kv_heads is 2 here and 4 there"]),
+    (
+        "bloom",
+        {**NATIVE, "positions": "alibi", "embedding_norm": True},
+        ["gelu_bloom", "(24, 44) here and (24, 96) there"],
+    ),
+    (
+        "bert",
+        {**NATIVE, "head": "none", "causal": False},
+        ["final_norm.scale", "num_token_types is 0 here"],
+    ),
+    ("phi", {**WIDE, "shared_norm": True, "tie_embeddings": False}, ["lm_head.bias"]),
+    ("opt", {**NATIVE, "position_offset": 2, "norm_eps": 1e-6}, ["norm.eps is 1e-06 here"]),
+    ("opt", {**NATIVE, "position_offset": 1}, ["position_embedding.offset is 1 here and 2 there"]),
+]
+
+
+@pytest.mark.parametrize(("dialect", "settings", "words"), CANNOT_BE_HELD)
+def test_what_a_dialect_cannot_hold_is_refused(dialect, settings, words):
+    with pytest.raises(UsageError, match="cannot hold this TransformerLM") as caught:
+        to_torch(_model(**settings), dialect)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_that_stands_against_an_export_is_listed():
+    settings = {**STACK, "norm_eps": 1e-3, "logit_soft_cap": 2.0, "attention_scale": 0.5}
+    with pytest.raises(UsageError) as caught:
+        to_torch(_model(**settings, query_key_norm=True), "llama")
+    message = str(caught.value)
+    for word in ("q_norm", "k_norm", "logit_soft_cap is 2.0 here and None there", "scale is 0.5"):
+        assert word in message

@@ -1,0 +1,122 @@
+"""The dialects of Hugging Face: random arrays of random models come back bit for bit."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxformer.porting.api import from_torch, to_torch
+from jaxformer.porting.dialects import HUGGING_FACE
+from tests.support.hugging_face import bits_of
+from tests.support.hugging_face_cases import CASES
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16, np.float64)
+
+
+@st.composite
+def _settings(draw, dialect):
+    """Settings of a small model of a dialect."""
+    heads = draw(st.sampled_from([1, 2, 3, 6]))
+    groups = draw(st.sampled_from([n for n in (1, 2, 3, 6) if heads % n == 0]))
+    head_dim = draw(st.sampled_from([2, 4, 8]))
+    flag = st.booleans()
+    layers = draw(st.integers(1, 3))
+    sizes = {
+        "vocab_size": draw(st.integers(3, 11)),
+        "tie_word_embeddings": draw(flag),
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": draw(st.integers(1, 9)),
+        "pad_token_id": None,
+    }
+    width = draw(st.integers(1, 9))
+    stack = {
+        **sizes,
+        "intermediate_size": width,
+        "num_key_value_heads": groups,
+        "attention_bias": draw(flag),
+        "rope_scaling": draw(st.sampled_from([None, {"rope_type": "linear", "factor": 2.5}])),
+    }
+    wider = {**stack, "head_dim": draw(st.sampled_from([2, 6, 10]))}
+    kinds = draw(
+        st.lists(
+            st.sampled_from(["full_attention", "sliding_attention"]),
+            min_size=layers,
+            max_size=layers,
+        )
+    )
+    window = {"sliding_window": draw(st.integers(1, 9)), "layer_types": kinds}
+    plain = {**sizes, "intermediate_size": width, "type_vocab_size": draw(st.integers(1, 3))}
+    return {
+        "gpt2": {**sizes, "n_inner": draw(st.sampled_from([None, 7]))},
+        "llama": {**wider, "mlp_bias": draw(flag)},
+        "mistral": {**wider, "sliding_window": draw(st.sampled_from([None, 5]))},
+        "qwen2": {**stack, **window, "use_sliding_window": draw(flag)},
+        "qwen3": {**wider, **window, "use_sliding_window": draw(flag)},
+        "gemma": wider,
+        "gemma2": {**wider, **window, "query_pre_attn_scalar": draw(st.integers(1, 300))},
+        "gpt_neox": {
+            **{k: v for k, v in stack.items() if k != "num_key_value_heads"},
+            "rotary_pct": 1.0,
+            "use_parallel_residual": draw(flag),
+        },
+        "bloom": {k: v for k, v in sizes.items() if k != "max_position_embeddings"},
+        "bert": plain,
+        "phi": {**stack, "partial_rotary_factor": 1.0, "qk_layernorm": draw(flag)},
+        "opt": {
+            **sizes,
+            "ffn_dim": width,
+            "word_embed_proj_dim": heads * head_dim,
+            "enable_bias": draw(flag),
+            "do_layer_norm_before": draw(flag),
+        },
+    }[dialect]
+
+
+def _random_array(rng, shape):
+    """Random bits in a random dtype and layout, as numpy's or torch's."""
+    dtype = np.dtype(DTYPES[rng.integers(4)])
+    transposed, strided, torchs = rng.integers(2, size=3)
+    stored = shape[::-1] if transposed else shape
+    stored = (*stored[:-1], 2 * stored[-1]) if strided else stored
+    bits = rng.integers(0, 256, (*stored, dtype.itemsize), np.uint8)
+    if torchs:
+        kind = getattr(torch, dtype.name)
+        array = torch.from_numpy(bits).view(kind).squeeze(-1)
+    else:
+        array = bits.view(dtype).squeeze(-1)
+    array = array[..., ::2] if strided else array
+    return array.swapaxes(0, -1) if transposed else array
+
+
+def _kinds(dialect):
+    return sorted({case.kind for case in CASES.values() if case.dialect == dialect})
+
+
+@pytest.mark.parametrize("dialect", HUGGING_FACE)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_any_arrays_come_back_bit_for_bit(dialect, data):
+    kind = getattr(transformers, data.draw(st.sampled_from(_kinds(dialect))))
+    tokens = {"bos_token_id": None, "eos_token_id": None}
+    config = kind.config_class(**data.draw(_settings(dialect)), **tokens)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    with torch.device("meta"):
+        model = kind(config)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    assert parameters.keys() == model.state_dict().keys()
+    by_parameter = {}
+    for parameter in parameters.values():
+        by_parameter.setdefault(parameter, _random_array(rng, tuple(parameter.shape)))
+    arrays = {name: by_parameter[parameter] for name, parameter in parameters.items()}
+    if "cls.predictions.bias" in arrays:
+        arrays["cls.predictions.bias"] = arrays["cls.predictions.decoder.bias"]
+    settings = {**config.to_dict(), "class": kind.__name__}
+    back = to_torch(from_torch(arrays, config=settings))
+    assert bits_of(back) == bits_of(arrays)

@@ -1,0 +1,222 @@
+"""A run that changes framework in the middle stays on the curve of one that does not."""
+
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from jaxformer.config import OptimizerConfig
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.parameters import get_parameters, split
+from jaxformer.porting import from_torch, train_state_from_torch, train_state_to_torch
+from jaxformer.train_step import TrainState, train_step
+from parity_tests.families import encdec
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+STEPS, SWITCH = 200, 100
+OPTIMIZER = OptimizerConfig(
+    learning_rate=3e-3, warmup_steps=20, decay_steps=STEPS, clip_norm=0.7, weight_decay=0.1
+)
+VOCAB, LENGTH, BATCH = 29, 18, 5
+
+
+def gpt2():
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=24, n_head=3, n_layer=2, n_positions=LENGTH,
+        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def gpt():
+    return encdec.GPT(VOCAB, d_model=24, num_heads=3, num_layers=2, d_ff=40, max_len=LENGTH,
+                      dropout=0.0)  # fmt: skip
+
+
+MODELS = {"gpt2": gpt2, "encdec": gpt}
+
+
+def new_model(dialect):
+    torch.manual_seed(0)
+    return MODELS[dialect]().double().train()
+
+
+def new_optimizer(model, **settings):
+    named = dict(model.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    betas = (OPTIMIZER.beta1, OPTIMIZER.beta2)
+    return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=OPTIMIZER.eps, **settings)
+
+
+def batch(step):
+    """Tokens that follow one another by a rule, with noise: there is something to learn."""
+    rng = np.random.default_rng(step)
+    first = rng.integers(0, VOCAB, (BATCH, 1))
+    tokens = (first + 3 * np.arange(LENGTH + 1) + (rng.random((BATCH, LENGTH + 1)) < 0.1)) % VOCAB
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def rate(step):
+    """The schedule of a PyTorch user's own loop."""
+    if step < OPTIMIZER.warmup_steps:
+        return OPTIMIZER.learning_rate * (step + 1) / (OPTIMIZER.warmup_steps + 1)
+    share = (step - OPTIMIZER.warmup_steps) / (STEPS - OPTIMIZER.warmup_steps)
+    low, high = OPTIMIZER.min_learning_rate, OPTIMIZER.learning_rate
+    return low + 0.5 * (1 + math.cos(math.pi * share)) * (high - low)
+
+
+def run_torch(model, optimizer, steps):
+    losses = []
+    for step in steps:
+        inputs, targets = (torch.as_tensor(a) for a in batch(step))
+        logits = model(inputs)
+        logits = getattr(logits, "logits", logits)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def run_jax(module, state, steps):
+    step = jax.jit(functools.partial(train_step, definition=split(module)[0], optimizer=OPTIMIZER))
+    losses = []
+    for number in steps:
+        state, metrics = step(state, tuple(a[None] for a in batch(number)), None)
+        losses.append(float(metrics["train_loss"]))
+    return state, losses
+
+
+@functools.cache
+def all_in_torch(dialect):
+    model = new_model(dialect)
+    return run_torch(model, new_optimizer(model), range(STEPS))
+
+
+@functools.cache
+def all_in_jax(dialect):
+    module = from_torch(new_model(dialect), dialect)
+    state = TrainState.create(get_parameters(module), OPTIMIZER)
+    return run_jax(module, state, range(STEPS))[1]
+
+
+@pytest.mark.parametrize("dialect", MODELS)
+def test_torch_then_jax(dialect):
+    model = new_model(dialect)
+    optimizer = new_optimizer(model)
+    losses = run_torch(model, optimizer, range(SWITCH))
+    module, state = train_state_from_torch(model, optimizer, OPTIMIZER, dialect=dialect)
+    assert int(state.step) == SWITCH
+    losses += run_jax(module, state, range(SWITCH, STEPS))[1]
+    assert losses[-1] < 0.6 * losses[0]
+    np.testing.assert_allclose(losses, all_in_torch(dialect), rtol=1e-9)
+    np.testing.assert_allclose(losses, all_in_jax(dialect), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dialect", MODELS)
+def test_jax_then_torch(dialect):
+    module = from_torch(new_model(dialect), dialect)
+    state = TrainState.create(get_parameters(module), OPTIMIZER)
+    state, losses = run_jax(module, state, range(SWITCH))
+    torch.manual_seed(1)
+    model = MODELS[dialect]().double().train()
+    optimizer = new_optimizer(model)
+    weights, moments = train_state_to_torch(module, state, model, optimizer)
+    model.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
+    optimizer.load_state_dict(moments)
+    losses += run_torch(model, optimizer, range(SWITCH, STEPS))
+    np.testing.assert_allclose(losses, all_in_torch(dialect), rtol=1e-9)
+    np.testing.assert_allclose(losses, all_in_jax(dialect), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_moments_keep_every_bit(dtype):
+    model = new_model("gpt2").to(dtype)
+    optimizer = new_optimizer(model)
+    run_torch(model, optimizer, range(3))
+    module, state = train_state_from_torch(model, optimizer, OPTIMIZER)
+    _, back = train_state_to_torch(module, state, model, optimizer)
+    before = optimizer.state_dict()
+    assert back["param_groups"] == before["param_groups"]
+    assert back["state"].keys() == before["state"].keys()
+    for place, entry in before["state"].items():
+        for name, value in entry.items():
+            assert torch.equal(back["state"][place][name], value), (place, name)
+            assert back["state"][place][name].dtype == value.dtype
+
+
+def test_an_optimizer_before_its_first_step_starts_from_zero():
+    model = new_model("gpt2")
+    _, state = train_state_from_torch(model, new_optimizer(model), OPTIMIZER)
+    assert int(state.step) == 0
+
+
+def test_moments_of_one_group_go_by_the_order_of_the_parameters():
+    model = new_model("gpt2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    run_torch(model, optimizer, range(2))
+    module, state = train_state_from_torch(model, optimizer, OPTIMIZER)
+    _, back = train_state_to_torch(module, state, model, optimizer)
+    for place, entry in optimizer.state_dict()["state"].items():
+        assert torch.equal(back["state"][place]["exp_avg"], entry["exp_avg"])
+
+
+def broken_shape(state):
+    state["state"][3]["exp_avg"] = torch.zeros(2, 3, dtype=torch.float64)
+
+
+def broken_step(state):
+    state["state"][3]["step"] = torch.tensor(7.0)
+
+
+def broken_missing(state):
+    del state["state"][3]
+
+
+def broken_amsgrad(state):
+    state["param_groups"][0]["amsgrad"] = True
+
+
+def broken_decay(state):
+    state["param_groups"][1]["weight_decay"] = 0.1
+
+
+def broken_count(state):
+    state["param_groups"][1]["params"].pop()
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        (broken_shape, CheckpointError, "exp_avg of .* has shape"),
+        (broken_step, CheckpointError, "different numbers of steps"),
+        (broken_missing, CheckpointError, "no state of"),
+        (broken_amsgrad, UsageError, "amsgrad"),
+        (broken_decay, UsageError, "decay"),
+        (broken_count, CheckpointError, "holds 27 parameters and the model 28"),
+    ],
+)
+def test_what_does_not_fit_is_refused(damage, error, words):
+    model = new_model("gpt2")
+    optimizer = new_optimizer(model)
+    run_torch(model, optimizer, range(1))
+    state = optimizer.state_dict()
+    state = {
+        "state": {k: dict(v) for k, v in state["state"].items()},
+        "param_groups": [{**g, "params": list(g["params"])} for g in state["param_groups"]],
+    }
+    damage(state)
+    with pytest.raises(error, match=words):
+        train_state_from_torch(model, state, OPTIMIZER, dialect="gpt2")

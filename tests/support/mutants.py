@@ -1,0 +1,336 @@
+"""Bugs to plant into models for the parity debugger.
+
+A plant changes one module of one side and says which modules must be named for it. Nothing here
+asks the debugger what it thinks.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.blocks import Block, ParallelBlock, PostNormBlock, PreNormBlock
+from jaxformer.feed_forward import FeedForward, GatedFeedForward
+from jaxformer.layers import Embedding, Linear
+from jaxformer.norms import LayerNorm, RMSNorm
+from jaxformer.positions import LearnedPositions, Rotary
+from jaxformer.transformer_lm import TransformerLM
+from tests.support.subjects import Planted, Subject
+
+Random = np.random.Generator
+# Plants the bug into ours, or says with None that the model has no place for it.
+Plant = Callable[[Subject, Any, Random], Planted | None]
+
+
+def nodes(module: Any, *kinds: type) -> dict[str, Any]:
+    """Modules of these classes by path."""
+    return {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_modules(module)
+        if isinstance(node, kinds)
+    }
+
+
+def choose(found: Any, random: Random) -> Any:
+    """One of a list, or one item of a dict."""
+    found = sorted(found.items()) if isinstance(found, dict) else list(found)
+    return found[random.integers(len(found))]
+
+
+def replaced(node: Any, **methods: Callable[..., Any]) -> None:
+    """Makes the module one of a subclass whose methods take the original first."""
+    cls = type(node)
+
+    def bind(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        original = getattr(cls, name)
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return method(functools.partial(original, self), self, *args, **kwargs)
+
+        return call
+
+    planted = {name: bind(name, method) for name, method in methods.items()}
+    node.__class__ = type(f"Planted{cls.__name__}", (cls,), planted)
+
+
+def eps(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, norm = choose(nodes(ours, LayerNorm, RMSNorm), random)
+    norm.eps = choose([e for e in (1e-3, 1e-4, 1e-6, 1e-8) if e != norm.eps], random)
+    return subject.at(path, "forward", f"eps {norm.eps}")
+
+
+def activation(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, FeedForward, GatedFeedForward), random)
+    twin = {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}.get(node.activation)
+    others = [twin] * 3 if twin else []
+    others += [a for a in ("relu", "gelu", "gelu_tanh", "silu") if a != node.activation]
+    node.activation = choose(others, random)
+    return subject.at(path, "forward", f"activation {node.activation}")
+
+
+def transposed(subject: Subject, ours: Any, random: Random) -> Planted:
+    linears = nodes(ours, Linear)
+    square = {p: m for p, m in linears.items() if len(set(m.kernel.shape)) == 1}
+    path, node = choose(square, random)
+    node.kernel.set_value(node.kernel[...].T)
+    return subject.at(path, "parameters", "transposed")
+
+
+def permuted(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, Linear, Embedding), random)
+    weight = node.kernel if isinstance(node, Linear) else node.embedding
+    axis = int(random.integers(2))
+    order = random.permutation(weight.shape[axis])
+    weight.set_value(jnp.take(weight[...], order, axis=axis))
+    return subject.at(path, "parameters", f"permuted along axis {axis}")
+
+
+def head_order(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, MultiHeadAttention), random)
+    name = choose(["q_proj", "o_proj"], random)
+    kernel = getattr(node, name).kernel
+    heads = kernel[...].T if name == "q_proj" else kernel[...]
+    heads = jnp.roll(heads.reshape(node.num_heads, -1, heads.shape[-1]), 1, axis=0)
+    heads = heads.reshape(-1, heads.shape[-1])
+    kernel.set_value(heads.T if name == "q_proj" else heads)
+    return subject.at(f"{path}.{name}".lstrip("."), "parameters", "heads in another order")
+
+
+def zeroed_bias(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    found = {p: m for p, m in nodes(ours, Linear, LayerNorm).items() if m.bias is not None}
+    if not found:
+        return None
+    path, node = choose(found, random)
+    node.bias.set_value(jnp.zeros_like(node.bias[...]))
+    return subject.at(path, "parameters", "bias is zero")
+
+
+def one_element(subject: Subject, ours: Any, random: Random) -> Planted:
+    found = nodes(ours, Linear, Embedding, LayerNorm, RMSNorm, LearnedPositions)
+    path, node = choose(found, random)
+    leaves = [getattr(node, name, None) for name in ("kernel", "bias", "scale", "embedding")]
+    variable = [leaf for leaf in leaves if leaf is not None][
+        random.integers(sum(x is not None for x in leaves))
+    ]
+    place = tuple(int(random.integers(size)) for size in variable.shape)
+    variable.set_value(variable[...].at[place].add(1e-3))
+    return subject.at(path, "parameters", f"element {place}")
+
+
+def swapped(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    stacks = {p: m for p, m in nodes(ours, nnx.List).items() if p.endswith("blocks")}
+    if not stacks:
+        return None
+    path, blocks = choose(stacks, random)
+    one, other = sorted(random.choice(len(blocks), 2, replace=False).tolist())
+    blocks[one], blocks[other] = blocks[other], blocks[one]
+    where = {
+        subject.called(f"{path}.{n}.{inner}")
+        for n in (one, other)
+        for inner, node in nodes(blocks[n], Linear, LayerNorm, RMSNorm).items()
+    }
+    remark = f"layers {one} and {other} of {path} look swapped"
+    return Planted(frozenset(where), "parameters", remark, remark)
+
+
+def mask_shift(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    if not subject.masked:
+        return None
+    path, node = choose(
+        {p: m for p, m in nodes(ours, MultiHeadAttention).items() if "cross" not in p}, random
+    )
+
+    def call(original: Any, self: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+        args, mask = (args[:-1], args[-1]) if mask is None else (args, mask)
+        return original(*args, mask=jnp.roll(mask, 1, axis=-1), **kwargs)
+
+    replaced(node, __call__=call)
+    return subject.at(path, "forward", "mask shifted by one")
+
+
+def model_mask(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    """What the model itself does with masks: no causal mask, a window off by one."""
+    if not isinstance(ours, TransformerLM) or not ours.config.causal:
+        return None
+    window = ours.config.sliding_window
+    change = {"causal": False}
+    if window is not None:
+        change = choose([change, *[{"sliding_window": window + n} for n in (-1, 1)] * 2], random)
+    ours.config = dataclasses.replace(ours.config, **change)
+    return subject.at("", "forward", f"config {change}")
+
+
+def rotary_layout(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    found = nodes(ours, Rotary)
+    if not found:
+        return None
+    path, node = choose(found, random)
+    node.interleaved = not node.interleaved
+    return subject.at(path.rpartition(".")[0], "forward", "rotary layout")
+
+
+def rotary_base(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    found = nodes(ours, Rotary)
+    if not found:
+        return None
+    path, node = choose(found, random)
+    node.base *= choose([1.01, 50.0], random)
+    # Tables that came with the checkpoint would be taken instead.
+    node.cos = node.sin = None
+    where = path if subject.has_rotary_module else path.rpartition(".")[0]
+    return subject.at(where, "forward", "rotary base")
+
+
+def attention_scale(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, MultiHeadAttention), random)
+    node.scale *= choose([0.99, 0.5, float(np.sqrt(node.head_dim))], random)
+    return subject.at(path, "forward", "attention scale")
+
+
+def soft_cap(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    found = {p: m for p, m in nodes(ours, MultiHeadAttention).items() if m.score_soft_cap}
+    if not found:
+        return None
+    if random.integers(2):
+        ours.config = dataclasses.replace(ours.config, logit_soft_cap=None)
+        return subject.at("", "forward", "no cap of logits")
+    path, node = choose(found, random)
+    node.score_soft_cap = None
+    return subject.at(path, "forward", "no cap of scores")
+
+
+def embedding_scale(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    if getattr(getattr(ours, "config", None), "embedding_scale", None) is None:
+        return None
+    ours.config = dataclasses.replace(ours.config, embedding_scale=None)
+    return subject.at("", "forward", "no embedding scale")
+
+
+def positions_shift(subject: Subject, ours: Any, random: Random) -> Planted | None:
+    found = nodes(ours, LearnedPositions)
+    if not found:
+        return None
+    path, node = choose(found, random)
+
+    def call(original: Any, self: Any, length: int, positions: Any = None) -> Any:
+        return original(length, jnp.arange(1, length + 1)[None])
+
+    replaced(node, __call__=call)
+    return subject.at(path, "forward", "positions start at one")
+
+
+def no_residual(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, Block), random)
+    which = int(random.integers(2))
+
+    def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
+        norm, branch = branches[which]
+        wrong = (norm, lambda h: branch(h) - x)
+        return original(x, [*branches[:which], wrong, *branches[which + 1 :]])
+
+    replaced(node, combine=combine)
+    return subject.at(path, "forward", "a residual sum is off")
+
+
+def norm_order(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, Block), random)
+    kind = PostNormBlock if isinstance(node, PreNormBlock | ParallelBlock) else PreNormBlock
+    replaced(node, combine=lambda original, self, x, branches: kind.combine(self, x, branches))
+    return subject.at(path, "forward", f"the order of a {kind.__name__}")
+
+
+def no_norm(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, Block), random)
+
+    def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
+        return original(x, [(lambda h: h, branches[0][1]), *branches[1:]])
+
+    replaced(node, combine=combine)
+    return subject.at(path, "forward", "a norm is not called")
+
+
+def computing(ours: Any) -> dict[str, Any]:
+    kinds = (Linear, LayerNorm, RMSNorm, FeedForward, GatedFeedForward, MultiHeadAttention, Block)
+    return nodes(ours, *kinds)
+
+
+def stopped_gradient(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(computing(ours), random)
+
+    def stopped(original: Any, self: Any, *a: Any, **k: Any) -> Any:
+        return jax.lax.stop_gradient(original(*a, **k))
+
+    replaced(node, __call__=stopped)
+    return subject.at(path, "backward", "gradient stopped")
+
+
+def scaled_gradient(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(computing(ours), random)
+    factor = 1 + choose([1e-1, -1e-3, 1e-6], random)
+
+    @jax.custom_vjp
+    def same(x: Any) -> Any:
+        return x
+
+    same.defvjp(lambda x: (x, None), lambda _, g: (g * factor,))
+    replaced(node, __call__=lambda original, self, *a, **k: jax.tree.map(same, original(*a, **k)))
+    return subject.at(path, "backward", f"gradient times {factor}")
+
+
+def narrow(subject: Subject, ours: Any, random: Random) -> Planted:
+    path, node = choose(nodes(ours, LayerNorm, RMSNorm), random)
+    dtype = choose([jnp.float32, jnp.bfloat16], random)
+
+    def call(original: Any, self: Any, x: Any) -> Any:
+        return original(x.astype(dtype)).astype(x.dtype)
+
+    replaced(node, __call__=call)
+    return subject.at(path, "forward", f"computed in {dtype.__name__}")
+
+
+PLANTS: list[Plant] = [
+    eps, activation, transposed, permuted, head_order, zeroed_bias, one_element, swapped,
+    mask_shift, model_mask, rotary_layout, rotary_base, attention_scale, soft_cap, embedding_scale,
+    positions_shift, no_residual, norm_order, no_norm, stopped_gradient, scaled_gradient, narrow,
+]  # fmt: skip
+
+
+# Theirs: planted into a copy of the PyTorch module.
+def choose_theirs(subject: Subject, random: Random) -> tuple[str, str]:
+    """One of ours and the module of theirs that has the same arrays."""
+    links = [each for each in subject.reference.plan.links if len(each.theirs) == 1]
+    each = choose({e.theirs[0]: e for e in links}, random)[1]
+    return each.ours[0].rpartition(".")[0], each.theirs[0].rpartition(".")[0]
+
+
+def their_element(subject: Subject, theirs: Any, random: Random) -> Planted:
+    ours, path = choose_theirs(subject, random)
+    with torch.no_grad():
+        weight = theirs.get_submodule(path).weight
+        weight[tuple(int(random.integers(size)) for size in weight.shape)] += 1e-3
+    return subject.at(ours, "parameters", f"an element of their {path}")
+
+
+def their_output(subject: Subject, theirs: Any, random: Random) -> Planted:
+    ours, path = choose_theirs(subject, random)
+    theirs.get_submodule(path).register_forward_hook(lambda module, given, out: out * (1 + 1e-6))
+    return subject.at(ours, "forward", f"the output of their {path}")
+
+
+def their_gradient(subject: Subject, theirs: Any, random: Random) -> Planted:
+    ours, path = choose_theirs(subject, random)
+    theirs.get_submodule(path).register_forward_hook(
+        lambda module, given, out: 0.5 * out + (0.5 * out).detach()
+    )
+    return subject.at(ours, "backward", f"the gradient of their {path}")
+
+
+THEIR_PLANTS = [their_element, their_output, their_gradient]

@@ -1,0 +1,103 @@
+"""Runs of several real processes on this machine."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from tests.support.tiny import ROOT, train_arguments
+
+PEER_TIMEOUT = 10
+
+
+class Processes:
+    """A run of ``count`` processes with so many devices each; ended at the latest on leaving."""
+
+    def __init__(
+        self, count, devices, *arguments, cache, connect=120, folders=(), coordinator=False
+    ):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = {
+            **os.environ,
+            "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        }
+        joined = [
+            "--coordinator", f"127.0.0.1:{port}", "--num-processes", count,
+            "--connect-timeout", connect, "--peer-timeout", PEER_TIMEOUT, "--process-id",
+        ]  # fmt: skip
+        command = [sys.executable, "-m", "jaxformer", *arguments, "--devices", devices]
+        if count == 1 and not coordinator:
+            joined = []
+        self.running = [
+            subprocess.Popen(
+                [str(part) for part in (*command, *joined, *([i] if joined else []))],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                cwd=folders[i] if folders else None,
+            )
+            for i in range(count)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.communicate()
+
+    def ends(self, *codes, seconds=240, but=()):
+        """Waits until all (``but`` some) have ended; what they wrote, by process."""
+        end = time.monotonic() + seconds
+        told = {
+            i: process.communicate(timeout=max(1, end - time.monotonic()))
+            for i, process in enumerate(self.running)
+            if i not in but
+        }
+        assert {self.running[i].returncode for i in told} == set(codes), told
+        return told
+
+    def wait_for(self, condition, seconds=240):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for process in self.running:
+                assert process.poll() is None, process.communicate()
+            with contextlib.suppress(FileNotFoundError):
+                if condition():
+                    return
+            time.sleep(0.02)
+        raise AssertionError("it did not happen")
+
+
+def run(count, devices, *arguments, cache, codes=(0,), **more):
+    """Such a run to its end; what each process wrote."""
+    with Processes(count, devices, *arguments, cache=cache, **more) as processes:
+        return processes.ends(*codes)
+
+
+def fresh(text, out, *more):
+    """The arguments of a tiny run whose devices are counted by ``Processes``."""
+    arguments = train_arguments(text, out, *more)
+    at = arguments.index("--devices")
+    return arguments[:at] + arguments[at + 2 :]
+
+
+def lines(text):
+    """What a process said itself, without the log of what it runs on."""
+    return [line for line in text.splitlines() if not re.match(r"[IWE]\d{4} ", line)]

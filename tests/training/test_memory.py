@@ -1,0 +1,152 @@
+"""What a run needs at least is told from its settings, and never more than it takes."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+from flax import nnx
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.errors import UsageError
+from jaxformer.parameters import abstract
+from jaxformer.training import loop, memory
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.memory import (
+    check_memory,
+    count_matrices,
+    host_memory,
+    least_bytes,
+    too_large_for_samples,
+)
+from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiny import train, train_arguments
+
+SMALL = TransformerLMConfig(
+    d_model=12, num_heads=4, context_length=7, num_layers=3, vocab_size=31, d_ff=35
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_kv_heads": 2, "head_dim": 5},
+        {"activation": "swiglu", "d_ff": None},
+        {"d_ff": None, "head_dim": 4, "positions": "rotary"},
+        {"positions": "alibi", "tie_embeddings": False},
+        {"positions": "relative"},
+        {"head": "masked_lm"},
+        {"position_offset": 2, "query_key_norm": True},
+    ],
+    ids=str,
+)
+def test_matrices_are_all_but_biases_and_norms(changes):
+    config = dataclasses.replace(SMALL, **changes)
+    _, parameters = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    total = sum(p.size for p in parameters.values())
+    vectors = sum(p.size for p in parameters.values() if p.ndim == 1)
+    counted = count_matrices(config)
+    assert counted <= total
+    if changes not in ({"positions": "relative"}, {"head": "masked_lm"}):
+        assert counted == total - vectors
+
+
+def test_every_setting_counts():
+    config = TrainConfig(model=SMALL, batch_size=8)
+    least = functools.partial(least_bytes, devices=2)
+    before = least(config)
+    assert before["state"] == 16 * count_matrices(SMALL)
+    assert before["batch"] == 4 * 4 * 7 * (3 * 12)
+    # The gradients are made when the logits are gone.
+    many = least(dataclasses.replace(config, batch_size=800))
+    assert many["batch"] == 4 * 400 * 7 * (3 * 12 + 31) - 4 * count_matrices(SMALL)
+    # A large vocabulary's logits are made for some positions at a time, here one.
+    large = dataclasses.replace(SMALL, vocab_size=1_000_000)
+    large = dataclasses.replace(config, model=large, batch_size=8000)
+    assert least(large)["batch"] == 4 * 4000 * (7 * 3 * 12 + 1_000_000) - 4 * count_matrices(
+        large.model
+    )
+    half = least(dataclasses.replace(config, dtype="bfloat16"))
+    assert half["batch"] == before["batch"] // 2
+    assert half["state"] == 14 * count_matrices(SMALL)
+    assert least(dataclasses.replace(config, accumulation=2))["batch"] == before["batch"] // 2
+    assert least(dataclasses.replace(config, steps_per_call=20))["starts"] == 2 * before["starts"]
+    mesh = dataclasses.replace(config, strategy="mesh", fsdp=2)
+    assert least(mesh)["state"] == before["state"] // 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--d-model 1024000 --num-heads 4", ["TiB", "50.3 T parameters"]),
+        (
+            "--d-model 4096000 --num-heads 4",
+            ["num_heads times head_dim times d_model must be at most"],
+        ),
+        ("--num-layers 10000 --d-model 8192", ["8.0 T parameters", "TiB"]),
+        ("--d-model 2147483647 --num-heads 1", ["must be at most 4398046511104 elements"]),
+        ("--batch-size 2000000000", ["one micro-batch"]),
+        ("--steps-per-call 2000000000", ["2,000,000,000 steps per call"]),
+        ("--vocab-size 2147483647", ["parameters"]),
+    ],
+)
+def test_a_run_far_too_large_is_refused_before_anything_is_made(refuse, text, flags, words):
+    line = refuse(["train", "--data", text, "--devices", 1, *flags.split()], 2, *words)
+    room = f"of {host_memory() * 10 // 2**30 / 10:,.1f} GiB"
+    assert room in line or "elements" in line
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--d-model 900000 --num-layers 10000 --num-heads 1",
+        "--batch-size 2147483647 --vocab-size 4000000",
+    ],
+)
+def test_a_plan_beyond_all_machines_is_refused(refuse, text, flags):
+    words = "more than all machines there are"
+    refuse(["plan", "--data", text, "--devices", 1, *flags.split()], 2, words)
+
+
+def test_the_room_is_shared_by_the_devices_of_a_cpu(monkeypatch):
+    monkeypatch.setattr(memory, "host_memory", lambda: 100_000)
+    config = TrainConfig(model=SMALL, batch_size=8, steps_per_call=1)
+    check_memory(config, jax.devices()[:1])
+    with pytest.raises(UsageError, match="on each of 8 devices"):
+        check_memory(config, jax.devices())
+
+
+def test_samples_need_the_whole_model_on_one_device(monkeypatch):
+    config = TrainConfig(model=SMALL, strategy="mesh", fsdp=8)
+    # In bytes a parameter: 4 whole, and an eighth of 12 beside them.
+    room = int(5.5 * count_matrices(SMALL))
+    monkeypatch.setattr(memory, "host_memory", lambda: 8 * room)
+    assert too_large_for_samples(config, jax.devices()) is None
+    monkeypatch.setattr(memory, "host_memory", lambda: 8 * (room - 1))
+    told = too_large_for_samples(config, jax.devices())
+    assert "no samples will be written" in told
+    assert too_large_for_samples(config, jax.devices()[:1]) is None
+
+
+def test_a_run_without_room_for_samples_says_so_once_and_goes_on(text, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "too_large_for_samples", lambda *_: "no samples will be written: x")
+    assert train(text, "run", "--steps", 20) == 0
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("no samples will be written") == 1
+    assert captured.out.count("validation loss") == 2
+    assert "│" not in captured.out
+
+
+def test_a_containers_limit_counts(monkeypatch, tmp_path):
+    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "limit").write_text("12345\n")
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "max", tmp_path / "none"))
+    assert host_memory() > 12345
+    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "max", tmp_path / "limit"))
+    assert host_memory() == 12345
+
+
+def test_a_text_larger_than_memory_is_refused(refuse, text, monkeypatch):
+    monkeypatch.setattr("jaxformer.data.corpora.host_memory", lambda: 1000)
+    refuse(train_arguments(text, "out"), 2, "GiB of text need 6 times as much memory")

@@ -1,0 +1,273 @@
+"""One step, many ways to share it among devices: the same numbers, in less memory each."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from jaxformer.char_data import evaluation_windows
+from jaxformer.config import TransformerLMConfig
+from jaxformer.errors import DeviceError
+from jaxformer.execution.layer_scan import scanned_layers
+from jaxformer.execution.rematerialization import rematerialization
+from jaxformer.parameters import abstract
+from jaxformer.train_step import TrainState
+from jaxformer.training.experiment import draw_parameters
+from jaxformer.training.parallel import sharding_rules
+from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
+from jaxformer.training.parallel.strategies import check_mesh
+from jaxformer.transformer_lm import TransformerLM
+from tests.support.meshes import (
+    IDS,
+    LENGTH,
+    LLAMA,
+    MESHES,
+    ODD,
+    ONE,
+    OPTIMIZER,
+    dropping,
+    fetch,
+    make,
+    parameters_of,
+    run,
+    run_with,
+    shapes_of,
+    state_of,
+)
+from tests.support.tiny import DROPOUT, losses, manifest, resume, train, train_arguments
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    """So that only the order of sums differs."""
+    with jax.enable_x64(True):
+        yield
+
+
+def assert_same(one, other):
+    np.testing.assert_allclose(other[0], one[0], rtol=0, atol=1e-10)
+    for name, value in one[1].items():
+        np.testing.assert_allclose(other[1][name], value, rtol=0, atol=1e-10, err_msg=name)
+
+
+# Eight devices under pmap are held to one in parity_tests/test_train_step.py too.
+@pytest.mark.parametrize(
+    "mesh",
+    [pytest.param(mesh, marks=[pytest.mark.slow] * (mesh == "pmap 8")) for mesh in MESHES],
+)
+def test_twenty_steps_are_the_same_on_every_mesh(mesh):
+    """As by pmap on one device, with dropout; losses and parameters to 1e-10."""
+    one = fetch(dropping(LLAMA), ONE)
+    assert one[0][-1] < one[0][0] - 0.1
+    assert_same(one, fetch(dropping(LLAMA), mesh))
+
+
+@pytest.mark.slow
+def test_a_model_that_divides_badly_is_the_same_on_a_mesh_in_micro_batches():
+    assert_same(fetch(ODD, ONE), fetch(ODD, "data 2 x fsdp 2 x tensor 2", accumulation=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("config", [LLAMA, ODD, dropping(ODD)], ids=["llama", "odd", "dropping"])
+def test_every_model_is_the_same_on_every_mesh(config, mesh, accumulation):
+    config = dataclasses.replace(config, num_layers=3)
+    assert_same(fetch(config, ONE, accumulation), fetch(config, mesh, accumulation))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run_as",
+    [
+        functools.partial(rematerialization, "dots"),
+        functools.partial(rematerialization, "full"),
+        scanned_layers,
+    ],
+    ids=["dots", "full", "scanned"],
+)
+def test_other_ways_to_run_a_block_change_nothing_on_a_mesh(run_as):
+    config = dataclasses.replace(dropping(LLAMA), num_layers=3)
+    strategy = make.__wrapped__(config, "fsdp 4 x tensor 2")
+    with run_as():
+        losses, state = run_with(strategy, config)
+    assert_same(fetch(config, ONE), (losses, strategy.fetch(state.parameters)))
+
+
+def test_a_run_cut_into_calls_computes_the_same_bits_on_a_mesh():
+    whole, parameters = fetch(dropping(LLAMA), "fsdp 4 x tensor 2")
+    cut, parameters_of_cut = fetch(dropping(LLAMA), "fsdp 4 x tensor 2", per_call=5)
+    assert (whole == cut).all()
+    for name, value in parameters.items():
+        assert (value == parameters_of_cut[name]).all()
+
+
+def held(state):
+    """Bytes of a state on each device."""
+    sizes = dict.fromkeys(jax.devices(), 0)
+    for array in jax.tree.leaves(state):
+        for shard in array.addressable_shards:
+            sizes[shard.device] += shard.data.nbytes
+    return sizes
+
+
+@pytest.mark.parametrize("mesh", ["data 8", "fsdp 8", "fsdp 4 x tensor 2"])
+def test_each_device_holds_its_part_and_no_more(mesh):
+    config = dropping(LLAMA)
+    strategy = make(config, mesh)
+    table = sharding_table(strategy.shapes, dict(strategy.mesh.shape))
+    part = sum(np.prod(line.part, dtype=int) for line in table)
+    whole = sum(np.prod(line.shape, dtype=int) for line in table)
+    # Parameters and two moments, and three counters of steps.
+    expected = {8 * 3 * part + 4 * 3}
+    assert set(held(strategy.place(state_of(config))).values()) == expected
+    _, state = run(config, mesh)
+    assert set(held(state).values()) == expected, "steps leave them where they are"
+    if mesh == "data 8":
+        assert part == whole
+    else:
+        assert whole / 8 <= part < whole / 8 * 1.15, "all but vectors are in eight parts"
+
+
+def test_the_first_state_is_drawn_in_parts_and_is_the_same():
+    one, many = make(LLAMA, "mesh of one"), make(LLAMA, "data 2 x fsdp 2 x tensor 2")
+
+    def draw():
+        return draw_parameters(LLAMA, 3)
+
+    expected, found = one.initial_state(draw), many.initial_state(draw)
+    assert len(set(held(found).values())) == 1
+    assert max(held(found).values()) < max(held(expected).values()) / 3
+    for a, b in zip(
+        jax.tree.leaves(one.fetch(expected)), jax.tree.leaves(many.fetch(found)), strict=True
+    ):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-12)
+
+
+def test_parameters_are_put_together_again_for_the_way_back():
+    """Else every device would keep all of them between the two; as lowered, before XLA."""
+    strategy = make(LLAMA, "fsdp 8")
+    state = jax.eval_shape(lambda p: TrainState.create(p, OPTIMIZER), strategy.shapes)
+    text = strategy.lower_steps(*strategy.step_shapes(state, len(IDS), 2)).as_text()
+    whole = re.findall(r"sharding_constraint.*\[\{\}, \{\}\]> : tensor<24x40x", text)
+    assert len(whole) == 2 * 3, "two matrices, forward, backward and their gradient"
+
+
+def test_devices_of_a_cpu_meet_once_a_step():
+    # Under pmap; every meeting costs as much as the sum of a large array.
+    strategy = make(LLAMA, (2, None, None))
+    state = jax.eval_shape(lambda p: TrainState.create(p, OPTIMIZER), strategy.shapes)
+    program = strategy.compile_steps(*strategy.step_shapes(state, len(IDS), 2)).as_text()
+    sums = re.findall(r"= (.*) all-reduce\(", program)
+    numbers = 1 + sum(p.size for p in strategy.shapes.values())
+    assert [re.findall(r"\[(\d+)\]", shape) for shape in sums] == [[str(numbers)]]
+
+
+def test_evaluation_of_an_odd_number_of_windows_is_the_plain_mean():
+    starts, mask = evaluation_windows(len(IDS), LENGTH)
+    assert len(starts) % 2 == 1
+    found = []
+    for mesh in ("mesh of one", "data 2 x fsdp 2 x tensor 2"):
+        strategy = make(LLAMA, mesh)
+        parameters, tokens = strategy.place(parameters_of(LLAMA)), strategy.place_tokens(IDS)
+        found.append(strategy.evaluate(parameters, tokens, starts, mask, 3))
+    np.testing.assert_allclose(found, found[0], rtol=0, atol=1e-12)
+
+
+BASE = {"vocab_size": 34, "d_model": 24, "num_heads": 4, "context_length": 13, "num_layers": 2}
+BERT = {"head": "masked_lm", "causal": False, "pooler": True, "num_token_types": 2}
+ALL_PARTS = [
+    {"embedding_norm": True, "branch_output_norm": True, "query_key_norm": True},
+    {"activation": "geglu", "num_kv_heads": 2, "head_bias": True, "tie_embeddings": False},
+    {"positions": "relative", "head_bias": True, "norm": "rms_norm"},
+    {"block": "parallel", "shared_norm": True, "positions": "alibi"},
+    {"block": "post_norm", "positions": "sinusoidal", "final_norm": False},
+    BERT,
+]
+
+
+def test_every_part_of_every_model_has_a_rule_and_every_rule_a_part():
+    used = set()
+    for settings in ALL_PARTS:
+        _, shapes = abstract(
+            lambda s=settings: TransformerLM(TransformerLMConfig(**BASE, **s), rngs=nnx.Rngs(0))
+        )
+        table = sharding_table(shapes, {"data": 1, "fsdp": 2, "tensor": 2})
+        assert {line.name for line in table} == shapes.keys()
+        used |= {rule_name(name) for name in shapes}
+    assert used == RULES.keys()
+
+
+def test_parameters_without_a_rule_are_all_named(monkeypatch):
+    monkeypatch.delitem(RULES, "q_proj.kernel")
+    names = ["blocks.0.attention.q_proj.kernel", "blocks.1.attention.q_proj.kernel"]
+    two = dataclasses.replace(LLAMA, num_layers=2)
+    with pytest.raises(ValueError, match=", ".join(names)):
+        make(two, "fsdp 8")
+    check_rules(set(shapes_of(two)[1]) - set(names))
+
+
+def test_an_axis_that_does_not_divide_is_left_out():
+    sizes = {"data": 1, "fsdp": 4, "tensor": 2}
+    spec = sharding_rules.parameter_spec
+    assert spec("token_embedding.embedding", (34, 24), sizes) == PartitionSpec("tensor", "fsdp")
+    assert spec("token_embedding.embedding", (29, 24), sizes) == PartitionSpec(None, "fsdp")
+    assert spec("lm_head.kernel", (26, 34), sizes) == PartitionSpec(None, "tensor")
+    assert spec("o_proj.kernel", (24, 30), sizes) == PartitionSpec(("tensor", "fsdp"), None)
+    assert spec("o_proj.kernel", (20, 30), sizes) == PartitionSpec("tensor", None)
+
+
+@pytest.mark.parametrize(
+    ("devices", "fsdp", "tensor", "way_out"),
+    [
+        (8, 3, 1, "--fsdp 1 or 2 or 4 or 8"),
+        (8, 4, 4, "--fsdp 1 or 2"),
+        (6, 1, 4, "--tensor 1 or 2"),
+    ],
+)
+def test_a_mesh_that_cannot_be_made_is_refused_with_those_that_can(devices, fsdp, tensor, way_out):
+    with pytest.raises(DeviceError, match=way_out):
+        check_mesh(devices, fsdp, tensor)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--fsdp", 8], 2, ["fsdp and tensor need strategy='mesh'", "fsdp=8"]),
+        (["--strategy", "mesh", "--tensor", 3], 2, ["divisible by tensor", "use 1, 2"]),
+        (["--strategy", "mesh", "--fsdp", 0], 2, ["fsdp must be positive"]),
+        (["--strategy", "mesh", "--fsdp", 3, "--devices", 8], 9, ["--fsdp 1 or 2 or 4 or 8"]),
+        (["--strategy", "mesh", "--fsdp", 8, "--devices", 8], 9, ["--batch-size 4", "use 8"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(refuse, text, flags, code, words):
+    refuse(train_arguments(text, "run", *flags), code, *words)
+
+
+def test_a_run_goes_on_to_the_bit_and_on_another_mesh_up_to_rounding(text, capsys):
+    mesh = ["--strategy", "mesh", "--devices", 8, "--fsdp", 2, "--tensor", 2, "--batch-size", 8]
+    seldom = ["--eval-interval", 90, "--checkpoint-interval", 6, "--sample-tokens", 0]
+    flags = [*mesh, *seldom, *DROPOUT]
+    assert train(text, "whole", "--steps", 18, *flags) == 0
+    assert train(text, "run", "--steps", 6, "--decay-steps", 18, *flags) == 0
+    capsys.readouterr()
+    assert resume("run", "--steps", 12) == 0
+    assert "not bitwise" not in capsys.readouterr().out
+    expected, found = losses("whole"), losses("run")
+    assert all(found[step] == expected[step] for step in range(1, 13))
+    assert manifest("run", 12)["state_sha256"] == manifest("whole", 12)["state_sha256"]
+    changed = ["--strategy", "pmap", "--fsdp", 1, "--tensor", 1]
+    assert resume("run", "--steps", 18, *changed) == 0
+    told = capsys.readouterr().out
+    assert "8 x mesh of data 2, fsdp 2, tensor 2 -> 8 x pmap" in told
+    assert "not bitwise" in told
+    found = losses("run")
+    assert max(abs(found[step] - expected[step]) for step in expected) < 1e-10
+    # Rounding may be too small for six losses to show; the state shows it.
+    assert manifest("run", 18)["state_sha256"] != manifest("whole", 18)["state_sha256"]
+    assert manifest("run", 18)["devices"] == "8 x pmap"
