@@ -7,10 +7,10 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from jaxformer.hardware.huge_pages import ask
+from jaxformer.hardware.huge_pages import reexec_with_huge_pages
 
 if __name__ == "__main__":
-    ask()
+    reexec_with_huge_pages()
 
 from jaxformer.cli.main import main
 

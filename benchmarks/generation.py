@@ -43,30 +43,30 @@ def main() -> None:
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
-    theirs = make_gpt2(arguments)
+    reference = make_gpt2(arguments)
     if arguments.only is not None:
         name, batch = arguments.only
-        make_side(name, theirs)(prompts(arguments, int(batch)), arguments.tokens)
+        make_side(name, reference)(prompts(arguments, int(batch)), arguments.tokens)
         print(json.dumps(measure.peak_memory()))
         return
 
     limits = measure_limits()
-    writers = {name: make_side(name, theirs) for name in SIDES}
+    writers = {name: make_side(name, reference) for name in SIDES}
     results: list[dict[str, Any]] = []
     speedups = {}
     for batch in arguments.batch_sizes:
         prompt = prompts(arguments, batch)
         rows = time_sides(writers, prompt, arguments.tokens, arguments.turns)
-        least = bytes_per_step(theirs, batch, arguments) / limits["memory"]["read"]
+        least = bytes_per_step(reference, batch, arguments) / limits["memory"]["read"]
         for row in rows:
             steps_per_second = row["tokens_per_second"] / batch
             row["share_of_bandwidth_limit"] = measure.rounded(least * steps_per_second)
             if not arguments.no_memory and row["side"] != UNCACHED:
                 only = ["--only", row["side"], str(batch)]
                 row["peak_memory"] = measure.child([__file__, *sys.argv[1:], *only])
-        ours = rows[0]["tokens_per_second"]
+        candidate = rows[0]["tokens_per_second"]
         speedups[batch] = {
-            row["side"]: measure.rounded(ours / row["tokens_per_second"]) for row in rows[1:]
+            row["side"]: measure.rounded(candidate / row["tokens_per_second"]) for row in rows[1:]
         }
         results += rows
     measure.write("generation", arguments, results, COLUMNS, limits=limits, speedup=speedups)
@@ -137,7 +137,7 @@ def prompts(arguments: argparse.Namespace, batch: int) -> np.ndarray:
     return rng.integers(0, arguments.vocab_size, (batch, arguments.prompt))
 
 
-def make_side(name: str, theirs: Any) -> Write:
+def make_side(name: str, reference: Any) -> Write:
     """A function from a prompt (B, T) and a number of tokens to those tokens."""
     import torch
 
@@ -146,7 +146,7 @@ def make_side(name: str, theirs: Any) -> Write:
         def write(prompt: np.ndarray, tokens: int) -> np.ndarray:
             ids = torch.from_numpy(prompt)
             with torch.inference_mode():
-                whole = theirs.generate(
+                whole = reference.generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=tokens,
@@ -159,11 +159,11 @@ def make_side(name: str, theirs: Any) -> Write:
 
     from jaxformer.porting import export_arrays, from_torch
 
-    ours = from_torch(theirs)
+    candidate = from_torch(reference)
     if name == JAXFORMER:
         from jaxformer.generation import generate
 
-        return functools.partial(generate, ours, greedy=True)
+        return functools.partial(generate, candidate, greedy=True)
 
     import torch_ref.config
     import torch_ref.generation
@@ -171,9 +171,9 @@ def make_side(name: str, theirs: Any) -> Write:
     from jaxformer.parameters import get_parameters
 
     twin = torch_ref.transformer_lm.TransformerLM(
-        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(ours.config))
+        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(candidate.config))
     )
-    arrays = export_arrays(get_parameters(ours))
+    arrays = export_arrays(get_parameters(candidate))
     twin.load_state_dict({path: torch.from_numpy(a.copy()) for path, a in arrays.items()})
 
     def write_by_twin(prompt: np.ndarray, tokens: int) -> np.ndarray:
@@ -186,12 +186,14 @@ def make_side(name: str, theirs: Any) -> Write:
     return write_by_twin
 
 
-def bytes_per_step(theirs: Any, batch: int, arguments: argparse.Namespace) -> float:
+def bytes_per_step(reference: Any, batch: int, arguments: argparse.Namespace) -> float:
     """What one step must read: every weight matrix, and the keys and values there are on average.
 
     Of the table of positions, and of the tokens' as an input, it is a row each, which is left out.
     """
-    weights = sum(p.numel() for p in theirs.parameters()) - theirs.transformer.wpe.weight.numel()
+    weights = (
+        sum(p.numel() for p in reference.parameters()) - reference.transformer.wpe.weight.numel()
+    )
     mean_length = arguments.prompt + arguments.tokens / 2
     cache = 2 * arguments.layers * arguments.width * mean_length * batch
     return 4 * (weights + cache)

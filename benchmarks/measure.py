@@ -54,9 +54,9 @@ def run(main: Callable[[], None]) -> None:
         SystemExit: something was refused.
     """
     from jaxformer.errors import JaxformerError
-    from jaxformer.hardware.huge_pages import ask
+    from jaxformer.hardware.huge_pages import reexec_with_huge_pages
 
-    ask()
+    reexec_with_huge_pages()
 
     try:
         main()

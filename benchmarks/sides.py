@@ -258,5 +258,5 @@ def make_side(name: str, config: TrainConfig, ids: np.ndarray) -> Side:
 def speedup(results: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
     """How many times as long as jaxformer each other side takes, by the medians of ``field``."""
     medians = {row["side"]: row[field]["median"] for row in results}
-    ours = medians.pop(JAXFORMER)
-    return {name: rounded(value / ours) for name, value in medians.items()}
+    candidate = medians.pop(JAXFORMER)
+    return {name: rounded(value / candidate) for name, value in medians.items()}

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only is not None:
-        stages = (our_stages if arguments.only == OURS else torch_stages)(arguments)
+        stages = (candidate_stages if arguments.only == OURS else torch_stages)(arguments)
         print(json.dumps(stages))
         return
 
@@ -109,7 +109,7 @@ def in_stages(side: str, arguments: argparse.Namespace, where: Path) -> dict[str
     return measure.child([__file__, *settings, "--only", side], **environment)
 
 
-def our_stages(arguments: argparse.Namespace) -> dict[str, float]:
+def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     """What ``train.py`` does up to its first step, stage by stage."""
     stage = _Stages()
     import numpy as np

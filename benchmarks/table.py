@@ -100,15 +100,15 @@ def summary(results: Sequence[Result]) -> str:
     lines: dict[str, dict[str, str]] = {}
     for result in results:
         for what, rows, value, show in _comparisons(result):
-            ours, *others = sorted(rows, key=lambda row: row["side"] not in OURS)
+            candidate, *others = sorted(rows, key=lambda row: row["side"] not in OURS)
             best = min(others, key=value)
             gpu = result["machine"]["gpu"]
             machine = gpu[0].partition(",")[0] if gpu else _processor(result["machine"])
             if machine not in machines:
                 machines.append(machine)
             lines.setdefault(what, {})[machine] = (
-                f"[**{value(best) / value(ours):.2f}**](benchmarks/results/{result['file']}): "
-                f"{show(ours)} against {show(best)} ({best['side']})"
+                f"[**{value(best) / value(candidate):.2f}**](benchmarks/results/{result['file']}): "
+                f"{show(candidate)} against {show(best)} ({best['side']})"
             )
     head = [f"| | {' | '.join(machines)} |", "|---" * (len(machines) + 1) + "|"]
     body = [

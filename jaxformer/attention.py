@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.query_blocks import cut, query_blocks
 from jaxformer.execution.sharding import share_heads
-from jaxformer.layers import Dropout, Linear, widely
+from jaxformer.layers import Dropout, Linear, in_float32
 from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import NoPositions
@@ -308,7 +308,7 @@ class MultiHeadAttention(nnx.Module):
         if bias is not None:
             # A bias of -inf blocks; as part of the mask a row of nothing else gives zeros, not NaN.
             mask = combine_masks(mask, bias > -jnp.inf)
-        scaled_BTNH = widely(lambda q: q * self.scale, q_BTNH)
+        scaled_BTNH = in_float32(lambda q: q * self.scale, q_BTNH)
         position_bias = self.position.bias(scaled_BTNH, distance_TS)
         if position_bias is not None:
             bias = position_bias if bias is None else bias + position_bias

@@ -8,11 +8,11 @@ class JaxformerError(Exception):
 
     Attributes:
         exit_code: what a command ends with.
-        told_elsewhere: another process of the same run tells it, so this one need not.
+        already_reported: another process of the same run tells it, so this one need not.
     """
 
     exit_code = 1
-    told_elsewhere = False
+    already_reported = False
 
 
 class UsageError(JaxformerError):

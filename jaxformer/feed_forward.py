@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxformer.layers import Dropout, Linear, widely
+from jaxformer.layers import Dropout, Linear, in_float32
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -18,7 +18,7 @@ def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """X · Φ(x) by the error function, PyTorch's default; ``jax.nn.gelu`` defaults to tanh."""
-    return widely(_gelu, x)
+    return in_float32(_gelu, x)
 
 
 @jax.custom_jvp
@@ -47,7 +47,7 @@ def gelu_tanh(x: Float[Array, "..."], root: float = math.sqrt(2 / math.pi)) -> F
     equal: XLA's float32 tanh is less exact where it is nearly 1, and its gradient twice as far from
     the truth as torch's.
     """
-    return widely(functools.partial(_gelu_tanh, root), x)
+    return in_float32(functools.partial(_gelu_tanh, root), x)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -73,7 +73,7 @@ def gelu_bloom(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """X · sigmoid(x)."""
-    return widely(jax.nn.silu, x)
+    return in_float32(jax.nn.silu, x)
 
 
 ACTIVATIONS = {

@@ -212,7 +212,7 @@ class _Window:
         """How many tokens the cache has room for."""
         return self.tokens_BS.shape[1] - 1
 
-    def grow(self, slots: int) -> "_Window":
+    def build_tree(self, slots: int) -> "_Window":
         """The same window with room for ``slots`` tokens."""
         return _lengthen(self, slots - self.slots)
 
@@ -318,7 +318,7 @@ def _programs(
     return prefill, extend
 
 
-_grow = jax.jit(_Window.grow, static_argnames="slots")
+_build_tree = jax.jit(_Window.build_tree, static_argnames="slots")
 
 
 def _stream(
@@ -353,7 +353,7 @@ def _stream(
                 break
             if length > window.slots:
                 slots = _round_up(length, shortest_cache, context_length)
-                window = _grow(window, slots=slots)
+                window = _build_tree(window, slots=slots)
             count = min(chunk, end - length, window.slots + 1 - length)
             window = extend(window, np.int32(made), np.int32(count))
         rows = [row[start:length] for row, start in zip(tokens, padding, strict=True)]

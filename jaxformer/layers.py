@@ -18,7 +18,7 @@ def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def widely(function: Callable[[Array], Array], x: Float[Array, "..."]) -> Float[Array, "..."]:
+def in_float32(function: Callable[[Array], Array], x: Float[Array, "..."]) -> Float[Array, "..."]:
     """``function`` of x, computed in float32 or wider and rounded once, as PyTorch's kernels do.
 
     A bfloat16 array times a Python float would otherwise round the float to bfloat16 first.
@@ -104,7 +104,7 @@ class Dropout(nnx.Module):
 
     def drop(self, x: Float[Array, "..."], keep: Bool[Array, "..."]) -> Float[Array, "..."]:
         """X · keep / (1 - rate)."""
-        return jnp.where(keep, widely(lambda y: y / (1 - self.rate), x), jnp.zeros((), x.dtype))
+        return jnp.where(keep, in_float32(lambda y: y / (1 - self.rate), x), jnp.zeros((), x.dtype))
 
     @property
     def active(self) -> bool:

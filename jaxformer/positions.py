@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxformer.layers import Embedding, widely
+from jaxformer.layers import Embedding, in_float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def embed_tokens(
         raise ValueError(f"{length} tokens do not fit context_length={context_length}")
     x = token_embedding(tokens)
     if scale is not None:
-        x = widely(lambda e: e * scale, x)
+        x = in_float32(lambda e: e * scale, x)
     if added is not None:
         x = x + added
     if position_embedding is not None:

@@ -15,7 +15,7 @@ from jaxformer.builders import (
 )
 from jaxformer.config import TransformerLMConfig
 from jaxformer.initializers import initialize
-from jaxformer.layers import Dropout, Embedding, Linear, widely
+from jaxformer.layers import Dropout, Embedding, Linear, in_float32
 from jaxformer.positions import embed_tokens
 
 
@@ -176,7 +176,7 @@ class TransformerLM(nnx.Module):
             hidden = self.token_embedding.attend(hidden)
         logits = hidden if self.lm_head is None else self.lm_head(hidden)
         cap = self.config.logit_soft_cap
-        return logits if cap is None else widely(lambda x: cap * jnp.tanh(x / cap), logits)
+        return logits if cap is None else in_float32(lambda x: cap * jnp.tanh(x / cap), logits)
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
         """The text as one vector: tanh(pooler(the first token's)) of ``hidden`` (BERT's code).
@@ -186,4 +186,4 @@ class TransformerLM(nnx.Module):
         """
         if self.pooler is None:
             raise ValueError("pooled needs a pooler: got pooler=False")
-        return widely(jnp.tanh, self.pooler(hidden[:, 0]))
+        return in_float32(jnp.tanh, self.pooler(hidden[:, 0]))

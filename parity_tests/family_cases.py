@@ -168,7 +168,7 @@ PLACES: dict[str, dict[str, list[str]]] = {
 
 def places_of(row: Row) -> list[str]:
     places = PLACES[row.family][row.name]
-    return GATED if places is PLAIN and "Gated" in row.ours[0] else places
+    return GATED if places is PLAIN and "Gated" in row.candidate[0] else places
 
 
 def arguments_of(row: Row, variant: dict[str, Any]) -> dict[str, Any]:

@@ -40,14 +40,14 @@ class Row:
     """
 
     family: str
-    theirs: tuple[str, ...]
-    ours: tuple[str, ...]
+    reference: tuple[str, ...]
+    candidate: tuple[str, ...]
     place: int
 
     @property
     def name(self) -> str:
         """The foreign class or function."""
-        return self.theirs[0].partition("(")[0].partition(".")[0]
+        return self.reference[0].partition("(")[0].partition(".")[0]
 
     def __str__(self) -> str:
         return f"{self.family}-{self.place}-{self.name}"
@@ -193,21 +193,23 @@ class Subject:
         self.row = row
         self.words = {"jax": vocabulary(JAX), "torch": vocabulary(TORCH)}
         torch.manual_seed(5)
-        self.theirs = eval(row.theirs[0], {**defined_in(family_module(row.family)), **settings})
-        self.module = eval(row.ours[0], {**self.words["jax"], **settings})
-        self.twin = eval(row.ours[0], {**self.words["torch"], **settings})
-        self.is_module = isinstance(self.theirs, torch.nn.Module)
+        self.reference = eval(
+            row.reference[0], {**defined_in(family_module(row.family)), **settings}
+        )
+        self.module = eval(row.candidate[0], {**self.words["jax"], **settings})
+        self.twin = eval(row.candidate[0], {**self.words["torch"], **settings})
+        self.is_module = isinstance(self.reference, torch.nn.Module)
         if not self.is_module:
             return
         if isinstance(self.module, tuple):
             self.module, self.twin = nnx.List(self.module), torch.nn.ModuleList(self.twin)
         random = np.random.default_rng(11)
-        self.theirs.double()
+        self.reference.double()
         with torch.no_grad():
-            for parameter in self.theirs.parameters():
+            for parameter in self.reference.parameters():
                 parameter += torch.from_numpy(perturb * random.standard_normal(parameter.shape))
-        use_our_tables(self.theirs)
-        weights = translate(row.family, numbers(self.theirs.named_parameters()))
+        use_candidate_tables(self.reference)
+        weights = translate(row.family, numbers(self.reference.named_parameters()))
         self.twin.double()
         tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
         self.twin.load_state_dict(tensors, strict=True)
@@ -216,18 +218,18 @@ class Subject:
 
     def train(self, training: bool) -> None:
         """Sets the mode of all three."""
-        self.theirs.train(training)
+        self.reference.train(training)
         self.twin.train(training)
         (self.module.train if training else self.module.eval)()
 
 
-def use_our_tables(theirs: torch.nn.Module) -> None:
+def use_candidate_tables(reference: torch.nn.Module) -> None:
     """Puts our position tables in place of the family's, which are within float32 rounding of them.
 
     The two libraries' exp and pow differ in the last bit of a frequency, which grows with the
     position; what is left of a comparison is then the mathematics.
     """
-    for name, buffer in theirs.named_buffers():
+    for name, buffer in reference.named_buffers():
         leaf, (length, width) = name.rpartition(".")[2], buffer.shape[-2:]
         if leaf == "pe":
             table = sinusoidal_table(length, width)
@@ -239,8 +241,8 @@ def use_our_tables(theirs: torch.nn.Module) -> None:
         buffer.copy_(torch.from_numpy(np.array(table)))
 
 
-def check_table(theirs: np.ndarray, ours: np.ndarray) -> None:
+def check_table(reference: np.ndarray, candidate: np.ndarray) -> None:
     """Angles of up to p radians at position p, off by at most one unit of float32 on each side."""
-    positions = np.arange(len(ours))[:, None]
+    positions = np.arange(len(candidate))[:, None]
     bound = 2 * np.finfo(np.float32).eps * (1 + positions)
-    assert (np.abs(theirs.reshape(ours.shape) - ours) <= bound).all()
+    assert (np.abs(reference.reshape(candidate.shape) - candidate) <= bound).all()

@@ -70,7 +70,7 @@ def rounding_figures(pair: Any, std: float, dtype: np.dtype) -> dict[str, float]
     from parity_tests.harness import judge_case_rounding
 
     found = judge_case_rounding(pair, std, dtype).values()
-    return {"ours": max(r.ours for r in found), "theirs": max(r.theirs for r in found)}
+    return {"ours": max(r.candidate for r in found), "theirs": max(r.reference for r in found)}
 
 
 def note(case: Any, figures: dict[str, float]) -> None:

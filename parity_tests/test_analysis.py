@@ -81,34 +81,34 @@ def stream(seed=0, shape=(2, 17, 24)):
     return jnp.asarray(x), torch.from_numpy(x)
 
 
-def assert_same(ours, theirs):
-    if isinstance(ours, dict):
-        assert ours.keys() == theirs.keys()
-        for key in ours:
-            assert_same(ours[key], theirs[key])
+def assert_same(candidate, reference):
+    if isinstance(candidate, dict):
+        assert candidate.keys() == reference.keys()
+        for key in candidate:
+            assert_same(candidate[key], reference[key])
         return
-    ours, theirs = np.asarray(ours), np.asarray(theirs)
-    assert ours.dtype == theirs.dtype
-    assert ours.shape == theirs.shape
-    scale = max(float(np.abs(theirs).max()), 1e-30)
-    assert float(np.abs(ours.astype(float) - theirs.astype(float)).max()) <= 1e-12 * scale
+    candidate, reference = np.asarray(candidate), np.asarray(reference)
+    assert candidate.dtype == reference.dtype
+    assert candidate.shape == reference.shape
+    scale = max(float(np.abs(reference).max()), 1e-30)
+    assert float(np.abs(candidate.astype(float) - reference.astype(float)).max()) <= 1e-12 * scale
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_attention_maps_agree(name):
     model, twin = build(CONFIGS[name])
     allowed = np.arange(17)[None, :] < np.array([[17], [11]])
-    ours = analysis.attention_maps(
+    candidate = analysis.attention_maps(
         model, jnp.asarray(TOKENS), mask=jnp.asarray(allowed)[:, None, None]
     )
-    theirs = torch_ref.analysis.attention_maps(
+    reference = torch_ref.analysis.attention_maps(
         twin, torch.from_numpy(TOKENS), mask=torch.from_numpy(allowed)[:, None, None]
     )
-    assert_same(ours, theirs)
-    assert ours.shape == (2, 2, 4, 17, 17)
-    np.testing.assert_allclose(ours[:, 0].sum(axis=-1), 1, rtol=0, atol=1e-12)
-    assert (ours[:, 1, :, :, 11:] == 0).all()
-    assert (np.triu(ours, 1) == 0).all()
+    assert_same(candidate, reference)
+    assert candidate.shape == (2, 2, 4, 17, 17)
+    np.testing.assert_allclose(candidate[:, 0].sum(axis=-1), 1, rtol=0, atol=1e-12)
+    assert (candidate[:, 1, :, :, 11:] == 0).all()
+    assert (np.triu(candidate, 1) == 0).all()
 
 
 def test_layers_and_heads_are_chosen_from_the_whole():
@@ -166,13 +166,13 @@ def test_the_maps_are_the_weights_applied_after_dropout():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradient_norms_agree_by_the_naming_rule(name):
     model, twin = build(CONFIGS[name])
-    ours = analysis.gradient_norms(model, jnp.asarray(TOKENS))
-    theirs = torch_ref.analysis.gradient_norms(twin, torch.from_numpy(TOKENS))
-    assert ours.keys() == get_parameters(model).keys()
-    assert {torch_name(key) for key in ours} == theirs.keys()
-    scale = max(theirs.values())
-    for key, norm in ours.items():
-        assert abs(norm - theirs[torch_name(key)]) <= 1e-12 * scale, key
+    candidate = analysis.gradient_norms(model, jnp.asarray(TOKENS))
+    reference = torch_ref.analysis.gradient_norms(twin, torch.from_numpy(TOKENS))
+    assert candidate.keys() == get_parameters(model).keys()
+    assert {torch_name(key) for key in candidate} == reference.keys()
+    scale = max(reference.values())
+    for key, norm in candidate.items():
+        assert abs(norm - reference[torch_name(key)]) <= 1e-12 * scale, key
         zero = key.endswith("k_proj.bias") and CONFIGS[name].score_soft_cap is None
         assert zero == (norm < 1e-12 * scale), key
     assert all(parameter.grad is None for parameter in twin.parameters())
@@ -224,14 +224,18 @@ def test_initializations_have_the_same_distribution_on_both_sides():
     config = dataclasses.replace(CONFIG, d_model=96, d_ff=200, vocab_size=300, num_layers=1)
     model, twin = build(config)
     before = {name: p.detach().clone() for name, p in twin.named_parameters()}
-    ours = analysis.initialization_comparison(model, jnp.asarray(TOKENS))
-    theirs = torch_ref.analysis.initialization_comparison(twin, torch.from_numpy(TOKENS))
-    assert list(ours) == list(theirs)
-    for scheme in ours:
-        assert 0.85 < ours[scheme]["std"] / theirs[scheme]["std"] < 1.18
-        assert ours[scheme]["min"] < -2 * ours[scheme]["std"]
-        assert ours[scheme]["max"] > 2 * ours[scheme]["std"]
-    assert ours["normal"]["std"] < ours["xavier_uniform"]["std"] < ours["kaiming_uniform"]["std"]
+    candidate = analysis.initialization_comparison(model, jnp.asarray(TOKENS))
+    reference = torch_ref.analysis.initialization_comparison(twin, torch.from_numpy(TOKENS))
+    assert list(candidate) == list(reference)
+    for scheme in candidate:
+        assert 0.85 < candidate[scheme]["std"] / reference[scheme]["std"] < 1.18
+        assert candidate[scheme]["min"] < -2 * candidate[scheme]["std"]
+        assert candidate[scheme]["max"] > 2 * candidate[scheme]["std"]
+    assert (
+        candidate["normal"]["std"]
+        < candidate["xavier_uniform"]["std"]
+        < candidate["kaiming_uniform"]["std"]
+    )
     assert all((p == before[name]).all() for name, p in twin.named_parameters())
 
 
@@ -258,12 +262,14 @@ def test_norm_orders_agree_and_only_post_norm_keeps_the_scale():
     model, twin = build(config)
     x, torch_x = stream()
     mask = np.tril(np.ones((17, 17), bool))
-    ours = analysis.norm_order_comparison(model.blocks, x, jnp.asarray(mask))
+    candidate = analysis.norm_order_comparison(model.blocks, x, jnp.asarray(mask))
     assert_same(
-        ours,
+        candidate,
         torch_ref.analysis.norm_order_comparison(twin.blocks, torch_x, torch.from_numpy(mask)),
     )
-    assert_same(ours["pre_norm"], analysis.depth_statistics(model.blocks, x, jnp.asarray(mask)))
+    assert_same(
+        candidate["pre_norm"], analysis.depth_statistics(model.blocks, x, jnp.asarray(mask))
+    )
 
     fresh = TransformerLM(config, rngs=nnx.Rngs(0))
     fresh.eval()
@@ -280,24 +286,24 @@ def test_norm_orders_agree_and_only_post_norm_keeps_the_scale():
 def test_norm_orders_use_all_norms_of_the_blocks(settings):
     model, twin = build(dataclasses.replace(CONFIG, **settings))
     x, torch_x = stream()
-    ours = analysis.norm_order_comparison(model.blocks, x)
-    assert_same(ours, torch_ref.analysis.norm_order_comparison(twin.blocks, torch_x))
+    candidate = analysis.norm_order_comparison(model.blocks, x)
+    assert_same(candidate, torch_ref.analysis.norm_order_comparison(twin.blocks, torch_x))
     plain = analysis.norm_order_comparison(build()[0].blocks, x)
-    assert (ours["pre_norm"]["std"][1:] != plain["pre_norm"]["std"][1:]).all()
+    assert (candidate["pre_norm"]["std"][1:] != plain["pre_norm"]["std"][1:]).all()
     if settings.get("branch_output_norm"):
-        assert_same(ours["pre_norm"], analysis.depth_statistics(model.blocks, x))
+        assert_same(candidate["pre_norm"], analysis.depth_statistics(model.blocks, x))
 
 
 def test_norm_orders_keep_the_mode_of_the_blocks():
     config = dataclasses.replace(CONFIG, residual_dropout=0.5)
     model, twin = build(config)
     x, torch_x = stream()
-    ours = analysis.norm_order_comparison(model.blocks, x)
-    assert_same(ours, torch_ref.analysis.norm_order_comparison(twin.blocks, torch_x))
+    candidate = analysis.norm_order_comparison(model.blocks, x)
+    assert_same(candidate, torch_ref.analysis.norm_order_comparison(twin.blocks, torch_x))
 
 
 def test_position_tables_agree():
-    ours = [
+    candidate = [
         LearnedPositions(23, 10, offset=2, rngs=nnx.Rngs(0)),
         SinusoidalPositions(23, 10),
         Rotary(8, 23, base=500.0),
@@ -305,7 +311,7 @@ def test_position_tables_agree():
         RelativePositions(4, 6, rngs=nnx.Rngs(0)),
         NoPositions(),
     ]
-    theirs = [
+    reference = [
         torch_ref.positions.LearnedPositions(23, 10, offset=2),
         torch_ref.positions.SinusoidalPositions(23, 10),
         torch_ref.positions.Rotary(8, 23, base=500.0),
@@ -313,11 +319,11 @@ def test_position_tables_agree():
         torch_ref.positions.RelativePositions(4, 6),
         torch_ref.positions.NoPositions(),
     ]
-    for one, other in zip(ours, theirs, strict=True):
+    for one, other in zip(candidate, reference, strict=True):
         if get_parameters(one):
             copy_to_torch(one, other)
-    tables = analysis.position_tables(None, *ours, length=19)
-    assert_same(tables, torch_ref.analysis.position_tables(None, *theirs, length=19))
+    tables = analysis.position_tables(None, *candidate, length=19)
+    assert_same(tables, torch_ref.analysis.position_tables(None, *reference, length=19))
     assert {name: table.shape for name, table in tables.items()} == {
         "learned": (19, 10),
         "sinusoidal": (19, 10),
@@ -326,14 +332,14 @@ def test_position_tables_agree():
         "alibi": (3, 19, 19),
         "relative": (9, 6),
     }
-    np.testing.assert_array_equal(tables["learned"], ours[0].embedding[2:21])
+    np.testing.assert_array_equal(tables["learned"], candidate[0].embedding[2:21])
     assert tables["alibi"][0, 7, 2] == -5 * 2**-4
     np.testing.assert_allclose(
         tables["rotary_cos"][5], np.cos(5 * 500.0 ** (-np.arange(4) / 4)), atol=1e-6
     )
     for side, scheme, dropout in (
-        (analysis, ours[2], Dropout(0.0)),
-        (torch_ref.analysis, theirs[2], torch_ref.layers.Dropout(0.0)),
+        (analysis, candidate[2], Dropout(0.0)),
+        (torch_ref.analysis, reference[2], torch_ref.layers.Dropout(0.0)),
     ):
         with pytest.raises(ValueError, match="rotary_cos positions end at 23: got length=24"):
             side.position_tables(scheme, length=24)
@@ -342,11 +348,13 @@ def test_position_tables_agree():
 
 
 def test_masks_agree():
-    ours = analysis.mask_tables(13, window=4, lengths=[13, 8])
-    assert_same(ours, torch_ref.analysis.mask_tables(13, window=4, lengths=[13, 8]))
+    candidate = analysis.mask_tables(13, window=4, lengths=[13, 8])
+    assert_same(candidate, torch_ref.analysis.mask_tables(13, window=4, lengths=[13, 8]))
     query, key = np.indices((13, 13))
-    assert (ours["causal"] == (key <= query)).all()
-    assert (ours["window"] == (abs(key - query) < 4)).all()
-    assert (ours["padding"][1] == (key < 8)).all()
-    assert (ours["combined"] == ours["causal"] & ours["window"] & ours["padding"]).all()
-    assert not ours["combined"][1, 11].any()
+    assert (candidate["causal"] == (key <= query)).all()
+    assert (candidate["window"] == (abs(key - query) < 4)).all()
+    assert (candidate["padding"][1] == (key < 8)).all()
+    assert (
+        candidate["combined"] == candidate["causal"] & candidate["window"] & candidate["padding"]
+    ).all()
+    assert not candidate["combined"][1, 11].any()

@@ -39,8 +39,8 @@ def test_float64_agrees_with_dropout_on(case):
     assert pair.masks
     for path, keep in pair.masks.items():
         assert 0 < keep.mean() < 1, path
-    ours, theirs = pair.jax(1.0), pair.torch(1.0)
-    judge_float64(ours, theirs)
+    candidate, reference = pair.jax(1.0), pair.torch(1.0)
+    judge_float64(candidate, reference)
     if case.weights:
         judge_float64(pair.jax_eagerly(1.0), pair.torch(1.0, return_weights=True))
 

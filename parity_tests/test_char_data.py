@@ -28,15 +28,15 @@ def ids_of(module):
 
 
 def test_vocabulary_and_ids_are_the_same():
-    ours, theirs = (t.train_from_text(TEXT) for t in both("CharTokenizer"))
-    assert ours.vocabulary == theirs.vocabulary
-    np.testing.assert_array_equal(ours.encode(TEXT), theirs.encode(TEXT))
-    assert theirs.decode(ours.encode(TEXT)) == TEXT
+    candidate, reference = (t.train_from_text(TEXT) for t in both("CharTokenizer"))
+    assert candidate.vocabulary == reference.vocabulary
+    np.testing.assert_array_equal(candidate.encode(TEXT), reference.encode(TEXT))
+    assert reference.decode(candidate.encode(TEXT)) == TEXT
 
 
 def test_splits_are_the_same():
-    for ours, theirs in zip(ids_of(char_data), ids_of(torch_ref.char_data), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for candidate, reference in zip(ids_of(char_data), ids_of(torch_ref.char_data), strict=True):
+        np.testing.assert_array_equal(candidate, reference)
 
 
 @pytest.mark.parametrize(("seed", "step"), [(0, 0), (1337, 1), (1337, 12_345), (2**63 - 1, 2)])
@@ -45,16 +45,16 @@ def test_batches_are_the_same_token_for_token(seed, step):
     for module in (char_data, torch_ref.char_data):
         dataset = module.TokenIdsDataset(ids_of(module)[0], T)
         batches.append(module.batch_at(dataset, seed, step, 24))
-    for ours, theirs in zip(*batches, strict=True):
-        assert ours.shape == (24, T)
-        np.testing.assert_array_equal(ours, theirs)
+    for candidate, reference in zip(*batches, strict=True):
+        assert candidate.shape == (24, T)
+        np.testing.assert_array_equal(candidate, reference)
     assert len(np.unique(batches[0][0], axis=0)) > 20
 
 
 @pytest.mark.parametrize("num_ids", [14, 15, 26, 27, 400])
 def test_evaluation_windows_are_the_same(num_ids):
-    ours, theirs = both("evaluation_windows")
-    for a, b in zip(ours(num_ids, T), theirs(num_ids, T), strict=True):
+    candidate, reference = both("evaluation_windows")
+    for a, b in zip(candidate(num_ids, T), reference(num_ids, T), strict=True):
         np.testing.assert_array_equal(a, b)
 
 

@@ -156,12 +156,12 @@ def test_the_fit_finds_the_coefficients_and_agrees():
 
 def test_measured_points_agree_in_all_but_time_and_memory():
     with jax.enable_x64(False):
-        ours = costs.measure_blocks([CONFIG], [64, 256], batch_size=2, rounds=1)
-    theirs = torch_ref.costs.measure_blocks([twin_of(CONFIG)], [64, 256], batch_size=2, rounds=1)
-    assert ours.keys() == theirs.keys()
-    for name in ours.keys() - {"seconds", "bytes"}:
-        assert (ours[name] == theirs[name]).all(), name
-    for measured in (ours, theirs):
+        candidate = costs.measure_blocks([CONFIG], [64, 256], batch_size=2, rounds=1)
+    reference = torch_ref.costs.measure_blocks([twin_of(CONFIG)], [64, 256], batch_size=2, rounds=1)
+    assert candidate.keys() == reference.keys()
+    for name in candidate.keys() - {"seconds", "bytes"}:
+        assert (candidate[name] == reference[name]).all(), name
+    for measured in (candidate, reference):
         assert measured["length"].tolist() == [64, 256]
         assert measured["d_model"].tolist() == [24, 24]
         assert measured["attention_operations"].tolist() == [
@@ -169,9 +169,9 @@ def test_measured_points_agree_in_all_but_time_and_memory():
         ]
         assert (measured["seconds"] > 0).all()
     # XLA keeps the weights for the backward pass: four times the length, up to 16 times the bytes.
-    kept = 4 * ours["attention_weights"]
-    assert (ours["bytes"] > kept).all()
-    assert 8 < ours["bytes"][1] / ours["bytes"][0] < 16
+    kept = 4 * candidate["attention_weights"]
+    assert (candidate["bytes"] > kept).all()
+    assert 8 < candidate["bytes"][1] / candidate["bytes"][0] < 16
     # Torch's fused attention does not, and its saved tensors grow with the length alone.
-    assert 3.9 < theirs["bytes"][1] / theirs["bytes"][0] < 4.1
-    assert (theirs["bytes"] > 4 * theirs["activations"]).all()
+    assert 3.9 < reference["bytes"][1] / reference["bytes"][0] < 4.1
+    assert (reference["bytes"] > 4 * reference["activations"]).all()

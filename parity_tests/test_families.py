@@ -76,7 +76,7 @@ def used(code: str, arguments: dict[str, Any]) -> list[str]:
 
 def run_jax(subject: Subject, masks: dict, arguments: dict) -> dict[str, np.ndarray]:
     """The same of our JAX side, by torch_ref's names."""
-    code = subject.row.ours[1]
+    code = subject.row.candidate[1]
     definition, parameters = split(subject.module)
     words = {**SETTINGS, **subject.words["jax"], **on("jax", arguments)}
     inputs = {name: words[name] for name in used(code, arguments)}
@@ -106,16 +106,16 @@ def renamed(family: str, result: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     return rest | {prefix + name: a for name, a in translate(family, gradients).items()}
 
 
-def compare(subject: Subject, arguments: dict, masks: dict, theirs: dict) -> None:
+def compare(subject: Subject, arguments: dict, masks: dict, reference: dict) -> None:
     """Both sides of ours against the family's result, which their inputs' gradients are part of."""
-    theirs = renamed(subject.row.family, theirs)
-    for ours in (
+    reference = renamed(subject.row.family, reference)
+    for candidate in (
         run_jax(subject, masks, arguments),
-        run_torch(subject.twin, subject.row.ours[1], subject.words["torch"], arguments),
+        run_torch(subject.twin, subject.row.candidate[1], subject.words["torch"], arguments),
     ):
         if subject.row.name == "ALiBi":
-            ours = {"output": ours["output"]}
-        judge_float64(ours, theirs)
+            candidate = {"output": candidate["output"]}
+        judge_float64(candidate, reference)
 
 
 def module_rows(*, every_variant: bool) -> list[Any]:
@@ -134,8 +134,8 @@ def test_a_module_computes_the_same_in_evaluation_mode(row, variant):
     subject = Subject(row, {**SETTINGS, **variant})
     subject.train(False)
     arguments = arguments_of(row, variant)
-    theirs = run_torch(subject.theirs, row.theirs[1], {}, arguments)
-    compare(subject, arguments, {}, theirs)
+    reference = run_torch(subject.reference, row.reference[1], {}, arguments)
+    compare(subject, arguments, {}, reference)
 
 
 def recorded_dropout(records: list[tuple[float, np.ndarray]]) -> Any:
@@ -172,7 +172,7 @@ def test_a_module_drops_in_the_same_places(row, variant, monkeypatch):
     records: list[tuple[float, np.ndarray]] = []
     with monkeypatch.context() as patched:
         patched.setattr(torch.nn.functional, "dropout", recorded_dropout(records))
-        theirs = run_torch(subject.theirs, row.theirs[1], {}, arguments)
+        reference = run_torch(subject.reference, row.reference[1], {}, arguments)
     masks = masks_by_path(places_of(row), records)
     for found in (
         jaxformer.layers.dropout_modules(subject.module),
@@ -181,12 +181,12 @@ def test_a_module_drops_in_the_same_places(row, variant, monkeypatch):
         assert {path for path, place in found.items() if place.rate > 0} == masks.keys()
         assert {place.rate for place in found.values()} - {0.0} == {rate for rate, _ in records}
     torch_ref.layers.inject_keep_masks(subject.twin, on("torch", masks))
-    compare(subject, arguments, masks, theirs)
+    compare(subject, arguments, masks, reference)
 
 
-def same(theirs: Any, ours: Any) -> None:
+def same(reference: Any, candidate: Any) -> None:
     """Equal to the last bit, but for the rounding of a softmax and for a NaN that should be 0."""
-    expected, results = flatten(theirs), flatten(ours)
+    expected, results = flatten(reference), flatten(candidate)
     assert len(expected) == len(results)
     for one, other in zip(expected, results, strict=True):
         if isinstance(one, str):
@@ -207,21 +207,23 @@ def test_a_function_gives_the_same(row):
         gpt = next(r for r in ROWS if r.family == row.family and r.name == "GPT")
         subject = Subject(gpt, SETTINGS, perturb=0.7)
         subject.train(False)
-        models = (subject.theirs, subject.module, subject.twin)
+        models = (subject.reference, subject.module, subject.twin)
         made = {side: {"model": m} for side, m in zip(made, models, strict=True)}
-    elif len(row.theirs) == 2:
+    elif len(row.reference) == 2:
         subject = Subject(row, SETTINGS)
-        sides = (subject.theirs, subject.module, subject.twin)
+        sides = (subject.reference, subject.module, subject.twin)
         made = {side: {"module": m} for side, m in zip(made, sides, strict=True)}
     own = defined_in(family_module(row.family))
-    theirs = eval(row.theirs[-1], {**SETTINGS, **on("torch", arguments), **own, **made["theirs"]})
+    reference = eval(
+        row.reference[-1], {**SETTINGS, **on("torch", arguments), **own, **made["theirs"]}
+    )
     for side in (JAX, TORCH):
         name = "jax" if side is JAX else "torch"
         words = {**SETTINGS, **on(name, arguments), **vocabulary(side), **made[name]}
-        same(theirs, eval(row.ours[-1], words))
+        same(reference, eval(row.candidate[-1], words))
     if row.name == "generate":
-        assert theirs.shape == (3, SETTINGS["max_new_tokens"])
-        assert len(theirs.unique()) >= 5
+        assert reference.shape == (3, SETTINGS["max_new_tokens"])
+        assert len(reference.unique()) >= 5
 
 
 def test_the_familys_own_padding_mask_is_nan_where_it_should_allow():
@@ -258,10 +260,10 @@ def test_only_a_post_norm_block_has_outputs_of_standard_deviation_one(name):
     subject = Subject(row, SETTINGS, perturb=0.0)
     subject.train(False)
     arguments = {"x": INPUTS["x"], "mask": np.ones((1, 1, 1, 1), int)}
-    theirs = run_torch(subject.theirs, row.theirs[1], {}, arguments)["output"]
-    ours = run_jax(subject, {}, arguments)["output"]
-    assert ours.std() == pytest.approx(theirs.std(), rel=1e-12)
-    assert (abs(ours.std() - 1) < 1e-3) == (name == "PostNormTransformerBlock")
+    reference = run_torch(subject.reference, row.reference[1], {}, arguments)["output"]
+    candidate = run_jax(subject, {}, arguments)["output"]
+    assert candidate.std() == pytest.approx(reference.std(), rel=1e-12)
+    assert (abs(candidate.std() - 1) < 1e-3) == (name == "PostNormTransformerBlock")
 
 
 @pytest.mark.parametrize("name", ["gpt2_small", "llama_style"])
@@ -270,11 +272,11 @@ def test_a_named_configuration_has_its_full_size(name):
     defaults = inspect.signature(getattr(family_module("unified"), name)).parameters
     settings = {n: p.default for n, p in defaults.items() if p.default is not p.empty}
     with torch.device("meta"):
-        theirs = eval(row.theirs[0], {**defined_in(family_module("unified")), **settings})
-        twin = eval(row.ours[0], {**vocabulary(TORCH), **settings})
-    _, ours = abstract(lambda: eval(row.ours[0], {**vocabulary(JAX), **settings}))
-    sizes = {n: np.broadcast_to(0.0, p.shape) for n, p in theirs.named_parameters()}
+        reference = eval(row.reference[0], {**defined_in(family_module("unified")), **settings})
+        twin = eval(row.candidate[0], {**vocabulary(TORCH), **settings})
+    _, candidate = abstract(lambda: eval(row.candidate[0], {**vocabulary(JAX), **settings}))
+    sizes = {n: np.broadcast_to(0.0, p.shape) for n, p in reference.named_parameters()}
     expected = sorted(a.shape for a in translate("unified", sizes).values())
     assert sorted(tuple(p.shape) for p in twin.parameters()) == expected
-    assert sum(p.size for p in ours.values()) == sum(p.numel() for p in theirs.parameters())
-    assert len(ours) == len(expected)
+    assert sum(p.size for p in candidate.values()) == sum(p.numel() for p in reference.parameters())
+    assert len(candidate) == len(expected)

@@ -41,11 +41,11 @@ def test_a_cache_that_grows_gives_the_same_text(monkeypatch, name, chunk):
 def test_the_first_token_comes_alone_and_later_ones_in_chunks():
     model, twin = pair("learned")
     for settings in ({"chunk": 5}, {"chunk": 5, "use_cache": False}):
-        ours = generation.stream(model, prompts(), 12, greedy=True, **settings)
-        theirs = torch_generation.stream(
+        candidate = generation.stream(model, prompts(), 12, greedy=True, **settings)
+        reference = torch_generation.stream(
             twin, torch.from_numpy(prompts()), 12, greedy=True, **settings
         )
-        widths = [part.shape[1] for part in ours], [part.shape[1] for part in theirs]
+        widths = [part.shape[1] for part in candidate], [part.shape[1] for part in reference]
         expected = [1, 5, 5, 1] if "use_cache" not in settings else None
         for found in widths:
             assert found[0] == 1
@@ -72,10 +72,10 @@ def test_rows_end_with_a_stop_token_and_the_text_with_its_last_row(use_cache, nu
     for chunk in (1, 7, TOKENS):
         parts = list(generation.stream(model, prompts(), TOKENS, chunk=chunk, **settings))
         np.testing.assert_array_equal(np.concatenate(parts, axis=1), expected)
-        theirs = torch_generation.stream(
+        reference = torch_generation.stream(
             twin, torch.from_numpy(prompts()), TOKENS, chunk=chunk, **settings
         )
-        np.testing.assert_array_equal(torch.cat(list(theirs), dim=1).numpy(), expected)
+        np.testing.assert_array_equal(torch.cat(list(reference), dim=1).numpy(), expected)
 
 
 def test_a_row_ends_across_windows():
@@ -91,8 +91,8 @@ def test_a_row_ends_across_windows():
     settings = {"greedy": True, "stop_tokens": [never]}
     tokens = generation.generate(model, prompts(), 4 * CONTEXT, **settings)
     np.testing.assert_array_equal(tokens, expected)
-    theirs = torch_generate(twin, prompts(), 4 * CONTEXT, **settings)
-    np.testing.assert_array_equal(theirs, expected)
+    reference = torch_generate(twin, prompts(), 4 * CONTEXT, **settings)
+    np.testing.assert_array_equal(reference, expected)
 
 
 @pytest.mark.parametrize("token", [-1, V])
@@ -151,11 +151,11 @@ def test_caches_have_the_shape_and_dtype_asked_for():
     torch_caches = torch_generation.make_cache(torch_config, 3, 11, torch.bfloat16)
     assert len(caches) == len(torch_caches) == config.num_layers
     for cache, twin in zip(caches, torch_caches, strict=True):
-        for ours, theirs in ((cache.k_RSH, twin.k_BSKH), (cache.v_RSH, twin.v_BSKH)):
-            assert ours.shape == (3 * 2, 11, 7)
-            assert theirs.shape == (3, 11, 2, 7)
-            assert ours.dtype == jnp.bfloat16
-            assert theirs.dtype == torch.bfloat16
+        for candidate, reference in ((cache.k_RSH, twin.k_BSKH), (cache.v_RSH, twin.v_BSKH)):
+            assert candidate.shape == (3 * 2, 11, 7)
+            assert reference.shape == (3, 11, 2, 7)
+            assert candidate.dtype == jnp.bfloat16
+            assert reference.dtype == torch.bfloat16
         assert cache.slots == 11
         assert int(cache.length) == twin.length == 0
 

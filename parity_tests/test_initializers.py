@@ -143,9 +143,9 @@ def models(scheme):
 
 
 def test_every_parameter_of_a_model_follows_its_scheme(scheme, models):
-    ours, theirs = models
-    assert ours.keys() == theirs.keys()
-    for parameters, name in itertools.product(models, ours):
+    candidate, reference = models
+    assert candidate.keys() == reference.keys()
+    for parameters, name in itertools.product(models, candidate):
         judge(parameters[name], law_of(scheme, name, parameters))
 
 
@@ -169,9 +169,9 @@ def test_norms_and_the_bias_of_a_tied_head_stay_as_constructed(scheme, side):
 
 
 def test_both_sides_draw_alike(models):
-    ours, theirs = models
-    for name in ours:
-        judge_alike(ours[name], theirs[name])
+    candidate, reference = models
+    for name in candidate:
+        judge_alike(candidate[name], reference[name])
 
 
 def test_no_two_parameters_are_the_same_draw(models):
@@ -229,11 +229,11 @@ INITIALIZERS = {
 def test_initializers_by_themselves(name):
     (function, *arguments), law = INITIALIZERS[name]
     init = getattr(jaxformer.initializers, function)(*arguments)
-    ours = init(jax.random.key(3), (320, 250))
+    candidate = init(jax.random.key(3), (320, 250))
     generator = torch.Generator().manual_seed(3)
     init = getattr(torch_ref.initializers, function)(*arguments)
-    theirs = init(torch.empty(250, 320, dtype=torch.float64), generator).numpy()
-    for x in (np.asarray(ours), theirs):
+    reference = init(torch.empty(250, 320, dtype=torch.float64), generator).numpy()
+    for x in (np.asarray(candidate), reference):
         judge(x, law)
 
 

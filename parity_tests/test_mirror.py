@@ -69,9 +69,9 @@ def test_the_same_files():
 
 @pytest.mark.parametrize("name", SHARED)
 def test_the_same_public_classes(name):
-    mine, theirs = classes(JAXFORMER[name]), classes(TORCH_REF[name])
+    mine, reference = classes(JAXFORMER[name]), classes(TORCH_REF[name])
     # The torch side defines its own TextError, as it may not import jaxformer's.
-    assert mine.keys() == theirs.keys() - {"TextError"}
+    assert mine.keys() == reference.keys() - {"TextError"}
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -92,17 +92,17 @@ def test_the_same_public_functions(name):
     ("name", "cls"), [(name, cls) for name in SHARED for cls in classes(JAXFORMER[name])]
 )
 def test_the_same_constructor_keywords_and_attributes(name, cls):
-    mine, theirs = classes(JAXFORMER[name])[cls], classes(TORCH_REF[name])[cls]
-    ours, torchs = method(mine, "__init__"), method(theirs, "__init__")
-    if ours is not None and torchs is not None:
-        assert [k for k in keywords(ours) if k not in JAX_ONLY_KEYWORDS] == [
+    mine, reference = classes(JAXFORMER[name])[cls], classes(TORCH_REF[name])[cls]
+    candidate, torchs = method(mine, "__init__"), method(reference, "__init__")
+    if candidate is not None and torchs is not None:
+        assert [k for k in keywords(candidate) if k not in JAX_ONLY_KEYWORDS] == [
             k for k in keywords(torchs) if k not in TORCH_ONLY_KEYWORDS
         ]
     leaves = {"kernel", "scale", "embedding", "weight", "bias"}
     dropout = {"deterministic", "key", "recording", "last_keep", "generator", "first_row"}
     inherited = {"eps"}
     ignored = leaves | dropout | inherited
-    assert attributes(mine) - ignored == attributes(theirs) - ignored
+    assert attributes(mine) - ignored == attributes(reference) - ignored
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_the_same_constructor_keywords_and_attributes(name, cls):
 )
 def test_the_same_call_arguments(name, cls):
     mine = method(classes(JAXFORMER[name])[cls], "__call__")
-    theirs = method(classes(TORCH_REF[name])[cls], "forward")
-    if mine is not None and theirs is not None:
-        assert keywords(mine) == keywords(theirs)
+    reference = method(classes(TORCH_REF[name])[cls], "forward")
+    if mine is not None and reference is not None:
+        assert keywords(mine) == keywords(reference)
 
 
 @pytest.mark.parametrize("name", ["config.py", "checks.py"])

@@ -28,19 +28,19 @@ Patch = pytest.MonkeyPatch
 
 
 @dataclasses.dataclass(frozen=True)
-class Plant:
+class Mutant:
     """A bug, and the row that must catch it.
 
     Attributes:
         name: what is wrong.
         case: the row.
-        plant: makes it wrong on the JAX side.
+        mutate: makes it wrong on the JAX side.
         proof: which proof of the row must fail.
     """
 
     name: str
     case: str
-    plant: Callable[[Patch], None]
+    mutate: Callable[[Patch], None]
     proof: str = "float64"
 
 
@@ -212,162 +212,162 @@ def interleaved_heads(original: Any) -> Any:
     return call
 
 
-PLANTS = [
-    Plant("a linear layer forgets its bias", "layers/linear",
+MUTANTS = [
+    Mutant("a linear layer forgets its bias", "layers/linear",
           without(layers.Linear, "bias")),
-    Plant("an embedding is off by one row", "layers/embedding", replace(
+    Mutant("an embedding is off by one row", "layers/embedding", replace(
         layers.Embedding, "__call__", lambda original: lambda self, i: original(self, i - 1))),
-    Plant("dropout does not rescale", "layers/dropout",
+    Mutant("dropout does not rescale", "layers/dropout",
           replace(layers.Dropout, "__call__", lambda _: unscaled_dropout), "dropout"),
-    Plant("LayerNorm with Flax's eps", "norms/layer-norm", setting(norms.LayerNorm, "eps", 1e-6)),
-    Plant("LayerNorm with the unbiased variance", "norms/layer-norm",
+    Mutant("LayerNorm with Flax's eps", "norms/layer-norm", setting(norms.LayerNorm, "eps", 1e-6)),
+    Mutant("LayerNorm with the unbiased variance", "norms/layer-norm",
           replace(norms.LayerNorm, "__call__", lambda _: fast_variance)),
-    Plant("LayerNorm computed in bfloat16", "norms/layer-norm",
+    Mutant("LayerNorm computed in bfloat16", "norms/layer-norm",
           replace(norms.LayerNorm, "__call__", lambda _: narrow_layer_norm), "bfloat16"),
-    Plant("RMSNorm without eps", "norms/rms-norm", setting(norms.RMSNorm, "eps", 0.0)),
-    Plant("the scale's offset of one is ignored", "norms/rms-norm-unit-offset",
+    Mutant("RMSNorm without eps", "norms/rms-norm", setting(norms.RMSNorm, "eps", 0.0)),
+    Mutant("the scale's offset of one is ignored", "norms/rms-norm-unit-offset",
           setting(norms.RMSNorm, "unit_offset", False)),
-    Plant("learned positions start one row late", "positions/learned-offset",
+    Mutant("learned positions start one row late", "positions/learned-offset",
           setting(positions.LearnedPositions, "offset", 1)),
-    Plant("sinusoids with sin and cos swapped", "positions/sinusoidal", replace(
+    Mutant("sinusoids with sin and cos swapped", "positions/sinusoidal", replace(
         positions, "sinusoidal_table", lambda original: lambda *a: np.roll(original(*a), 1, 1))),
-    Plant("rotary pairs laid out the other way", "positions/rotary-half",
+    Mutant("rotary pairs laid out the other way", "positions/rotary-half",
           setting(positions.Rotary, "interleaved", True)),
-    Plant("rotary turns the wrong way", "positions/rotary-interleaved",
+    Mutant("rotary turns the wrong way", "positions/rotary-interleaved",
           replace(positions, "rotary_tables", swapped_pair)),
-    Plant("rotary positions start at one", "positions/rotary-half", replace(
+    Mutant("rotary positions start at one", "positions/rotary-half", replace(
         positions.Rotary, "rotate", lambda original: lambda self, x, positions:
         original(self, x, positions + 1))),
-    Plant("rotary forgets its scaling", "positions/rotary-llama3",
+    Mutant("rotary forgets its scaling", "positions/rotary-llama3",
           setting(positions.Rotary, "scaling", None)),
-    Plant("rotary keys are not turned", "attention/rotary-at", replace(
+    Mutant("rotary keys are not turned", "attention/rotary-at", replace(
         positions.Rotary, "rotate",
         lambda original: lambda self, x, p: x if x.shape[2] == 2 else original(self, x, p))),
-    Plant("ALiBi slopes for the next head count", "positions/alibi", replace(
+    Mutant("ALiBi slopes for the next head count", "positions/alibi", replace(
         positions, "alibi_slopes", lambda original: lambda n: original(2 * n)[:n])),
-    Plant("ALiBi in the wrong direction", "attention/alibi", replace(
+    Mutant("ALiBi in the wrong direction", "attention/alibi", replace(
         positions.ALiBi, "bias", lambda original: lambda self, q, d: -original(self, q, d))),
-    Plant("relative distances mirrored", "positions/relative", replace(
+    Mutant("relative distances mirrored", "positions/relative", replace(
         positions.RelativePositions, "bias", lambda original: lambda self, q, distance_TS:
         original(self, q, -distance_TS))),
-    Plant("relative scores are not scaled", "attention/relative", replace(
+    Mutant("relative scores are not scaled", "attention/relative", replace(
         positions.RelativePositions, "bias",
         lambda original: lambda self, q, d: original(self, q, d) * math.sqrt(6))),
-    Plant("scores are not scaled", "attention/multi-head", core(scale=lambda _: 1.0)),
-    Plant("scores are scaled by the model's width", "attention/multi-head",
+    Mutant("scores are not scaled", "attention/multi-head", core(scale=lambda _: 1.0)),
+    Mutant("scores are scaled by the model's width", "attention/multi-head",
           core(scale=lambda _: 1 / math.sqrt(20))),
-    Plant("the mask is ignored", "attention/masked", core(mask=lambda _: None)),
-    Plant("the mask is inverted", "attention/masked", core(mask=lambda mask: ~mask)),
-    Plant("the soft cap is forgotten", "attention/soft-cap", core(soft_cap=lambda _: None)),
-    Plant("queries and keys swapped", "attention/multi-head",
+    Mutant("the mask is ignored", "attention/masked", core(mask=lambda _: None)),
+    Mutant("the mask is inverted", "attention/masked", core(mask=lambda mask: ~mask)),
+    Mutant("the soft cap is forgotten", "attention/soft-cap", core(soft_cap=lambda _: None)),
+    Mutant("queries and keys swapped", "attention/multi-head",
           swapped_attributes(attention.MultiHeadAttention, "q_proj", "k_proj")),
-    Plant("values and output swapped", "attention/cross",
+    Mutant("values and output swapped", "attention/cross",
           swapped_attributes(attention.MultiHeadAttention, "k_proj", "v_proj")),
-    Plant("query heads share the wrong key heads", "attention/grouped-query",
+    Mutant("query heads share the wrong key heads", "attention/grouped-query",
           replace(attention, "scaled_dot_product_attention", interleaved_heads)),
-    Plant("attention dropout left out", "attention/dropout",
+    Mutant("attention dropout left out", "attention/dropout",
           core(dropout=lambda _: None), "dropout"),
-    Plant("tanh GELU for the exact one", "feed_forward/gelu", lambda patch: patch.setitem(
+    Mutant("tanh GELU for the exact one", "feed_forward/gelu", lambda patch: patch.setitem(
         feed_forward.ACTIVATIONS, "gelu", feed_forward.gelu_tanh)),
-    Plant("sqrt(2/pi) is not cut as BLOOM cuts it", "feed_forward/gelu_bloom",
+    Mutant("sqrt(2/pi) is not cut as BLOOM cuts it", "feed_forward/gelu_bloom",
           lambda patch: patch.setitem(
               feed_forward.ACTIVATIONS, "gelu_bloom", feed_forward.gelu_tanh)),
-    Plant("gate and up swapped", "feed_forward/gated-silu",
+    Mutant("gate and up swapped", "feed_forward/gated-silu",
           swapped_attributes(feed_forward.GatedFeedForward, "gate_proj", "up_proj")),
-    Plant("dropout before the activation", "feed_forward/gelu",
+    Mutant("dropout before the activation", "feed_forward/gelu",
           replace(feed_forward.FeedForward, "__call__", lambda _: dropout_before_activation),
           "dropout"),
-    Plant("post-norm for pre-norm", "blocks/PreNormBlock",
+    Mutant("post-norm for pre-norm", "blocks/PreNormBlock",
           replace(blocks.PreNormBlock, "combine", lambda _: post_norm_formula)),
-    Plant("a parallel block in sequence", "blocks/ParallelBlock",
+    Mutant("a parallel block in sequence", "blocks/ParallelBlock",
           replace(blocks.ParallelBlock, "combine", lambda _: sequential_formula)),
-    Plant("a residual sum is missing", "blocks/PreNormBlock",
+    Mutant("a residual sum is missing", "blocks/PreNormBlock",
           replace(blocks.PreNormBlock, "combine", lambda _: no_residual)),
-    Plant("norms of the branches swapped", "blocks/PostNormBlock",
+    Mutant("norms of the branches swapped", "blocks/PostNormBlock",
           swapped_attributes(blocks.Block, "attention_norm", "feed_forward_norm")),
-    Plant("residual dropouts swapped", "blocks/PreNormBlock", swapped_attributes(
+    Mutant("residual dropouts swapped", "blocks/PreNormBlock", swapped_attributes(
         blocks.Block, "attention_residual_dropout", "feed_forward_residual_dropout"), "dropout"),
-    Plant("an output norm is missing", "blocks/PreNormBlock-sandwich",
+    Mutant("an output norm is missing", "blocks/PreNormBlock-sandwich",
           without(blocks.Block, "attention_output_norm")),
-    Plant("the cross-attention's output norm is missing", "blocks/PreNormBlock-sandwich",
+    Mutant("the cross-attention's output norm is missing", "blocks/PreNormBlock-sandwich",
           without(blocks.Block, "cross_attention_output_norm")),
-    Plant("an output norm in front of its branch", "blocks/PreNormBlock-sandwich", replace(
+    Mutant("an output norm in front of its branch", "blocks/PreNormBlock-sandwich", replace(
         blocks.PreNormBlock, "combine", lambda _: output_norm_first)),
-    Plant("the feed-forward goes without the shared norm", "blocks/ParallelBlock-shared", replace(
+    Mutant("the feed-forward goes without the shared norm", "blocks/ParallelBlock-shared", replace(
         blocks.ParallelBlock, "combine", lambda _: second_branch_bare)),
-    Plant("the head's norm and activation swapped", "heads/transform", replace(
+    Mutant("the head's norm and activation swapped", "heads/transform", replace(
         heads.HeadTransform, "__call__", lambda _: lambda self, x:
         feed_forward.ACTIVATIONS[self.activation](self.norm(self.proj(x))))),
-    Plant("the head's bias is forgotten", "heads/bias", replace(
+    Mutant("the head's bias is forgotten", "heads/bias", replace(
         heads.OutputBias, "__call__", lambda _: lambda self, x: x)),
-    Plant("the causal mask is off by one", "transformer_lm/gpt2", replace(
+    Mutant("the causal mask is off by one", "transformer_lm/gpt2", replace(
         blocks, "causal_mask", lambda original: lambda q, k: original(q + 1, k))),
-    Plant("the causal mask is missing", "transformer_lm/llama",
+    Mutant("the causal mask is missing", "transformer_lm/llama",
           replace(blocks, "causal_mask", lambda original: lambda q, k: original(q + 99, k))),
-    Plant("the window is one too wide", "transformer_lm/mistral", replace(
+    Mutant("the window is one too wide", "transformer_lm/mistral", replace(
         blocks, "window_mask", lambda original: lambda q, k, w: original(q, k, w + 1))),
-    Plant("the full layers are windowed too", "transformer_lm/gemma2", run_with_masks(
+    Mutant("the full layers are windowed too", "transformer_lm/gemma2", run_with_masks(
         lambda masks: [masks[0]] * len(masks))),
-    Plant("the wrong layers are windowed", "transformer_lm/gemma2", run_with_masks(
+    Mutant("the wrong layers are windowed", "transformer_lm/gemma2", run_with_masks(
         lambda masks: masks[::-1])),
-    Plant("token types are ignored", "transformer_lm/bert", replace(
+    Mutant("token types are ignored", "transformer_lm/bert", replace(
         transformer_lm.TransformerLM, "embed", lambda original:
         lambda self, tokens, positions=None, token_types=None: original(self, tokens, positions))),
-    Plant("the head's transform is left out", "transformer_lm/bert",
+    Mutant("the head's transform is left out", "transformer_lm/bert",
           without(transformer_lm.TransformerLM, "head_transform", "logits")),
-    Plant("the tied head's bias is left out", "transformer_lm/bert",
+    Mutant("the tied head's bias is left out", "transformer_lm/bert",
           without(transformer_lm.TransformerLM, "lm_head", "logits")),
-    Plant("the last token is pooled", "transformer_lm/bert-pooled", replace(
+    Mutant("the last token is pooled", "transformer_lm/bert-pooled", replace(
         transformer_lm.TransformerLM, "pooled",
         lambda original: lambda self, hidden: original(self, hidden[:, ::-1]))),
-    Plant("the embedding scale is forgotten", "transformer_lm/gemma2", replace(
+    Mutant("the embedding scale is forgotten", "transformer_lm/gemma2", replace(
         positions, "widely", lambda original: lambda f, x: x if x.shape[-1] == 20
         else original(f, x))),
-    Plant("the final norm is left out", "transformer_lm/gpt2",
+    Mutant("the final norm is left out", "transformer_lm/gpt2",
           without(transformer_lm.TransformerLM, "final_norm", "hidden")),
-    Plant("two layers swapped", "transformer_lm/gpt2", replace(
+    Mutant("two layers swapped", "transformer_lm/gpt2", replace(
         transformer_lm, "run_blocks",
         lambda original: lambda b, *a, **k: original(list(b)[::-1], *a, **k))),
-    Plant("positions start at one", "transformer_lm/positions", replace(
+    Mutant("positions start at one", "transformer_lm/positions", replace(
         positions.LearnedPositions, "__call__",
         lambda original: lambda self, length, p=None: original(self, length, p + 1))),
-    Plant("cross-attention sees the source's mask transposed away", "encoder_decoder/model-masked",
+    Mutant("cross-attention sees the source's mask transposed away", "encoder_decoder/model-masked",
           replace(encoder_decoder, "run_blocks", lambda original:
                   lambda b, x, m=None, mem=None, mm=None, **k: original(b, x, m, mem, None, **k))),
-    Plant("targets are not shifted alike", "losses/each-token",
+    Mutant("targets are not shifted alike", "losses/each-token",
           replace(losses, "token_losses", shifted_targets)),
-    Plant("the loss counts what its mask leaves out", "losses/cross-entropy-masked", replace(
+    Mutant("the loss counts what its mask leaves out", "losses/cross-entropy-masked", replace(
         losses, "cross_entropy", lambda original: lambda logits, targets, mask=None:
         original(logits, targets))),
 ]  # fmt: skip
 
 
-def caught_by(plant: Plant) -> None:
+def caught_by(mutate: Mutant) -> None:
     """Runs the proof that must fail."""
-    case = next(case for case in CASES if case.name == plant.case)
-    pair = Pair(case, training=plant.proof == "dropout")
-    if plant.proof in DTYPES:
-        dtype = DTYPES[plant.proof]
+    case = next(case for case in CASES if case.name == mutate.case)
+    pair = Pair(case, training=mutate.proof == "dropout")
+    if mutate.proof in DTYPES:
+        dtype = DTYPES[mutate.proof]
         judge_rounding(rounding_draws(pair, 1.0, dtype), dtype)
     else:
         judge_float64(pair.jax(1.0), pair.torch(1.0))
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_a_planted_bug_is_caught(plant, monkeypatch):
-    plant.plant(monkeypatch)
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda mutate: mutate.name)
+def test_a_planted_bug_is_caught(mutate, monkeypatch):
+    mutate.mutate(monkeypatch)
     with pytest.raises(AssertionError, match=r"differs|errs more|not finite"):
-        caught_by(plant)
+        caught_by(mutate)
 
 
 @pytest.mark.parametrize(
-    "plant", {(p.case, p.proof): p for p in PLANTS}.values(), ids=lambda p: f"{p.case}-{p.proof}"
+    "plant", {(p.case, p.proof): p for p in MUTANTS}.values(), ids=lambda p: f"{p.case}-{p.proof}"
 )
-def test_the_row_passes_without_the_bug(plant):
-    caught_by(plant)
+def test_the_row_passes_without_the_bug(mutate):
+    caught_by(mutate)
 
 
 def test_there_are_enough_plants_in_every_component():
-    assert len(PLANTS) >= 25
-    components = {plant.case.partition("/")[0] for plant in PLANTS}
+    assert len(MUTANTS) >= 25
+    components = {mutate.case.partition("/")[0] for mutate in MUTANTS}
     assert components == {case.component for case in CASES}

@@ -12,9 +12,9 @@ import pytest
 import torch
 from flax import nnx
 
-import jaxformer.optimizers as ours
+import jaxformer.optimizers as candidate
 import torch_ref.config
-import torch_ref.optimizers as theirs
+import torch_ref.optimizers as reference
 import torch_ref.train_step
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import get_parameters, set_parameters, split
@@ -65,18 +65,20 @@ def expected_rate(config, step):
 def test_the_schedule_is_the_same_at_every_step(name):
     config = SCHEDULES[name]
     steps = range(330)
-    mine = np.asarray(jax.jit(jax.vmap(lambda s: ours.learning_rate(config, s)))(jnp.arange(330)))
-    torchs = np.array([theirs.learning_rate(torch_config(config), step) for step in steps])
+    mine = np.asarray(
+        jax.jit(jax.vmap(lambda s: candidate.learning_rate(config, s)))(jnp.arange(330))
+    )
+    torchs = np.array([reference.learning_rate(torch_config(config), step) for step in steps])
     formula = np.array([expected_rate(config, step) for step in steps])
     largest = max(config.learning_rate, config.min_learning_rate)
     assert mine.dtype == np.float64
     assert np.abs(mine - torchs).max() <= 4 * EPS * largest
     assert np.abs(torchs - formula).max() <= 4 * EPS * largest
-    assert float(ours.learning_rate(config, 17)) == pytest.approx(torchs[17], rel=4 * EPS)
+    assert float(candidate.learning_rate(config, 17)) == pytest.approx(torchs[17], rel=4 * EPS)
 
 
 def test_the_schedule_at_the_corners():
-    for rate in (ours.learning_rate, theirs.learning_rate):
+    for rate in (candidate.learning_rate, reference.learning_rate):
         default, none = SCHEDULES["default"], SCHEDULES["neither"]
         assert float(rate(default, 0)) == pytest.approx(1e-3 / 101, rel=1e-15)
         assert float(rate(default, 99)) == pytest.approx(1e-3 * 100 / 101, rel=1e-15)
@@ -124,16 +126,16 @@ def test_clipping_is_torchs(pair, size, max_norm):
     module, twin = pair
     copy_to_torch(module, twin)
     gradients = draw_gradients(get_parameters(module), 5, size)
-    clip = ours.clip_by_global_norm(max_norm)
+    clip = candidate.clip_by_global_norm(max_norm)
     clipped, _ = clip.update(gradients, clip.init(gradients))
     give_gradients(twin, gradients)
-    norm = theirs.clip_by_global_norm(twin, max_norm)
+    norm = reference.clip_by_global_norm(twin, max_norm)
     expected = torch_arrays((n, p.grad) for n, p in twin.named_parameters())
-    assert float(ours.global_norm(gradients)) == pytest.approx(float(norm), rel=1e-15)
+    assert float(candidate.global_norm(gradients)) == pytest.approx(float(norm), rel=1e-15)
     largest = max(np.abs(g).max() for g in expected.values())
     for name, gradient in export_arrays(clipped).items():
         assert np.abs(gradient - expected[name]).max() <= 1e-15 * largest
-    after = float(theirs.global_norm(twin))
+    after = float(reference.global_norm(twin))
     if float(norm) > max_norm:
         assert after == pytest.approx(max_norm, rel=1e-5)
     else:
@@ -144,14 +146,14 @@ def test_the_same_parameters_decay(pair):
     module, twin = pair
     copy_to_torch(module, twin)
     parameters = get_parameters(module)
-    mine = {torch_name(name): decays for name, decays in ours.decay_mask(parameters).items()}
-    assert mine == theirs.decay_mask(twin)
+    mine = {torch_name(name): decays for name, decays in candidate.decay_mask(parameters).items()}
+    assert mine == reference.decay_mask(twin)
     assert {name for name, decays in mine.items() if not decays} == {
         name for name in mine if "norm" in name or name.endswith("bias")
     }
     names = {parameter: name for name, parameter in twin.named_parameters()}
     config = OptimizerConfig(weight_decay=0.3)
-    groups = theirs.make_optimizer(twin, torch_config(config)).param_groups
+    groups = reference.make_optimizer(twin, torch_config(config)).param_groups
     in_group = {names[p]: group["weight_decay"] == 0.3 for group in groups for p in group["params"]}
     assert in_group == mine
     assert {group["weight_decay"] for group in groups} == {0.3, 0.0}
@@ -163,11 +165,11 @@ def test_decay_shrinks_matrices_alone_and_by_rate_times_decay(pair):
     config = OptimizerConfig(warmup_steps=0, learning_rate=0.02, weight_decay=0.3)
     parameters = get_parameters(module)
     nothing = jax.tree.map(jnp.zeros_like, parameters)
-    optimizer = ours.make_optimizer(config)
+    optimizer = candidate.make_optimizer(config)
     updates, _ = optimizer.update(nothing, optimizer.init(parameters), parameters)
     give_gradients(twin, nothing)
     before = torch_arrays(twin.named_parameters())
-    theirs.make_optimizer(twin, torch_config(config)).step()
+    reference.make_optimizer(twin, torch_config(config)).step()
     for name, after in export_arrays(optax.apply_updates(parameters, updates)).items():
         factor = 1 - 0.02 * 0.3 if before[name].ndim >= 2 else 1.0
         np.testing.assert_allclose(after, factor * before[name], rtol=4 * EPS, atol=0)
@@ -183,10 +185,10 @@ def test_thirty_steps_of_adamw_agree_with_torch_and_with_the_formula(pair, clip_
         learning_rate=3e-3, warmup_steps=5, decay_steps=22, weight_decay=0.2, clip_norm=clip_norm
     )
     parameters = get_parameters(module)
-    optimizer = ours.make_optimizer(config)
+    optimizer = candidate.make_optimizer(config)
     state = optimizer.init(parameters)
     update = jax.jit(optimizer.update)
-    torch_optimizer = theirs.make_optimizer(twin, torch_config(config))
+    torch_optimizer = reference.make_optimizer(twin, torch_config(config))
     formula = torch_arrays(twin.named_parameters())
     m = {name: np.zeros_like(p) for name, p in formula.items()}
     v = {name: np.zeros_like(p) for name, p in formula.items()}
@@ -199,8 +201,8 @@ def test_thirty_steps_of_adamw_agree_with_torch_and_with_the_formula(pair, clip_
 
         give_gradients(twin, gradients)
         if clip_norm is not None:
-            theirs.clip_by_global_norm(twin, clip_norm)
-        rate = theirs.learning_rate(torch_config(config), step)
+            reference.clip_by_global_norm(twin, clip_norm)
+        rate = reference.learning_rate(torch_config(config), step)
         for group in torch_optimizer.param_groups:
             group["lr"] = rate
         torch_optimizer.step()

@@ -151,9 +151,9 @@ def test_grouped_query_is_multi_head_with_repeated_keys():
 @pytest.mark.parametrize("blocked_by", ["mask", "bias"])
 def test_a_fully_masked_row_gives_zeros_and_finite_gradients_on_both_sides(blocked_by):
     build = attention(output_bias=False)
-    ours, theirs = build(JAX), build(TORCH)
-    ours.eval()
-    theirs.eval()
+    candidate, reference = build(JAX), build(TORCH)
+    candidate.eval()
+    reference.eval()
     x = RANDOM.standard_normal((2, 5, 20))
     mask = np.ones((2, 1, 5, 5), bool)
     mask[1, 0, 3] = False
@@ -162,11 +162,13 @@ def test_a_fully_masked_row_gives_zeros_and_finite_gradients_on_both_sides(block
         "bias": np.where(mask, 0.0, -np.inf),
     }[blocked_by]
 
-    out, weights = ours(jnp.asarray(x), **{blocked_by: jnp.asarray(blocked)}, return_weights=True)
+    out, weights = candidate(
+        jnp.asarray(x), **{blocked_by: jnp.asarray(blocked)}, return_weights=True
+    )
     assert (out[1, 3] == 0).all()
     assert (weights[1, :, 3] == 0).all()
     assert (jnp.abs(weights.sum(-1)[0] - 1) < 1e-6).all()
-    gradient = jax.grad(lambda y: jnp.sum(ours(y, **{blocked_by: jnp.asarray(blocked)}) ** 2))(
+    gradient = jax.grad(lambda y: jnp.sum(candidate(y, **{blocked_by: jnp.asarray(blocked)}) ** 2))(
         jnp.asarray(x)
     )
     assert jnp.isfinite(gradient).all()
@@ -175,7 +177,7 @@ def test_a_fully_masked_row_gives_zeros_and_finite_gradients_on_both_sides(block
         leaf = torch.tensor(x, dtype=torch.float32, requires_grad=True)
         argument = torch.from_numpy(blocked)
         argument = argument if blocked_by == "mask" else argument.float()
-        result = theirs(leaf, **{blocked_by: argument}, return_weights=not fused)
+        result = reference(leaf, **{blocked_by: argument}, return_weights=not fused)
         result = result if fused else result[0]
         assert (result[1, 3] == 0).all()
         result.square().sum().backward()
@@ -185,28 +187,31 @@ def test_a_fully_masked_row_gives_zeros_and_finite_gradients_on_both_sides(block
 def test_masks_are_the_same_on_both_sides():
     tokens = RANDOM.integers(0, 3, (4, 6))
     lengths = np.array([1, 6, 0, 3])
-    ours, theirs = jaxformer.masks, torch_ref.masks
+    candidate, reference = jaxformer.masks, torch_ref.masks
     pairs = [
-        (ours.causal_mask(5), theirs.causal_mask(5)),
-        (ours.causal_mask(3, 7), theirs.causal_mask(3, 7)),
-        (ours.window_mask(6, None, 2), theirs.window_mask(6, None, 2)),
-        (ours.padding_mask(jnp.asarray(tokens)), theirs.padding_mask(torch.from_numpy(tokens))),
+        (candidate.causal_mask(5), reference.causal_mask(5)),
+        (candidate.causal_mask(3, 7), reference.causal_mask(3, 7)),
+        (candidate.window_mask(6, None, 2), reference.window_mask(6, None, 2)),
         (
-            ours.padding_mask(jnp.asarray(tokens), pad_token=2),
-            theirs.padding_mask(torch.from_numpy(tokens), pad_token=2),
+            candidate.padding_mask(jnp.asarray(tokens)),
+            reference.padding_mask(torch.from_numpy(tokens)),
         ),
         (
-            ours.padding_mask_from_lengths(jnp.asarray(lengths), 6),
-            theirs.padding_mask_from_lengths(torch.from_numpy(lengths), 6),
+            candidate.padding_mask(jnp.asarray(tokens), pad_token=2),
+            reference.padding_mask(torch.from_numpy(tokens), pad_token=2),
+        ),
+        (
+            candidate.padding_mask_from_lengths(jnp.asarray(lengths), 6),
+            reference.padding_mask_from_lengths(torch.from_numpy(lengths), 6),
         ),
     ]
     for mine, torchs in pairs:
         assert mine.dtype == bool
         np.testing.assert_array_equal(np.asarray(mine), torchs.numpy())
-    both = ours.combine_masks(pairs[0][0][..., :5, :5], None, pairs[5][0][..., :5])
-    expected = theirs.combine_masks(pairs[0][1], None, pairs[5][1][..., :5])
+    both = candidate.combine_masks(pairs[0][0][..., :5, :5], None, pairs[5][0][..., :5])
+    expected = reference.combine_masks(pairs[0][1], None, pairs[5][1][..., :5])
     np.testing.assert_array_equal(np.asarray(both), expected.numpy())
-    assert ours.combine_masks(None, None) is None
+    assert candidate.combine_masks(None, None) is None
 
 
 def test_additive_and_boolean_masks_turn_into_each_other():

@@ -7,13 +7,13 @@ from jaxformer import scaling
 
 
 def test_without_scaling_the_softmax_saturates_and_with_it_it_does_not():
-    ours = scaling.softmax_scaling(num_queries=128, num_keys=48)
-    theirs = torch_ref.scaling.softmax_scaling(num_queries=128, num_keys=48)
+    candidate = scaling.softmax_scaling(num_queries=128, num_keys=48)
+    reference = torch_ref.scaling.softmax_scaling(num_queries=128, num_keys=48)
     for which in ("scaled", "unscaled"):
-        assert ours[which].keys() == theirs[which].keys()
-        for name, values in ours[which].items():
-            np.testing.assert_allclose(values, theirs[which][name], rtol=1e-12, atol=0)
-    scaled, unscaled = ours["scaled"], ours["unscaled"]
+        assert candidate[which].keys() == reference[which].keys()
+        for name, values in candidate[which].items():
+            np.testing.assert_allclose(values, reference[which][name], rtol=1e-12, atol=0)
+    scaled, unscaled = candidate["scaled"], candidate["unscaled"]
     sizes = np.array([16, 64, 256, 1024])
     np.testing.assert_allclose(scaled["score_variance"], 1, atol=0.12)
     np.testing.assert_allclose(unscaled["score_variance"] / sizes, 1, atol=0.12)

@@ -63,19 +63,19 @@ def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, mon
         inputs, targets = (
             a.reshape(accumulation, 6 // accumulation, -1) for a in batch_at(dataset, 3, number, 6)
         )
-        state, ours = step(state, (inputs, targets), None)
-        torch_state, theirs = torch_ref.train_step.train_step(
+        state, candidate = step(state, (inputs, targets), None)
+        torch_state, reference = torch_ref.train_step.train_step(
             torch_state,
             (torch.from_numpy(inputs).long(), torch.from_numpy(targets).long()),
             optimizer=torch_optimizer,
         )
-        clipped += float(ours["grad_norm"]) > OPTIMIZER.clip_norm
+        clipped += float(candidate["grad_norm"]) > OPTIMIZER.clip_norm
         for name in ("train_loss", "grad_norm", "learning_rate"):
             np.testing.assert_allclose(
-                float(ours[name]), float(theirs[name]), rtol=0, atol=1e-10, err_msg=name
+                float(candidate[name]), float(reference[name]), rtol=0, atol=1e-10, err_msg=name
             )
     assert clipped > 0
-    assert float(ours["train_loss"]) < 3.0
+    assert float(candidate["train_loss"]) < 3.0
     expected = {name: p.detach().numpy() for name, p in twin.named_parameters()}
     for name, value in export_arrays(state.parameters).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)

@@ -138,8 +138,10 @@ def run_torch(dataset, config, dtype, seed=4):
         losses.append(float(metrics["train_loss"]))
         norms.append(float(metrics["grad_norm"]))
     moments = {
-        f"{ours}.{name}": torch_ref.parameters.to_numpy(state.optimizer_state.state[p][theirs])
-        for ours, theirs in (("mu", "exp_avg"), ("nu", "exp_avg_sq"))
+        f"{candidate}.{name}": torch_ref.parameters.to_numpy(
+            state.optimizer_state.state[p][reference]
+        )
+        for candidate, reference in (("mu", "exp_avg"), ("nu", "exp_avg_sq"))
         for name, p in twin.named_parameters()
     }
     parameters = torch_ref.parameters.get_parameters(twin)
@@ -163,24 +165,26 @@ def comparable(name):
 
 
 def test_float64_trajectories_agree(oracles):
-    ours, theirs = oracles
-    np.testing.assert_allclose(ours.losses, theirs.losses, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(ours.gradient_norms, theirs.gradient_norms, rtol=0, atol=1e-9)
-    for name in filter(comparable, ours.parameters):
+    candidate, reference = oracles
+    np.testing.assert_allclose(candidate.losses, reference.losses, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        candidate.gradient_norms, reference.gradient_norms, rtol=0, atol=1e-9
+    )
+    for name in filter(comparable, candidate.parameters):
         np.testing.assert_allclose(
-            ours.parameters[name], theirs.parameters[name], rtol=0, atol=1e-9, err_msg=name
+            candidate.parameters[name], reference.parameters[name], rtol=0, atol=1e-9, err_msg=name
         )
     # Running means of the gradients and of their squares: every gradient of the run is in them.
-    assert ours.moments.keys() == theirs.moments.keys()
-    for name, moment in ours.moments.items():
-        np.testing.assert_allclose(moment, theirs.moments[name], rtol=0, atol=1e-9, err_msg=name)
+    assert candidate.moments.keys() == reference.moments.keys()
+    for name, moment in candidate.moments.items():
+        np.testing.assert_allclose(moment, reference.moments[name], rtol=0, atol=1e-9, err_msg=name)
 
 
 def test_the_model_learned_and_was_clipped(oracles):
-    ours, _ = oracles
-    assert ours.losses[-20:].mean() < ours.losses[:5].mean() - 1
-    assert (ours.gradient_norms > OPTIMIZER.clip_norm).any()
-    assert (ours.gradient_norms < OPTIMIZER.clip_norm).any()
+    candidate, _ = oracles
+    assert candidate.losses[-20:].mean() < candidate.losses[:5].mean() - 1
+    assert (candidate.gradient_norms > OPTIMIZER.clip_norm).any()
+    assert (candidate.gradient_norms < OPTIMIZER.clip_norm).any()
 
 
 def test_float32_trajectories_stay_in_the_band_of_their_distance_to_float64(dataset, config):
@@ -191,9 +195,13 @@ def test_float32_trajectories_stay_in_the_band_of_their_distance_to_float64(data
     """
     ratios = {"losses": [], "parameters": []}
     for seed in range(4, 10):
-        exact, ours = (run_jax(dataset, config, dtype, seed) for dtype in ("float64", "float32"))
-        theirs = run_torch(dataset, config, "float32", seed)
-        ratios["losses"].append(rms(ours.losses - exact.losses) / rms(theirs.losses - exact.losses))
+        exact, candidate = (
+            run_jax(dataset, config, dtype, seed) for dtype in ("float64", "float32")
+        )
+        reference = run_torch(dataset, config, "float32", seed)
+        ratios["losses"].append(
+            rms(candidate.losses - exact.losses) / rms(reference.losses - exact.losses)
+        )
         distances = [
             rms(
                 np.concatenate(
@@ -203,7 +211,7 @@ def test_float32_trajectories_stay_in_the_band_of_their_distance_to_float64(data
                     ]
                 )
             )
-            for run in (ours, theirs)
+            for run in (candidate, reference)
         ]
         ratios["parameters"].append(distances[0] / distances[1])
     for what, values in ratios.items():

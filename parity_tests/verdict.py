@@ -31,28 +31,28 @@ def scales(reference: Arrays) -> dict[str, float]:
     return result
 
 
-def float64_errors(ours: Arrays, theirs: Arrays) -> dict[str, float]:
+def float64_errors(candidate: Arrays, reference: Arrays) -> dict[str, float]:
     """Largest difference of each array over its scale.
 
     Raises:
         AssertionError: the two sides give different arrays or shapes, or numbers that are not
             finite.
     """
-    assert ours.keys() == theirs.keys(), (sorted(ours), sorted(theirs))
-    size = scales(theirs)
+    assert candidate.keys() == reference.keys(), (sorted(candidate), sorted(reference))
+    size = scales(reference)
     errors = {}
-    for name, array in ours.items():
-        assert array.shape == theirs[name].shape, (name, array.shape, theirs[name].shape)
+    for name, array in candidate.items():
+        assert array.shape == reference[name].shape, (name, array.shape, reference[name].shape)
         assert np.isfinite(array).all(), f"{name} is not finite in JAX"
-        assert np.isfinite(theirs[name]).all(), f"{name} is not finite in torch"
-        difference = float(np.max(np.abs(array - theirs[name]), initial=0.0))
+        assert np.isfinite(reference[name]).all(), f"{name} is not finite in torch"
+        difference = float(np.max(np.abs(array - reference[name]), initial=0.0))
         errors[name] = difference / size[name]
     return errors
 
 
-def judge_float64(ours: Arrays, theirs: Arrays) -> dict[str, float]:
+def judge_float64(candidate: Arrays, reference: Arrays) -> dict[str, float]:
     """Float64 against float64: at most 1e-12 of the scale, so the mathematics is the same."""
-    errors = float64_errors(ours, theirs)
+    errors = float64_errors(candidate, reference)
     wrong = {name: error for name, error in errors.items() if not error <= 1e-12}
     assert not wrong, f"float64 differs: {wrong}"
     return errors
@@ -68,8 +68,8 @@ class Rounding:
         ratio: the geometric mean over the draws of ours / max(theirs, one rounding).
     """
 
-    ours: float
-    theirs: float
+    candidate: float
+    reference: float
     ratio: float
 
 
@@ -96,20 +96,22 @@ def judge_rounding(
     result = {}
     for kind in dict.fromkeys(kind_of(name) for name in draws[0][2]):
         pairs = []
-        for ours, theirs, exact in draws:
+        for candidate, reference, exact in draws:
             names = [name for name in exact if kind_of(name) == kind]
             scale = max(float(np.max(np.abs(exact[n]), initial=0.0)) for n in names) or 1.0
             once = {name: exact[name].astype(dtype).astype(np.float64) for name in names}
-            pairs.append([joined_rms(side, exact, names) / scale for side in (ours, theirs, once)])
-        our_errors, their_errors, one_rounding = np.asarray(pairs).T
-        best = np.maximum(their_errors, one_rounding)
+            pairs.append(
+                [joined_rms(side, exact, names) / scale for side in (candidate, reference, once)]
+            )
+        candidate_errors, reference_errors, one_rounding = np.asarray(pairs).T
+        best = np.maximum(reference_errors, one_rounding)
         ratios = np.divide(
-            our_errors, best, out=np.where(our_errors > 0, np.inf, 0.0), where=best > 0
+            candidate_errors, best, out=np.where(candidate_errors > 0, np.inf, 0.0), where=best > 0
         )
         # A draw that happens to come out exact says no more than one that is 8 times better.
         ratios = np.maximum(ratios, 1 / 8)
         result[kind] = Rounding(
-            rms(our_errors), rms(their_errors), float(np.exp(np.mean(np.log(ratios))))
+            rms(candidate_errors), rms(reference_errors), float(np.exp(np.mean(np.log(ratios))))
         )
     wrong = {kind: rounding for kind, rounding in result.items() if not rounding.ratio <= 2}
     assert not wrong, f"{dtype.name} errs more than rounding does: {wrong}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.checkpoints import tensorstore_leak as leak
 from jaxformer.checkpoints.manifest import DTYPES, Arrays, flat, nested, size_of
-from jaxformer.distributed.control_plane import SECONDS, Exchange, one_line
+from jaxformer.distributed.control_plane import SECONDS, ControlPlane, one_line
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError, mismatches
 
 # What is read at a time: enough to keep the disk busy, little beside any model that needs care.
@@ -46,7 +46,7 @@ def write(folder: Path, arrays: Arrays) -> None:
         _guard_writing(lambda: checkpointer.save(folder.absolute(), _save_arguments(arrays)))
 
 
-def begin_writing(folder: Path, arrays: Arrays, exchange: Exchange) -> Callable[[], None]:
+def begin_writing(folder: Path, arrays: Arrays, control_plane: ControlPlane) -> Callable[[], None]:
     """Begins to write arrays whose parts lie with several processes, all of which call this.
 
     Returns:
@@ -55,7 +55,7 @@ def begin_writing(folder: Path, arrays: Arrays, exchange: Exchange) -> Callable[
     Raises:
         ResourceError: it could not.
     """
-    checkpointer = _checkpointer(exchange)
+    checkpointer = _checkpointer(control_plane)
     _guard_writing(lambda: checkpointer.save(folder.absolute(), _save_arguments(arrays)))
 
     def finish() -> None:
@@ -209,34 +209,36 @@ def _save_arguments(arrays: Arrays) -> Any:
     return ocp.args.PyTreeSave(arrays)
 
 
-def _handler(exchange: Exchange | None) -> Any:
+def _handler(control_plane: ControlPlane | None) -> Any:
     import orbax.checkpoint as ocp
 
-    leak.mend()
-    return ocp.PyTreeCheckpointHandler(multiprocessing_options=_processes(exchange))
+    leak.patch_tensorstore_leak()
+    return ocp.PyTreeCheckpointHandler(multiprocessing_options=_processes(control_plane))
 
 
-def _checkpointer(exchange: Exchange | None) -> Any:
+def _checkpointer(control_plane: ControlPlane | None) -> Any:
     """Of this process alone, or of all that share the exchange."""
     import orbax.checkpoint as ocp
 
-    if exchange is None:
+    if control_plane is None:
         return ocp.Checkpointer(_handler(None), multiprocessing_options=_processes(None))
     options = ocp.AsyncOptions(
         timeout_secs=SECONDS,
-        barrier_sync_fn=lambda key, timeout_ms: exchange.barrier(),
+        barrier_sync_fn=lambda key, timeout_ms: control_plane.barrier(),
         create_directories_asynchronously=False,
     )
     return ocp.AsyncCheckpointer(
-        _handler(exchange), async_options=options, multiprocessing_options=_processes(exchange)
+        _handler(control_plane),
+        async_options=options,
+        multiprocessing_options=_processes(control_plane),
     )
 
 
-def _processes(exchange: Exchange | None) -> Any:
+def _processes(control_plane: ControlPlane | None) -> Any:
     import jax
     import orbax.checkpoint as ocp
 
-    if exchange is not None:
+    if control_plane is not None:
         return ocp.options.MultiprocessingOptions(primary_host=0)
     alone = jax.process_index()
     return ocp.options.MultiprocessingOptions(primary_host=alone, active_processes={alone})

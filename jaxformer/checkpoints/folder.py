@@ -12,7 +12,7 @@ from typing import Any
 from jaxformer.checkpoints.manifest import MANIFEST, Arrays, Manifest, read_manifest
 from jaxformer.checkpoints.restoring import Accept, newest, restore
 from jaxformer.checkpoints.saving import Save
-from jaxformer.distributed.control_plane import Exchange
+from jaxformer.distributed.control_plane import ControlPlane
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
 from jaxformer.storage.durable_files import is_temporary, sync
 
@@ -146,17 +146,17 @@ class CheckpointFolder:
         Raises:
             CheckpointError: no step verifies.
         """
-        exchange = Exchange("search")
+        control_plane = ControlPlane("search")
 
         def put_aside(step: int) -> str:
-            return str(exchange.first(lambda: self._quarantine(step)))
+            return str(control_plane.first(lambda: self._quarantine(step)))
 
-        steps = exchange.first(self.steps)
+        steps = control_plane.first(self.steps)
         aside = put_aside if quarantine else None
         try:
             return newest(self.folder, steps, shardings, accept, aside)
         except JaxformerError as error:
-            error.told_elsewhere = exchange.index != 0
+            error.already_reported = control_plane.index != 0
             raise
 
     def choose(

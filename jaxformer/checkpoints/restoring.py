@@ -20,7 +20,7 @@ from jaxformer.checkpoints.manifest import (
     read_manifest,
     size_of,
 )
-from jaxformer.distributed.control_plane import Exchange, merged
+from jaxformer.distributed.control_plane import ControlPlane, merged
 from jaxformer.errors import CheckpointError
 from jaxformer.storage import durable_files as files
 
@@ -37,14 +37,14 @@ def restore(
     alone: bool = False,
 ) -> tuple[Arrays, Manifest]:
     """See ``CheckpointFolder.restore``; ``alone`` is for a process that shares it with nobody."""
-    exchange = Exchange("restore", alone=alone)
-    manifest = exchange.first(lambda: read_manifest(folder / MANIFEST, step))
-    change = None if accept is None else exchange.together(lambda: accept(manifest))
-    _check_files(folder, manifest, exchange)
+    control_plane = ControlPlane("restore", alone=alone)
+    manifest = control_plane.first(lambda: read_manifest(folder / MANIFEST, step))
+    change = None if accept is None else control_plane.all_or_raise(lambda: accept(manifest))
+    _check_files(folder, manifest, control_plane)
     inside, described = folder / "arrays", manifest["arrays"]
-    exchange.first(lambda: stored.check_stored(inside, described))
+    control_plane.first(lambda: stored.check_stored(inside, described))
     if shardings is None:
-        exchange.each(lambda: _check_memory(folder, described))
+        control_plane.each(lambda: _check_memory(folder, described))
     placed = None if shardings is None else flat(shardings)
 
     def hashed(names: list[str], keep: Callable[[str, np.ndarray], None]) -> dict[str, Any]:
@@ -55,20 +55,20 @@ def restore(
                 keep(name, array)
         return found
 
-    if shardings is None or change is not None or exchange.count == 1:
+    if shardings is None or change is not None or control_plane.count == 1:
         named: dict[str, Any] = {}
 
         def keep(name: str, array: np.ndarray) -> None:
             array = array if change is None else change(name, array)
             named[name] = array if placed is None else _place(array, placed[name])
 
-        found = exchange.each(lambda: hashed(list(described), keep))[exchange.index]
+        found = control_plane.each(lambda: hashed(list(described), keep))[control_plane.index]
         check_same("arrays", folder, manifest, found)
         return nested(named), manifest
-    mine = exchange.share({name: size_of(what) for name, what in described.items()})
-    found = merged(exchange.each(lambda: hashed(mine, lambda name, array: None)))
+    mine = control_plane.share({name: size_of(what) for name, what in described.items()})
+    found = merged(control_plane.each(lambda: hashed(mine, lambda name, array: None)))
     check_same("arrays", folder, manifest, found)
-    arrays = exchange.together(lambda: stored.read_placed(inside, described, shardings))
+    arrays = control_plane.all_or_raise(lambda: stored.read_placed(inside, described, shardings))
     return arrays, manifest
 
 
@@ -124,10 +124,10 @@ def newest(
     )
 
 
-def _check_files(folder: Path, manifest: Manifest, exchange: Exchange) -> None:
+def _check_files(folder: Path, manifest: Manifest, control_plane: ControlPlane) -> None:
     """Each process hashes its share of the files."""
     inside = folder / "arrays"
-    found = exchange.first(
+    found = control_plane.first(
         lambda: {
             name: size
             for name, size in files.entries(folder, inside).items()
@@ -137,7 +137,7 @@ def _check_files(folder: Path, manifest: Manifest, exchange: Exchange) -> None:
     )
     strange = dict.fromkeys(found.keys() - manifest["files"].keys(), "")
     known = {name: size for name, size in found.items() if name not in strange}
-    parts = exchange.each(lambda: {n: _digest(inside / n) for n in exchange.share(known)})
+    parts = control_plane.each(lambda: {n: _digest(inside / n) for n in control_plane.share(known)})
     check_same("files", folder, manifest, merged(parts) | strange)
 
 

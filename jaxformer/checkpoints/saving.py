@@ -23,7 +23,7 @@ from jaxformer.checkpoints.manifest import (
     state_hash,
     versions,
 )
-from jaxformer.distributed.control_plane import Exchange, merged, one_line
+from jaxformer.distributed.control_plane import ControlPlane, merged, one_line
 from jaxformer.errors import CheckpointError, ResourceError
 from jaxformer.storage import durable_files as files
 
@@ -65,7 +65,7 @@ class Save:
     ):
         self._target, self._step, self._about = target, step, about
         self._place, self._safe = place, safe
-        self._exchange = Exchange("save")
+        self._exchange = ControlPlane("save")
         named = flat(arrays)
         self._sizes = {name: int(array.nbytes) for name, array in named.items()}
         self._arrays: Arrays = {}
@@ -127,19 +127,19 @@ class Save:
         return self._finish(manifest)
 
     def _write_together(self, written: Callable[[], None]) -> Manifest:
-        exchange = self._exchange
+        control_plane = self._exchange
         try:
             written()
         except Exception as error:
-            if not exchange.broken:
+            if not control_plane.broken:
                 # The others wait for this process: they hear it instead.
                 reason = ResourceError(one_line(error))
-                exchange.each(lambda: _raise(reason))
+                control_plane.each(lambda: _raise(reason))
             raise
-        found = exchange.first(lambda: files.entries(self._inside, self._inside))
-        digests = merged(exchange.each(lambda: self._digests(exchange.share(found))))
-        described = exchange.first(lambda: stored.stored_shapes(self._inside))
-        mine = exchange.share({name: size_of(what) for name, what in described.items()})
+        found = control_plane.first(lambda: files.entries(self._inside, self._inside))
+        digests = merged(control_plane.each(lambda: self._digests(control_plane.share(found))))
+        described = control_plane.first(lambda: stored.stored_shapes(self._inside))
+        mine = control_plane.share({name: size_of(what) for name, what in described.items()})
 
         def hashed() -> dict[str, Any]:
             return {
@@ -148,10 +148,10 @@ class Save:
                 for name, array in stored.read(self._inside, part).items()
             }
 
-        hashes = merged(exchange.each(hashed))
+        hashes = merged(control_plane.each(hashed))
         manifest = self._manifest({name: hashes[name] for name in self._sizes})
         manifest["files"] = dict(sorted(digests.items()))
-        finished: Manifest = exchange.first(lambda: self._finish(manifest))
+        finished: Manifest = control_plane.first(lambda: self._finish(manifest))
         return finished
 
     def _manifest(self, described: Mapping[str, Any]) -> Manifest:
@@ -206,7 +206,7 @@ class Save:
         if reason == FULL:
             reason = f"{reason} ({room})"
         refusal = ResourceError(f"could not save {self._target}: {reason}{hint}; {self._safe()}")
-        refusal.told_elsewhere = self._exchange.index != 0
+        refusal.already_reported = self._exchange.index != 0
         raise refusal from error
 
 

@@ -10,7 +10,7 @@ REMEMBERED = 8
 
 
 @functools.cache
-def mend() -> None:
+def patch_tensorstore_leak() -> None:
     """Lets TensorStore make the JSON of a key-value store's specification once, for this process.
 
     ``KvStore.Spec.to_json`` never frees the strings it has made: 350 bytes a call, in all versions

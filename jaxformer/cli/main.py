@@ -13,7 +13,7 @@ from typing import Any
 from jaxformer.cli.arguments import is_path, parse, preset_name
 from jaxformer.cli.train_options import SampleOptions
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
-from jaxformer.hardware.huge_pages import ask
+from jaxformer.hardware.huge_pages import reexec_with_huge_pages
 from jaxformer.training.presets import PRESETS
 
 USAGE = """\
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
 def entry_point() -> None:
     """The installed command."""
     if sys.argv[1:2] == ["train"]:
-        ask()
+        reexec_with_huge_pages()
     sys.exit(main(sys.argv[1:]))
 
 
@@ -230,11 +230,11 @@ def _explain(error: Exception) -> JaxformerError | None:
     return refusal
 
 
-def _leave_processes(code: int, message: str = "", *, told_elsewhere: bool = False) -> None:
+def _leave_processes(code: int, message: str = "", *, already_reported: bool = False) -> None:
     """Parts from the other processes of the run, if there are any."""
     processes = sys.modules.get("jaxformer.distributed.processes")
     if processes is not None:
-        processes.leave(code, message, told_elsewhere=told_elsewhere)
+        processes.leave(code, message, already_reported=already_reported)
 
 
 def _refuse(error: JaxformerError | str, code: int, arguments: Sequence[str]) -> int:
@@ -243,8 +243,8 @@ def _refuse(error: JaxformerError | str, code: int, arguments: Sequence[str]) ->
     # What the library calls by its keywords, this command calls by its flags.
     message = re.sub(r"\bconfig=(?=\{)", "a JSON file for --config: ", str(error))
     message = re.sub(r"(?<![\w-])(dialect|config)=(?=\W|$)", r"--\1", message)
-    told_elsewhere = isinstance(error, JaxformerError) and error.told_elsewhere
-    if not told_elsewhere:
+    already_reported = isinstance(error, JaxformerError) and error.already_reported
+    if not already_reported:
         print(f"jaxformer: {message}", file=sys.stderr)
-    _leave_processes(code, message, told_elsewhere=told_elsewhere)
+    _leave_processes(code, message, already_reported=already_reported)
     return code

@@ -11,7 +11,7 @@ from jaxformer.data.corpora import load_corpus
 from jaxformer.hardware.accelerators import describe_rate
 from jaxformer.planning.collectives import Collective
 from jaxformer.planning.gpu_topologies import describe_gpus
-from jaxformer.planning.needs import Needs, find_needs, guess_needs
+from jaxformer.planning.needs import ResourceEstimate, find_needs, guess_needs
 from jaxformer.planning.programs import compile_for_topology, compile_run, describe_topology
 from jaxformer.planning.targets import Target
 from jaxformer.training.experiment import Experiment, check_devices, choose_devices, run_as
@@ -34,7 +34,7 @@ def plan(options: PlanOptions) -> None:
     _show(needs, Console(file=sys.stdout, highlight=False, soft_wrap=True))
 
 
-def find_plan(options: PlanOptions) -> Needs:
+def find_plan(options: PlanOptions) -> ResourceEstimate:
     """What the run of ``options.config`` would take.
 
     It is compiled for the devices that are here, or for a TPU slice or GPUs that need not be; where
@@ -68,7 +68,7 @@ def find_plan(options: PlanOptions) -> Needs:
     return find_needs(experiment, devices, programs, target)
 
 
-def _show(needs: Needs, console: Console) -> None:
+def _show(needs: ResourceEstimate, console: Console) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(justify="right")
@@ -84,7 +84,7 @@ def _show(needs: Needs, console: Console) -> None:
             console.print(f"[dim]{words}[/]  {', '.join(names)}")
 
 
-def _show_memory(needs: Needs, table: Table) -> None:
+def _show_memory(needs: ResourceEstimate, table: Table) -> None:
     verb = "compiled for" if needs.source == "compiled" else "a model's estimate for"
     here = f"{verb} {needs.devices} × {needs.device_kind}"
     mesh = " × ".join(f"{axis} {size}" for axis, size in needs.mesh.items() if size > 1)
@@ -103,7 +103,7 @@ def _show_memory(needs: Needs, table: Table) -> None:
     table.add_row("each device", _size(needs.total), _verdict(needs))
 
 
-def _show_work(needs: Needs, table: Table) -> None:
+def _show_work(needs: ResourceEstimate, table: Table) -> None:
     table.add_row("tokens", f"{needs.tokens_per_step:,}", "a step, over all devices")
     table.add_row("operations", f"{needs.operations_per_step:.3g}", "a step, in matrix products")
     for one in needs.collectives:
@@ -134,7 +134,7 @@ def _describe(one: Collective) -> str:
     return f"sent by each device, {one.count:,} a step over {over} ({one.devices} devices)"
 
 
-def _verdict(needs: Needs) -> str:
+def _verdict(needs: ResourceEstimate) -> str:
     if needs.capacity is None:
         return "of an unknown amount"
     fits = "fits" if needs.total <= needs.capacity else "[bold red]does not fit[/]"

@@ -140,10 +140,10 @@ def _order(
         return came_in
     if recorded.get("dialect") == exported.origin.dialect.name and recorded.get("order"):
         return list(recorded["order"])
-    links = {name: link for link in exported.links for name in link.ours}
+    links = {name: link for link in exported.links for name in link.target}
     return list(
         dict.fromkeys(
-            name for ours in declared_order(exported.module) for name in links[ours].theirs
+            name for target in declared_order(exported.module) for name in links[target].source
         )
     )
 
@@ -192,7 +192,7 @@ def _summary(
 ) -> Rows:
     exported = output.plan
     dtypes = sorted({tensor.dtype.name for tensor in imported.tensors.values()})
-    count = sum(math.prod(shape) for link in imported.links for shape in link.our_shapes)
+    count = sum(math.prod(shape) for link in imported.links for shape in link.target_shapes)
     rows = {
         "from": f"{options.source} · {FORMATS[checkpoint.contents.kind]} · {_whose(imported)}",
         "to": f"{options.target} · {FORMATS[output.format]} · {_whose(exported)}",

@@ -58,7 +58,7 @@ def _train(arguments: Sequence[str]) -> None:
         from jaxformer.training.run_folder import check_shared
 
         check_shared(run_folder(arguments))
-    options, out, experiment = processes.together(lambda: _prepare(arguments))
+    options, out, experiment = processes.all_or_raise(lambda: _prepare(arguments))
 
     from jaxformer.training import loop
 

@@ -74,33 +74,35 @@ class _Comparison:
         text = None
         if options.data != "random":
             text = load_corpus(options.data, encoding=options.encoding).text
-        self.theirs = open_source(
+        self.source_a = open_source(
             options.reference, "a", dialect=options.dialect_a, config=options.config_a
         )
-        self.ours = open_source(
+        self.source_b = open_source(
             options.candidate, "b", dialect=options.dialect_b, config=options.config_b
         )
-        for source in (self.theirs, self.ours):
+        for source in (self.source_a, self.source_b):
             for warning in source.checkpoint.contents.warnings:
                 print(f"jaxformer: warning: {warning}", file=sys.stderr)
-        check_alike(self.theirs, self.ours)
-        self.ours = in_layout_of(self.theirs, self.ours)
+        check_alike(self.source_a, self.source_b)
+        self.source_b = in_layout_of(self.source_a, self.source_b)
         self._check_mode()
-        contexts = [source.config.context_length for source in (self.theirs, self.ours)]
+        contexts = [source.config.context_length for source in (self.source_a, self.source_b)]
         self.context_length = min(contexts)
         self.length = chosen_length(options, self.context_length)
         self.batch = options.batch or 1
         if text is not None:
             needed = self.batch * self.length + (options.mode == "train")
-            tokens = text_tokens(text, needed, (self.theirs, self.ours), options)
-        self.reference = load_reference(self.theirs)
-        self.module, ours_note = load_candidate(self.ours)
+            tokens = text_tokens(text, needed, (self.source_a, self.source_b), options)
+        self.reference = load_reference(self.source_a)
+        self.module, candidate_note = load_candidate(self.source_b)
         if text is None:
             tokens = random_tokens(options.seed, padding_ids(self.reference.module))
         self.tokens = tokens
         self.about: dict[str, Any] = {
-            "theirs": f"{options.reference}, {self.reference.note}, {dtype_names(self.theirs)}",
-            "ours": f"{options.candidate}, {ours_note}, {dtype_names(self.ours)}",
+            "reference": (
+                f"{options.reference}, {self.reference.note}, {dtype_names(self.source_a)}"
+            ),
+            "candidate": f"{options.candidate}, {candidate_note}, {dtype_names(self.source_b)}",
             "data": tokens.note,
         }
 
@@ -118,11 +120,11 @@ class _Comparison:
 
     def write_repro(self, report: Report) -> str:
         """Writes what shows the first bug by itself, if it is wanted; returns where, in words."""
-        if self.options.repro is None or not report.culprits:
+        if self.options.repro is None or not report.root_causes:
             return ""
         from jaxformer.parity.repro.writer import write_repro
 
-        first = report.culprits[0]
+        first = report.root_causes[0]
         try:
             write_repro(
                 self.options.repro,
@@ -130,7 +132,7 @@ class _Comparison:
                 self.module,
                 self._inputs(),
                 first.path,
-                jax_call=self._call_ours,
+                jax_call=self._call_candidate,
                 message=one_line(first.message),
                 backward=self.options.mode == "grad",
             )
@@ -150,7 +152,7 @@ class _Comparison:
             backward=self.options.mode == "grad",
             dtype=self.options.dtype,
             torch_call=self.reference.call,
-            jax_call=self._call_ours,
+            jax_call=self._call_candidate,
         )
 
     def _training(self) -> Report:
@@ -188,12 +190,12 @@ class _Comparison:
     def _with_settings(self, report: Report) -> Report:
         from jaxformer.parity.compare.settings import compare_settings, flags
 
-        found = compare_settings(self.module, self.theirs.plan.module) + flags()
+        found = compare_settings(self.module, self.source_a.plan.module) + flags()
         return dataclasses.replace(report, settings=tuple(found))
 
     def _inputs(self) -> Sequence[np.ndarray]:
         """Ids (B, T); of an encoder and decoder, those of source and target."""
-        config = self.theirs.config
+        config = self.source_a.config
         if isinstance(config, TransformerLMConfig):
             return [self.tokens.window(0, self.batch, self.length, self._vocab_size())]
         # Not of the same length, so that the two cannot be confused.
@@ -205,7 +207,7 @@ class _Comparison:
             )
         ]
 
-    def _call_ours(self, module: Any, given: Sequence[Any]) -> Any:
+    def _call_candidate(self, module: Any, given: Sequence[Any]) -> Any:
         output = module(*given)
         if getattr(module.config, "pooler", False):
             # Theirs pools in the same call.
@@ -215,14 +217,14 @@ class _Comparison:
     def _vocab_size(self) -> int:
         from jaxformer.parity.sources.tokens import vocabulary_size
 
-        return min(vocabulary_size(source) for source in (self.theirs, self.ours))
+        return min(vocabulary_size(source) for source in (self.source_a, self.source_b))
 
     def _check_mode(self) -> None:
         """Refuses modes that the models have no part in."""
         mode = self.options.mode
         if mode not in ("train", "generate"):
             return
-        for source in (self.theirs, self.ours):
+        for source in (self.source_a, self.source_b):
             config = source.config
             what = f"--mode {mode} needs a language model with a head, and {source.path} holds"
             if isinstance(config, EncoderDecoderConfig):
@@ -266,7 +268,7 @@ def _print(report: Report, worse: Sequence[str], repro: str, options: VerifyOpti
     from jaxformer.parity.report.terminal import print_report
 
     console = Console(highlight=False, soft_wrap=True)
-    for letter, side in (("A", "theirs"), ("B", "ours")):
+    for letter, side in (("A", "reference"), ("B", "candidate")):
         console.print(f"[dim]{letter}, {side:<6}[/]  {escape(str(report.about[side]))}")
     inputs = f"{report.about['data']}; {report.about['inputs']}"
     console.print(f"[dim]inputs    [/]  {escape(inputs)}")

@@ -23,7 +23,7 @@ MILLISECONDS = 1000 * SECONDS
 NUMBERS = itertools.count()
 
 
-class Exchange:
+class ControlPlane:
     """A talk of all processes, in which every one of them says the same things in the same order.
 
     Args:
@@ -75,10 +75,10 @@ class Exchange:
                 self.broken = True
                 if process == self.index and refusal is not None:
                     raise refusal
-                raise _rebuilt(process, words["refused"], told_elsewhere=self.index != 0)
+                raise _rebuilt(process, words["refused"], already_reported=self.index != 0)
         return [words["value"] for words in heard]
 
-    def together(self, function: Callable[[], T]) -> T:
+    def all_or_raise(self, function: Callable[[], T]) -> T:
         """What the function gives on this process, which need not be known to JSON.
 
         Raises:
@@ -162,7 +162,7 @@ def _described(error: Exception) -> dict[str, Any]:
     return {"kind": kind.__name__, "message": one_line(error), "code": code}
 
 
-def _rebuilt(process: int, told: Mapping[str, Any], *, told_elsewhere: bool) -> JaxformerError:
+def _rebuilt(process: int, told: Mapping[str, Any], *, already_reported: bool) -> JaxformerError:
     message = f"process {process}: {told['message']}"
     kind = getattr(errors, told["kind"], JaxformerError)
     if kind is StoppedError:
@@ -170,5 +170,5 @@ def _rebuilt(process: int, told: Mapping[str, Any], *, told_elsewhere: bool) -> 
     else:
         error = kind(message)
         error.exit_code = told["code"] or kind.exit_code
-    error.told_elsewhere = told_elsewhere
+    error.already_reported = already_reported
     return error

@@ -35,12 +35,12 @@ class Peers:
         timeout: after so many seconds without a beat a process is lost.
 
     Attributes:
-        last_words: says what is saved and how to go on.
+        exit_hint: says what is saved and how to go on.
     """
 
     def __init__(self, client: Any, index: int, count: int, timeout: float):
         self.index = index
-        self.last_words = lambda: "no step was saved"
+        self.exit_hint = lambda: "no step was saved"
         self._client = client
         self._count = count
         self._timeout = timeout
@@ -88,21 +88,21 @@ class Peers:
             time.sleep(self._interval / 4)
         return self._ended is not None
 
-    def leave(self, code: int, message: str, *, told_elsewhere: bool) -> None:
+    def leave(self, code: int, message: str, *, already_reported: bool) -> None:
         """Ends this process, and the others with it if they do not know yet.
 
         Args:
             code: of all of them.
             message: why.
-            told_elsewhere: whether they know.
+            already_reported: whether they know.
         """
         self._main_ends.set()
         with self._ending:
-            self._briefly(lambda: self._part(code, message, told_elsewhere))
+            self._briefly(lambda: self._part(code, message, already_reported))
             _end(code)
 
-    def _part(self, code: int, message: str, told_elsewhere: bool) -> None:
-        if not told_elsewhere:
+    def _part(self, code: int, message: str, already_reported: bool) -> None:
+        if not already_reported:
             self._write_end({"process": self.index, "code": code, "message": message})
         self._client.key_value_set(f"{PREFIX}/left/{self.index}", "", allow_overwrite=True)
         # The coordinator goes last: with it goes what the others have yet to read.
@@ -185,16 +185,16 @@ class Peers:
     def _refusal(self, ended: dict[str, Any]) -> JaxformerError:
         if "what" in ended:
             who = "another process" if ended["process"] is None else f"process {ended['process']}"
-            return DeviceError(f"{who} {ended['what']}; {self.last_words()}")
+            return DeviceError(f"{who} {ended['what']}; {self.exit_hint()}")
         error = JaxformerError(f"process {ended['process']}: {ended['message']}")
         error.exit_code = ended["code"]
-        error.told_elsewhere = self.index != 0
+        error.already_reported = self.index != 0
         return error
 
     def _end_as(self, ended: dict[str, Any]) -> None:
         with self._ending:
             refusal = self._refusal(ended)
-            if not refusal.told_elsewhere:
+            if not refusal.already_reported:
                 aborts.show(str(refusal))
             if ended["process"] != 0:
                 self._briefly(lambda: self._part(refusal.exit_code, "", True))

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from jaxformer.cli.train_options import ProcessOptions
 from jaxformer.distributed import shutdown as aborts
-from jaxformer.distributed.control_plane import MILLISECONDS, PREFIX, Exchange
+from jaxformer.distributed.control_plane import MILLISECONDS, PREFIX, ControlPlane
 from jaxformer.distributed.peers import Peers
 from jaxformer.errors import DeviceError, JaxformerError, UsageError
 
@@ -25,7 +25,7 @@ class _Session:
 
     client: Any
     peers: Peers
-    exchange: Exchange
+    control_plane: ControlPlane
 
 
 _session: _Session | None = None
@@ -93,7 +93,7 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
     state = distributed.global_state
     coordinator = str(state.coordinator_address)
     peers = Peers(state.client, state.process_id, state.num_processes, options.peer_timeout)
-    _session = _Session(state.client, peers, Exchange("run"))
+    _session = _Session(state.client, peers, ControlPlane("run"))
     aborts.end_with(lambda: _why_aborted(coordinator, peers))
     peers.start()
     _check_same_count()
@@ -140,7 +140,7 @@ def _why_aborted(coordinator: str, peers: Peers) -> str | None:
         if time.monotonic() > end:
             return None
         time.sleep(0.1)
-    return f"process 0 has died; {peers.last_words()}"
+    return f"process 0 has died; {peers.exit_hint()}"
 
 
 def _check_same_count() -> None:
@@ -157,30 +157,30 @@ def is_first() -> bool:
 
 def index() -> int:
     """Which process this is, from 0."""
-    return 0 if _session is None else _session.exchange.index
+    return 0 if _session is None else _session.control_plane.index
 
 
 def count() -> int:
     """How many processes there are."""
-    return 1 if _session is None else _session.exchange.count
+    return 1 if _session is None else _session.control_plane.count
 
 
-def agree(values: Sequence[int]) -> list[tuple[int, ...]]:
+def all_gather_ints(values: Sequence[int]) -> list[tuple[int, ...]]:
     """Small integers of every process, in their order, told to all of them.
 
     Two processes on one machine need 1 to 2 ms for it.
     """
     if _session is None:
         return [tuple(values)]
-    return [tuple(told) for told in _session.exchange.each(lambda: list(values))]
+    return [tuple(told) for told in _session.control_plane.each(lambda: list(values))]
 
 
 def broadcast(value: T) -> T:
     """A value of the first process, which JSON can hold, told to all of them."""
-    return first_does(lambda: value)
+    return on_primary(lambda: value)
 
 
-def first_does(function: Callable[[], T]) -> T:
+def on_primary(function: Callable[[], T]) -> T:
     """Calls ``function`` in the first process alone; the others wait for what comes of it.
 
     Returns:
@@ -191,11 +191,11 @@ def first_does(function: Callable[[], T]) -> T:
     """
     if _session is None:
         return function()
-    told: T = _session.exchange.first(function)
+    told: T = _session.control_plane.first(function)
     return told
 
 
-def together(function: Callable[[], T]) -> T:
+def all_or_raise(function: Callable[[], T]) -> T:
     """Calls ``function`` in every process; where one refuses, all of them do.
 
     Returns:
@@ -204,7 +204,7 @@ def together(function: Callable[[], T]) -> T:
     Raises:
         JaxformerError: what the first process to refuse raised, in the order of processes.
     """
-    return function() if _session is None else _session.exchange.together(function)
+    return function() if _session is None else _session.control_plane.all_or_raise(function)
 
 
 def same_everywhere(value: str, refusal: Callable[[str, str], JaxformerError]) -> None:
@@ -223,13 +223,13 @@ def same_everywhere(value: str, refusal: Callable[[str, str], JaxformerError]) -
         if value != first:
             raise refusal(first, value)
 
-    together(check)
+    all_or_raise(check)
 
 
-def on_loss(last_words: Callable[[], str]) -> None:
+def on_loss(exit_hint: Callable[[], str]) -> None:
     """Says what a process that loses another one is to end with: what is saved, how to go on."""
     if _session is not None:
-        _session.peers.last_words = last_words
+        _session.peers.exit_hint = exit_hint
 
 
 def explain(error: Exception) -> JaxformerError | None:
@@ -246,25 +246,25 @@ def end_if_lost(error: Exception) -> None:
     """
     refusal = explain(error)
     if refusal is not None:
-        if not refusal.told_elsewhere:
+        if not refusal.already_reported:
             aborts.show(str(refusal))
-        leave(refusal.exit_code, str(refusal), told_elsewhere=refusal.told_elsewhere)
+        leave(refusal.exit_code, str(refusal), already_reported=refusal.already_reported)
 
 
-def leave(code: int, message: str = "", *, told_elsewhere: bool = False) -> None:
+def leave(code: int, message: str = "", *, already_reported: bool = False) -> None:
     """Parts from the others, to be called last; returns only where all is well.
 
     Args:
         code: what this process ends with. If not 0, every other process ends with it too.
         message: why.
-        told_elsewhere: whether the others know already.
+        already_reported: whether the others know already.
     """
     global _session
     if _session is None:
         return
     session, _session = _session, None
     if code:
-        session.peers.leave(code, message, told_elsewhere=told_elsewhere)
+        session.peers.leave(code, message, already_reported=already_reported)
     import jax
 
     session.client.wait_at_barrier(f"{PREFIX}/end", MILLISECONDS)
@@ -276,5 +276,5 @@ def leave(code: int, message: str = "", *, told_elsewhere: bool = False) -> None
 def leave_at_once(code: int) -> NoReturn:
     """Ends this process, and with it the others, as soon as they can be told."""
     if _session is not None:
-        _session.peers.leave(code, "stopped at once", told_elsewhere=False)
+        _session.peers.leave(code, "stopped at once", already_reported=False)
     os._exit(code)

@@ -168,14 +168,17 @@ def choose_kernel(call: Call, target: Target | None = None, choice: Choice | Non
     target = Target.here() if target is None else target
     if choice == "auto":
         fused: tuple[Kernel, ...] = ("cudnn", "splash")
-        return next((kernel for kernel in fused if refusal(kernel, call, target) is None), "plain")
-    reason = refusal(choice, call, target)
+        return next(
+            (kernel for kernel in fused if unsupported_reason(kernel, call, target) is None),
+            "plain",
+        )
+    reason = unsupported_reason(choice, call, target)
     if reason is not None:
         raise KernelError(f"attention_kernel={choice!r} {reason}; 'auto' takes what can")
     return choice
 
 
-def refusal(kernel: Kernel, call: Call, target: Target) -> str | None:
+def unsupported_reason(kernel: Kernel, call: Call, target: Target) -> str | None:
     """Why a kernel cannot answer a call; None where it can."""
     if kernel == "plain":
         return None

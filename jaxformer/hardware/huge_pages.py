@@ -16,7 +16,7 @@ KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 TUNABLES, TUNABLE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 
 
-def ask() -> None:
+def reexec_with_huge_pages() -> None:
     """Begins this program anew, in the same process, with huge pages asked for.
 
     It comes first in a program: what was done before is done twice. Nothing happens where it would
@@ -26,13 +26,13 @@ def ask() -> None:
     if not sys.executable or sys.argv[0] in ("", "-"):
         return
     with contextlib.suppress(OSError):
-        environment = asking(os.environ, KERNEL.read_text())
+        environment = is_requested(os.environ, KERNEL.read_text())
         if environment is not None:
             command = [sys.executable, *sys.orig_argv[1:]]
             os.execve(sys.executable, command, environment)
 
 
-def asking(environment: Mapping[str, str], kernel: str) -> dict[str, str] | None:
+def is_requested(environment: Mapping[str, str], kernel: str) -> dict[str, str] | None:
     """The environment that asks for huge pages, or None where nothing needs to change.
 
     Args:

@@ -63,7 +63,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     tied = {tie["name"] for tie in ties}
     counted = [t.shape for name, t in tensors.items() if name not in tied]
     if plan is not None:
-        counted = [shape for link in plan.links for shape in link.their_shapes]
+        counted = [shape for link in plan.links for shape in link.source_shapes]
     record = checkpoint.contents.record
     facts = {
         "path": str(checkpoint.path),
@@ -132,7 +132,7 @@ def _tree(title: str, facts: dict[str, Any]) -> Tree:
         for name, value in facts["config"].items():
             if name not in plain or value != plain[name]:
                 settings.add(f"{escape(str(name))}: {escape(repr(value))}")
-    _grow(head.add("arrays"), facts["tensors"])
+    _build_tree(head.add("arrays"), facts["tensors"])
     return head
 
 
@@ -145,7 +145,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _grow(root: Tree, tensors: Mapping[str, Mapping[str, Any]]) -> None:
+def _build_tree(root: Tree, tensors: Mapping[str, Mapping[str, Any]]) -> None:
     """A branch for every module and a leaf for every array; modules alike in a list are one."""
     modules: Modules = {}
     for name, tensor in tensors.items():

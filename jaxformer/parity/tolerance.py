@@ -30,24 +30,24 @@ PIECE = 1 << 18
 
 
 def judge(
-    ours: np.ndarray,
-    theirs: np.ndarray,
+    candidate: np.ndarray,
+    reference: np.ndarray,
     in_float32: Callable[[], np.ndarray] | None = None,
 ) -> Difference:
     """Compares two float64 arrays of one shape.
 
     Args:
-        ours: computed in float64.
-        theirs: computed in float64 from the same inputs.
+        candidate: computed in float64.
+        reference: computed in float64 from the same inputs.
         in_float32: ours computed in float32, called only where that may decide.
     """
-    error = _distance(ours, theirs)
-    scale = _largest(theirs)
+    error = _distance(candidate, reference)
+    scale = _largest(reference)
     if not np.isfinite(scale):
-        scale = _largest(theirs[np.isfinite(theirs)])
+        scale = _largest(reference[np.isfinite(reference)])
     allowed = MIDDLE * ROUNDOFF["float32"] * scale
     if not error <= allowed and in_float32 is not None and np.isfinite(error):
-        amplified = _distance(in_float32().astype(np.float64), ours)
+        amplified = _distance(in_float32().astype(np.float64), candidate)
         if np.isfinite(amplified):
             allowed = max(allowed, MIDDLE * amplified)
     return Difference(error, scale, allowed)

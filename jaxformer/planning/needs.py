@@ -20,7 +20,7 @@ GPU_SHARE = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
-class Needs:
+class ResourceEstimate:
     """What a run needs; bytes are those of one device.
 
     Attributes:
@@ -102,7 +102,7 @@ def find_needs(
     devices: Sequence[jax.Device],
     programs: Mapping[str, Any],
     target: Target | None = None,
-) -> Needs:
+) -> ResourceEstimate:
     """What a run needs of each of ``devices``, for which its programs were compiled.
 
     Args:
@@ -120,7 +120,7 @@ def find_needs(
     if target is None:
         accelerator = find_accelerator(devices[0].device_kind)
         target = None if accelerator is None else Target(accelerator, (len(devices),))
-    return Needs(
+    return ResourceEstimate(
         source="compiled",
         devices=len(devices),
         device_kind=devices[0].device_kind,
@@ -134,13 +134,13 @@ def find_needs(
     )
 
 
-def guess_needs(experiment: Experiment, target: Target) -> Needs:
+def guess_needs(experiment: Experiment, target: Target) -> ResourceEstimate:
     """What a run needs of each device of ``target`` by the model alone."""
     config = experiment.config
     mesh = mesh_sizes(config, target.count)
     guess = estimate(config, mesh)
     peak = target.accelerator.peak(config.dtype, _precision())
-    return Needs(
+    return ResourceEstimate(
         source="model",
         devices=target.count,
         device_kind=target.accelerator.name,

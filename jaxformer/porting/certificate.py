@@ -36,14 +36,14 @@ def certificate(
         digests: the SHA-256 of every array that was written.
         rounding: the largest rounding error of every array of ours that was cast.
     """
-    before = {name: link for link in imported.links for name in link.ours}
-    after = {name: link for link in exported.links for name in link.theirs}
+    before = {name: link for link in imported.links for name in link.target}
+    after = {name: link for link in exported.links for name in link.source}
     return {
         "format": FORMAT,
         "command": command,
         "source": {**source, **_whose(imported), "ignored": list(imported.dropped)},
         "target": {**target, **_whose(exported)},
-        "parameters": sum(math.prod(s) for link in imported.links for s in link.our_shapes),
+        "parameters": sum(math.prod(s) for link in imported.links for s in link.target_shapes),
         "largest_rounding_error": max(rounding.values(), default=0.0),
         "tensors": [
             {
@@ -84,17 +84,17 @@ def _history(
     if out is None:
         return {"ours": [], "source": []}
     # Several of ours may come from one array of theirs.
-    into = list({before[name].ours: before[name] for name in out.ours}.values())
-    errors = [rounding[name] for name in out.ours if name in rounding]
+    into = list({before[name].target: before[name] for name in out.target}.values())
+    errors = [rounding[name] for name in out.target if name in rounding]
     return {
         "ours": [
             {"name": name, "shape": list(shape)}
-            for name, shape in zip(out.ours, out.our_shapes, strict=True)
+            for name, shape in zip(out.target, out.target_shapes, strict=True)
         ],
         "source": [
             {"name": name, "shape": list(shape)}
             for link in into
-            for name, shape in zip(link.theirs, link.their_shapes, strict=True)
+            for name, shape in zip(link.source, link.source_shapes, strict=True)
         ],
         "to_ours": list(dict.fromkeys(link.describe() for link in into)),
         "to_target": out.describe(),

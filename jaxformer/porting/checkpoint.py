@@ -14,8 +14,8 @@ from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.dialects import detect_dialect, find_dialect
 from jaxformer.porting.formats.readers import (
     TOKEN_IDS,
-    Contents,
     Moments,
+    RawCheckpoint,
     read_config,
     read_contents,
     read_meta,
@@ -43,7 +43,7 @@ class Checkpoint:
     """
 
     path: Path
-    contents: Contents
+    contents: RawCheckpoint
     dialect: str | None
     config: Any
     vocabulary: str | None

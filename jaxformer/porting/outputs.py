@@ -183,12 +183,12 @@ def check_free(path: Path, to: Format, *, overwrite: bool) -> None:
         return
     try:
         certificate = json.loads((path / CERTIFICATE).read_bytes())
-        ours = {Path(file["path"]).parts[0] for file in certificate["target"]["files"]}
+        target = {Path(file["path"]).parts[0] for file in certificate["target"]["files"]}
     except (OSError, ValueError, LookupError, TypeError):
         raise UsageError(
             f"{path} was not made by jaxformer port, and is not replaced: give another name"
         ) from None
-    others = sorted({entry.name for entry in path.iterdir()} - ours - {CERTIFICATE})
+    others = sorted({entry.name for entry in path.iterdir()} - target - {CERTIFICATE})
     if others:
         raise UsageError(
             f"{path} holds more than jaxformer port wrote ({', '.join(others[:5])}), and is not "

@@ -43,9 +43,9 @@ def train_state_from_torch(
     """
     plan = import_plan(model, dialect)
     state = optimizer if isinstance(optimizer, Mapping) else optimizer.state_dict()
-    ours = read_optimizer(state, plan)
+    target = read_optimizer(state, plan)
     module = build(plan, training=model.training)
-    return module, make_train_state(get_parameters(module), ours, config)
+    return module, make_train_state(get_parameters(module), target, config)
 
 
 def make_train_state(
@@ -85,16 +85,16 @@ def train_state_to_torch(
     """
     plan = export_plan(module, dialect, state.parameters)
     moments = {
-        theirs: export_tensors(
+        source: export_tensors(
             plan.links,
             {
                 name: StoredTensor.of(np.asarray(array))
-                for name, array in optax.tree_utils.tree_get(state.optimizer_state, ours).items()
+                for name, array in optax.tree_utils.tree_get(state.optimizer_state, target).items()
             },
         )
-        for ours, theirs in MOMENTS.items()
+        for target, source in MOMENTS.items()
     }
-    linked = {name for link in plan.links for name in link.theirs}
+    linked = {name for link in plan.links for name in link.source}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         carrier = name if name in linked else plan.counterpart.aliases.get(name, name)
@@ -104,8 +104,8 @@ def train_state_to_torch(
         place: {
             "step": to_torch_like(parameter, np.array(int(state.step), np.float32)),
             **{
-                theirs: to_torch_like(parameter, tensors[names[id(parameter)]].read())
-                for theirs, tensors in moments.items()
+                source: to_torch_like(parameter, tensors[names[id(parameter)]].read())
+                for source, tensors in moments.items()
             },
         }
         for place, parameter in enumerate(parameters)

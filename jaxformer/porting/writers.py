@@ -17,7 +17,7 @@ from jaxformer.porting.formats.torch_files import write_torch_file
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
-from jaxformer.storage.local_files import differs, write_whole
+from jaxformer.storage.local_files import atomic_write, differs
 
 Format = Literal["safetensors", "torch", "huggingface", "run"]
 FOLDERS = ("huggingface", "run")
@@ -106,7 +106,7 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
     plan = output.plan
     # The format has no ties: transformers ties what the config says is tied.
     aliases = plan.counterpart.aliases
-    linked = {name for link in plan.links for name in link.theirs}
+    linked = {name for link in plan.links for name in link.source}
     tensors = {n: t for n, t in plan.tensors.items() if n in linked or n not in aliases}
     record = {k: v for k, v in output.record().items() if k in ("vocabulary", "step")}
     metadata = {"format": "pt"} | ({RECORD: record_text(record)} if record else {})
@@ -233,7 +233,7 @@ def _write_bytes(path: Path, data: bytes) -> None:
         if temporary.read_bytes() != data:
             raise differs(temporary)
 
-    write_whole(path, len(data), write, check)
+    atomic_write(path, len(data), write, check)
 
 
 # Each writes a file, or into a folder, and returns the SHA-256 of every array.

@@ -16,7 +16,7 @@ from jaxformer.errors import CheckpointError, ResourceError
 SPARE_BYTES = 1 << 20
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     """Something found in a file, fit for a one-line message: printable, quoted and short."""
     text = ascii(value)
     return text if len(text) <= 120 else f"{text[:100]}...{text[-10:]}"
@@ -89,7 +89,7 @@ class LocalFile:
         return state.st_mode, state.st_size, state.st_ino, state.st_dev, state.st_mtime_ns
 
 
-def write_whole(
+def atomic_write(
     path: str | Path,
     size: int,
     write: Callable[[BinaryIO], None],

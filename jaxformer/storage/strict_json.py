@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
-from jaxformer.storage.local_files import shown
+from jaxformer.storage.local_files import safe_repr
 
 # Brackets cost twenty times their size once parsed; a tensor has three of them.
 MAX_BRACKETS = 3_000_000
@@ -26,7 +26,7 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
             twice = next(a for a, b in itertools.pairwise(names) if a == b)
             # Two readers of such a file may see two different models.
             raise UnsafeFileError(
-                f"{where} names {shown(twice)} more than once; do not use this file"
+                f"{where} names {safe_repr(twice)} more than once; do not use this file"
             )
         return result
 

@@ -48,7 +48,7 @@ from jaxformer.training.starting import (
     unseen,
     usable_devices,
 )
-from jaxformer.training.step_scheduler import Calls
+from jaxformer.training.step_scheduler import StepScheduler
 
 
 def train(
@@ -80,9 +80,9 @@ def train(
     """
     config = experiment.config
     check_same(experiment)
-    devices = processes.together(lambda: usable_devices(experiment))
+    devices = processes.all_or_raise(lambda: usable_devices(experiment))
     first = processes.is_first()
-    processes.together(lambda: check_trackers(trackers if first else ()))
+    processes.all_or_raise(lambda: check_trackers(trackers if first else ()))
     with StopSignal() as stop, RunFolder(out, resume=resume) as folder, run_as(config):
         strategy = make_strategy(experiment, devices)
         state, about, notes, warnings = starting_point(experiment, folder, strategy, cast)
@@ -157,7 +157,7 @@ class _Run:
         self.experiment = experiment
         self.config = config = experiment.config
         self.folder = folder
-        self.calls = Calls(stop, profile, config.steps_per_call)
+        self.calls = StepScheduler(stop, profile, config.steps_per_call)
         self.reporter = reporter
         self.sinks = sinks
         self.profile = profile
@@ -195,7 +195,7 @@ class _Run:
                 self._save()
             if self.step >= config.steps and self.val_loss is not None:
                 self.folder.checkpoints.wait()
-                return processes.first_does(self._finish)
+                return processes.on_primary(self._finish)
             if stopped is not None:
                 self.folder.checkpoints.wait()
                 self._stop(stopped)
@@ -218,7 +218,7 @@ class _Run:
             f"train.py --resume --out {self.folder.path}",
             number,
         )
-        error.told_elsewhere = not processes.is_first()
+        error.already_reported = not processes.is_first()
         raise error
 
     def _train_until(self, boundary: int) -> None:
@@ -242,7 +242,7 @@ class _Run:
         self.val_loss = None
         made = len(history["train_loss"])
         seconds = (time.perf_counter() - begin) / made
-        self.calls.took(seconds)
+        self.calls.record(seconds)
         self.profile.after(self.step + made, made)
         tokens_per_second = config.batch_size * config.model.context_length / seconds
         speed = {
@@ -284,11 +284,11 @@ class _Run:
         self.reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
         if self.samples and self.calls.stopped() is None:
             parameters = self.strategy.fetch(self.state.parameters)
-            processes.first_does(lambda: self.reporter.sample(self._sample(parameters)))
+            processes.on_primary(lambda: self.reporter.sample(self._sample(parameters)))
 
     def _diverged(self, step: int, what: str, facts: dict[str, Any]) -> None:
         facts = {**self.last, **facts}
-        processes.first_does(lambda: report_divergence(self.folder, step, what, facts))
+        processes.on_primary(lambda: report_divergence(self.folder, step, what, facts))
 
     def _sample(self, parameters: Parameters) -> str:
         model = merge(self.strategy.definition, parameters)

@@ -54,7 +54,7 @@ class RunFolder:
         self._made: list[Path] = []
         self._copied: list[Path] = []
         self._lock: TextIO | None = None
-        self.resumed = processes.first_does(lambda: self._claim(resume))
+        self.resumed = processes.on_primary(lambda: self._claim(resume))
         if self.resumed:
             check_shared(self.checkpoints.folder)
 
@@ -101,12 +101,12 @@ class RunFolder:
             config: the settings.
             files: copied into the folder.
         """
-        processes.first_does(lambda: self._begin(config, files))
+        processes.on_primary(lambda: self._begin(config, files))
 
     def seen_by(self) -> list[bool]:
         """Which processes see that the run has begun, in their order."""
         config = self.path / "config.json"
-        return [bool(seen) for (seen,) in processes.agree([int(config.exists())])]
+        return [bool(seen) for (seen,) in processes.all_gather_ints([int(config.exists())])]
 
     def _begin(self, config: TrainConfig, files: Sequence[Path]) -> None:
         assert self._lock is not None
@@ -165,7 +165,7 @@ def check_shared(path: Path) -> None:
                 "put the run's folder on storage that all hosts share"
             )
 
-    processes.together(check)
+    processes.all_or_raise(check)
 
 
 def holds_run(path: Path) -> bool:

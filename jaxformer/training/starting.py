@@ -86,7 +86,7 @@ def starting_point(
     if not folder.resumed:
         notes = [] if experiment.start is None else [f"starting from {experiment.start.source}"]
         state = first_state(experiment, strategy, change)
-        warnings = processes.first_does(folder.checkpoints.tidy)
+        warnings = processes.on_primary(folder.checkpoints.tidy)
         return state, {}, notes + ([] if change is None else change.notes()), warnings
     changes: list[str] = []
 
@@ -101,7 +101,7 @@ def starting_point(
         quarantine=True, shardings=strategy.shardings(), accept=accept
     )
     # What a run that is refused would have tidied stays as it is.
-    warnings = processes.first_does(folder.checkpoints.tidy)
+    warnings = processes.on_primary(folder.checkpoints.tidy)
     _, state = from_arrays(arrays, config.model, experiment.optimizer)
     notes = [f"resuming from step {manifest['step']}", *changes]
     notes += [] if change is None else change.notes()

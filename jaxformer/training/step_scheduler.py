@@ -10,7 +10,7 @@ SECONDS_PER_CALL = 0.5
 SECONDS_PER_AGREEMENT = 0.25
 
 
-class Calls:
+class StepScheduler:
     """Plans calls of the compiled step by the time that those before took.
 
     What depends on a clock or a signal is decided here, by process 0 for all of them; a signal that
@@ -31,7 +31,9 @@ class Calls:
 
     def stopped(self) -> int | None:
         """The number of the signal that some process has received; all of them ask together."""
-        return max(given for (given,) in processes.agree([self._stop.received or 0])) or None
+        return (
+            max(given for (given,) in processes.all_gather_ints([self._stop.received or 0])) or None
+        )
 
     def plan(self, step: int, boundary: int) -> tuple[int, int]:
         """What is made before the next question, all processes asking together.
@@ -48,13 +50,13 @@ class Calls:
         calls = 1
         if processes.count() > 1 and not self._profile.active:
             calls = max(1, int(SECONDS_PER_AGREEMENT / (self._seconds * count)))
-        told = processes.agree([self._stop.received or 0, count, calls])
+        told = processes.all_gather_ints([self._stop.received or 0, count, calls])
         if any(given for given, _, _ in told):
             return 0, step
         _, count, calls = told[0]
         return count, min(boundary, step + count * calls)
 
-    def took(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """To be told what a step of the last call took, in seconds."""
         self._seconds = max(seconds, 1e-6)
         self._count = max(1, min(self._most, int(SECONDS_PER_CALL / self._seconds)))

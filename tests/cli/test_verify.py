@@ -218,8 +218,8 @@ def test_reports_are_written(llamas, tmp_path):
     report = load_report(numbers)
     assert report.verdict == "rounding"
     assert report.mode == "grad"
-    assert str(a) in report.about["theirs"]
-    assert str(b) in report.about["ours"]
+    assert str(a) in report.about["reference"]
+    assert str(b) in report.about["candidate"]
     assert report.about["data"] == "random tokens, seed 5"
     assert report.about["inputs"] == "int64 (1, 9)"
     assert "Content-Security-Policy" in page.read_text()

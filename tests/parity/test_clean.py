@@ -185,8 +185,8 @@ def torch_nn(random: Random, length: int) -> Subject:
     x = x if first else np.ascontiguousarray(x.swapaxes(0, 1))
     layer = nn.TransformerEncoderLayer(D, **settings)
     module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    theirs = [x, ~causal(length), ~seen]
-    return Subject("torch.nn", module, theirs, [x, causal(length), seen])
+    reference = [x, ~causal(length), ~seen]
+    return Subject("torch.nn", module, reference, [x, causal(length), seen])
 
 
 def nano(random: Random, length: int) -> Subject:
@@ -240,19 +240,21 @@ def test_a_clean_model_has_no_bug(number, make, dtype, std, length):
     random = np.random.default_rng(number)
     torch.manual_seed(number)
     subject = make(random, length)
-    randomize(subject.theirs, std, seed=number)
-    if hasattr(subject.theirs, "cls"):
+    randomize(subject.torch_module, std, seed=number)
+    if hasattr(subject.torch_module, "cls"):
         # transformers ties the two only together with the matrix, and then uses one of them.
-        predictions = subject.theirs.cls.predictions
+        predictions = subject.torch_module.cls.predictions
         predictions.bias.data.copy_(predictions.decoder.bias.data)
-    subject.theirs = in_narrow(subject.theirs, dtype)
+    subject.torch_module = in_narrow(subject.torch_module, dtype)
     report = compare_with(
         subject.reference, subject.reference.ported(), subject.jax_inputs, dtype=dtype
     )
-    assert not report.culprits, [(n.path, n.stage, n.message, n.worst) for n in report.culprits]
+    assert not report.root_causes, [
+        (n.path, n.stage, n.message, n.worst) for n in report.root_causes
+    ]
     assert report.verdict != "bug"
     measured = [node for node in report if node.forward is not None]
     assert measured[0].path == ""
     assert len(measured) > len(report.nodes) / 2
-    rounded = [n.in_context for n in measured if n.in_context and n.in_context.our_rounding]
+    rounded = [n.in_context for n in measured if n.in_context and n.in_context.candidate_rounding]
     assert len(rounded) > len(measured) / 2

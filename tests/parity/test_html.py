@@ -22,8 +22,8 @@ def page_data(text):
 
 def test_everything_is_escaped():
     node = dataclasses.replace(
-        report(1, bugs=(0,)).nodes[0], path=HOSTILE, their_path=HOSTILE, kind=HOSTILE,
-        their_kind=HOSTILE, message=HOSTILE, is_culprit=True,
+        report(1, bugs=(0,)).nodes[0], path=HOSTILE, reference_path=HOSTILE, kind=HOSTILE,
+        reference_kind=HOSTILE, message=HOSTILE, is_root_cause=True,
         backward={HOSTILE: Difference(1.0, 1.0, 1e-12)},
     )  # fmt: skip
     what = Report(
@@ -59,8 +59,8 @@ def test_nothing_is_loaded_and_the_policy_names_what_is_inline():
         (report(2, bugs=(1,)), "Bug in blocks.1.attention"),
         (report(3, bugs=(1, 2)), "2 bugs, the first in blocks.1.attention"),
         (report(2), "Equal: what differs is rounding"),
-        (report(2, mode="train", parting=5), "They part at step 5"),
-        (report(2, mode="generate", parting=5), "They part at token 5"),
+        (report(2, mode="train", first_divergence=5), "They part at step 5"),
+        (report(2, mode="generate", first_divergence=5), "They part at token 5"),
         (Report("forward", "float32"), "Equal: not one number differs"),
     ],
 )
@@ -87,16 +87,16 @@ def test_the_page_of_a_deep_model_stays_small(tmp_path):
 
 
 def test_numbers_of_the_page_are_those_of_the_report():
-    what = report(2, bugs=(1,), mode="train", parting=3)
+    what = report(2, bugs=(1,), mode="train", first_divergence=3)
     data = page_data(page(what))
     for node, told in zip(what.nodes, data["nodes"], strict=True):
-        relative, allowed, excess, ours, theirs, ulps = told["output"]
+        relative, allowed, excess, candidate, reference, ulps = told["output"]
         difference = node.forward
         figures = difference.relative, difference.allowed / difference.scale, difference.excess
         np.testing.assert_allclose((relative, allowed, excess), figures, rtol=5.1e-3)
         assert (excess > 1) == difference.is_bug
-        rounding = difference.our_rounding, difference.their_rounding, difference.ulps
-        np.testing.assert_allclose((ours, theirs, ulps), rounding, rtol=5.1e-3)
+        rounding = difference.candidate_rounding, difference.reference_rounding, difference.ulps
+        np.testing.assert_allclose((candidate, reference, ulps), rounding, rtol=5.1e-3)
     assert [s[0] for s in data["steps"]] == list(range(40))
 
 

@@ -6,9 +6,9 @@ import torch
 
 from jaxformer.parity.compare import modules as comparison
 from jaxformer.parity.compare.modules import compare
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import torch_trace as torch_trace
 from tests.parity.test_mutants import generator, is_named
-from tests.support import mutants as plants
+from tests.support import mutants as mutants
 from tests.support.subjects import F, V, ids, subject
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -40,15 +40,15 @@ def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
 def test_weights_are_let_go_and_made_again_where_notes_were_written_over(in_place):
     torch.manual_seed(0)
     module = Tied(in_place).double()
-    expected = torch_side.run(module, [ids()], cotangents=pull)
+    expected = torch_trace.run(module, [ids()], cotangents=pull)
     made = []
 
     def again() -> Tied:
-        made.append(torch_side.in_float64(module))
+        made.append(torch_trace.in_float64(module))
         return made[-1]
 
-    used_up = torch_side.in_float64(module)
-    found = torch_side.run(used_up, [ids()], cotangents=pull, again=again)
+    used_up = torch_trace.in_float64(module)
+    found = torch_trace.run(used_up, [ids()], cotangents=pull, again=again)
     assert len(made) == in_place
     assert used_up.inner.weight.numel() == 0
     assert module.inner.weight.numel() == F * F
@@ -65,13 +65,13 @@ def test_weights_are_let_go_and_made_again_where_notes_were_written_over(in_plac
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_model_is_compared_as_a_small_one(name, monkeypatch):
     found = subject(name)
-    ours = found.fresh()
-    planted = plants.scaled_gradient(found, ours, generator(name, "large"))
-    expected = compare(found.theirs, ours, found.inputs, dtype="float32")
+    candidate = found.fresh()
+    mutated = mutants.scaled_gradient(found, candidate, generator(name, "large"))
+    expected = compare(found.torch_module, candidate, found.inputs, dtype="float32")
     # All that is spared for the sake of large models.
     monkeypatch.setattr(comparison, "LARGE", 0)
-    report = compare(found.theirs, ours, found.inputs, dtype="float32")
-    is_named(report, planted)
+    report = compare(found.torch_module, candidate, found.inputs, dtype="float32")
+    is_named(report, mutated)
     assert [node.path for node in report] == [node.path for node in expected]
     for one, other in zip(report, expected, strict=True):
         assert (one.verdict, one.stage, one.message) == (other.verdict, other.stage, other.message)

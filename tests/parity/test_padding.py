@@ -9,11 +9,11 @@ import pytest
 
 from jaxformer.parity.compare.modules import compare_with
 from jaxformer.parity.trace.padding import of_tokens, padding_of
-from jaxformer.parity.trace.reference_run import Theirs
+from jaxformer.parity.trace.reference_run import ReferenceRun
 from jaxformer.parity.trace.torch_recorder import Call
 from tests.parity.test_mutants import generator, is_named
-from tests.support import mutants as plants
-from tests.support.subjects import B, D, F, Planted, Subject, T, hugging_face, ids
+from tests.support import mutants as mutants
+from tests.support.subjects import B, D, F, Mutated, Subject, T, hugging_face, ids
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -26,20 +26,20 @@ MASKS = {
 SIDES = list(MASKS)
 
 
-def rows_shift(subject: Subject, ours: Any, random: np.random.Generator) -> Planted:
+def rows_shift(subject: Subject, candidate: Any, random: np.random.Generator) -> Mutated:
     """Each token gets the row of the next position."""
 
     def call(original: Any, self: Any, length: int, positions: Any = None) -> Any:
         places = jnp.arange(length)[None] if positions is None else positions
         return original(length, places + 1)
 
-    plants.replaced(ours.position_embedding, __call__=call)
+    mutants.replaced(candidate.position_embedding, __call__=call)
     return subject.at("position_embedding", "forward", "positions start at one")
 
 
-PLANTS = [
-    plants.eps, plants.mask_shift, rows_shift, plants.no_residual, plants.scaled_gradient,
-    plants.one_element,
+MUTANTS = [
+    mutants.eps, mutants.mask_shift, rows_shift, mutants.no_residual, mutants.scaled_gradient,
+    mutants.one_element,
 ]  # fmt: skip
 
 
@@ -59,31 +59,35 @@ def opt(request) -> Subject:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_padding_is_no_bug(opt, dtype):
-    report = compare_with(opt.reference, opt.ours, opt.jax_inputs, dtype=dtype)
-    assert not report.culprits, [(n.path, n.stage, n.message, n.worst) for n in report.culprits]
+    report = compare_with(opt.reference, opt.candidate, opt.jax_inputs, dtype=dtype)
+    assert not report.root_causes, [
+        (n.path, n.stage, n.message, n.worst) for n in report.root_causes
+    ]
     assert all(not n.in_context.is_bug for n in report if n.in_context is not None)
     told = [remark for remark in report.remarks if "counts positions by its mask" in remark]
     assert len(told) == ("left" in opt.name)
 
 
 def test_only_the_way_forward(opt):
-    reference = Theirs(opt.theirs, opt.inputs, dialect="opt", call=opt.call, backward=False)
-    report = compare_with(reference, opt.ours, opt.jax_inputs, dtype="float64")
+    reference = ReferenceRun(
+        opt.torch_module, opt.inputs, dialect="opt", call=opt.call, backward=False
+    )
+    report = compare_with(reference, opt.candidate, opt.jax_inputs, dtype="float64")
     assert report.verdict == "rounding"
 
 
-@pytest.mark.parametrize("plant", PLANTS)
-def test_a_plant_behind_padding_is_named(opt, plant):
-    ours = opt.fresh()
-    planted = plant(opt, ours, generator(opt.name, plant.__name__))
-    is_named(opt.compare(ours), planted)
+@pytest.mark.parametrize("plant", MUTANTS)
+def test_a_plant_behind_padding_is_named(opt, mutate):
+    candidate = opt.fresh()
+    mutated = mutate(opt, candidate, generator(opt.name, mutate.__name__))
+    is_named(opt.compare(candidate), mutated)
 
 
 def test_a_plant_into_theirs_is_named(opt):
-    theirs = copy.deepcopy(opt.theirs)
-    planted = plants.their_output(opt, theirs, generator(opt.name, "theirs"))
-    reference = Theirs(theirs, opt.inputs, dialect="opt", call=opt.call)
-    is_named(compare_with(reference, opt.ours, opt.jax_inputs, dtype="float64"), planted)
+    reference = copy.deepcopy(opt.torch_module)
+    mutated = mutants.reference_output(opt, reference, generator(opt.name, "reference"))
+    reference = ReferenceRun(reference, opt.inputs, dialect="opt", call=opt.call)
+    is_named(compare_with(reference, opt.candidate, opt.jax_inputs, dtype="float64"), mutated)
 
 
 def test_positions_of_ones_own_are_judged_where_tokens_are_real(opt):
@@ -95,11 +99,11 @@ def test_positions_of_ones_own_are_judged_where_tokens_are_real(opt):
 
     # What padding is given does not matter.
     anything = np.where(seen, counted, 7)
-    assert opt.compare(opt.ours, call=calling(anything)).verdict == "rounding"
+    assert opt.compare(opt.candidate, call=calling(anything)).verdict == "rounding"
     place = tuple(np.argwhere(seen)[-1])
     counted[place] += 1
     # The model hands them to its blocks as well.
-    found = opt.compare(opt.ours, call=calling(counted)).culprits
+    found = opt.compare(opt.candidate, call=calling(counted)).root_causes
     assert [node.path for node in found] == ["", "position_embedding"]
 
 

@@ -26,7 +26,7 @@ REMARKS = (
 REPORTS = {
     "bug": report(12, bugs=(3,)),
     "remarks": dataclasses.replace(report(6, bugs=(1, 4)), remarks=REMARKS),
-    "bugs": report(6, bugs=(1, 4), mode="train", parting=7),
+    "bugs": report(6, bugs=(1, 4), mode="train", first_divergence=7),
     "clean": report(12),
     "generate": report(4, mode="generate", amplified=(1,)),
     "deep": report(48, bugs=(30,), heads=16, length=100),
@@ -96,8 +96,8 @@ def test_the_verdict_and_the_place_are_the_first_thing_to_see(show, width):
     assert browser.evaluate("scrollY") == 0
     assert texts(browser, "h1") == ["✗ Bug in blocks.3.attention"]
     assert seen(browser, "h1")
-    assert seen(browser, ".culprits li")
-    [told] = texts(browser, ".culprits li")
+    assert seen(browser, ".root-causes li")
+    [told] = texts(browser, ".root-causes li")
     assert MESSAGE in told
     assert "model.layers.3.self_attn" in told
     assert (
@@ -144,7 +144,11 @@ def test_a_click_on_a_node_shows_its_numbers(show, width):
     assert seen(browser, "#node h2")
     node = what.nodes[index]
     for difference in (node.forward, node.in_context, node.backward["input 0"]):
-        for value in (difference.relative, difference.our_rounding, difference.their_rounding):
+        for value in (
+            difference.relative,
+            difference.candidate_rounding,
+            difference.reference_rounding,
+        ):
             assert scientific(value) in texts(browser, "#node td")
     assert browser.evaluate("location.hash") == f"#node-{index}"
     assert texts(browser, "[aria-selected=true] > .row .name") == ["feed_forward"]
@@ -252,10 +256,10 @@ def test_attention_maps_and_histograms_are_drawn(show):
     )
     assert len(drawn) == 4 * 3
     assert all(size == [24, 24] for *size, _ in drawn)
-    ours, theirs, differences = ([count for *_, count in drawn[i::3]] for i in range(3))
+    candidate, reference, differences = ([count for *_, count in drawn[i::3]] for i in range(3))
     # Nothing above the diagonal; a difference in the two heads that have one, and in no other.
-    assert max(ours + theirs) <= 24 * 25 / 2
-    assert min(ours + theirs) > 150
+    assert max(candidate + reference) <= 24 * 25 / 2
+    assert min(candidate + reference) > 150
     assert min(differences[:2]) > 80
     assert differences[2:] == [0, 0]
     assert len(texts(browser, "#node .histogram path.line")) == 2
@@ -266,7 +270,7 @@ def test_steps_are_drawn(show):
     browser = show(REPORTS["bugs"])
     assert browser.evaluate("document.querySelectorAll('#step-errors .mark.bug').length") == 33
     assert browser.evaluate("document.querySelectorAll('#step-losses .line').length") == 2
-    assert len(texts(browser, "#steps .parting")) == 3
+    assert len(texts(browser, "#steps .first-divergence")) == 3
     browser.click("#steps summary")
     assert any("parts here" in row for row in texts(browser, "#steps tr"))
     browser = show(REPORTS["generate"])
@@ -303,7 +307,7 @@ def test_long_names_do_not_burst_the_page(show):
     long = "a_very_long_name_without_any_place_to_break" * 4
     nodes = tuple(
         dataclasses.replace(n, path=f"{n.path}.{long}", kind=long, message=long)
-        if n.is_culprit
+        if n.is_root_cause
         else n
         for n in what.nodes
     )

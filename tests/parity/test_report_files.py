@@ -16,13 +16,13 @@ from tests.support.parity_reports import HOSTILE, MESSAGE, report, with_node
 
 
 def test_a_report_comes_back_from_its_file(tmp_path):
-    what = report(3, bugs=(1,), mode="train", parting=5)
+    what = report(3, bugs=(1,), mode="train", first_divergence=5)
     odd = Difference(math.nan, math.inf, 0.0, None, math.inf, -math.inf)
     what = with_node(
         what, "blocks.1", forward=odd, condition=math.inf,
         histogram=Histogram((0.0, math.inf), (3,), (4,)),
     )  # fmt: skip
-    lost = dataclasses.replace(what.steps[4], ours=math.nan, theirs=math.inf)
+    lost = dataclasses.replace(what.steps[4], candidate=math.nan, reference=math.inf)
     what = dataclasses.replace(
         what, steps=(*what.steps[:4], lost, *what.steps[5:]), remarks=("two look swapped", HOSTILE)
     )
@@ -32,7 +32,7 @@ def test_a_report_comes_back_from_its_file(tmp_path):
     # NaN is not equal to itself; its text is.
     assert repr(back) == repr(dataclasses.replace(what, nodes=nodes))
     assert back.verdict == what.verdict == "bug"
-    assert back.culprits[0].path == "blocks.1.attention"
+    assert back.root_causes[0].path == "blocks.1.attention"
     written = json.loads((tmp_path / "report.json").read_text())
     assert written["format"] == 1
     assert written["remarks"] == ["two look swapped", HOSTILE]
@@ -45,7 +45,7 @@ def test_attention_maps_are_kept_by_to_json_and_left_out_of_files(tmp_path):
     back = Report.from_dict(json.loads(what.to_json()))
     attention = next(n for n in back if n.path == "blocks.0.attention")
     expected = next(n for n in what if n.path == "blocks.0.attention")
-    np.testing.assert_array_equal(attention.maps.ours, expected.maps.ours)
+    np.testing.assert_array_equal(attention.maps.candidate, expected.maps.candidate)
 
 
 def damaged(**changes):
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(write, tmp_path, monke
 
 
 def test_the_same_report_is_no_worse():
-    for what in (report(3), report(3, bugs=(1,)), report(3, mode="train", parting=4)):
+    for what in (report(3), report(3, bugs=(1,)), report(3, mode="train", first_divergence=4)):
         assert compare_reports(what, what) == []
     assert compare_reports(report(3), report(3, bugs=(1,))) == []
 
@@ -147,8 +147,8 @@ def test_float64_errors_that_more_than_doubled_are_told_where_they_are_more_than
 
 
 def test_rounding_ratios_that_more_than_doubled_are_told():
-    def at(ours, theirs):
-        difference = Difference(0.0, 1.0, 1e-12, ours, theirs)
+    def at(candidate, reference):
+        difference = Difference(0.0, 1.0, 1e-12, candidate, reference)
         return with_node(report(1), "lm_head", forward=difference)
 
     assert compare_reports(at(2.1e-7, 1e-7), at(1e-7, 1e-7)) == [
@@ -164,8 +164,8 @@ def test_rounding_ratios_that_more_than_doubled_are_told():
 
 
 def test_rounding_in_the_whole_model_counts_where_no_bug_comes_in():
-    def at(ours, error=0.0):
-        difference = Difference(error, 1.0, 1e-12, ours, 1e-7)
+    def at(candidate, error=0.0):
+        difference = Difference(error, 1.0, 1e-12, candidate, 1e-7)
         return with_node(report(1), "lm_head", in_context=difference)
 
     assert compare_reports(at(2.1e-7), at(1e-7)) == [
@@ -180,7 +180,9 @@ def test_new_and_missing_nodes_are_told():
 
 
 def test_a_run_that_parts_earlier_is_told():
-    early, late = (report(1, mode="train", parting=parting) for parting in (4, 9))
+    early, late = (
+        report(1, mode="train", first_divergence=first_divergence) for first_divergence in (4, 9)
+    )
     never = report(1, mode="train")
     assert compare_reports(late, early) == []
     assert compare_reports(early, late)[0].startswith("the two part at 4, before at 9: ours 3.4")

@@ -43,11 +43,11 @@ def run(folder):
     return out.getvalue(), ""
 
 
-def mend(folder, **settings):
+def patch_tensorstore_leak(folder, **settings):
     """Gives ours other settings."""
     path = folder / "node.json"
     about = json.loads(path.read_text())
-    about["ours"]["config"].update(settings)
+    about["candidate"]["config"].update(settings)
     path.write_text(json.dumps(about))
 
 
@@ -70,7 +70,7 @@ def test_a_script_shows_the_bug_alone_and_nothing_once_it_is_mended(llamas, tmp_
         here / a, wrong, "--mode", "forward", *SHORT, "--repro", repro, "--json", numbers
     )
     assert code == 1
-    (first, *_) = load_report(numbers).culprits
+    (first, *_) = load_report(numbers).root_causes
     assert first.path == "blocks.0.attention_norm"
     shutil.rmtree(here)
 
@@ -82,7 +82,7 @@ def test_a_script_shows_the_bug_alone_and_nothing_once_it_is_mended(llamas, tmp_
     # The module alone has the error that the report gave.
     assert float(found[1]) == pytest.approx(first.forward.relative, rel=0.05)
 
-    mend(repro, norm_eps=1e-5)
+    patch_tensorstore_leak(repro, norm_eps=1e-5)
     printed, complaint = run(repro)
     assert complaint == ""
     assert printed.endswith(": rounding\n")
@@ -90,7 +90,7 @@ def test_a_script_shows_the_bug_alone_and_nothing_once_it_is_mended(llamas, tmp_
 
 def result(folder):
     repro = Repro(folder)
-    return repro.run(repro.build_theirs(), repro.build_ours())
+    return repro.run(repro.build_reference(), repro.build_candidate())
 
 
 CASES = {
@@ -110,14 +110,14 @@ def test_each_kind_of_bug_shows_and_is_mended(llamas, tmp_path, case):
     code, _ = verify(llamas / "llama", wrong, *SHORT, "--repro", tmp_path / "repro")
     assert code == 1
     about = json.loads((tmp_path / "repro" / "node.json").read_text())
-    assert [call["path"] for call in about["ours"]["calls"]] == [path]
+    assert [call["path"] for call in about["candidate"]["calls"]] == [path]
     found = result(tmp_path / "repro")
     assert found.differences["output"].is_bug
-    assert not found.theirs_changed
+    assert not found.reference_changed
     assert any(name.startswith("gradient of") for name in found.differences)
 
     settings = json.loads(read_safetensors(right)[1]["jaxformer"])["config"]
-    mend(tmp_path / "repro", **{name: settings[name] for name in config})
+    patch_tensorstore_leak(tmp_path / "repro", **{name: settings[name] for name in config})
     assert result(tmp_path / "repro").is_equal
 
 
@@ -161,7 +161,7 @@ def test_no_repro_is_written_where_there_is_no_bug(llamas, tmp_path):
     assert not any(str(repro) in line for line in lines)
 
 
-class Theirs(torch.nn.Module):
+class ReferenceRun(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = torch.nn.Linear(5, 7)
@@ -170,7 +170,7 @@ class Theirs(torch.nn.Module):
         return torch.tanh(self.inner(x))
 
 
-class Ours(nnx.Module):
+class Candidate(nnx.Module):
     def __init__(self):
         self.inner = nnx.Linear(5, 7, rngs=nnx.Rngs(0))
 
@@ -180,35 +180,35 @@ class Ours(nnx.Module):
 
 def mine():
     """Two modules of somebody's own with equal weights, but for one."""
-    theirs, ours = Theirs(), Ours()
-    ours.inner.kernel[...] = jnp.asarray(theirs.inner.weight.detach().numpy().T)
-    bias = theirs.inner.bias.detach().numpy()
-    ours.inner.bias[...] = jnp.asarray(bias)
-    return theirs, ours
+    reference, candidate = ReferenceRun(), Candidate()
+    candidate.inner.kernel[...] = jnp.asarray(reference.inner.weight.detach().numpy().T)
+    bias = reference.inner.bias.detach().numpy()
+    candidate.inner.bias[...] = jnp.asarray(bias)
+    return reference, candidate
 
 
 def test_modules_of_ones_own_are_filled_in(tmp_path):
-    theirs, ours = mine()
+    reference, candidate = mine()
     x = np.random.default_rng(0).normal(size=(3, 5))
     names = {"inner": "inner"}
-    assert_parity(theirs, ours, [x], names=names)
-    ours.inner.bias[...] = ours.inner.bias[...].at[2].add(1e-3)
-    report = compare(theirs, ours, [x], names=names)
-    (culprit,) = report.culprits
-    assert culprit.path == "inner"
-    repro = write_repro(tmp_path / "repro", theirs, ours, [x], "inner", names=names)
+    assert_parity(reference, candidate, [x], names=names)
+    candidate.inner.bias[...] = candidate.inner.bias[...].at[2].add(1e-3)
+    report = compare(reference, candidate, [x], names=names)
+    (root_cause,) = report.root_causes
+    assert root_cause.path == "inner"
+    repro = write_repro(tmp_path / "repro", reference, candidate, [x], "inner", names=names)
     with pytest.raises(UsageError, match=r"build it in repro\.py"):
-        repro.build_theirs()
+        repro.build_reference()
     assert run(tmp_path / "repro")[1].startswith("fill in theirs in repro.py")
     found = repro.run(torch.nn.Linear(5, 7), nnx.Linear(5, 7, rngs=nnx.Rngs(1)))
     assert found.differences["output"].error == pytest.approx(1e-3, rel=1e-4)
     assert found.differences["output"].is_bug
 
-    theirs, ours = mine()
-    repro = write_repro(tmp_path / "right", theirs, ours, [x], "inner", names=names)
+    reference, candidate = mine()
+    repro = write_repro(tmp_path / "right", reference, candidate, [x], "inner", names=names)
     assert repro.run(torch.nn.Linear(5, 7), nnx.Linear(5, 7, rngs=nnx.Rngs(1))).is_equal
     with pytest.raises(UsageError, match="not the arrays of the repro: bias"):
-        repro.run(torch.nn.Linear(5, 7, bias=False), ours.inner)
+        repro.run(torch.nn.Linear(5, 7, bias=False), candidate.inner)
 
 
 def test_a_module_that_was_changed_after_it_was_built_is_filled_in(tmp_path):
@@ -217,24 +217,24 @@ def test_a_module_that_was_changed_after_it_was_built_is_filled_in(tmp_path):
         vocab_size=31, n_embd=24, n_head=4, n_layer=2, n_positions=19
     )
     torch.manual_seed(0)
-    theirs = transformers.GPT2LMHeadModel(settings).eval()
-    theirs.config.use_cache = False
-    ours = from_torch(theirs)
-    ours.blocks[1].feed_forward_norm.eps = 1e-3
+    reference = transformers.GPT2LMHeadModel(settings).eval()
+    reference.config.use_cache = False
+    candidate = from_torch(reference)
+    candidate.blocks[1].feed_forward_norm.eps = 1e-3
     ids = np.arange(9)[None]
     path = "blocks.1.feed_forward_norm"
-    write_repro(tmp_path / "repro", theirs, ours, [ids], path)
+    write_repro(tmp_path / "repro", reference, candidate, [ids], path)
     script = (tmp_path / "repro" / "repro.py").read_text()
     assert "theirs = repro.build_theirs()  # LayerNorm" in script
     assert "it was changed after it was built" in script
     repro = Repro(tmp_path / "repro")
-    assert not repro.run(repro.build_theirs(), ours.blocks[1].feed_forward_norm).is_equal
-    ours.blocks[1].feed_forward_norm.eps = 1e-5
-    assert repro.run(repro.build_theirs(), ours.blocks[1].feed_forward_norm).is_equal
+    assert not repro.run(repro.build_reference(), candidate.blocks[1].feed_forward_norm).is_equal
+    candidate.blocks[1].feed_forward_norm.eps = 1e-5
+    assert repro.run(repro.build_reference(), candidate.blocks[1].feed_forward_norm).is_equal
     # What theirs gave then is in the folder too.
-    other = repro.build_theirs()[0]
+    other = repro.build_reference()[0]
     other.eps = 1e-2
-    assert repro.run(other, ours.blocks[1].feed_forward_norm).theirs_changed
+    assert repro.run(other, candidate.blocks[1].feed_forward_norm).reference_changed
 
 
 def test_what_is_no_repro_is_refused(tmp_path):
@@ -243,10 +243,10 @@ def test_what_is_no_repro_is_refused(tmp_path):
         Repro(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist"):
         Repro(tmp_path / "nothing")
-    theirs, ours = mine()
+    reference, candidate = mine()
     x = np.zeros((3, 5))
     with pytest.raises(UsageError, match="the name of a new folder"):
-        write_repro(tmp_path, theirs, ours, [x], "inner", names={"inner": "inner"})
+        write_repro(tmp_path, reference, candidate, [x], "inner", names={"inner": "inner"})
     with jax.enable_x64(False), pytest.raises(ValueError, match="we have no outer"):
-        write_repro(tmp_path / "x", theirs, ours, [x], "inner", names={"outer": "inner"})
+        write_repro(tmp_path / "x", reference, candidate, [x], "inner", names={"outer": "inner"})
     assert not (tmp_path / "x").exists()

@@ -15,9 +15,9 @@ from jaxformer.parity.report.model import Difference, Node, Report
 from jaxformer.parity.report.terminal import print_report
 from jaxformer.parity.report.tree import (
     MAX_STEPS,
+    build_tree,
     chosen_steps,
-    gather,
-    grow,
+    fold_repeats,
     merge,
     scientific,
     short,
@@ -38,11 +38,11 @@ def test_every_node_is_in_the_tree_once_and_in_order(drawn):
         Node(f"m.{i}", f"t.{i}", kind, kind, depth, i, "bug" if bug else "rounding")
         for i, (depth, (_, kind, bug)) in enumerate(zip(depths, drawn, strict=True))
     ]
-    trees = grow(nodes)
+    trees = build_tree(nodes)
     assert flatten(trees) == nodes
-    merged = [merge(run) for run in gather(trees)]
+    merged = [merge(run) for run in fold_repeats(trees)]
     assert sorted(n.order for n in flatten(merged)) == list(range(len(nodes)))
-    for run in gather(trees):
+    for run in fold_repeats(trees):
         assert len(run) == 1 or all(branch.is_clean for branch in run)
 
 
@@ -111,10 +111,12 @@ def test_the_last_line_names_the_first_culprit():
 
 
 def test_the_last_line_where_no_node_is_to_blame():
-    line = printed(report(2, mode="train", parting=7))[-1]
+    line = printed(report(2, mode="train", first_divergence=7))[-1]
     assert line.startswith("bug: step 7: ours 3.027")
     assert line.endswith("most of all in blocks.2.attention.q_proj.kernel")
-    assert printed(report(2, mode="generate", parting=5))[-1].startswith("bug: token 5: ours ")
+    assert printed(report(2, mode="generate", first_divergence=5))[-1].startswith(
+        "bug: token 5: ours "
+    )
     blamed = with_node(report(2), "blocks.1", verdict="bug")
     assert verdict_line(blamed) == "bug: blocks.1 (their model.layers.1)"
 
@@ -130,7 +132,9 @@ def test_a_message_cannot_break_the_last_line():
 @pytest.mark.parametrize("width", [120, 80, 60, 44, 30])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_no_line_is_wider_than_the_terminal_but_for_the_bugs(width, encoding):
-    lines = printed(report(6, bugs=(3,), mode="train", parting=7, amplified=(1,)), width, encoding)
+    lines = printed(
+        report(6, bugs=(3,), mode="train", first_divergence=7, amplified=(1,)), width, encoding
+    )
     tree = lines[1 : next(i for i, line in enumerate(lines) if line.startswith("nodes:"))]
     assert len(tree) > 40
     assert max(map(len, tree)) <= width
@@ -185,7 +189,7 @@ def test_settings_are_told(width):
 
 
 def test_steps_are_told_around_the_parting():
-    what = report(2, mode="train", parting=17)
+    what = report(2, mode="train", first_divergence=17)
     shown = [s.number if s else None for s in chosen_steps(what)]
     assert shown == [0, 1, 2, 3, None, *range(13, 22), None, 36, 37, 38, 39]
     line = next(line for line in printed(what) if line.endswith("parts here"))

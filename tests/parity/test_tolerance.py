@@ -60,8 +60,8 @@ def test_a_bug_does_not_raise_its_own_line():
 def test_what_is_not_finite_on_one_side_is_a_bug(value):
     wrong = X.copy()
     wrong[0, 0, 0] = value
-    for ours, theirs in ((wrong, X), (X, wrong)):
-        difference = judge(ours, theirs, lambda ours=ours: ours)
+    for candidate, reference in ((wrong, X), (X, wrong)):
+        difference = judge(candidate, reference, lambda candidate=candidate: candidate)
         assert difference.is_bug
         assert difference.excess == np.inf
     low = X.copy()
@@ -119,7 +119,7 @@ def test_a_node_is_judged_by_the_worst_of_it():
         ("backward", {"forward": GOOD, "backward": {"input 0": BAD, "scale": GOOD}}),
     ):
         found = judged(node(**fields), "its weights differ: scale")
-        assert (found.verdict, found.stage, found.is_culprit) == ("bug", stage, True)
+        assert (found.verdict, found.stage, found.is_root_cause) == ("bug", stage, True)
         assert found.message
     both = judged(node(parameters={"scale": BAD}, forward=BAD, message="its output differs"), "off")
     assert both.message == "off; its output differs"
@@ -146,9 +146,9 @@ def weights(*arrays):
     return {f"blocks.{n}.proj.kernel": a.astype(np.float32) for n, a in enumerate(arrays)}
 
 
-def looks(ours, theirs):
-    tensors = {name: StoredTensor.of(array) for name, array in theirs.items()}
-    found, told = compare_weights(ours, tensors)
+def looks(candidate, reference):
+    tensors = {name: StoredTensor.of(array) for name, array in reference.items()}
+    found, told = compare_weights(candidate, tensors)
     assert set(told) == {name for name, d in found.items() if d.is_bug}
     return told
 
@@ -177,8 +177,8 @@ def test_what_a_wrong_weight_looks_like(wrong, look):
 
 
 def test_swapped_layers_are_told():
-    ours, theirs = weights(C, A, A * 2), weights(A, C, A * 2)
-    told = looks(ours, theirs)
+    candidate, reference = weights(C, A, A * 2), weights(A, C, A * 2)
+    told = looks(candidate, reference)
     assert swapped_layers(told, told) == ["layers 0 and 1 of blocks look swapped"]
     # One layer that was copied over another is no swap.
     told = looks(weights(C, C), weights(A, C))

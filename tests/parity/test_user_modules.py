@@ -30,16 +30,16 @@ class TheirMlp(nn.Module):
 
 
 class OurMlp(nnx.Module):
-    def __init__(self, theirs: TheirMlp):
+    def __init__(self, reference: TheirMlp):
         rngs = nnx.Rngs(0)
         self.ln = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
         self.up = nnx.Linear(D, F, rngs=rngs)
         self.down = nnx.Linear(F, D, rngs=rngs)
-        self.ln.scale.set_value(jnp.asarray(theirs.norm.weight.detach().numpy()))
-        self.ln.bias.set_value(jnp.asarray(theirs.norm.bias.detach().numpy()))
-        for ours, other in ((self.up, theirs.first), (self.down, theirs.second)):
-            ours.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
-            ours.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
+        self.ln.scale.set_value(jnp.asarray(reference.norm.weight.detach().numpy()))
+        self.ln.bias.set_value(jnp.asarray(reference.norm.bias.detach().numpy()))
+        for candidate, other in ((self.up, reference.first), (self.down, reference.second)):
+            candidate.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
+            candidate.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
 
     def __call__(self, x):
         return x + self.down(jax.nn.relu(self.up(self.ln(x))))
@@ -50,48 +50,52 @@ NAMES = {"ln": "norm", "up": "first", "down": "second"}
 
 @pytest.fixture
 def mlp():
-    theirs = randomize(TheirMlp())
-    return theirs, OurMlp(theirs)
+    reference = randomize(TheirMlp())
+    return reference, OurMlp(reference)
 
 
-def culprits(report):
-    return [(node.path, node.stage) for node in report.culprits]
+def root_causes(report):
+    return [(node.path, node.stage) for node in report.root_causes]
 
 
 def test_a_map_of_names_pairs_them(mlp):
     report = compare(*mlp, [hidden()], names=NAMES)
     assert report.verdict == "rounding"
     assert [node.path for node in report] == ["", "ln", "up", "down"]
-    assert [node.their_path for node in report] == ["", "norm", "first", "second"]
+    assert [node.reference_path for node in report] == ["", "norm", "first", "second"]
     assert all(node.forward is not None and node.backward for node in report)
 
 
 def test_a_wrong_weight_shows_in_what_its_module_gives(mlp):
-    theirs, ours = mlp
-    ours.up.kernel.set_value(ours.up.kernel[...].at[3, 5].add(1e-3))
-    assert culprits(compare(theirs, ours, [hidden()], names=NAMES)) == [("up", "forward")]
+    reference, candidate = mlp
+    candidate.up.kernel.set_value(candidate.up.kernel[...].at[3, 5].add(1e-3))
+    assert root_causes(compare(reference, candidate, [hidden()], names=NAMES)) == [
+        ("up", "forward")
+    ]
 
 
 def test_own_arithmetic_is_told_from_that_of_parts(mlp):
-    theirs, ours = mlp
-    ours.ln.epsilon = 1e-6
+    reference, candidate = mlp
+    candidate.ln.epsilon = 1e-6
 
     class Leaky(OurMlp):
         def __call__(self, x):
             return x + self.down(jax.nn.leaky_relu(self.up(self.ln(x))))
 
-    ours.__class__ = Leaky
-    report = compare(theirs, ours, [hidden()], names=NAMES)
-    assert culprits(report) == [("", "forward"), ("ln", "forward")]
-    assert report.culprits[0].message == "what enters down differs, though what enters up is right"
+    candidate.__class__ = Leaky
+    report = compare(reference, candidate, [hidden()], names=NAMES)
+    assert root_causes(report) == [("", "forward"), ("ln", "forward")]
+    assert (
+        report.root_causes[0].message == "what enters down differs, though what enters up is right"
+    )
 
 
 def test_what_is_not_named_is_judged_with_what_is_around_it(mlp):
-    theirs, ours = mlp
-    ours.ln.epsilon = 1e-6
-    report = compare(theirs, ours, [hidden()], names={"up": "first", "down": "second"})
-    assert culprits(report) == [("", "forward")]
-    assert report.culprits[0].message == "what enters up differs on equal inputs"
+    reference, candidate = mlp
+    candidate.ln.epsilon = 1e-6
+    report = compare(reference, candidate, [hidden()], names={"up": "first", "down": "second"})
+    assert root_causes(report) == [("", "forward")]
+    assert report.root_causes[0].message == "what enters up differs on equal inputs"
 
 
 def test_names_that_are_not_there_are_listed(mlp):
@@ -102,22 +106,22 @@ def test_names_that_are_not_there_are_listed(mlp):
 
 
 def test_neither_module_is_changed(mlp):
-    theirs, ours = mlp
-    theirs.train()
-    ours.train()
-    before = {name: p.detach().clone() for name, p in theirs.named_parameters()}
+    reference, candidate = mlp
+    reference.train()
+    candidate.train()
+    before = {name: p.detach().clone() for name, p in reference.named_parameters()}
     x = torch.from_numpy(hidden())
-    compare(theirs, ours, [x], names=NAMES)
-    assert theirs.training
+    compare(reference, candidate, [x], names=NAMES)
+    assert reference.training
     assert not x.requires_grad
     assert x.dtype == torch.float32
-    for name, parameter in theirs.named_parameters():
+    for name, parameter in reference.named_parameters():
         assert parameter.dtype == torch.float32
         assert parameter.grad is None
         assert torch.equal(parameter, before[name])
-    assert not theirs._forward_hooks
-    assert not theirs._forward_pre_hooks
-    assert ours.up.kernel[...].dtype == jnp.float32
+    assert not reference._forward_hooks
+    assert not reference._forward_pre_hooks
+    assert candidate.up.kernel[...].dtype == jnp.float32
     assert torch.float32 is torch.zeros(1).dtype
     assert torch.get_default_dtype() == torch.float32
 
@@ -138,10 +142,10 @@ class TheirTwice(nn.Module):
 
 
 class OurTwice(nnx.Module):
-    def __init__(self, theirs):
+    def __init__(self, reference):
         for name in ("linear", "unused", "gate"):
             linear = nnx.Linear(D, D, rngs=nnx.Rngs(0))
-            other = getattr(theirs, name)
+            other = getattr(reference, name)
             linear.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
             linear.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
             setattr(self, name, linear)
@@ -155,18 +159,18 @@ class OurTwice(nnx.Module):
 TWICE = {name: name for name in ("linear", "unused", "gate")}
 
 
-def run_twice(theirs, ours):
+def run_twice(reference, candidate):
     def call(module, given):
         return module(given[0], scale=given[1])
 
     given = [hidden(), np.float32([[[0.5]]])]
-    return compare(theirs, ours, given, names=TWICE, torch_call=call, jax_call=call)
+    return compare(reference, candidate, given, names=TWICE, torch_call=call, jax_call=call)
 
 
 @pytest.fixture
 def twice():
-    theirs = randomize(TheirTwice())
-    return theirs, OurTwice(theirs)
+    reference = randomize(TheirTwice())
+    return reference, OurTwice(reference)
 
 
 def test_modules_called_twice_dicts_keywords_and_unused_parts(twice):
@@ -177,7 +181,7 @@ def test_modules_called_twice_dicts_keywords_and_unused_parts(twice):
 
 
 def test_the_second_call_and_the_second_output_are_judged_too(twice):
-    theirs, ours = twice
+    reference, candidate = twice
 
     class SecondCall(OurTwice):
         def __call__(self, x, *, scale):
@@ -185,24 +189,24 @@ def test_the_second_call_and_the_second_output_are_judged_too(twice):
             again = self.linear(jnp.sin(once))
             return {"sum": once + scale * again, "gate": jax.nn.sigmoid(self.gate(again))}
 
-    ours.__class__ = SecondCall
-    report = run_twice(theirs, ours)
-    assert culprits(report) == [("", "forward")]
-    assert report.culprits[0].message.startswith("what enters linear differs")
+    candidate.__class__ = SecondCall
+    report = run_twice(reference, candidate)
+    assert root_causes(report) == [("", "forward")]
+    assert report.root_causes[0].message.startswith("what enters linear differs")
 
     class SecondOutput(OurTwice):
         def __call__(self, x, *, scale):
             result = super().__call__(x, scale=scale)
             return result | {"gate": result["gate"] * 1.001}
 
-    ours.__class__ = SecondOutput
-    report = run_twice(theirs, ours)
-    assert culprits(report) == [("", "forward")]
-    assert report.culprits[0].message.startswith("its output differs")
+    candidate.__class__ = SecondOutput
+    report = run_twice(reference, candidate)
+    assert root_causes(report) == [("", "forward")]
+    assert report.root_causes[0].message.startswith("its output differs")
 
 
 def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
-    theirs, ours = twice
+    reference, candidate = twice
 
     class Ungated(OurTwice):
         def __call__(self, x, *, scale):
@@ -215,9 +219,9 @@ def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
             again = self.linear(jnp.tanh(once))
             return {"sum": once + scale * again, "gate": jax.nn.sigmoid(again)}
 
-    ours.__class__ = Forgetful
-    report = run_twice(theirs, ours)
-    assert culprits(report) == [("", "forward")]
+    candidate.__class__ = Forgetful
+    report = run_twice(reference, candidate)
+    assert root_causes(report) == [("", "forward")]
     (gate,) = [node for node in report if node.path == "gate"]
     assert gate.forward is None
     assert gate.message == "theirs is called, ours is not"
@@ -226,9 +230,9 @@ def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
         def __call__(self, x, *, scale):
             return super().__call__(self.linear(x), scale=scale)
 
-    ours.__class__ = Eager
-    report = run_twice(theirs, ours)
-    assert culprits(report) == [("", "forward")]
+    candidate.__class__ = Eager
+    report = run_twice(reference, candidate)
+    assert root_causes(report) == [("", "forward")]
     (linear,) = [node for node in report if node.path == "linear"]
     assert linear.message == "called 3 times by ours, 2 times by theirs"
 
@@ -238,10 +242,10 @@ def test_outputs_that_cannot_be_laid_beside_each_other_are_refused(mlp):
         def __call__(self, x):
             return super().__call__(x)[:, 0]
 
-    theirs, ours = mlp
-    ours.__class__ = Pooled
+    reference, candidate = mlp
+    candidate.__class__ = Pooled
     with pytest.raises(UsageError, match=r"cannot be laid beside each other: ours \(2, 24\)"):
-        compare(theirs, ours, [hidden()], names=NAMES)
+        compare(reference, candidate, [hidden()], names=NAMES)
 
 
 class TheirLookup(nn.Module):
@@ -255,39 +259,39 @@ class TheirLookup(nn.Module):
 
 
 class OurLookup(nnx.Module):
-    def __init__(self, theirs):
+    def __init__(self, reference):
         self.table = nnx.Embed(11, D, rngs=nnx.Rngs(0))
-        self.table.embedding.set_value(jnp.asarray(theirs.table.weight.detach().numpy()))
+        self.table.embedding.set_value(jnp.asarray(reference.table.weight.detach().numpy()))
         self.norm = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, rngs=nnx.Rngs(0))
-        self.norm.scale.set_value(jnp.asarray(theirs.norm.weight.detach().numpy()))
-        self.norm.bias.set_value(jnp.asarray(theirs.norm.bias.detach().numpy()))
+        self.norm.scale.set_value(jnp.asarray(reference.norm.weight.detach().numpy()))
+        self.norm.bias.set_value(jnp.asarray(reference.norm.bias.detach().numpy()))
 
     def __call__(self, ids):
         return self.norm(self.table(ids))
 
 
 def test_integers_that_enter_a_part_are_compared():
-    theirs = randomize(TheirLookup())
-    ours = OurLookup(theirs)
+    reference = randomize(TheirLookup())
+    candidate = OurLookup(reference)
     tokens = ids() % 11
     names = {"table": "table", "norm": "norm"}
-    assert compare(theirs, ours, [tokens], names=names).verdict == "rounding"
+    assert compare(reference, candidate, [tokens], names=names).verdict == "rounding"
 
     class Shifted(OurLookup):
         def __call__(self, ids):
             return self.norm(self.table(jnp.roll(ids, 1, axis=1)))
 
-    ours.__class__ = Shifted
-    report = compare(theirs, ours, [tokens], names=names)
-    assert culprits(report) == [("", "forward")]
-    assert report.culprits[0].message == "what enters table differs on equal inputs"
+    candidate.__class__ = Shifted
+    report = compare(reference, candidate, [tokens], names=names)
+    assert root_causes(report) == [("", "forward")]
+    assert report.root_causes[0].message == "what enters table differs on equal inputs"
 
 
 def test_attention_to_another_sequence():
     x, memory = hidden(1), hidden(2, 13)
-    theirs = randomize(encdec.MultiHeadAttention(D, 4))
+    reference = randomize(encdec.MultiHeadAttention(D, 4))
     given = [x, memory, memory, padded()]
-    report = assert_parity(theirs, None, given, dialect="encdec")
+    report = assert_parity(reference, None, given, dialect="encdec")
     # Keys and values are one input of ours or two: their gradients are known together.
     assert {"input 0", "input 1"} <= set(report.nodes[0].backward)
     assert report.nodes[0].maps is not None
@@ -301,38 +305,38 @@ def test_attention_to_another_sequence():
 def test_a_mask_that_the_model_makes_wrongly_is_the_models_bug():
     found = subject("encdec")
     wrong = [*found.jax_inputs[:2], padded() & (np.arange(13) > 0), found.jax_inputs[3]]
-    report = compare_with(found.reference, found.ours, wrong, dtype="float64")
-    assert culprits(report) == [("encoder", "forward")]
-    assert "the mask that enters blocks.0.attention" not in report.culprits[0].message
-    assert "the mask that enters blocks.0 differs" in report.culprits[0].message
+    report = compare_with(found.reference, found.candidate, wrong, dtype="float64")
+    assert root_causes(report) == [("encoder", "forward")]
+    assert "the mask that enters blocks.0.attention" not in report.root_causes[0].message
+    assert "the mask that enters blocks.0 differs" in report.root_causes[0].message
 
 
 def test_layers_of_theirs_that_differ_make_no_model_but_a_comparison():
     found = subject("gpt2")
     import copy
 
-    theirs = copy.deepcopy(found.theirs)
-    theirs.transformer.h[1].ln_1.eps = 1e-3
-    report = compare(theirs, found.fresh(), found.inputs, dtype="float64")
-    assert culprits(report) == [("blocks.1.attention_norm", "forward")]
+    reference = copy.deepcopy(found.torch_module)
+    reference.transformer.h[1].ln_1.eps = 1e-3
+    report = compare(reference, found.fresh(), found.inputs, dtype="float64")
+    assert root_causes(report) == [("blocks.1.attention_norm", "forward")]
 
 
 def test_what_theirs_does_not_train_is_a_bug_of_the_gradient():
     found = subject("unified learned")
     import copy
 
-    theirs = copy.deepcopy(found.theirs)
-    theirs.layers[1].ffn.net[0].register_forward_hook(lambda module, given, out: out.detach())
+    reference = copy.deepcopy(found.torch_module)
+    reference.layers[1].ffn.net[0].register_forward_hook(lambda module, given, out: out.detach())
     report = compare(
-        theirs, found.fresh(), found.inputs, jax_inputs=found.jax_inputs, dialect="unified",
+        reference, found.fresh(), found.inputs, jax_inputs=found.jax_inputs, dialect="unified",
         dtype="float64",
     )  # fmt: skip
-    assert culprits(report) == [("blocks.1.feed_forward.up_proj", "backward")]
+    assert root_causes(report) == [("blocks.1.feed_forward.up_proj", "backward")]
 
 
 def test_without_gradients():
     found = subject("llama")
-    report = compare(found.theirs, None, found.inputs, backward=False, dtype="float64")
+    report = compare(found.torch_module, None, found.inputs, backward=False, dtype="float64")
     assert report.mode == "forward"
     assert report.verdict == "rounding"
     assert not any(node.backward for node in report)

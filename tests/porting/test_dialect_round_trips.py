@@ -47,18 +47,18 @@ def pick(s: dict[str, Any], *makers: Any) -> Any:
 
 def make_prepost(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     block = (s["D"], s["N"], s["F"], s["rate"])
-    theirs = pick(
+    source = pick(
         s,
         lambda: prepost.MultiHeadAttention(s["D"], s["N"], s["rate"]),
         lambda: prepost.PreNormTransformerBlock(*block),
         lambda: prepost.TransformerBlock(*block),
     )
-    return theirs, {"num_heads": s["N"]}
+    return source, {"num_heads": s["N"]}
 
 
 def make_encdec(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     layer = (s["D"], s["N"], s["F"], s["rate"])
-    theirs = pick(
+    source = pick(
         s,
         lambda: encdec.RelativePositionalAttention(s["D"], s["N"], s["F"]),
         lambda: encdec.MultiQueryAttention(s["D"], s["N"]),
@@ -71,7 +71,7 @@ def make_encdec(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
             s["V"], s["F"], s["D"], s["N"], s["L"], s["M"], s["F"], s["S"], s["rate"]
         ),
     )
-    return theirs, {"num_heads": s["N"]}
+    return source, {"num_heads": s["N"]}
 
 
 def make_charlm(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -93,21 +93,21 @@ def make_unified(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
         parts = (attention_class(s["D"], s["N"], **attention), ffn(s["D"], s["F"]))
         return unified.TransformerBlock(*parts, s["D"], s["rate"], pre_norm), told
     positions = (unified.SinusoidalPE, unified.LearnedPE, unified.RoPE, unified.ALiBi)
-    theirs = unified.Transformer(
+    source = unified.Transformer(
         s["V"], s["D"], s["N"], s["L"], s["F"], s["rate"], s["S"], attention_class, attention, ffn,
         positions[s["choice"] % 4], pre_norm,
     )  # fmt: skip
     alibi = {"positions": "alibi", "max_len": s["S"]} if s["choice"] % 4 == 3 else {}
-    return theirs, told | alibi
+    return source, told | alibi
 
 
 def make_minimal(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    theirs = pick(
+    source = pick(
         s,
         lambda: minimal.MinimalAttention(s["D"], s["N"]),
         lambda: minimal.TransformerBlock(s["D"], s["N"], s["F"], s["rate"]),
     )
-    return theirs, {"num_heads": s["N"]}
+    return source, {"num_heads": s["N"]}
 
 
 def make_torch_nn(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -116,7 +116,7 @@ def make_torch_nn(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
             "activation": ("relu", "gelu")[s["choice"] % 2], "layer_norm_eps": 1e-3}  # fmt: skip
     layer = (s["D"], s["N"], s["F"], s["rate"])
     norm = nn.LayerNorm(s["D"], 1e-3) if final else None
-    theirs = pick(
+    source = pick(
         s,
         lambda: nn.MultiheadAttention(s["D"], s["N"], bias=bias, batch_first=batch_first),
         lambda: nn.TransformerDecoderLayer(*layer, bias=bias, **told),
@@ -125,7 +125,7 @@ def make_torch_nn(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
         ),
         lambda: nn.Transformer(s["D"], s["N"], s["L"], s["M"], s["F"], bias=bias, **told),
     )
-    return theirs, {"nhead": s["N"], **told}
+    return source, {"nhead": s["N"], **told}
 
 
 def make_nanogpt(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -147,8 +147,8 @@ def make_torch_ref(s: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
             s["choice"] % 6
         ],
     }  # fmt: skip
-    theirs = TORCH.transformer_lm.TransformerLM(TORCH.config.TransformerLMConfig(**config))
-    return theirs, {"class": "TransformerLM", **config}
+    source = TORCH.transformer_lm.TransformerLM(TORCH.config.TransformerLMConfig(**config))
+    return source, {"class": "TransformerLM", **config}
 
 
 MAKERS = {
@@ -180,17 +180,17 @@ def strided(array: np.ndarray, way: int) -> np.ndarray:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(s=sizes(), dtype=st.sampled_from(DTYPES), way=st.integers(0, 3))
 def test_random_configurations_come_back_bit_for_bit(dialect, s, dtype, way):
-    theirs, told = MAKERS[dialect](s)
+    source, told = MAKERS[dialect](s)
     random = np.random.default_rng(s["choice"])
     with jax.enable_x64(True), torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in source.parameters():
             parameter.copy_(torch.from_numpy(random.standard_normal(parameter.shape)))
-        expected = state_of(theirs.to(getattr(torch, dtype)))
-        same_bits(to_torch(from_torch(theirs, dialect)), expected)
+        expected = state_of(source.to(getattr(torch, dtype)))
+        same_bits(to_torch(from_torch(source, dialect)), expected)
         # What is not contiguous in torch: a transposed copy in every parameter's place.
-        for parameter in theirs.parameters():
+        for parameter in source.parameters():
             parameter.data = parameter.data.mT.contiguous().mT if parameter.ndim > 1 else parameter
-        same_bits(to_torch(from_torch(theirs, dialect)), expected)
+        same_bits(to_torch(from_torch(source, dialect)), expected)
         arrays = {name: strided(array, way) for name, array in expected.items()}
-        found = from_torch(arrays, dialect, {"class": type(theirs).__name__, **told})
+        found = from_torch(arrays, dialect, {"class": type(source).__name__, **told})
         same_bits(to_torch(found), expected)

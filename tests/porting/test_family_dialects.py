@@ -28,8 +28,8 @@ from tests.support.ported_modules import (
     is_training,
     perturb,
     round_trip,
-    run_ours,
-    run_theirs,
+    run_source,
+    run_target,
     same_bits,
     settings_of,
     state_of,
@@ -51,7 +51,7 @@ CONSTRUCTED = [case for case in CASES if case.id.endswith("-0") or case.values[1
 def make(row: Row, variant: dict[str, Any]) -> torch.nn.Module:
     torch.manual_seed(5)
     words = {**defined_in(family_module(row.family)), **SETTINGS, **variant}
-    return eval(row.theirs[0], words)
+    return eval(row.source[0], words)
 
 
 def boolean(family: str, mask: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ def boolean(family: str, mask: np.ndarray) -> np.ndarray:
 
 def inputs_of(row: Row, variant: dict[str, Any]) -> tuple[dict, dict, dict]:
     """The inputs of a row's call: arrays that may have gradients; masks; what is no array."""
-    names = compile(row.theirs[1], "", "eval").co_names
+    names = compile(row.source[1], "", "eval").co_names
     arguments = {n: a for n, a in arguments_of(row, variant).items() if n in names}
     masks = {n: a for n, a in arguments.items() if n in MASKS and a is not None}
     rest = {n: a for n, a in arguments.items() if not isinstance(a, np.ndarray)}
@@ -74,41 +74,41 @@ def caller(row: Row, more: dict[str, Any], **settings: Any) -> Any:
 
     def call(module: Any, **arrays: Any) -> Any:
         words = {**SETTINGS, **more, **arrays, "module": lambda *a: module(*a, **settings)}
-        return eval(row.theirs[1], words)
+        return eval(row.source[1], words)
 
     return call
 
 
 @pytest.mark.parametrize(("row", "variant"), CASES)
 def test_a_module_computes_the_same(row, variant):
-    theirs = perturb(make(row, variant)).eval()
-    ours = from_torch(theirs, row.family)
-    assert not is_training(ours)
+    source = perturb(make(row, variant)).eval()
+    target = from_torch(source, row.family)
+    assert not is_training(target)
     arrays, masks, rest = inputs_of(row, variant)
     tensors = {name: torch.from_numpy(mask) for name, mask in masks.items()}
-    expected = run_theirs(theirs, caller(row, {**rest, **tensors}), arrays)
+    expected = run_source(source, caller(row, {**rest, **tensors}), arrays)
     ask = {"return_weights": True} if "weights.0" in expected else {}
     booleans = {name: boolean(row.family, mask) for name, mask in masks.items()}
-    found = run_ours(ours, caller(row, {**rest, **booleans}, **ask), arrays, row.family)
+    found = run_target(target, caller(row, {**rest, **booleans}, **ask), arrays, row.family)
     judge_float64(found, expected)
 
 
 @functools.cache
 def build_by_hand(row: Row) -> Any:
-    built = eval(row.ours[0], {**vocabulary(JAX), **SETTINGS})
+    built = eval(row.target[0], {**vocabulary(JAX), **SETTINGS})
     return built if isinstance(built, tuple) else (built, Dropout(0.0))
 
 
 @pytest.mark.parametrize("row", MODULE_ROWS, ids=str)
 def test_settings_and_rates_are_those_of_the_module_built_by_hand(row):
-    ours = from_torch(make(row, {}).train(), row.family)
+    target = from_torch(make(row, {}).train(), row.family)
     built, dropout = build_by_hand(row)
-    if hasattr(ours, "dropout"):
+    if hasattr(target, "dropout"):
         # Ours adds the rows to x and drops; built by hand these are two parts, or one.
-        assert ours.dropout.rate == dropout.rate
-        del ours.dropout
-    assert settings_of(ours) == settings_of(built)
-    assert is_training(ours) == is_training(built)
+        assert target.dropout.rate == dropout.rate
+        del target.dropout
+    assert settings_of(target) == settings_of(built)
+    assert is_training(target) == is_training(built)
 
 
 @pytest.mark.parametrize("row", MODULE_ROWS, ids=str)
@@ -119,10 +119,10 @@ def test_a_module_built_by_hand_goes_to_the_family(row):
         with pytest.raises(UsageError, match="charlm has nothing that computes what"):
             to_torch(built, row.family)
         return
-    theirs = make(row, {}).double()
+    source = make(row, {}).double()
     state = {name: to_tensor(array) for name, array in to_torch(built, row.family).items()}
-    theirs.load_state_dict(state, strict=True)
-    again = get_parameters(from_torch(theirs, row.family))
+    source.load_state_dict(state, strict=True)
+    again = get_parameters(from_torch(source, row.family))
     for name, parameter in get_parameters(built).items():
         np.testing.assert_array_equal(parameter, again[name])
 
@@ -130,8 +130,8 @@ def test_a_module_built_by_hand_goes_to_the_family(row):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("row", "variant"), CONSTRUCTED)
 def test_a_module_comes_back_bit_for_bit(row, variant, dtype):
-    theirs = perturb(make(row, variant)).eval()
-    back = round_trip(theirs, row.family, dtype)
+    source = perturb(make(row, variant)).eval()
+    back = round_trip(source, row.family, dtype)
     fresh = make(row, variant).eval().to(getattr(torch, dtype))
     fresh.load_state_dict({name: to_tensor(array) for name, array in back.items()}, strict=True)
     if dtype in ("float32", "float64"):
@@ -142,34 +142,34 @@ def test_a_module_comes_back_bit_for_bit(row, variant, dtype):
             for n, t in tensors.items()
         }
         call = caller(row, rest)
-        for one, other in zip(call(theirs, **tensors), call(fresh, **tensors), strict=True):
+        for one, other in zip(call(source, **tensors), call(fresh, **tensors), strict=True):
             assert torch.equal(one, other)
 
 
-def told(row: Row, theirs: torch.nn.Module) -> dict[str, Any]:
+def told(row: Row, source: torch.nn.Module) -> dict[str, Any]:
     """The arguments of a constructor that shapes do not tell."""
-    settings: dict[str, Any] = {"class": type(theirs).__name__, "num_heads": SETTINGS["num_heads"]}
-    rates = {m.p for m in theirs.modules() if isinstance(m, torch.nn.Dropout)}
-    settings["dropout"] = rates.pop() if rates else getattr(theirs, "dropout", 0.0)
+    settings: dict[str, Any] = {"class": type(source).__name__, "num_heads": SETTINGS["num_heads"]}
+    rates = {m.p for m in source.modules() if isinstance(m, torch.nn.Dropout)}
+    settings["dropout"] = rates.pop() if rates else getattr(source, "dropout", 0.0)
     if row.name == "ALiBi":
-        settings["num_heads"] = len(theirs.slopes)
+        settings["num_heads"] = len(source.slopes)
     if row.name == "TransformerBlock" and row.family == "unified":
-        settings["pre_norm"] = theirs.pre_norm
-    if "ALiBi)" in row.theirs[0]:
+        settings["pre_norm"] = source.pre_norm
+    if "ALiBi)" in row.source[0]:
         settings |= {"positions": "alibi", "max_len": 8192}
     return settings
 
 
 @pytest.mark.parametrize(("row", "variant"), CONSTRUCTED)
 def test_arrays_alone_and_settings_make_the_same_module(row, variant):
-    theirs = perturb(make(row, variant)).float()
-    expected = from_torch(theirs.eval(), row.family)
-    found = from_torch(state_of(theirs), row.family, told(row, theirs))
+    source = perturb(make(row, variant)).float()
+    expected = from_torch(source.eval(), row.family)
+    found = from_torch(state_of(source), row.family, told(row, source))
     assert type(found) is type(expected)
     assert settings_of(found) == settings_of(expected)
-    ours, alone = get_parameters(expected), get_parameters(found)
-    assert ours.keys() == alone.keys()
-    for name, parameter in ours.items():
+    target, alone = get_parameters(expected), get_parameters(found)
+    assert target.keys() == alone.keys()
+    for name, parameter in target.items():
         np.testing.assert_array_equal(parameter, alone[name])
 
 
@@ -178,21 +178,21 @@ def test_arrays_alone_and_settings_make_the_same_module(row, variant):
     [("n_heads", 4), ("heads", 4), ("h", 4), ("nhead", 4), ("d_k", 6), ("head_size", 6)],
 )
 def test_heads_may_be_called_otherwise(name, value):
-    theirs = prepost.MultiHeadAttention(24, 4)
-    del theirs.num_heads, theirs.d_k
+    source = prepost.MultiHeadAttention(24, 4)
+    del source.num_heads, source.d_k
     with pytest.raises(UsageError, match="MultiHeadAttention has no num_heads or n_heads or"):
-        from_torch(theirs, "prepost")
-    setattr(theirs, name, value)
-    assert from_torch(theirs, "prepost").num_heads == 4
+        from_torch(source, "prepost")
+    setattr(source, name, value)
+    assert from_torch(source, "prepost").num_heads == 4
 
 
 def test_a_module_may_keep_its_config():
     settings = SETTINGS["config"]
     for kind in (charlm.AttentionHead, charlm.MultiHeadAttention, charlm.FeedForward, charlm.Block):
-        theirs = kind(settings)
+        source = kind(settings)
         # More layers than one of their modules has arrays.
-        theirs.config = {**settings, "layers_num": 99}
-        assert settings_of(from_torch(theirs, "charlm")) == settings_of(
+        source.config = {**settings, "layers_num": 99}
+        assert settings_of(from_torch(source, "charlm")) == settings_of(
             from_torch(kind(settings), "charlm")
         )
 
@@ -211,21 +211,21 @@ LONG: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.parametrize(("family", "make", "inputs"), LONG)
 def test_a_module_computes_with_the_tables_it_came_with(family, make, inputs):
-    theirs = perturb(make()).eval()
+    source = perturb(make()).eval()
     arrays = inputs()
     arrays = arrays if isinstance(arrays, tuple) else (arrays,)
     with torch.no_grad():
-        expected = theirs(*map(torch.from_numpy, arrays)).numpy()
-    ours = from_torch(theirs, family)
-    definition, parameters = split(ours)
+        expected = source(*map(torch.from_numpy, arrays)).numpy()
+    target = from_torch(source, family)
+    definition, parameters = split(target)
     # Taken apart and put together, as in training: where it came from is forgotten, not its tables.
     again = merge(definition, parameters)
     judge_float64({"output": np.asarray(again(*arrays))}, {"output": expected})
-    same_bits(to_torch(again, family), state_of(theirs))
+    same_bits(to_torch(again, family), state_of(source))
     # Equal tables make equal definitions, so that what was compiled for one serves the other.
-    other = split(from_torch(theirs, family))[0]
+    other = split(from_torch(source, family))[0]
     assert definition == other
     assert hash(definition) == hash(other)
     with torch.no_grad():
-        next(theirs.buffers()).view(-1)[-1] += 1e-7
-    assert definition != split(from_torch(theirs, family))[0]
+        next(source.buffers()).view(-1)[-1] += 1e-7
+    assert definition != split(from_torch(source, family))[0]

@@ -29,10 +29,10 @@ WITH_ARRAYS = [row for row in MODULE_ROWS if len(list(make(row, {}).parameters()
 
 @pytest.mark.parametrize("row", WITH_ARRAYS, ids=str)
 def test_all_that_is_missing_or_unexpected_is_listed(row):
-    theirs = make(row, {})
-    names = [name for name, _ in theirs.named_parameters()]
+    source = make(row, {})
+    names = [name for name, _ in source.named_parameters()]
     for first, second in ((0, 1), (len(names) // 2, -1), (-2, 0)):
-        state = state_of(theirs)
+        state = state_of(source)
         gone, renamed = names[first], names[second]
         del state[gone]
         state[f"{renamed}_"] = state.pop(renamed)
@@ -40,7 +40,7 @@ def test_all_that_is_missing_or_unexpected_is_listed(row):
             if {gone, renamed} & {"tok_emb.weight", "token_embedding.weight"}:
                 state.pop(alias, None)
         with pytest.raises(CheckpointError) as refusal:
-            from_torch(state, row.family, told(row, theirs))
+            from_torch(state, row.family, told(row, source))
         message = str(refusal.value)
         assert f"missing {gone} (our " in message
         assert f"missing {renamed} (our " in message
@@ -50,14 +50,14 @@ def test_all_that_is_missing_or_unexpected_is_listed(row):
 
 @pytest.mark.parametrize("row", WITH_ARRAYS, ids=str)
 def test_no_array_may_have_another_shape(row):
-    theirs = make(row, {})
+    source = make(row, {})
     # Of each list the first, and a decoder's beside an encoder's.
-    names = [name for name, _ in theirs.named_parameters() if not re.search(r"\.[1-9]\d*\.", name)]
+    names = [name for name, _ in source.named_parameters() if not re.search(r"\.[1-9]\d*\.", name)]
     for name in {re.sub(r"W_[vo]|w_[vo]|[KV]_weights", "", name): name for name in names}.values():
-        state = state_of(theirs)
+        state = state_of(source)
         state[name] = np.concatenate((state[name], state[name][..., :1]), axis=-1)
         with pytest.raises(JaxformerError):
-            from_torch(state, row.family, told(row, theirs))
+            from_torch(state, row.family, told(row, source))
 
 
 def test_all_that_is_wrong_is_listed_with_both_shapes():
@@ -91,7 +91,7 @@ def spoil(state: dict[str, np.ndarray], name: str, index: tuple[int, ...], value
 
 
 @pytest.mark.parametrize(
-    ("family", "theirs", "name", "index", "value"),
+    ("family", "source", "name", "index", "value"),
     [
         ("encdec", encdec.PositionalEncoding(D, 19), "pe", (0, 3, 2), 1e-5),
         ("encdec", encdec.Transformer(7, 11, D, N, 1, 1, F, 19), "positional_encoding.pe",
@@ -106,9 +106,9 @@ def spoil(state: dict[str, np.ndarray], name: str, index: tuple[int, ...], value
          np.nan),
     ],
 )  # fmt: skip
-def test_a_buffer_must_hold_what_we_would_compute(family, theirs, name, index, value):
-    state = state_of(theirs)
-    settings = {"class": type(theirs).__name__, "num_heads": N}
+def test_a_buffer_must_hold_what_we_would_compute(family, source, name, index, value):
+    state = state_of(source)
+    settings = {"class": type(source).__name__, "num_heads": N}
     from_torch(dict(state), family, settings)
     with pytest.raises(CheckpointError, match=f"the buffer {re.escape(name)} differs by"):
         from_torch(spoil(state, name, index, value), family, settings)
@@ -125,14 +125,14 @@ def test_a_mask_may_be_of_booleans_or_integers():
 
 
 @pytest.mark.parametrize(
-    ("family", "theirs", "alias", "name"),
+    ("family", "source", "alias", "name"),
     [
         ("encdec", encdec.GPT(7, D, N, 1, F, 19), "output_proj.weight", "token_embedding.weight"),
         ("unified", unified.Transformer(7, D, N, 1), "head.weight", "tok_emb.weight"),
     ],
 )
-def test_a_tied_head_must_be_equal_and_may_be_missing(family, theirs, alias, name):
-    state, settings = state_of(theirs), {"num_heads": N}
+def test_a_tied_head_must_be_equal_and_may_be_missing(family, source, alias, name):
+    state, settings = state_of(source), {"num_heads": N}
     for gone in (alias, name):
         one = {key: array for key, array in state.items() if key != gone}
         same_bits(to_torch(from_torch(one, family, settings)), state)
@@ -159,17 +159,17 @@ def test_settings_that_arrays_do_not_tell_are_named():
         from_torch(torch.nn.Linear(3, 5), "unified")
 
 
-def changed(theirs: torch.nn.Module, **attributes: Any) -> torch.nn.Module:
+def changed(source: torch.nn.Module, **attributes: Any) -> torch.nn.Module:
     """The module with other attributes, ``__`` for the dots of their paths."""
     for path, value in attributes.items():
         *owners, name = path.split("__")
-        owner = theirs.get_submodule(".".join(owners))
+        owner = source.get_submodule(".".join(owners))
         setattr(owner, name, value)
-    return theirs
+    return source
 
 
 @pytest.mark.parametrize(
-    ("family", "theirs", "message"),
+    ("family", "source", "message"),
     [
         ("prepost", changed(prepost.TransformerBlock(D, N, F), ff__1=torch.nn.GELU()),
          "ff.1 of TransformerBlock is gelu, where it is relu"),
@@ -192,9 +192,9 @@ def changed(theirs: torch.nn.Module, **attributes: Any) -> torch.nn.Module:
          "a pre-norm Transformer has a final_norm"),
     ],
 )  # fmt: skip
-def test_a_module_that_computes_something_else_is_refused(family, theirs, message):
+def test_a_module_that_computes_something_else_is_refused(family, source, message):
     with pytest.raises(UsageError, match=message):
-        from_torch(theirs, family)
+        from_torch(source, family)
 
 
 def language_model(**settings: Any) -> TransformerLM:
@@ -251,9 +251,9 @@ def test_what_a_class_cannot_hold_is_not_exported(dialect, module, messages):
 
 
 def test_a_module_with_another_eps_goes_back_where_it_came_from_and_nowhere_else():
-    theirs = changed(prepost.TransformerBlock(D, N, F), norm1__eps=1e-6, norm2__eps=1e-3)
-    ours = from_torch(theirs, "prepost")
-    assert (ours.attention_norm.eps, ours.feed_forward_norm.eps) == (1e-6, 1e-3)
-    same_bits(to_torch(ours), state_of(theirs))
+    source = changed(prepost.TransformerBlock(D, N, F), norm1__eps=1e-6, norm2__eps=1e-3)
+    target = from_torch(source, "prepost")
+    assert (target.attention_norm.eps, target.feed_forward_norm.eps) == (1e-6, 1e-3)
+    same_bits(to_torch(target), state_of(source))
     with pytest.raises(UsageError, match="eps is 1e-06 here and 1e-05 there"):
-        to_torch(ours, "encdec")
+        to_torch(target, "encdec")

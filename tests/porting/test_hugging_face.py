@@ -17,13 +17,13 @@ from jaxformer.porting.mapping.transfer import import_tensors
 from tests.support.hugging_face import (
     assert_close,
     build_case,
+    in_float32,
     randomize,
-    run_ours,
-    run_theirs,
+    run_source,
+    run_target,
     same_tables,
-    their_tables,
+    source_tables,
     tokens,
-    widely,
 )
 from tests.support.hugging_face_cases import BATCH, CASES, LENGTH, MAKES_TEXT, ROTARY, VOCAB
 
@@ -38,22 +38,24 @@ def case(request):
 
 
 @pytest.fixture(scope="module")
-def theirs(case):
+def source(case):
     return randomize(build_case(case))
 
 
 @pytest.fixture(scope="module")
-def ours(case, theirs):
-    return from_torch(theirs, case.dialect)
+def target(case, source):
+    return from_torch(source, case.dialect)
 
 
-def test_outputs_are_equal(theirs, ours):
+def test_outputs_are_equal(source, target):
     ids = tokens()
-    for found, expected in zip(run_ours(ours, ids), run_theirs(theirs, ours, ids), strict=True):
+    for found, expected in zip(
+        run_target(target, ids), run_source(source, target, ids), strict=True
+    ):
         assert_close(found, expected.detach(), 1e-11)
 
 
-def test_outputs_are_equal_at_the_tokens_beside_padding(case, theirs, ours):
+def test_outputs_are_equal_at_the_tokens_beside_padding(case, source, target):
     ids = tokens(1)
     real = np.ones((BATCH, LENGTH), bool)
     real[0, :57] = False
@@ -62,37 +64,37 @@ def test_outputs_are_equal_at_the_tokens_beside_padding(case, theirs, ours):
     if case.dialect == "opt":
         # Its positions count from the first token, all others' from the first place.
         more["positions"] = jnp.asarray(np.maximum(np.cumsum(real, 1) - 1, 0))
-    (found, *_) = run_ours(ours, ids, jnp.asarray(real)[:, None, None, :], **more)
-    (expected, *_) = run_theirs(theirs, ours, ids, attention_mask=real.astype(int))
+    (found, *_) = run_target(target, ids, jnp.asarray(real)[:, None, None, :], **more)
+    (expected, *_) = run_source(source, target, ids, attention_mask=real.astype(int))
     assert_close(np.asarray(found)[real], expected.detach()[real], 1e-11)
 
 
-def test_gradients_are_equal(case, theirs, ours):
+def test_gradients_are_equal(case, source, target):
     ids = tokens(3)
     labels = np.roll(ids, -1, axis=1)
-    theirs.zero_grad()
-    _their_loss(run_theirs(theirs, ours, ids), labels).backward()
-    links = export_plan(ours, case.dialect).links
-    gradients = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
-    if case.kind == "BertForMaskedLM" and not theirs.config.tie_word_embeddings:
+    source.zero_grad()
+    _source_loss(run_source(source, target, ids), labels).backward()
+    links = export_plan(target, case.dialect).links
+    gradients = {name: p.grad for name, p in source.named_parameters() if p.grad is not None}
+    if case.kind == "BertForMaskedLM" and not source.config.tie_word_embeddings:
         # They do not use this one.
         assert "cls.predictions.bias" not in gradients
         gradients["cls.predictions.bias"] = gradients["cls.predictions.decoder.bias"]
-    assert gradients.keys() == dict(theirs.named_parameters()).keys()
-    aliases = export_plan(ours, case.dialect).counterpart.aliases
+    assert gradients.keys() == dict(source.named_parameters()).keys()
+    aliases = export_plan(target, case.dialect).counterpart.aliases
     for alias, name in aliases.items():
         gradients.setdefault(name, gradients.get(alias))
     expected = import_tensors(links, tensors_of(gradients))
-    definition, parameters = split(ours)
+    definition, parameters = split(target)
 
     def loss(parameters):
-        return _our_loss(run_ours(merge(definition, parameters), ids), labels)
+        return _target_loss(run_target(merge(definition, parameters), ids), labels)
 
     found = jax.jit(jax.grad(loss))(parameters)
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         reference = expected[name].read()
-        if name.endswith("k_proj.bias") and ours.config.positions != "rotary":
+        if name.endswith("k_proj.bias") and target.config.positions != "rotary":
             # It adds the same to all scores of a query, which the softmax does not see.
             noise = 1e-12 * np.abs(found[name.replace("k_proj", "q_proj")]).max()
             assert np.abs(gradient).max() <= noise
@@ -101,14 +103,14 @@ def test_gradients_are_equal(case, theirs, ours):
             assert_close(gradient, reference, 1e-10, name)
 
 
-def _their_loss(outputs, labels):
+def _source_loss(outputs, labels):
     if outputs[0].shape[-1] == VOCAB:
         flat = outputs[0].flatten(0, 1)
         return torch.nn.functional.cross_entropy(flat, torch.as_tensor(labels).flatten())
     return sum((output.sin() * (1 + n)).sum() for n, output in enumerate(outputs))
 
 
-def _our_loss(outputs, labels):
+def _target_loss(outputs, labels):
     if outputs[0].shape[-1] == VOCAB:
         log_probs = jax.nn.log_softmax(outputs[0])
         return -jnp.take_along_axis(log_probs, jnp.asarray(labels)[..., None], -1).mean()
@@ -119,18 +121,18 @@ def _our_loss(outputs, labels):
 def test_greedy_texts_are_equal(name):
     case = CASES[name]
     # Large weights and small embeddings, so that a text does not repeat its last token.
-    theirs = randomize(build_case(case), std=0.5, embeddings=0.2)
-    ours = from_torch(theirs, case.dialect)
+    source = randomize(build_case(case), std=0.5, embeddings=0.2)
+    target = from_torch(source, case.dialect)
     prompt = tokens(4, (BATCH, 11))
-    with widely(), same_tables(theirs, ours):
-        expected = theirs.generate(
+    with in_float32(), same_tables(source, target):
+        expected = source.generate(
             torch.as_tensor(prompt),
             attention_mask=torch.ones(prompt.shape, dtype=torch.long),
             do_sample=False,
             max_new_tokens=GENERATED,
             pad_token_id=0,
         )
-    found = generate(ours, prompt, GENERATED, greedy=True)
+    found = generate(target, prompt, GENERATED, greedy=True)
     assert np.array_equal(found, expected[:, prompt.shape[1] :])
     assert len(np.unique(found)) > 2
 
@@ -138,51 +140,51 @@ def test_greedy_texts_are_equal(name):
 @pytest.mark.parametrize("name", ROTARY)
 def test_what_is_left_in_float64_is_the_rotary_tables(name, monkeypatch):
     case = CASES[name]
-    theirs = randomize(build_case(case))
-    ours = from_torch(theirs, case.dialect)
+    source = randomize(build_case(case))
+    target = from_torch(source, case.dialect)
     ids = tokens(5)
-    with widely():
-        expected = theirs(torch.as_tensor(ids))[0].detach()
-    assert_close(run_ours(ours, ids)[0], expected, 1e-5)
-    with widely():
-        tables = their_tables(theirs)
+    with in_float32():
+        expected = source(torch.as_tensor(ids))[0].detach()
+    assert_close(run_target(target, ids)[0], expected, 1e-5)
+    with in_float32():
+        tables = source_tables(source)
     monkeypatch.setattr(positions, "rotary_tables", lambda *settings: tables)
-    assert_close(run_ours(ours, ids)[0], expected, 1e-11)
+    assert_close(run_target(target, ids)[0], expected, 1e-11)
 
 
 @pytest.mark.parametrize("name", ROTARY)
 def test_rotary_tables_differ_in_last_bits_only(name):
     case = CASES[name]
-    theirs = build_case(case)
-    position = from_torch(theirs, case.dialect).blocks[0].attention.position
-    ours = positions.rotary_tables(
+    source = build_case(case)
+    position = from_torch(source, case.dialect).blocks[0].attention.position
+    target = positions.rotary_tables(
         position.max_length, position.width, position.base, position.scaling
     )
     # A frequency is a quotient, a power and, where it is stretched, up to five operations more:
     # eight roundings of 2^-24. The angle, one more, is up to as many radians as the position.
     bound = 9 * 2.0**-24 * np.arange(position.max_length)[:, None] + 2.0**-23
-    for found, expected in zip(their_tables(theirs), ours, strict=True):
+    for found, expected in zip(source_tables(source), target, strict=True):
         assert found.shape == expected.shape
         assert (np.abs(found - expected) <= bound).all()
 
 
 def test_token_types_are_theirs():
     case = CASES["bert no pooler"]
-    theirs = randomize(build_case(case))
-    ours = from_torch(theirs, "bert")
+    source = randomize(build_case(case))
+    target = from_torch(source, "bert")
     ids = tokens(7)
     types = np.random.default_rng(8).integers(0, 3, ids.shape)
-    (expected,) = run_theirs(theirs, ours, ids, token_type_ids=types)
-    (found,) = run_ours(ours, ids, None, jnp.asarray(types))
+    (expected,) = run_source(source, target, ids, token_type_ids=types)
+    (found,) = run_target(target, ids, None, jnp.asarray(types))
     assert_close(found, expected.detach(), 1e-11)
 
 
 def test_gelu_fast_is_gelu_new_to_ten_digits():
     case = CASES["gpt_neox"]
     case = dataclasses.replace(case, settings={**case.settings, "hidden_act": "gelu_fast"})
-    theirs = randomize(build_case(case))
-    ours = from_torch(theirs, "gpt_neox")
+    source = randomize(build_case(case))
+    target = from_torch(source, "gpt_neox")
     ids = tokens(9)
     # It has 0.7978845608 for sqrt(2/π): 4e-12 of the tanh's argument.
-    assert_close(run_ours(ours, ids)[0], run_theirs(theirs, ours, ids)[0].detach(), 1e-11)
+    assert_close(run_target(target, ids)[0], run_source(source, target, ids)[0].detach(), 1e-11)
     assert np.float32(0.7978845608) == np.float32(np.sqrt(2 / np.pi))

@@ -18,28 +18,28 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @pytest.mark.parametrize("name", CASES)
 def test_every_bit_comes_back(name):
     case = CASES[name]
-    theirs = randomize(build_case(case))
+    source = randomize(build_case(case))
     for dtype in DTYPES:
-        theirs = theirs.to(dtype)
-        back = to_torch(from_torch(theirs, case.dialect))
+        source = source.to(dtype)
+        back = to_torch(from_torch(source, case.dialect))
         assert all(array.flags.c_contiguous for array in back.values())
-        assert bits_of(back) == bits_of(theirs.state_dict())
+        assert bits_of(back) == bits_of(source.state_dict())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_builds_the_same_from_what_comes_back(name):
     case = CASES[name]
-    theirs = randomize(build_case(case)).float()
-    ours = from_torch(theirs)
-    again = build(case.kind, export_plan(ours).counterpart.settings(ours), **case.arguments)
-    again.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(ours).items()}, strict=True)
+    source = randomize(build_case(case)).float()
+    target = from_torch(source)
+    again = build(case.kind, export_plan(target).counterpart.settings(target), **case.arguments)
+    again.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target).items()}, strict=True)
     ids = torch.as_tensor(tokens())
-    assert torch.equal(again(ids)[0], theirs(ids)[0])
+    assert torch.equal(again(ids)[0], source(ids)[0])
 
 
 def _arrays(name):
-    theirs = build_case(CASES[name])
-    return dict(theirs.state_dict()), theirs.config.to_dict()
+    source = build_case(CASES[name])
+    return dict(source.state_dict()), source.config.to_dict()
 
 
 # Settings that are not ours to make: a case, what is changed, what the refusal must say.
@@ -209,11 +209,11 @@ def test_buffers_of_old_files_are_checked(name, dtype):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_dialect_is_told_by_the_config_or_the_module(name):
-    theirs = build_case(CASES[name])
-    tensors = tensors_of(theirs.state_dict())
+    source = build_case(CASES[name])
+    tensors = tensors_of(source.state_dict())
     dialect = CASES[name].dialect
-    assert detect_dialect(tensors, config=theirs.config.to_dict()).name == dialect
-    assert detect_dialect(tensors, module=theirs).name == dialect
+    assert detect_dialect(tensors, config=source.config.to_dict()).name == dialect
+    assert detect_dialect(tensors, module=source).name == dialect
 
 
 def test_unknown_models_and_remote_code_are_refused():

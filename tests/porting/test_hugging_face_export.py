@@ -16,8 +16,8 @@ from tests.support.hugging_face import (
     assert_close,
     build,
     exact,
-    run_ours,
-    run_theirs,
+    run_source,
+    run_target,
     tokens,
 )
 from tests.support.hugging_face_cases import VOCAB
@@ -121,20 +121,22 @@ NEVER_PORTED = {
 @pytest.mark.parametrize("name", NEVER_PORTED)
 def test_models_that_were_never_theirs_become_theirs(name):
     dialect = name.strip()
-    ours = TransformerLM(TransformerLMConfig(**NEVER_PORTED[name]), rngs=nnx.Rngs(0))
+    target = TransformerLM(TransformerLMConfig(**NEVER_PORTED[name]), rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     set_parameters(
-        ours, {k: p + rng.normal(0, 0.3, p.shape) for k, p in get_parameters(ours).items()}
+        target, {k: p + rng.normal(0, 0.3, p.shape) for k, p in get_parameters(target).items()}
     )
-    plan = export_plan(ours, dialect)
-    settings = plan.counterpart.settings(ours)
-    theirs = exact(build(plan.origin.kind, settings).double())
-    theirs.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(ours, dialect).items()})
+    plan = export_plan(target, dialect)
+    settings = plan.counterpart.settings(target)
+    source = exact(build(plan.origin.kind, settings).double())
+    source.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target, dialect).items()})
     ids = tokens(6)
-    for found, expected in zip(run_ours(ours, ids), run_theirs(theirs, ours, ids), strict=True):
+    for found, expected in zip(
+        run_target(target, ids), run_source(source, target, ids), strict=True
+    ):
         assert_close(found, expected.detach(), 1e-11)
-    again = from_torch(theirs, dialect)
-    for found, expected in zip(run_ours(again, ids), run_ours(ours, ids), strict=True):
+    again = from_torch(source, dialect)
+    for found, expected in zip(run_target(again, ids), run_target(target, ids), strict=True):
         # Sums of reordered terms where pairs became halves.
         assert_close(found, expected, 1e-13)
 

@@ -17,8 +17,8 @@ from tests.support.ported_modules import (
     DTYPES,
     perturb,
     round_trip,
-    run_ours,
-    run_theirs,
+    run_source,
+    run_target,
     same_bits,
     settings_of,
     state_of,
@@ -45,10 +45,10 @@ def call(module, tokens):
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_model_computes_the_same(bias):
-    theirs = model(bias=bias)
-    ours = from_torch(theirs, "nanogpt")
-    expected = run_theirs(theirs, call, {"tokens": TOKENS})
-    judge_float64(run_ours(ours, call, {"tokens": TOKENS}, "nanogpt"), expected)
+    source = model(bias=bias)
+    target = from_torch(source, "nanogpt")
+    expected = run_source(source, call, {"tokens": TOKENS})
+    judge_float64(run_target(target, call, {"tokens": TOKENS}, "nanogpt"), expected)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -62,12 +62,12 @@ def test_settings_and_rates_are_those_of_the_model_built_by_hand(bias):
         ),
         rngs=nnx.Rngs(0),
     )  # fmt: skip
-    theirs = model(bias=bias).train()
-    ours = from_torch(theirs, "nanogpt")
-    assert settings_of(ours) == settings_of(built)
-    assert not ours.embedding_dropout.deterministic
-    assert ours.config == dataclasses.replace(built.config, **{
-        name: getattr(ours.config, name) for name in ("num_kv_heads", "head_dim", "d_ff")
+    source = model(bias=bias).train()
+    target = from_torch(source, "nanogpt")
+    assert settings_of(target) == settings_of(built)
+    assert not target.embedding_dropout.deterministic
+    assert target.config == dataclasses.replace(built.config, **{
+        name: getattr(target.config, name) for name in ("num_kv_heads", "head_dim", "d_ff")
     })  # fmt: skip
     fresh = model(bias=bias)
     fresh.load_state_dict({n: to_tensor(a) for n, a in to_torch(built, "nanogpt").items()})
@@ -80,24 +80,24 @@ def test_settings_and_rates_are_those_of_the_model_built_by_hand(bias):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("keep_mask", [False, True])
 def test_it_comes_back_bit_for_bit(dtype, keep_mask):
-    theirs = model(keep_mask=keep_mask, bias=keep_mask)
-    back = round_trip(theirs, "nanogpt", dtype)
+    source = model(keep_mask=keep_mask, bias=keep_mask)
+    back = round_trip(source, "nanogpt", dtype)
     fresh = model(keep_mask=keep_mask, bias=keep_mask).to(getattr(torch, dtype))
     fresh.load_state_dict({name: to_tensor(array) for name, array in back.items()}, strict=True)
     tokens = torch.from_numpy(TOKENS)
-    assert torch.equal(theirs(tokens), fresh(tokens))
+    assert torch.equal(source(tokens), fresh(tokens))
 
 
 def test_a_checkpoint_of_a_compiled_model_and_its_arguments():
-    theirs = model(keep_mask=True).float()
-    state = state_of(theirs)
+    source = model(keep_mask=True).float()
+    state = state_of(source)
     compiled = {f"_orig_mod.{name}": array for name, array in state.items()}
-    ours = from_torch(compiled, "nanogpt", ARGS)
-    assert ours.embedding_dropout.rate == 0.2
-    assert ours.embedding_dropout.deterministic
-    same_bits(to_torch(ours), state)
-    by_module = from_torch(theirs, "nanogpt")
-    np.testing.assert_array_equal(ours(TOKENS), by_module(TOKENS))
+    target = from_torch(compiled, "nanogpt", ARGS)
+    assert target.embedding_dropout.rate == 0.2
+    assert target.embedding_dropout.deterministic
+    same_bits(to_torch(target), state)
+    by_module = from_torch(source, "nanogpt")
+    np.testing.assert_array_equal(target(TOKENS), by_module(TOKENS))
     assert settings_of(from_torch(state, "nanogpt", {"n_head": 3, "dropout": 0.2})) == (
         settings_of(by_module)
     )

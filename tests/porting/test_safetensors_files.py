@@ -104,18 +104,18 @@ def test_round_trip_and_the_same_bytes_as_the_library(made, metadata):
 )
 def test_both_ways_with_torch(dtype):
     value = torch.arange(6.0).reshape(2, 3).to(getattr(torch, dtype))
-    theirs = {"a": value, "b": value[0, 1].clone(), "c": value[:0].clone()}
-    safetensors.torch.save_file(theirs, "theirs.safetensors", {"format": "pt"})
+    source = {"a": value, "b": value[0, 1].clone(), "c": value[:0].clone()}
+    safetensors.torch.save_file(source, "theirs.safetensors", {"format": "pt"})
     found, metadata = read_safetensors("theirs.safetensors")
     assert metadata == {"format": "pt"}
-    for name, tensor in theirs.items():
+    for name, tensor in source.items():
         assert found[name].shape == tuple(tensor.shape)
         assert found[name].read().astype(np.complex128).tolist() == (
             tensor.to(torch.complex128).tolist()
         )
     write_safetensors("ours.safetensors", found, metadata)
     back = safetensors.torch.load_file("ours.safetensors")
-    for name, tensor in theirs.items():
+    for name, tensor in source.items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name].to(torch.complex128), tensor.to(torch.complex128))
 

@@ -44,7 +44,7 @@ def agree(stored, tensor):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_dtype_both_ways(dtype, protocol):
     value = torch.arange(6.0).reshape(2, 3).to(getattr(torch, dtype))
-    theirs = {
+    source = {
         "a": value,
         "transposed": value.T,
         "row": value[1],
@@ -53,14 +53,14 @@ def test_every_dtype_both_ways(dtype, protocol):
         "none": value[:0],
         "parameter": torch.nn.Parameter(value, requires_grad=False),
     }
-    torch.save(theirs, "a.pt", pickle_protocol=protocol)
+    torch.save(source, "a.pt", pickle_protocol=protocol)
     found = read_torch_file("a.pt")
-    for name, tensor in theirs.items():
+    for name, tensor in source.items():
         agree(found[name], tensor)
     write_torch_file("b.pt", found)
     for mapped in (False, True):
         back = torch.load("b.pt", weights_only=True, mmap=mapped)
-        for name, tensor in theirs.items():
+        for name, tensor in source.items():
             assert back[name].dtype == tensor.dtype
             assert back[name].is_contiguous()
             np.testing.assert_array_equal(numbers(back[name]), numbers(tensor))

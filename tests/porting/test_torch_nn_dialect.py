@@ -17,8 +17,8 @@ from tests.support.ported_modules import (
     DTYPES,
     perturb,
     round_trip,
-    run_ours,
-    run_theirs,
+    run_source,
+    run_target,
     settings_of,
     state_of,
     to_tensor,
@@ -89,10 +89,10 @@ DECODER_CALLS = [(), (CAUSAL, MEMORY_MASK, PADDING, MEMORY_PADDING), (None, BY_H
 BOTH_CALLS = [(), (random_mask(S, S), CAUSAL, MEMORY_MASK, MEMORY_PADDING, PADDING, MEMORY_PADDING)]
 
 
-def inputs_of(theirs: nn.Module) -> dict[str, np.ndarray]:
+def inputs_of(source: nn.Module) -> dict[str, np.ndarray]:
     """Inputs in the module's layout."""
-    kind = type(theirs).__name__
-    attention = next(m for m in theirs.modules() if isinstance(m, nn.MultiheadAttention))
+    kind = type(source).__name__
+    attention = next(m for m in source.modules() if isinstance(m, nn.MultiheadAttention))
     random = np.random.default_rng(7)
     short, long, more = (random.standard_normal((B, n, D)) for n in (T, S, S))
     inputs = {"x": short}
@@ -105,8 +105,8 @@ def inputs_of(theirs: nn.Module) -> dict[str, np.ndarray]:
     return {name: array.swapaxes(0, 1) for name, array in inputs.items()}
 
 
-def calls_of(theirs: nn.Module) -> list[tuple[Any, ...]]:
-    kind = type(theirs).__name__
+def calls_of(source: nn.Module) -> list[tuple[Any, ...]]:
+    kind = type(source).__name__
     if kind == "MultiheadAttention":
         return ATTENTION_CALLS
     return BOTH_CALLS if kind == "Transformer" else (
@@ -114,17 +114,17 @@ def calls_of(theirs: nn.Module) -> list[tuple[Any, ...]]:
     )  # fmt: skip
 
 
-def caller(more: tuple[Any, ...], *, theirs: bool) -> Any:
+def caller(more: tuple[Any, ...], *, source: bool) -> Any:
     """A call with positional arguments; torch's masks are True where ours are False."""
 
     def argument(value: Any) -> Any:
-        return torch.from_numpy(~value) if theirs and isinstance(value, np.ndarray) else value
+        return torch.from_numpy(~value) if source and isinstance(value, np.ndarray) else value
 
     def call(module: Any, **arrays: Any) -> Any:
         attention = hasattr(module, "head_dim")
         # An attention of torch's gives the weights of every head only if it is asked to.
-        mean = {"average_attn_weights": False} if theirs and attention else {}
-        ask = {"return_weights": True} if not theirs and attention else {}
+        mean = {"average_attn_weights": False} if source and attention else {}
+        ask = {"return_weights": True} if not source and attention else {}
         return module(*arrays.values(), *map(argument, more), **mean, **ask)
 
     return call
@@ -133,43 +133,43 @@ def caller(more: tuple[Any, ...], *, theirs: bool) -> Any:
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_module_computes_the_same(name):
     torch.manual_seed(5)
-    theirs = perturb(MAKERS[name]()).eval()
-    ours = from_torch(theirs, "torch.nn")
-    inputs = inputs_of(theirs)
-    for more in calls_of(theirs):
-        expected = run_theirs(theirs, caller(more, theirs=True), inputs)
-        found = run_ours(ours, caller(more, theirs=False), inputs, "torch.nn")
+    source = perturb(MAKERS[name]()).eval()
+    target = from_torch(source, "torch.nn")
+    inputs = inputs_of(source)
+    for more in calls_of(source):
+        expected = run_source(source, caller(more, source=True), inputs)
+        found = run_target(target, caller(more, source=False), inputs, "torch.nn")
         judge_float64(found, expected)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_module_comes_back_bit_for_bit(name, dtype):
-    theirs = perturb(MAKERS[name]()).eval()
-    back = round_trip(theirs, "torch.nn", dtype)
+    source = perturb(MAKERS[name]()).eval()
+    back = round_trip(source, "torch.nn", dtype)
     fresh = MAKERS[name]().eval().to(getattr(torch, dtype))
     fresh.load_state_dict({n: to_tensor(array) for n, array in back.items()}, strict=True)
     inputs = [
         torch.from_numpy(a.copy()).to(getattr(torch, dtype)) for a in inputs_of(fresh).values()
     ]
     with torch.no_grad():
-        one, other = (module(*inputs) for module in (theirs, fresh))
+        one, other = (module(*inputs) for module in (source, fresh))
     one, other = (r[0] if isinstance(r, tuple) else r for r in (one, other))
     assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_arrays_alone_and_settings_make_the_same_module(name):
-    theirs = perturb(MAKERS[name]()).float().eval()
-    settings = {"class": type(theirs).__name__, "nhead": N, "dropout": 0.3}
+    source = perturb(MAKERS[name]()).float().eval()
+    settings = {"class": type(source).__name__, "nhead": N, "dropout": 0.3}
     settings |= OTHER if name.endswith("other") else {}
     settings |= {
         "EncoderLayer-silu": {"activation": "silu", "norm_first": True},
         "DecoderLayer": {"activation": nn.GELU("tanh")},
         "MultiheadAttention-bare": {"batch_first": True, "dropout": 0.0},
     }.get(name, {})
-    expected = from_torch(theirs, "torch.nn")
-    found = from_torch(state_of(theirs), "torch.nn", settings)
+    expected = from_torch(source, "torch.nn")
+    found = from_torch(state_of(source), "torch.nn", settings)
     if name == "Encoder-eps":
         # One eps for all is what a setting can say.
         assert (expected.final_norm.eps, found.final_norm.eps) == (1e-6, 1e-5)
@@ -186,10 +186,10 @@ def rates_of(module: Any) -> dict[str, float]:
 
 
 def test_rates_are_in_their_places():
-    theirs = layer("Decoder").train()
-    theirs.self_attn.dropout, theirs.multihead_attn.dropout, theirs.dropout.p = 0.1, 0.2, 0.4
-    ours = from_torch(theirs, "torch.nn")
-    assert rates_of(ours) == {
+    source = layer("Decoder").train()
+    source.self_attn.dropout, source.multihead_attn.dropout, source.dropout.p = 0.1, 0.2, 0.4
+    target = from_torch(source, "torch.nn")
+    assert rates_of(target) == {
         "attention.attention_dropout": 0.1,
         "cross_attention.attention_dropout": 0.2,
         "feed_forward.hidden_dropout": 0.4,
@@ -197,16 +197,16 @@ def test_rates_are_in_their_places():
         "cross_attention_residual_dropout": 0.3,
         "feed_forward_residual_dropout": 0.3,
     }
-    assert not ours.attention_residual_dropout.deterministic
-    theirs.dropout2.p = 0.5
+    assert not target.attention_residual_dropout.deterministic
+    source.dropout2.p = 0.5
     with pytest.raises(UsageError, match="drop at rates that differ"):
-        from_torch(theirs, "torch.nn")
+        from_torch(source, "torch.nn")
 
 
 def test_dropout_is_where_torch_drops(monkeypatch):
     """Both sides drop the same units: all of torch's draws are recorded and given to ours."""
-    theirs = perturb(layer("Encoder", norm_first=True, batch_first=True)).train()
-    ours = from_torch(theirs, "torch.nn")
+    source = perturb(layer("Encoder", norm_first=True, batch_first=True)).train()
+    target = from_torch(source, "torch.nn")
     keep = {
         "attention.attention_dropout": (B, N, T, T),
         "attention_residual_dropout": (B, T, D),
@@ -224,43 +224,43 @@ def test_dropout_is_where_torch_drops(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(functional, "dropout", dropout)
         # With its weights asked for, torch's attention takes the path whose dropout is visible.
-        attention = theirs.self_attn.forward
-        patched.setattr(theirs.self_attn, "forward",
+        attention = source.self_attn.forward
+        patched.setattr(source.self_attn, "forward",
                         lambda *a, **k: attention(*a, **{**k, "need_weights": True}))  # fmt: skip
-        inputs = inputs_of(theirs)
-        expected = theirs(torch.from_numpy(inputs["x"])).detach().numpy()
+        inputs = inputs_of(source)
+        expected = source(torch.from_numpy(inputs["x"])).detach().numpy()
     assert not waiting
-    inject_keep_masks(ours, masks)
-    judge_float64({"output": np.asarray(ours(inputs["x"]))}, {"output": expected})
+    inject_keep_masks(target, masks)
+    judge_float64({"output": np.asarray(target(inputs["x"]))}, {"output": expected})
 
 
 def test_causal_flags_and_the_mean_of_weights():
-    theirs = perturb(nn.MultiheadAttention(D, N, batch_first=True)).eval()
-    ours = from_torch(theirs, "torch.nn")
-    x = inputs_of(theirs)["x"]
+    source = perturb(nn.MultiheadAttention(D, N, batch_first=True)).eval()
+    target = from_torch(source, "torch.nn")
+    x = inputs_of(source)["x"]
     blocked = torch.from_numpy(~CAUSAL)
     tensor = torch.from_numpy(x)
-    expected, weights = theirs(tensor, tensor, tensor, None, True, blocked, True, True)
-    found, mean = ours(x, x, x, None, True, None, True, True, return_weights=True)
+    expected, weights = source(tensor, tensor, tensor, None, True, blocked, True, True)
+    found, mean = target(x, x, x, None, True, None, True, True, return_weights=True)
     judge_float64(
         {"output": np.asarray(found), "weights": np.asarray(mean)},
         {"output": expected.detach().numpy(), "weights": weights.detach().numpy()},
     )
-    np.testing.assert_array_equal(ours(x, x, x, None, False, CAUSAL), found)
+    np.testing.assert_array_equal(target(x, x, x, None, False, CAUSAL), found)
     both = from_torch(perturb(MAKERS["Transformer-other"]()).eval(), "torch.nn")
     y = RANDOM.standard_normal((B, S, D))
     np.testing.assert_array_equal(both(y, x, None, CAUSAL), both(y, x, tgt_is_causal=True))
     with pytest.raises(ValueError, match="inputs have three axes"):
-        ours(x[0], x[0], x[0])
+        target(x[0], x[0], x[0])
 
 
 def test_a_query_without_keys_gives_zeros_where_torch_gives_nan():
-    theirs = perturb(nn.MultiheadAttention(D, N, bias=False, batch_first=True)).eval()
-    ours = from_torch(theirs, "torch.nn")
-    x, mask = inputs_of(theirs)["x"], CAUSAL.copy()
+    source = perturb(nn.MultiheadAttention(D, N, bias=False, batch_first=True)).eval()
+    target = from_torch(source, "torch.nn")
+    x, mask = inputs_of(source)["x"], CAUSAL.copy()
     mask[2] = False
     tensor = torch.from_numpy(x)
-    assert torch.isnan(theirs(tensor, tensor, tensor, attn_mask=torch.from_numpy(~mask))[0]).any()
-    out = np.asarray(ours(x, x, x, None, False, mask))
+    assert torch.isnan(source(tensor, tensor, tensor, attn_mask=torch.from_numpy(~mask))[0]).any()
+    out = np.asarray(target(x, x, x, None, False, mask))
     assert np.isfinite(out).all()
     assert (out[:, 2] == 0).all()

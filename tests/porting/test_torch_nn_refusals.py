@@ -52,10 +52,10 @@ def test_what_is_not_ours_to_make_is_refused(make, message):
 
 
 def test_layers_must_be_alike():
-    theirs = stack("Encoder", 3)
-    theirs.layers[2].norm_first = True
+    source = stack("Encoder", 3)
+    source.layers[2].norm_first = True
     with pytest.raises(UsageError, match="number 2 differ in block"):
-        from_torch(theirs, "torch.nn")
+        from_torch(source, "torch.nn")
 
 
 def test_missing_unexpected_and_misshapen_arrays_are_listed():
@@ -103,10 +103,10 @@ def built(kind: str, **settings: Any) -> Any:
     ],
 )
 def test_a_module_built_by_hand_goes_to_torch(kind, make):
-    module, theirs = built(kind), make().double()
+    module, source = built(kind), make().double()
     state = {name: to_tensor(array) for name, array in to_torch(module, "torch.nn").items()}
-    theirs.load_state_dict(state, strict=True)
-    again = get_parameters(from_torch(theirs, "torch.nn"))
+    source.load_state_dict(state, strict=True)
+    again = get_parameters(from_torch(source, "torch.nn"))
     for name, parameter in get_parameters(module).items():
         np.testing.assert_array_equal(parameter, again[name])
 

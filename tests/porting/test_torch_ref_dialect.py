@@ -141,21 +141,21 @@ def test_every_class_has_a_case():
 def test_a_module_is_the_one_that_the_same_constructor_makes(name):
     make, arguments = CASES[name]
     torch.manual_seed(5)
-    theirs = perturb(make(TORCH)).train()
-    ours = from_torch(theirs, "torch_ref")
+    source = perturb(make(TORCH)).train()
+    target = from_torch(source, "torch_ref")
     built = make(JAX)
-    assert type(ours) is type(built)
-    assert settings_of(ours) == settings_of(built)
-    assert is_training(ours) == is_training(built)
-    assert getattr(ours, "config", None) == getattr(built, "config", None)
-    theirs.eval()
-    ours.eval()
+    assert type(target) is type(built)
+    assert settings_of(target) == settings_of(built)
+    assert is_training(target) == is_training(built)
+    assert getattr(target, "config", None) == getattr(built, "config", None)
+    source.eval()
+    target.eval()
     if arguments is None:
         return
     # That equal modules have equal gradients is what the tests of the mirror are for.
     tensors = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in arguments]
-    expected = theirs(*tensors).detach().double().numpy()
-    judge_float64({"output": np.asarray(ours(*arguments))}, {"output": expected})
+    expected = source(*tensors).detach().double().numpy()
+    judge_float64({"output": np.asarray(target(*arguments))}, {"output": expected})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -168,11 +168,11 @@ def test_a_module_comes_back_bit_for_bit(name, dtype):
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_of_ours_goes_there_and_its_arrays_fill_another(name):
     make, _ = CASES[name]
-    ours, twin = make(JAX), make(TORCH).double()
-    state = to_torch(ours)
+    target, twin = make(JAX), make(TORCH).double()
+    state = to_torch(target)
     twin.load_state_dict({key: torch.from_numpy(a) for key, a in state.items()}, strict=True)
     filled = from_torch(state, "torch_ref", make(JAX))
-    assert settings_of(filled) == settings_of(ours)
+    assert settings_of(filled) == settings_of(target)
     assert to_torch(filled).keys() == state.keys()
     for key, array in to_torch(filled).items():
         np.testing.assert_array_equal(array, state[key])
@@ -196,9 +196,9 @@ def test_a_module_of_ours_goes_there_and_its_arrays_fill_another(name):
     ],
 )  # fmt: skip
 def test_arrays_alone_and_constructor_arguments_make_the_same_module(name, settings):
-    theirs = perturb(CASES[name][0](TORCH))
-    found = from_torch(state_of(theirs), "torch_ref", {"class": name, **settings})
-    expected = from_torch(theirs.eval(), "torch_ref")
+    source = perturb(CASES[name][0](TORCH))
+    found = from_torch(state_of(source), "torch_ref", {"class": name, **settings})
+    expected = from_torch(source.eval(), "torch_ref")
     assert settings_of(found) == settings_of(expected)
 
 

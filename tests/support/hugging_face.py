@@ -1,7 +1,7 @@
 """Tiny random models of transformers, and how they are run so that their numbers can be compared.
 
 transformers computes norms, softmax and rotary tables in float32 whatever the dtype of the model.
-``widely`` makes float64 of what its code calls float32, and ``same_tables`` gives it our rotary
+``in_float32`` makes float64 of what its code calls float32, and ``same_tables`` gives it our rotary
 tables and ALiBi slopes, whose last bits differ from library to library. What is left is the
 mathematics.
 """
@@ -68,7 +68,7 @@ def exact(model: Any) -> Any:
 
 
 @contextlib.contextmanager
-def widely():
+def in_float32():
     """What is called float32 is float64."""
     with (
         mock.patch.object(torch, "float32", torch.float64),
@@ -79,20 +79,20 @@ def widely():
 
 
 @contextlib.contextmanager
-def same_tables(model: Any, ours: Any):
+def same_tables(model: Any, target: Any):
     """Rotary tables and ALiBi slopes of theirs are ours."""
     with contextlib.ExitStack() as stack:
         for module in model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
-                stack.enter_context(mock.patch.object(module, "forward", our_tables(ours)))
-        slopes = mock.patch.object(modeling_bloom, "_get_alibi_slopes", _our_slopes)
+                stack.enter_context(mock.patch.object(module, "forward", target_tables(target)))
+        slopes = mock.patch.object(modeling_bloom, "_get_alibi_slopes", _target_slopes)
         stack.enter_context(slopes)
         yield
 
 
-def our_tables(ours: Any) -> Any:
+def target_tables(target: Any) -> Any:
     """Their rotary embedding's function, with our tables."""
-    position = ours.blocks[0].attention.position
+    position = target.blocks[0].attention.position
     cos_sin = positions.rotary_tables(
         position.max_length, position.width, position.base, position.scaling
     )
@@ -100,7 +100,7 @@ def our_tables(ours: Any) -> Any:
     return lambda x, position_ids: tuple(table[position_ids] for table in tables)
 
 
-def their_tables(model: Any) -> tuple[np.ndarray, np.ndarray]:
+def source_tables(model: Any) -> tuple[np.ndarray, np.ndarray]:
     """The cosines and sines that transformers computes, in the form of ``rotary_tables``."""
     module = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
     x = torch.zeros((), dtype=torch.float32)
@@ -109,7 +109,7 @@ def their_tables(model: Any) -> tuple[np.ndarray, np.ndarray]:
     return cos[0, :, :half].numpy(), sin[0, :, :half].numpy()
 
 
-def _our_slopes(num_heads: int, device: Any) -> torch.Tensor:
+def _target_slopes(num_heads: int, device: Any) -> torch.Tensor:
     return torch.tensor(positions.alibi_slopes(num_heads)).double()
 
 
@@ -132,10 +132,10 @@ def tokens(seed: int = 0, shape: tuple[int, int] = (BATCH, LENGTH)) -> np.ndarra
     return np.random.default_rng(seed).integers(3, VOCAB, shape)
 
 
-def run_theirs(model: Any, ours: Any, ids: np.ndarray, **more: np.ndarray) -> list[torch.Tensor]:
+def run_source(model: Any, target: Any, ids: np.ndarray, **more: np.ndarray) -> list[torch.Tensor]:
     """The logits or hidden states, and what is pooled of them."""
     arguments = {name: torch.as_tensor(value) for name, value in more.items()}
-    with widely(), same_tables(model, ours):
+    with in_float32(), same_tables(model, target):
         result = model(torch.as_tensor(ids), **arguments)
     if "logits" in result:
         return [result.logits]
@@ -143,11 +143,11 @@ def run_theirs(model: Any, ours: Any, ids: np.ndarray, **more: np.ndarray) -> li
     return [result.last_hidden_state, *([] if pooled is None else [pooled])]
 
 
-def run_ours(ours: Any, ids: np.ndarray, *arguments: Any, **more: Any) -> list[Any]:
+def run_target(target: Any, ids: np.ndarray, *arguments: Any, **more: Any) -> list[Any]:
     """The same of our model."""
     with wide_slopes():
-        result = ours(jnp.asarray(ids), *arguments, **more)
-    return [result, *([ours.pooled(result)] if ours.config.pooler else [])]
+        result = target(jnp.asarray(ids), *arguments, **more)
+    return [result, *([target.pooled(result)] if target.config.pooler else [])]
 
 
 def assert_close(found: Any, expected: Any, tolerance: float, of: str = "") -> None:

@@ -22,11 +22,11 @@ from jaxformer.layers import Embedding, Linear
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import LearnedPositions, Rotary
 from jaxformer.transformer_lm import TransformerLM
-from tests.support.subjects import Planted, Subject
+from tests.support.subjects import Mutated, Subject
 
 Random = np.random.Generator
 # Plants the bug into ours, or says with None that the model has no place for it.
-Plant = Callable[[Subject, Any, Random], Planted | None]
+Mutant = Callable[[Subject, Any, Random], Mutated | None]
 
 
 def nodes(module: Any, *kinds: type) -> dict[str, Any]:
@@ -57,18 +57,18 @@ def replaced(node: Any, **methods: Callable[..., Any]) -> None:
 
         return call
 
-    planted = {name: bind(name, method) for name, method in methods.items()}
-    node.__class__ = type(f"Planted{cls.__name__}", (cls,), planted)
+    mutated = {name: bind(name, method) for name, method in methods.items()}
+    node.__class__ = type(f"Planted{cls.__name__}", (cls,), mutated)
 
 
-def eps(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, norm = choose(nodes(ours, LayerNorm, RMSNorm), random)
+def eps(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, norm = choose(nodes(candidate, LayerNorm, RMSNorm), random)
     norm.eps = choose([e for e in (1e-3, 1e-4, 1e-6, 1e-8) if e != norm.eps], random)
     return subject.at(path, "forward", f"eps {norm.eps}")
 
 
-def activation(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, FeedForward, GatedFeedForward), random)
+def activation(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, FeedForward, GatedFeedForward), random)
     twin = {"gelu": "gelu_tanh", "gelu_tanh": "gelu"}.get(node.activation)
     others = [twin] * 3 if twin else []
     others += [a for a in ("relu", "gelu", "gelu_tanh", "silu") if a != node.activation]
@@ -76,16 +76,16 @@ def activation(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "forward", f"activation {node.activation}")
 
 
-def transposed(subject: Subject, ours: Any, random: Random) -> Planted:
-    linears = nodes(ours, Linear)
+def transposed(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    linears = nodes(candidate, Linear)
     square = {p: m for p, m in linears.items() if len(set(m.kernel.shape)) == 1}
     path, node = choose(square, random)
     node.kernel.set_value(node.kernel[...].T)
     return subject.at(path, "parameters", "transposed")
 
 
-def permuted(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, Linear, Embedding), random)
+def permuted(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, Linear, Embedding), random)
     weight = node.kernel if isinstance(node, Linear) else node.embedding
     axis = int(random.integers(2))
     order = random.permutation(weight.shape[axis])
@@ -93,8 +93,8 @@ def permuted(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "parameters", f"permuted along axis {axis}")
 
 
-def head_order(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, MultiHeadAttention), random)
+def head_order(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, MultiHeadAttention), random)
     name = choose(["q_proj", "o_proj"], random)
     kernel = getattr(node, name).kernel
     heads = kernel[...].T if name == "q_proj" else kernel[...]
@@ -104,8 +104,8 @@ def head_order(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(f"{path}.{name}".lstrip("."), "parameters", "heads in another order")
 
 
-def zeroed_bias(subject: Subject, ours: Any, random: Random) -> Planted | None:
-    found = {p: m for p, m in nodes(ours, Linear, LayerNorm).items() if m.bias is not None}
+def zeroed_bias(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
+    found = {p: m for p, m in nodes(candidate, Linear, LayerNorm).items() if m.bias is not None}
     if not found:
         return None
     path, node = choose(found, random)
@@ -113,8 +113,8 @@ def zeroed_bias(subject: Subject, ours: Any, random: Random) -> Planted | None:
     return subject.at(path, "parameters", "bias is zero")
 
 
-def one_element(subject: Subject, ours: Any, random: Random) -> Planted:
-    found = nodes(ours, Linear, Embedding, LayerNorm, RMSNorm, LearnedPositions)
+def one_element(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    found = nodes(candidate, Linear, Embedding, LayerNorm, RMSNorm, LearnedPositions)
     path, node = choose(found, random)
     leaves = [getattr(node, name, None) for name in ("kernel", "bias", "scale", "embedding")]
     variable = [leaf for leaf in leaves if leaf is not None][
@@ -125,8 +125,8 @@ def one_element(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "parameters", f"element {place}")
 
 
-def swapped(subject: Subject, ours: Any, random: Random) -> Planted | None:
-    stacks = {p: m for p, m in nodes(ours, nnx.List).items() if p.endswith("blocks")}
+def swapped(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
+    stacks = {p: m for p, m in nodes(candidate, nnx.List).items() if p.endswith("blocks")}
     if not stacks:
         return None
     path, blocks = choose(stacks, random)
@@ -138,14 +138,14 @@ def swapped(subject: Subject, ours: Any, random: Random) -> Planted | None:
         for inner, node in nodes(blocks[n], Linear, LayerNorm, RMSNorm).items()
     }
     remark = f"layers {one} and {other} of {path} look swapped"
-    return Planted(frozenset(where), "parameters", remark, remark)
+    return Mutated(frozenset(where), "parameters", remark, remark)
 
 
-def mask_shift(subject: Subject, ours: Any, random: Random) -> Planted | None:
+def mask_shift(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
     if not subject.masked:
         return None
     path, node = choose(
-        {p: m for p, m in nodes(ours, MultiHeadAttention).items() if "cross" not in p}, random
+        {p: m for p, m in nodes(candidate, MultiHeadAttention).items() if "cross" not in p}, random
     )
 
     def call(original: Any, self: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
@@ -156,20 +156,20 @@ def mask_shift(subject: Subject, ours: Any, random: Random) -> Planted | None:
     return subject.at(path, "forward", "mask shifted by one")
 
 
-def model_mask(subject: Subject, ours: Any, random: Random) -> Planted | None:
+def model_mask(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
     """What the model itself does with masks: no causal mask, a window off by one."""
-    if not isinstance(ours, TransformerLM) or not ours.config.causal:
+    if not isinstance(candidate, TransformerLM) or not candidate.config.causal:
         return None
-    window = ours.config.sliding_window
+    window = candidate.config.sliding_window
     change = {"causal": False}
     if window is not None:
         change = choose([change, *[{"sliding_window": window + n} for n in (-1, 1)] * 2], random)
-    ours.config = dataclasses.replace(ours.config, **change)
+    candidate.config = dataclasses.replace(candidate.config, **change)
     return subject.at("", "forward", f"config {change}")
 
 
-def rotary_layout(subject: Subject, ours: Any, random: Random) -> Planted | None:
-    found = nodes(ours, Rotary)
+def rotary_layout(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
+    found = nodes(candidate, Rotary)
     if not found:
         return None
     path, node = choose(found, random)
@@ -177,8 +177,8 @@ def rotary_layout(subject: Subject, ours: Any, random: Random) -> Planted | None
     return subject.at(path.rpartition(".")[0], "forward", "rotary layout")
 
 
-def rotary_base(subject: Subject, ours: Any, random: Random) -> Planted | None:
-    found = nodes(ours, Rotary)
+def rotary_base(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
+    found = nodes(candidate, Rotary)
     if not found:
         return None
     path, node = choose(found, random)
@@ -189,33 +189,33 @@ def rotary_base(subject: Subject, ours: Any, random: Random) -> Planted | None:
     return subject.at(where, "forward", "rotary base")
 
 
-def attention_scale(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, MultiHeadAttention), random)
+def attention_scale(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, MultiHeadAttention), random)
     node.scale *= choose([0.99, 0.5, float(np.sqrt(node.head_dim))], random)
     return subject.at(path, "forward", "attention scale")
 
 
-def soft_cap(subject: Subject, ours: Any, random: Random) -> Planted | None:
-    found = {p: m for p, m in nodes(ours, MultiHeadAttention).items() if m.score_soft_cap}
+def soft_cap(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
+    found = {p: m for p, m in nodes(candidate, MultiHeadAttention).items() if m.score_soft_cap}
     if not found:
         return None
     if random.integers(2):
-        ours.config = dataclasses.replace(ours.config, logit_soft_cap=None)
+        candidate.config = dataclasses.replace(candidate.config, logit_soft_cap=None)
         return subject.at("", "forward", "no cap of logits")
     path, node = choose(found, random)
     node.score_soft_cap = None
     return subject.at(path, "forward", "no cap of scores")
 
 
-def embedding_scale(subject: Subject, ours: Any, random: Random) -> Planted | None:
-    if getattr(getattr(ours, "config", None), "embedding_scale", None) is None:
+def embedding_scale(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
+    if getattr(getattr(candidate, "config", None), "embedding_scale", None) is None:
         return None
-    ours.config = dataclasses.replace(ours.config, embedding_scale=None)
+    candidate.config = dataclasses.replace(candidate.config, embedding_scale=None)
     return subject.at("", "forward", "no embedding scale")
 
 
-def positions_shift(subject: Subject, ours: Any, random: Random) -> Planted | None:
-    found = nodes(ours, LearnedPositions)
+def positions_shift(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
+    found = nodes(candidate, LearnedPositions)
     if not found:
         return None
     path, node = choose(found, random)
@@ -227,8 +227,8 @@ def positions_shift(subject: Subject, ours: Any, random: Random) -> Planted | No
     return subject.at(path, "forward", "positions start at one")
 
 
-def no_residual(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, Block), random)
+def no_residual(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, Block), random)
     which = int(random.integers(2))
 
     def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
@@ -240,15 +240,15 @@ def no_residual(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "forward", "a residual sum is off")
 
 
-def norm_order(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, Block), random)
+def norm_order(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, Block), random)
     kind = PostNormBlock if isinstance(node, PreNormBlock | ParallelBlock) else PreNormBlock
     replaced(node, combine=lambda original, self, x, branches: kind.combine(self, x, branches))
     return subject.at(path, "forward", f"the order of a {kind.__name__}")
 
 
-def no_norm(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, Block), random)
+def no_norm(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, Block), random)
 
     def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
         return original(x, [(lambda h: h, branches[0][1]), *branches[1:]])
@@ -257,13 +257,13 @@ def no_norm(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "forward", "a norm is not called")
 
 
-def computing(ours: Any) -> dict[str, Any]:
+def computing(candidate: Any) -> dict[str, Any]:
     kinds = (Linear, LayerNorm, RMSNorm, FeedForward, GatedFeedForward, MultiHeadAttention, Block)
-    return nodes(ours, *kinds)
+    return nodes(candidate, *kinds)
 
 
-def stopped_gradient(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(computing(ours), random)
+def stopped_gradient(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(computing(candidate), random)
 
     def stopped(original: Any, self: Any, *a: Any, **k: Any) -> Any:
         return jax.lax.stop_gradient(original(*a, **k))
@@ -272,8 +272,8 @@ def stopped_gradient(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "backward", "gradient stopped")
 
 
-def scaled_gradient(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(computing(ours), random)
+def scaled_gradient(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(computing(candidate), random)
     factor = 1 + choose([1e-1, -1e-3, 1e-6], random)
 
     @jax.custom_vjp
@@ -285,8 +285,8 @@ def scaled_gradient(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "backward", f"gradient times {factor}")
 
 
-def narrow(subject: Subject, ours: Any, random: Random) -> Planted:
-    path, node = choose(nodes(ours, LayerNorm, RMSNorm), random)
+def narrow(subject: Subject, candidate: Any, random: Random) -> Mutated:
+    path, node = choose(nodes(candidate, LayerNorm, RMSNorm), random)
     dtype = choose([jnp.float32, jnp.bfloat16], random)
 
     def call(original: Any, self: Any, x: Any) -> Any:
@@ -296,7 +296,7 @@ def narrow(subject: Subject, ours: Any, random: Random) -> Planted:
     return subject.at(path, "forward", f"computed in {dtype.__name__}")
 
 
-PLANTS: list[Plant] = [
+MUTANTS: list[Mutant] = [
     eps, activation, transposed, permuted, head_order, zeroed_bias, one_element, swapped,
     mask_shift, model_mask, rotary_layout, rotary_base, attention_scale, soft_cap, embedding_scale,
     positions_shift, no_residual, norm_order, no_norm, stopped_gradient, scaled_gradient, narrow,
@@ -304,33 +304,33 @@ PLANTS: list[Plant] = [
 
 
 # Theirs: planted into a copy of the PyTorch module.
-def choose_theirs(subject: Subject, random: Random) -> tuple[str, str]:
+def choose_reference(subject: Subject, random: Random) -> tuple[str, str]:
     """One of ours and the module of theirs that has the same arrays."""
-    links = [each for each in subject.reference.plan.links if len(each.theirs) == 1]
-    each = choose({e.theirs[0]: e for e in links}, random)[1]
-    return each.ours[0].rpartition(".")[0], each.theirs[0].rpartition(".")[0]
+    links = [each for each in subject.reference.plan.links if len(each.source) == 1]
+    each = choose({e.source[0]: e for e in links}, random)[1]
+    return each.target[0].rpartition(".")[0], each.source[0].rpartition(".")[0]
 
 
-def their_element(subject: Subject, theirs: Any, random: Random) -> Planted:
-    ours, path = choose_theirs(subject, random)
+def reference_element(subject: Subject, reference: Any, random: Random) -> Mutated:
+    candidate, path = choose_reference(subject, random)
     with torch.no_grad():
-        weight = theirs.get_submodule(path).weight
+        weight = reference.get_submodule(path).weight
         weight[tuple(int(random.integers(size)) for size in weight.shape)] += 1e-3
-    return subject.at(ours, "parameters", f"an element of their {path}")
+    return subject.at(candidate, "parameters", f"an element of their {path}")
 
 
-def their_output(subject: Subject, theirs: Any, random: Random) -> Planted:
-    ours, path = choose_theirs(subject, random)
-    theirs.get_submodule(path).register_forward_hook(lambda module, given, out: out * (1 + 1e-6))
-    return subject.at(ours, "forward", f"the output of their {path}")
+def reference_output(subject: Subject, reference: Any, random: Random) -> Mutated:
+    candidate, path = choose_reference(subject, random)
+    reference.get_submodule(path).register_forward_hook(lambda module, given, out: out * (1 + 1e-6))
+    return subject.at(candidate, "forward", f"the output of their {path}")
 
 
-def their_gradient(subject: Subject, theirs: Any, random: Random) -> Planted:
-    ours, path = choose_theirs(subject, random)
-    theirs.get_submodule(path).register_forward_hook(
+def reference_gradient(subject: Subject, reference: Any, random: Random) -> Mutated:
+    candidate, path = choose_reference(subject, random)
+    reference.get_submodule(path).register_forward_hook(
         lambda module, given, out: 0.5 * out + (0.5 * out).detach()
     )
-    return subject.at(ours, "backward", f"the gradient of their {path}")
+    return subject.at(candidate, "backward", f"the gradient of their {path}")
 
 
-THEIR_PLANTS = [their_element, their_output, their_gradient]
+REFERENCE_MUTANTS = [reference_element, reference_output, reference_gradient]

@@ -36,19 +36,19 @@ def difference(rng, bug=False, exact=False):
     # Drawn in any case: a report with a bug has the numbers of one without, but for the bug's.
     tiny = 3e-16 * float(np.exp(rng.normal()))
     error = (0.13 if bug else tiny) * scale
-    ours, theirs = 1e-7 * np.exp(0.3 * rng.normal(size=2))
+    candidate, reference = 1e-7 * np.exp(0.3 * rng.normal(size=2))
     return Difference(
-        error, scale, 2.6e-12 * scale, 0.11 if bug else float(ours), float(theirs),
-        9e5 if bug else float(ours) / 3e-8,
+        error, scale, 2.6e-12 * scale, 0.11 if bug else float(candidate), float(reference),
+        9e5 if bug else float(candidate) / 3e-8,
     )  # fmt: skip
 
 
 def histogram(rng, bug=False):
     values = rng.normal(size=4000)
     edges = np.linspace(-4, 4, 41)
-    ours = np.histogram(values * (0.6 if bug else 1), edges)[0]
-    theirs = np.histogram(values, edges)[0]
-    return Histogram(tuple(edges.tolist()), tuple(ours.tolist()), tuple(theirs.tolist()))
+    candidate = np.histogram(values * (0.6 if bug else 1), edges)[0]
+    reference = np.histogram(values, edges)[0]
+    return Histogram(tuple(edges.tolist()), tuple(candidate.tolist()), tuple(reference.tolist()))
 
 
 def maps(rng, bug=False, heads=4, length=24):
@@ -67,27 +67,27 @@ def maps(rng, bug=False, heads=4, length=24):
     return Maps(*both)
 
 
-def report(layers=6, bugs=(), mode="grad", parting=None, heads=4, length=24, amplified=()):
+def report(layers=6, bugs=(), mode="grad", first_divergence=None, heads=4, length=24, amplified=()):
     """A Llama of so many layers, with a bug in the attention of some."""
     rng = np.random.default_rng(7)
     nodes: list[Node] = []
 
-    def add(path, theirs, kind, their_kind, depth, **more):
+    def add(path, reference, kind, reference_kind, depth, **more):
         bug = more.get("verdict") == "bug"
-        culprit = more.get("is_culprit", False)
+        root_cause = more.get("is_root_cause", False)
         exact = kind in ("Embedding", "Rotary")
         more.setdefault("verdict", "exact" if exact else "rounding")
         parameters = {} if kind not in ("Linear", "RMSNorm", "Embedding") else {"weight": None}
         backward = {"input 0": None, **parameters} if mode in ("grad", "train") else {}
         nodes.append(
             Node(
-                *(path, theirs, kind, their_kind, depth, len(nodes)),
-                forward=difference(rng, culprit, exact),
+                *(path, reference, kind, reference_kind, depth, len(nodes)),
+                forward=difference(rng, root_cause, exact),
                 in_context=difference(rng, bug, exact),
-                backward={name: difference(rng, culprit) for name in backward},
+                backward={name: difference(rng, root_cause) for name in backward},
                 parameters={name: difference(rng, exact=True) for name in parameters},
-                histogram=histogram(rng, culprit),
-                maps=maps(rng, culprit, heads, length) if kind == "MultiHeadAttention" else None,
+                histogram=histogram(rng, root_cause),
+                maps=maps(rng, root_cause, heads, length) if kind == "MultiHeadAttention" else None,
                 **more,
             )
         )
@@ -97,17 +97,17 @@ def report(layers=6, bugs=(), mode="grad", parting=None, heads=4, length=24, amp
     add("token_embedding", "model.embed_tokens", "Embedding", "Embedding", 1)
     for layer in range(layers):
         verdict = "bug" if layer in bugs else "rounding"
-        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        add(ours, theirs, "PreNormBlock", "LlamaDecoderLayer", 1, verdict=verdict)
-        for part, their_part, kind, their_kind, depth in PARTS:
+        candidate, reference = f"blocks.{layer}", f"model.layers.{layer}"
+        add(candidate, reference, "PreNormBlock", "LlamaDecoderLayer", 1, verdict=verdict)
+        for part, reference_part, kind, reference_kind, depth in PARTS:
             more = {}
             if layer in bugs and part == "attention":
-                more = {"verdict": "bug", "is_culprit": True, "stage": "forward"}
+                more = {"verdict": "bug", "is_root_cause": True, "stage": "forward"}
                 more |= {"message": MESSAGE, "condition": 1.0}
             if layer in amplified and part == "attention":
                 more = {"verdict": "amplified", "condition": 1234.5}
-            path = " + ".join(f"{ours}.{one}" for one in part.split(" + "))
-            add(path, f"{theirs}.{their_part}", kind, their_kind, depth, **more)
+            path = " + ".join(f"{candidate}.{one}" for one in part.split(" + "))
+            add(path, f"{reference}.{reference_part}", kind, reference_kind, depth, **more)
     add("final_norm", "model.norm", "RMSNorm", "LlamaRMSNorm", 1)
     add("lm_head", "lm_head", "Linear", "Linear", 1)
     settings = (
@@ -115,24 +115,27 @@ def report(layers=6, bugs=(), mode="grad", parting=None, heads=4, length=24, amp
         Setting("norm_eps", "1e-05", "1e-06", "small inputs are scaled by up to 1 % less"),
     )
     return Report(
-        mode, "float32", tuple(nodes), settings if bugs else (), steps(rng, mode, parting),
-        {"ours": "runs/nano", "theirs": "model.safetensors", "jax": "0.10.2", "torch": "2.13.0",
+        mode, "float32", tuple(nodes), settings if bugs else (), steps(rng, mode, first_divergence),
+        {"candidate": "runs/nano", "reference": "model.safetensors", "jax": "0.10.2",
+         "torch": "2.13.0",
          "inputs": "int32 (2, 24)", "seconds": 3.2},
     )  # fmt: skip
 
 
-def steps(rng, mode, parting):
+def steps(rng, mode, first_divergence):
     if mode not in ("train", "generate"):
         return ()
     made = []
     for number in range(40):
-        bug = parting is not None and number >= parting
-        error = (1e-3 * (number - parting + 1) if bug else 1e-16 * (number + 1)) * 4
+        bug = first_divergence is not None and number >= first_divergence
+        error = (1e-3 * (number - first_divergence + 1) if bug else 1e-16 * (number + 1)) * 4
         close = Difference(error, 4.0, 4e-13, 1e-7, 1.1e-7, 2.0)
-        theirs = 4 * float(np.exp(-number / 25)) if mode == "train" else float(number * 37 % 101)
-        ours = theirs + (error if mode == "train" else 5.0 * bug)
+        reference = 4 * float(np.exp(-number / 25)) if mode == "train" else float(number * 37 % 101)
+        candidate = reference + (error if mode == "train" else 5.0 * bug)
         note = "tie" if mode == "generate" and number == 3 else ""
-        made.append(Step(number, ours, theirs, close, note, "blocks.2.attention.q_proj.kernel"))
+        made.append(
+            Step(number, candidate, reference, close, note, "blocks.2.attention.q_proj.kernel")
+        )
     return tuple(made)
 
 

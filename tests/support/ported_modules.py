@@ -38,7 +38,7 @@ def flatten(result: Any) -> list[Any]:
     return [result]
 
 
-def run_theirs(module: Any, call: Callable[..., Any], inputs: Arrays) -> Arrays:
+def run_source(module: Any, call: Callable[..., Any], inputs: Arrays) -> Arrays:
     """Output, weights, and the gradients of float inputs and of parameters, by their names."""
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in inputs.items()}
     leaves = {f"input.{n}": t.requires_grad_() for n, t in tensors.items() if t.is_floating_point()}
@@ -52,7 +52,7 @@ def run_theirs(module: Any, call: Callable[..., Any], inputs: Arrays) -> Arrays:
     return result
 
 
-def run_ours(module: Any, call: Callable[..., Any], inputs: Arrays, dialect: str) -> Arrays:
+def run_target(module: Any, call: Callable[..., Any], inputs: Arrays, dialect: str) -> Arrays:
     """The same of ours, its parameters' gradients by the dialect's names."""
     definition, parameters = split(module)
     floats = {n: jnp.asarray(a) for n, a in inputs.items() if a.dtype.kind == "f"}
@@ -108,11 +108,11 @@ def same_bits(found: Arrays, expected: Arrays) -> None:
 def round_trip(module: torch.nn.Module, dialect: str, dtype: str) -> Arrays:
     """Demands that a module comes back bit for bit, and returns what came back."""
     expected = state_of(module.to(getattr(torch, dtype)))
-    ours = from_torch(module, dialect)
-    for name, parameter in get_parameters(ours).items():
+    target = from_torch(module, dialect)
+    for name, parameter in get_parameters(target).items():
         assert parameter.dtype.name == dtype, name
-    same_bits(to_torch(ours), expected)
-    back = to_torch(ours, dialect)
+    same_bits(to_torch(target), expected)
+    back = to_torch(target, dialect)
     same_bits(back, expected)
     return back
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 import torch_ref.transformer_lm
 from jaxformer.parity.compare.modules import compare_with
-from jaxformer.parity.trace.reference_run import Theirs
+from jaxformer.parity.trace.reference_run import ReferenceRun
 from parity_tests.families import charlm, encdec, minimal, prepost, unified
 from torch_ref.config import TransformerLMConfig
 
@@ -44,7 +44,7 @@ def padded(length: int = S) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planted:
+class Mutated:
     """A bug that has been planted.
 
     Attributes:
@@ -66,7 +66,7 @@ class Subject:
 
     Attributes:
         name: of the family and its variant.
-        theirs: the PyTorch module.
+        torch_module: the PyTorch module.
         inputs: of theirs.
         jax_inputs: of ours.
         dialect: whose it is; None tells by the class.
@@ -78,7 +78,7 @@ class Subject:
     """
 
     name: str
-    theirs: Any
+    torch_module: Any
     inputs: Sequence[Any]
     jax_inputs: Sequence[Any]
     dialect: str | None = None
@@ -97,24 +97,24 @@ class Subject:
             return " + ".join(f"{owner}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
         return path
 
-    def at(self, path: str, stage: str, what: str) -> Planted:
+    def at(self, path: str, stage: str, what: str) -> Mutated:
         where = frozenset({self.called(path, stage)})
-        return Planted(where, stage, f"{what} at {path or 'the model'}")
+        return Mutated(where, stage, f"{what} at {path or 'the model'}")
 
     @functools.cached_property
-    def reference(self) -> Theirs:
-        return Theirs(self.theirs, self.inputs, dialect=self.dialect, call=self.call)
+    def reference(self) -> ReferenceRun:
+        return ReferenceRun(self.torch_module, self.inputs, dialect=self.dialect, call=self.call)
 
     @functools.cached_property
-    def ours(self) -> Any:
+    def candidate(self) -> Any:
         return self.reference.ported()
 
-    def compare(self, ours: Any, **more: Any) -> Any:
-        return compare_with(self.reference, ours, self.jax_inputs, dtype="float64", **more)
+    def compare(self, candidate: Any, **more: Any) -> Any:
+        return compare_with(self.reference, candidate, self.jax_inputs, dtype="float64", **more)
 
     def fresh(self) -> Any:
         """A copy of ours to plant into."""
-        return nnx.clone(self.ours)
+        return nnx.clone(self.candidate)
 
 
 def randomize(module: Any, std: float = 0.3, seed: int = 1) -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.matching.calls import Meeting, meet
+from jaxformer.parity.matching.calls import MatchedCall, match_calls
 from jaxformer.parity.report.model import Histogram, Maps
 from jaxformer.parity.tolerance import ROUNDOFF, judge, rounding, ulps
-from jaxformer.parity.trace import jax_trace as jax_side
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.parity.trace.padding import Padding, of_tokens
 
 BINS = 40
@@ -19,41 +19,43 @@ COUNTED = 1 << 18
 
 
 def in_context(
-    meeting: Meeting,
-    low: Mapping[str, jax_side.Call],
-    their_low: torch_side.Trace | None,
+    matched_call: MatchedCall,
+    low: Mapping[str, jax_trace.Call],
+    reference_low: torch_trace.Trace | None,
     dtype: str,
     padding: Padding,
 ) -> dict[str, Any]:
     """Fields of a node: how far our output is from theirs as both came out of the whole models.
 
     Args:
-        meeting: the first of the pair, in float64.
+        matched_call: the first of the pair, in float64.
         low: our calls in the dtype under test; empty where it was not run.
-        their_low: their pass in the dtype under test.
+        reference_low: their pass in the dtype under test.
         dtype: under test.
         padding: tokens that are left out.
     """
-    pair = meeting.pair
-    exact = _flat([meeting.answers(place)[0] for place in range(len(pair.ours))], padding)
-    ours = _flat([call.outputs[0] for call in meeting.ours], padding)
-    difference = judge(ours, exact)
-    found: dict[str, Any] = {"histogram": _histogram(ours, exact), "maps": _maps(meeting)}
-    met = [] if their_low is None else meet(pair, low, their_low)[0]
+    pair = matched_call.pair
+    exact = _flat([matched_call.answers(place)[0] for place in range(len(pair.candidate))], padding)
+    candidate = _flat([call.outputs[0] for call in matched_call.candidate], padding)
+    difference = judge(candidate, exact)
+    found: dict[str, Any] = {"histogram": _histogram(candidate, exact), "maps": _maps(matched_call)}
+    met = [] if reference_low is None else match_calls(pair, low, reference_low)[0]
     if met:
         narrow = met[0]
-        rounded = _flat([call.outputs[0] for call in narrow.ours], padding)
-        theirs = _flat([narrow.answers(place)[0] for place in range(len(pair.ours))], padding)
+        rounded = _flat([call.outputs[0] for call in narrow.candidate], padding)
+        reference = _flat(
+            [narrow.answers(place)[0] for place in range(len(pair.candidate))], padding
+        )
         off = rounding(rounded, exact)
         difference = dataclasses.replace(
             difference,
-            our_rounding=off,
-            their_rounding=rounding(theirs, exact),
+            candidate_rounding=off,
+            reference_rounding=rounding(reference, exact),
             ulps=ulps(rounded, exact, dtype),
         )
-        entered = meeting.inputs(0)
+        entered = matched_call.inputs(0)
         if entered and entered[0] is not None:
-            came = _flat([narrow.ours[0].inputs[0]], padding)
+            came = _flat([narrow.candidate[0].inputs[0]], padding)
             before = rounding(came, _flat([entered[0]], padding))
             found["condition"] = off / max(before, ROUNDOFF[dtype])
     return {**found, "in_context": difference}
@@ -64,9 +66,9 @@ def _flat(arrays: list[Any], padding: Padding) -> np.ndarray:
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
 
-def _histogram(ours: np.ndarray, theirs: np.ndarray) -> Histogram | None:
-    every = max(1, ours.size // COUNTED)
-    both = [a[np.isfinite(a)] for a in (ours[::every], theirs[::every])]
+def _histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram | None:
+    every = max(1, candidate.size // COUNTED)
+    both = [a[np.isfinite(a)] for a in (candidate[::every], reference[::every])]
     if not all(a.size for a in both):
         return None
     low, high = min(float(a.min()) for a in both), max(float(a.max()) for a in both)
@@ -75,11 +77,11 @@ def _histogram(ours: np.ndarray, theirs: np.ndarray) -> Histogram | None:
     return Histogram(tuple(edges.tolist()), *counts)
 
 
-def _maps(meeting: Meeting) -> Maps | None:
-    ours, theirs = meeting.ours[0].weights, meeting.theirs[0].weights
-    if ours is None or theirs is None or ours.shape != theirs.shape:
+def _maps(matched_call: MatchedCall) -> Maps | None:
+    candidate, reference = matched_call.candidate[0].weights, matched_call.reference[0].weights
+    if candidate is None or reference is None or candidate.shape != reference.shape:
         return None
-    return Maps(*(_nested(seen.beginning) for seen in (ours, theirs)))
+    return Maps(*(_nested(seen.beginning) for seen in (candidate, reference)))
 
 
 def _nested(array: np.ndarray) -> Any:

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.generation import make_cache
-from jaxformer.parity.matching.alibi_slopes import same_slopes
+from jaxformer.parity.matching.alibi_slopes import match_alibi_slopes
 from jaxformer.parity.matching.rotary_tables import share_tables_of_length
 from jaxformer.parity.report.model import Report, Step
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import jax_trace as jax_side
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.porting.api import build, import_plan
 
 
@@ -46,30 +46,30 @@ def compare_generation(
         A report with a step for each token. Where the logits are equal up to rounding and the
         choice is not the same, it is a tie.
     """
-    torch = torch_side.require_torch()
-    with jax.enable_x64(True), same_slopes(torch_module):
+    torch = torch_trace.require_torch()
+    with jax.enable_x64(True), match_alibi_slopes(torch_module):
         plan = import_plan(torch_module, dialect)
-        ours = build(plan) if jax_module is None else jax_module
-        config = ours.config
+        candidate = build(plan) if jax_module is None else jax_module
+        config = candidate.config
         if prompt is None:
             prompt = np.arange(min(8, config.context_length - 1))[None] % config.vocab_size
         prompt = np.asarray(prompt)
         tokens = min(tokens, config.context_length - prompt.shape[1])
-        module = torch_side.in_float64(torch_module)
+        module = torch_trace.in_float64(torch_module)
         call = torch_call or (lambda module, ids: module(ids))
-        with torch_side.everything_in_float64(), torch.no_grad():
-            exact = jax_side.in_dtype(ours, "float64")
+        with torch_trace.everything_in_float64(), torch.no_grad():
+            exact = jax_trace.in_dtype(candidate, "float64")
             exact.eval()
             share_tables_of_length(exact, module, call, prompt.shape[1] + tokens)
-            low = jax_side.in_dtype(exact, "float32")
+            low = jax_trace.in_dtype(exact, "float32")
             low.eval()
-            theirs = _Theirs(module, call)
-            mine = _Ours(exact, prompt.shape[1] + tokens)
+            reference = _Reference(module, call)
+            mine = _Candidate(exact, prompt.shape[1] + tokens)
             found = []
             ids = prompt
             fresh = prompt
             for number in range(tokens):
-                wanted = theirs.logits(ids, fresh)
+                wanted = reference.logits(ids, fresh)
                 logits = mine.logits(fresh)
 
                 def in_float32(ids: Any = ids) -> np.ndarray:
@@ -88,7 +88,7 @@ def compare_generation(
     return Report("generate", "float64", (), (), tuple(found), dict(about or {}))
 
 
-class _Ours:
+class _Candidate:
     def __init__(self, model: Any, length: int):
         self.model = model
         self.cache = make_cache(model.config, 1, length, jnp.dtype("float64"))
@@ -98,7 +98,7 @@ class _Ours:
         return np.asarray(self.model(jnp.asarray(fresh), cache=self.cache)[0, -1])
 
 
-class _Theirs:
+class _Reference:
     def __init__(self, module: Any, call: Callable[[Any, Any], Any]):
         self.module, self.call = module, call
         # A signature that names a cache is transformers'.
@@ -107,10 +107,10 @@ class _Theirs:
 
     def logits(self, ids: np.ndarray, fresh: np.ndarray) -> np.ndarray:
         """Of the token after all of them."""
-        torch = torch_side.require_torch()
+        torch = torch_trace.require_torch()
         if not self.caches:
             output = self.call(self.module, torch.as_tensor(ids))
-            return np.asarray(torch_side.first_float(output)[0, -1])
+            return np.asarray(torch_trace.first_float(output)[0, -1])
         output = self.module(torch.as_tensor(fresh), past_key_values=self.past, use_cache=True)
         self.past = output.past_key_values
         return np.asarray(output.logits[0, -1])

@@ -42,12 +42,12 @@ EFFECTS = (
 INDEX = re.compile(r"(?<=[.])[0-9]+(?=[.])")
 
 
-def compare_settings(ours: Any, expected: Any) -> list[Setting]:
+def compare_settings(candidate: Any, expected: Any) -> list[Setting]:
     """How a module of ours differs from the one that their settings make.
 
     What differs alike in every layer is told once: ``blocks.*.attention_norm.eps``.
     """
-    here, there = facts(ours), facts(expected)
+    here, there = facts(candidate), facts(expected)
     known = here.keys() | there.keys()
     layers = Counter(INDEX.sub("*", name) for name in known)
     found: dict[Setting, list[str]] = {}
@@ -64,15 +64,15 @@ def compare_settings(ours: Any, expected: Any) -> list[Setting]:
 
 def name_causes(nodes: Sequence[Node], settings: Sequence[Setting]) -> list[Node]:
     """The nodes, those with a bug saying which of their own settings are not the same."""
-    culprits = [node for node in nodes if node.is_culprit]
+    root_causes = [node for node in nodes if node.is_root_cause]
     caused: dict[str, list[str]] = {}
     for setting in settings:
         # Of modules around one another it is the innermost's.
-        held = [node.path for node in culprits if _inside(setting.name, node.path)]
+        held = [node.path for node in root_causes if _inside(setting.name, node.path)]
         for path in held:
             if not any(other.startswith(f"{path}.") or not path for other in held if other != path):
                 own = _inside(setting.name, path)
-                told = f"its {own} is {setting.ours}, theirs {setting.theirs}"
+                told = f"its {own} is {setting.candidate}, theirs {setting.reference}"
                 caused.setdefault(path, []).append(told)
     return [
         dataclasses.replace(node, message="; ".join([node.message, *caused[node.path]]))

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.matching.calls import Meeting, meet
-from jaxformer.parity.matching.masks import Masks, mask_difference, their_masks, with_masks
+from jaxformer.parity.matching.calls import MatchedCall, match_calls
+from jaxformer.parity.matching.masks import Masks, mask_difference, reference_masks, with_masks
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import isolated_run as jax_alone
-from jaxformer.parity.trace import jax_trace as jax_side
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import isolated_run as isolated_run
+from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.parity.trace.padding import idle_queries, of_tokens
 
 Key = tuple[str, ...]
 Named = Iterator[tuple[str, Difference]]
 # A number of one run: given the run's outcome, in whatever precision.
-Pick = Callable[[jax_alone.Outcome], np.ndarray]
+Pick = Callable[[isolated_run.Outcome], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Result:
     backward: dict[str, Difference]
 
 
-class Alone:
+class TeacherForcedRunner:
     """Runs pairs of modules by themselves.
 
     Args:
         module: ours, with their weights, in any dtype.
         calls: of our modules, with whatever weights.
-        theirs: their pass.
+        reference: their pass.
         pairs: all pairs.
         parents: the pair around each pair.
         backward: whether to compare gradients.
@@ -51,7 +51,7 @@ class Alone:
             is wanted, and our own gradient; None where nobody can say.
 
     Attributes:
-        meetings: the calls of each pair, where both sides called it alike.
+        matched_calls: the calls of each pair, where both sides called it alike.
         reasons: why the others were not compared.
         padding: tokens of which nothing is compared.
         shared: modules of theirs that are in several pairs.
@@ -62,8 +62,8 @@ class Alone:
     def __init__(
         self,
         module: Any,
-        calls: Mapping[str, jax_side.Call],
-        theirs: torch_side.Trace,
+        calls: Mapping[str, jax_trace.Call],
+        reference: torch_trace.Trace,
         pairs: Sequence[Pair],
         parents: Mapping[Key, Key | None],
         backward: bool,
@@ -72,32 +72,36 @@ class Alone:
         self.module = module
         self.backward = backward
         self.gradient = gradient
-        self.padding = theirs.padding
-        self.meetings: dict[Key, list[Meeting]] = {}
+        self.padding = reference.padding
+        self.matched_calls: dict[Key, list[MatchedCall]] = {}
         self.reasons: dict[Key, str] = {}
         for pair in pairs:
-            self.meetings[pair.ours], self.reasons[pair.ours] = meet(pair, calls, theirs)
-        counts = Counter(path for pair in pairs for path in pair.theirs)
+            self.matched_calls[pair.candidate], self.reasons[pair.candidate] = match_calls(
+                pair, calls, reference
+            )
+        counts = Counter(path for pair in pairs for path in pair.reference)
         self.shared = {path for path, count in counts.items() if count > 1}
         self.parts: dict[Key, list[Pair]] = {}
-        met = [pair for pair in pairs if self.meetings[pair.ours]]
-        for pair in sorted(met, key=lambda pair: self.meetings[pair.ours][0].theirs[0].order):
-            parent = parents[pair.ours]
-            while parent is not None and not self.meetings[parent]:
+        met = [pair for pair in pairs if self.matched_calls[pair.candidate]]
+        for pair in sorted(
+            met, key=lambda pair: self.matched_calls[pair.candidate][0].reference[0].order
+        ):
+            parent = parents[pair.candidate]
+            while parent is not None and not self.matched_calls[parent]:
                 parent = parents[parent]
-            if parent is not None and self._is_part(pair.ours, parent):
+            if parent is not None and self._is_part(pair.candidate, parent):
                 self.parts.setdefault(parent, []).append(pair)
-        self.masks: Masks = their_masks(module, self.meetings, calls)
+        self.masks: Masks = reference_masks(module, self.matched_calls, calls)
 
     def _is_part(self, key: Key, parent: Key) -> bool:
         """Whether it is known in which of its parent's calls a part is called how often."""
-        return len(self.meetings[key]) % len(self.meetings[parent]) == 0
+        return len(self.matched_calls[key]) % len(self.matched_calls[parent]) == 0
 
     def let_go(self, pair: Pair) -> None:
         """Forgets their gradients at a pair, once it and what is around it have been judged."""
-        for meeting in self.meetings[pair.ours]:
-            if not self.shared.intersection(pair.theirs):
-                for call in meeting.theirs:
+        for matched_call in self.matched_calls[pair.candidate]:
+            if not self.shared.intersection(pair.reference):
+                for call in matched_call.reference:
                     call.input_gradients.clear()
                     call.output_gradients.clear()
 
@@ -106,13 +110,13 @@ class Alone:
         forward: list[tuple[str, Difference]] = []
         found: list[tuple[str, Difference]] = []
         every: list[_Run] = []
-        for number, meeting in enumerate(self.meetings[pair.ours]):
-            runs = [_Run(self, meeting, number, place) for place in range(len(pair.ours))]
+        for number, matched_call in enumerate(self.matched_calls[pair.candidate]):
+            runs = [_Run(self, matched_call, number, place) for place in range(len(pair.candidate))]
             every += runs
             for run in runs:
                 forward += run.forward()
             if self.backward:
-                found += _input_gradients(meeting, runs)
+                found += _input_gradients(matched_call, runs)
                 for run in runs:
                     found += run.answer_gradients()
         if self.backward:
@@ -140,71 +144,79 @@ class Alone:
             def low(places: list[tuple["_Run", str]] = places) -> np.ndarray:
                 return _sum(run.low.parameter_gradients[name] for run, name in places)
 
-            short = full.removeprefix(f"{pair.ours[0]}.") if len(pair.ours) == 1 else full
+            short = full.removeprefix(f"{pair.candidate[0]}.") if len(pair.candidate) == 1 else full
             yield short, judge(own, expected, low)
 
 
 class _Run:
     """One of our modules run once, and what came of it beside what came of theirs."""
 
-    def __init__(self, alone: Alone, meeting: Meeting, number: int, place: int):
+    def __init__(
+        self, alone: TeacherForcedRunner, matched_call: MatchedCall, number: int, place: int
+    ):
         self.alone = alone
-        self.meeting = meeting
+        self.matched_call = matched_call
         self.place = place
-        self.path = meeting.pair.ours[place]
+        self.path = matched_call.pair.candidate[place]
         self.masks = alone.masks
         self.number = number
-        self.owner, self.method = jax_side.resolve(alone.module, self.path)
+        self.owner, self.method = jax_trace.resolve(alone.module, self.path)
         # The calls of each part within this one: its meeting, and whether it is the first of
         # several that are one of theirs.
-        self.inner: dict[tuple[str, int], list[tuple[Meeting, int, bool]]] = {}
-        parts = alone.parts.get(meeting.pair.ours, []) if len(meeting.pair.ours) == 1 else []
+        self.inner: dict[tuple[str, int], list[tuple[MatchedCall, int, bool]]] = {}
+        parts = (
+            alone.parts.get(matched_call.pair.candidate, [])
+            if len(matched_call.pair.candidate) == 1
+            else []
+        )
         for part in parts:
-            met = alone.meetings[part.ours]
-            share = len(met) // len(alone.meetings[meeting.pair.ours])
+            met = alone.matched_calls[part.candidate]
+            share = len(met) // len(alone.matched_calls[matched_call.pair.candidate])
             calls = [
                 (met[n], n, again == 0)
                 for n in range(number * share, (number + 1) * share)
-                for again in range(max(1, met[n].repeats // meeting.repeats))
+                for again in range(max(1, met[n].repeats // matched_call.repeats))
             ]
-            for n, path in enumerate(part.ours):
+            for n, path in enumerate(part.candidate):
                 self.inner[self._within(path), n] = calls
 
     def _within(self, path: str) -> str:
         return path.removeprefix(f"{self.path}.") if self.path else path
 
     @functools.cached_property
-    def outcome(self) -> jax_alone.Outcome:
+    def outcome(self) -> isolated_run.Outcome:
         """In float64."""
         return self._run("float64")
 
     @functools.cached_property
-    def low(self) -> jax_alone.Outcome:
+    def low(self) -> isolated_run.Outcome:
         """In float32."""
         return self._run("float32")
 
-    def _run(self, dtype: str) -> jax_alone.Outcome:
-        meeting, place = self.meeting, self.place
-        call = meeting.ours[place]
-        args, kwargs = jax_side.refill((call.args, call.kwargs), meeting.inputs(place))
-        args, kwargs = jax_side.refill_integers((args, kwargs), meeting.integers(place))
+    def _run(self, dtype: str) -> isolated_run.Outcome:
+        matched_call, place = self.matched_call, self.place
+        call = matched_call.candidate[place]
+        args, kwargs = jax_trace.refill((call.args, call.kwargs), matched_call.inputs(place))
+        args, kwargs = jax_trace.refill_integers((args, kwargs), matched_call.integers(place))
         call = dataclasses.replace(call, args=args, kwargs=kwargs)
-        states = self.masks.get(meeting.pair.ours)
+        states = self.masks.get(matched_call.pair.candidate)
         if states:
             call = with_masks(self.owner, call, states[self.number])
         answers = {
-            here: [jax_alone.Answer(m.ours[n].output, m.answers(n)) for m, _, _ in calls]
+            here: [
+                isolated_run.ForcedOutput(m.candidate[n].output, m.answers(n)) for m, _, _ in calls
+            ]
             for (here, n), calls in self.inner.items()
         }
         if not self.alone.backward:
-            return jax_alone.run_alone(self.owner, self.method, call, answers, dtype=dtype)
+            return isolated_run.run_isolated(self.owner, self.method, call, answers, dtype=dtype)
         asked = {
             # Where one of theirs stands for several of ours, its gradient goes to the first.
             here: [m.input_gradients() if n == 0 and first else [] for m, _, first in calls]
             for (here, n), calls in self.inner.items()
         }
-        return jax_alone.run_alone(
-            self.owner, self.method, call, answers, cotangents=meeting.output_gradients(place),
+        return isolated_run.run_isolated(
+            self.owner, self.method, call, answers, cotangents=matched_call.output_gradients(place),
             asked_cotangents=asked, dtype=dtype,
         )  # fmt: skip
 
@@ -213,61 +225,70 @@ class _Run:
         return judge(used(pick(self.outcome)), used(expected), lambda: used(pick(self.low)))
 
     def _used(self, array: np.ndarray) -> np.ndarray:
-        return of_tokens(array, self.alone.padding, idle_queries(self.meeting.theirs[0]))
+        return of_tokens(array, self.alone.padding, idle_queries(self.matched_call.reference[0]))
 
     def forward(self) -> Named:
         """What enters its parts, and its output."""
         for (here, n), calls in self.inner.items():
             asked = self.outcome.asked.get(here, [])
-            for place, (meeting, number, _) in zip(range(len(asked)), calls, strict=False):
-                yield from self._asked(here, n, place, meeting, number)
-        for n, expected in enumerate(self.meeting.answers(self.place)):
+            for place, (matched_call, number, _) in zip(range(len(asked)), calls, strict=False):
+                yield from self._asked(here, n, place, matched_call, number)
+        for n, expected in enumerate(self.matched_call.answers(self.place)):
             if expected is not None:
                 pick: Pick = lambda o, n=n: o.output[n]  # type: ignore[misc]  # noqa: E731
                 yield "output", self._judge(pick, expected)
 
-    def _asked(self, here: str, n: int, place: int, meeting: Meeting, number: int) -> Named:
+    def _asked(
+        self, here: str, n: int, place: int, matched_call: MatchedCall, number: int
+    ) -> Named:
         """What enters one part in one call."""
-        for i, expected in enumerate(meeting.inputs(n)):
+        for i, expected in enumerate(matched_call.inputs(n)):
             if expected is not None:
                 pick: Pick = lambda o, i=i: o.asked[here][place][i]  # type: ignore[misc]  # noqa: E731
                 yield f"what enters {here}", self._judge(pick, expected)
         arguments = self.outcome.arguments[here][place]
-        for mine, theirs in zip(jax_side.integers(arguments), meeting.integers(n), strict=False):
-            error = float(np.max(np.abs(self._used(np.asarray(mine) - theirs)), initial=0))
-            yield f"what enters {here}", Difference(error, float(np.max(np.abs(theirs))), 0.0)
-        states = self.masks.get(meeting.pair.ours)
+        for mine, reference in zip(
+            jax_trace.integers(arguments), matched_call.integers(n), strict=False
+        ):
+            error = float(np.max(np.abs(self._used(np.asarray(mine) - reference)), initial=0))
+            yield f"what enters {here}", Difference(error, float(np.max(np.abs(reference))), 0.0)
+        states = self.masks.get(matched_call.pair.candidate)
         for name, state in states[number].items() if states else ():
             yield f"the mask that enters {here}", mask_difference(arguments[name], state)
 
     def answer_gradients(self) -> Named:
         """The gradients of what its parts gave."""
         for (here, n), calls in self.inner.items():
-            for start, (meeting, _, first) in enumerate(calls):
+            for start, (matched_call, _, first) in enumerate(calls):
                 if not first or here not in self.outcome.answer_gradients:
                     continue
-                places = range(start, start + max(1, meeting.repeats // self.meeting.repeats))
-                for i, expected in enumerate(meeting.output_gradients(n)):
+                places = range(
+                    start, start + max(1, matched_call.repeats // self.matched_call.repeats)
+                )
+                for i, expected in enumerate(matched_call.output_gradients(n)):
                     if expected is None:
                         continue
 
                     def pick(
-                        o: jax_alone.Outcome, i: int = i, here: str = here, places: range = places
+                        o: isolated_run.Outcome,
+                        i: int = i,
+                        here: str = here,
+                        places: range = places,
                     ) -> np.ndarray:
                         return _sum(o.answer_gradients[here][place][i] for place in places)
 
                     yield f"what {here} gave", self._judge(pick, expected)
 
 
-def _input_gradients(meeting: Meeting, runs: Sequence[_Run]) -> Named:
+def _input_gradients(matched_call: MatchedCall, runs: Sequence[_Run]) -> Named:
     """The gradients that a pair of modules pulls back to its inputs."""
-    expected = meeting.input_gradients()
-    for group in meeting.groups():
+    expected = matched_call.input_gradients()
+    for group in matched_call.groups():
         wanted = expected[group[0]]
         if wanted is None:
             continue
 
-        def total(outcomes: Iterator[jax_alone.Outcome], group: list[int] = group) -> np.ndarray:
+        def total(outcomes: Iterator[isolated_run.Outcome], group: list[int] = group) -> np.ndarray:
             return _sum(o.input_gradients[n] for o in outcomes for n in group)
 
         yield (

@@ -17,12 +17,12 @@ from jaxformer.layers import Dropout, dropout_modules, inject_keep_masks, seed_d
 from jaxformer.losses import cross_entropy
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import merge, split
-from jaxformer.parity.matching.alibi_slopes import same_slopes
+from jaxformer.parity.matching.alibi_slopes import match_alibi_slopes
 from jaxformer.parity.matching.rotary_tables import share_tables_of_length
 from jaxformer.parity.report.model import Difference, Report, Step
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
-from jaxformer.parity.trace import jax_trace as jax_side
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.porting.api import build, import_plan
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -64,22 +64,22 @@ def compare_training(
         UsageError: torch is missing, the models do not fit one another, or with ``dropout``, they
             drop in other places.
     """
-    torch_side.require_torch()
+    torch_trace.require_torch()
     call = torch_call or (lambda module, ids: module(ids))
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
-    with jax.enable_x64(True), same_slopes(torch_module):
+    with jax.enable_x64(True), match_alibi_slopes(torch_module):
         plan = import_plan(torch_module, dialect)
-        ours = build(plan) if jax_module is None else jax_module
+        candidate = build(plan) if jax_module is None else jax_module
         if batches is None:
-            batches = _random_batches(ours.config.vocab_size)
+            batches = _random_batches(candidate.config.vocab_size)
         runs = [
-            _Theirs(torch_module, plan, config, call, wide=wide, dropout=dropout)
+            _Reference(torch_module, plan, config, call, wide=wide, dropout=dropout)
             for wide in (True, False)
         ]
-        exact = jax_side.in_dtype(ours, "float64")
-        with torch_side.everything_in_float64():
+        exact = jax_trace.in_dtype(candidate, "float64")
+        with torch_trace.everything_in_float64():
             share_tables_of_length(exact, runs[0].module, call, batches(0)[0].shape[1])
-        mine = _Ours(exact, config, dropout=dropout)
+        mine = _Candidate(exact, config, dropout=dropout)
         found = []
         for number in range(steps):
             batch = batches(number)
@@ -91,7 +91,12 @@ def compare_training(
 
 
 def _judged(
-    number: int, loss: float, wide: float, narrow: float, mine: "_Ours", runs: Sequence["_Theirs"]
+    number: int,
+    loss: float,
+    wide: float,
+    narrow: float,
+    mine: "_Candidate",
+    runs: Sequence["_Reference"],
 ) -> Step:
     """One step: the loss, or the parameter that differs most if one differs too much."""
     unit = ROUNDOFF["float32"]
@@ -113,7 +118,7 @@ def _judged(
     return Step(number, loss, wide, difference, worst=worst if difference.is_bug else "")
 
 
-class _Theirs:
+class _Reference:
     """Their run, in float64 or in float32."""
 
     def __init__(
@@ -128,10 +133,10 @@ class _Theirs:
     ):
         import torch_ref.optimizers
 
-        self.module = torch_side.in_float64(module) if wide else copy.deepcopy(module).float()
+        self.module = torch_trace.in_float64(module) if wide else copy.deepcopy(module).float()
         self.module.train() if dropout else self.module.eval()
         self.plan, self.config, self.call, self.wide = plan, config, call, wide
-        self.optimizer = torch_ref.optimizers.make_optimizer(self.module, _theirs(config))
+        self.optimizer = torch_ref.optimizers.make_optimizer(self.module, _reference(config))
         self.idle: set[str] = set()
 
     def step(
@@ -143,9 +148,9 @@ class _Theirs:
         import torch_ref.optimizers
 
         inputs, targets = (torch.as_tensor(np.asarray(a, np.int64)) for a in batch)
-        wide = torch_side.everything_in_float64() if self.wide else contextlib.nullcontext()
+        wide = torch_trace.everything_in_float64() if self.wide else contextlib.nullcontext()
         with wide, shared_dropout(number, masks) as kept:
-            logits = torch_side.first_float(self.call(self.module, inputs))
+            logits = torch_trace.first_float(self.call(self.module, inputs))
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -154,33 +159,33 @@ class _Theirs:
         if self.config.clip_norm is not None:
             torch_ref.optimizers.clip_by_global_norm(self.module, self.config.clip_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = torch_ref.optimizers.learning_rate(_theirs(self.config), number)
+            group["lr"] = torch_ref.optimizers.learning_rate(_reference(self.config), number)
         self.optimizer.step()
         return float(loss.detach()), kept
 
     def weights(self) -> Weights:
         """Their parameters by our names, in float64."""
-        return self._ours({n: p.detach() for n, p in self.module.named_parameters()})
+        return self._candidate({n: p.detach() for n, p in self.module.named_parameters()})
 
     def _find_idle(self) -> None:
         gradients = {n: p.grad for n, p in self.module.named_parameters() if p.grad is not None}
-        mine = self._ours(gradients)
+        mine = self._candidate(gradients)
         largest = max(float(np.abs(g).max()) for g in mine.values())
         self.idle = {
             n for n, g in mine.items() if float(np.abs(g).max()) <= ROUNDOFF["float32"] * largest
         }
 
-    def _ours(self, tensors: Mapping[str, Any]) -> Weights:
+    def _candidate(self, tensors: Mapping[str, Any]) -> Weights:
         arrays = {n: t.cpu().double().numpy() for n, t in tensors.items()}
         found: Weights = {}
         for link in self.plan.links:
-            if all(name in arrays for name in link.theirs):
-                made = link.to_ours([arrays[name] for name in link.theirs])
-                found.update({n: a.copy() for n, a in zip(link.ours, made, strict=True)})
+            if all(name in arrays for name in link.source):
+                made = link.to_target([arrays[name] for name in link.source])
+                found.update({n: a.copy() for n, a in zip(link.target, made, strict=True)})
         return found
 
 
-class _Ours:
+class _Candidate:
     """Our run, in float64."""
 
     def __init__(self, module: Any, config: OptimizerConfig, *, dropout: bool):
@@ -218,12 +223,12 @@ class _Ours:
             return {}
         if self.places is None:
             self.places = self._find_places(inputs)
-        theirs = [mask.shape for mask in masks]
-        if [shape for _, shape in self.places] != theirs:
+        reference = [mask.shape for mask in masks]
+        if [shape for _, shape in self.places] != reference:
             raise UsageError(
                 "the two models drop in other places: ours "
                 + ", ".join(f"{path} {shape}" for path, shape in self.places)
-                + f"; theirs {', '.join(map(str, theirs))}"
+                + f"; theirs {', '.join(map(str, reference))}"
             )
         return {path: jnp.asarray(m) for (path, _), m in zip(self.places, masks, strict=True)}
 
@@ -250,7 +255,7 @@ def shared_dropout(
     seed: int, masks: Sequence[np.ndarray] | None = None
 ) -> Iterator[list[np.ndarray]]:
     """Makes torch drop what is given, or what is drawn here; yields what was kept, call by call."""
-    torch = torch_side.require_torch()
+    torch = torch_trace.require_torch()
     functional = torch.nn.functional
     rng = np.random.default_rng(seed)
     waiting = None if masks is None else list(masks)
@@ -294,7 +299,7 @@ def shared_dropout(
         functional.dropout, functional.scaled_dot_product_attention = saved
 
 
-def _theirs(config: OptimizerConfig) -> Any:
+def _reference(config: OptimizerConfig) -> Any:
     import torch_ref.config
 
     return torch_ref.config.OptimizerConfig(**dataclasses.asdict(config))

@@ -28,12 +28,12 @@ def judged(node: Node, weights: str = "") -> Node:
         said += [node.message] if wrong[-1] != "parameters" and node.message else []
         message = "; ".join(said) or "it differs"
         return dataclasses.replace(
-            node, verdict="bug", stage=wrong[0], message=message, is_culprit=True
+            node, verdict="bug", stage=wrong[0], message=message, is_root_cause=True
         )
     everything = [d for _, differences in stages for d in differences]
     if node.in_context is not None:
         everything.append(node.in_context)
-    exact = all(d.error == 0 and not d.our_rounding for d in everything)
+    exact = all(d.error == 0 and not d.candidate_rounding for d in everything)
     # Behind a bug it is the bug that grows, not rounding.
     is_hit = node.in_context is not None and node.in_context.is_bug
     amplified = node.condition is not None and node.condition > AMPLIFIED and not is_hit

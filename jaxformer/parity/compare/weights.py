@@ -13,13 +13,13 @@ LAYER = re.compile(r"(.*?blocks)\.(\d+)\.(.*)")
 
 
 def compare_weights(
-    ours: Mapping[str, np.ndarray], theirs: Mapping[str, StoredTensor]
+    candidate: Mapping[str, np.ndarray], reference: Mapping[str, StoredTensor]
 ) -> tuple[dict[str, Difference], dict[str, str]]:
     """How each of our weights differs from theirs in our layout.
 
     Args:
-        ours: by name.
-        theirs: by the same names, in the same shapes.
+        candidate: by name.
+        reference: by the same names, in the same shapes.
 
     Returns:
         The differences, and of those that are bugs what they look like, in words.
@@ -27,29 +27,33 @@ def compare_weights(
     found: dict[str, Difference] = {}
     wrong: dict[str, np.ndarray] = {}
     told: dict[str, str] = {}
-    for name, tensor in theirs.items():
+    for name, tensor in reference.items():
         array = tensor.read()
-        found[name] = weight_difference(ours[name], array)
+        found[name] = weight_difference(candidate[name], array)
         if found[name].is_bug:
-            wrong[name] = ours[name]
-            told[name] = _look(name, ours[name], array)
+            wrong[name] = candidate[name]
+            told[name] = _look(name, candidate[name], array)
     if wrong:
-        strangers = _found_elsewhere(wrong, theirs)
+        strangers = _found_elsewhere(wrong, reference)
         told |= {name: f"it is their {' or '.join(of)}" for name, of in strangers.items()}
     return found, told
 
 
-def weight_difference(ours: np.ndarray, theirs: np.ndarray) -> Difference:
+def weight_difference(candidate: np.ndarray, reference: np.ndarray) -> Difference:
     """Weights are the same bits, or, where one side is narrower, rounded once to its dtype."""
-    scale = float(np.max(np.abs(theirs))) if theirs.size else 0.0
-    if ours.dtype == theirs.dtype and np.array_equal(ours, theirs):
+    scale = float(np.max(np.abs(reference))) if reference.size else 0.0
+    if candidate.dtype == reference.dtype and np.array_equal(candidate, reference):
         return Difference(0.0, scale, 0.0)
     narrow = max(
-        (ROUNDOFF.get(a.dtype.name, 0.0) for a in (ours, theirs) if ours.dtype != theirs.dtype),
+        (
+            ROUNDOFF.get(a.dtype.name, 0.0)
+            for a in (candidate, reference)
+            if candidate.dtype != reference.dtype
+        ),
         default=0.0,
     )
     with np.errstate(invalid="ignore"):
-        off = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
+        off = np.abs(candidate.astype(np.float64) - reference.astype(np.float64))
     return Difference(float(np.max(off)), scale, narrow * scale)
 
 
@@ -75,9 +79,9 @@ def swapped_layers(wrong: Iterable[str], told: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _look(name: str, ours: np.ndarray, theirs: np.ndarray) -> str:
+def _look(name: str, candidate: np.ndarray, reference: np.ndarray) -> str:
     """What a weight looks like beside the right one."""
-    mine, right = (np.asarray(a, np.float64) for a in (ours, theirs))
+    mine, right = (np.asarray(a, np.float64) for a in (candidate, reference))
     if not np.isfinite(mine).all():
         return "it is not finite"
     if not mine.any():
@@ -104,12 +108,12 @@ def _sorted(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _found_elsewhere(
-    wrong: Mapping[str, np.ndarray], theirs: Mapping[str, StoredTensor]
+    wrong: Mapping[str, np.ndarray], reference: Mapping[str, StoredTensor]
 ) -> dict[str, list[str]]:
     """Which wrong weights are, bit for bit, other ones of theirs."""
     hashes: dict[str, str] = {}
     shapes = {(a.shape, a.dtype) for a in wrong.values()}
-    for name, tensor in theirs.items():
+    for name, tensor in reference.items():
         if (tensor.shape, tensor.dtype) in shapes:
             hashes[name] = digest(tensor.read())
     found = {}

@@ -11,7 +11,7 @@ from jaxformer import positions
 
 
 @contextlib.contextmanager
-def same_slopes(torch_module: Any) -> Iterator[None]:
+def match_alibi_slopes(torch_module: Any) -> Iterator[None]:
     """While it lasts, our slopes have the values of theirs, in float64.
 
     Slopes that are not powers of two are rounded where they are kept in float32 (buffers, tables),

@@ -15,7 +15,7 @@ NEARER = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class LayoutTransform:
     """How an array of theirs becomes one of ours.
 
     Attributes:
@@ -44,32 +44,45 @@ class Way:
         return array.sum(axis=0, keepdims=True) if self.kind == "first" else self.values(array)
 
 
-def ways(theirs: Shape, ours: Shape, padding: Padding | None = None) -> Iterator[Way]:
+def layout_transforms(
+    reference: Shape, candidate: Shape, padding: Padding | None = None
+) -> Iterator[LayoutTransform]:
     """All ways from one shape to another, the likeliest first."""
-    if theirs == ours:
-        yield Way("same", ours)
-    if len(theirs) == len(ours) >= 2:
-        if (theirs[1], theirs[0], *theirs[2:]) == ours:
-            yield Way("time first", ours)
-        if len(ours) == 4 and (theirs[0], theirs[2], theirs[1], theirs[3]) == ours:
-            yield Way("heads first", ours)
-        if theirs[0] != 1 == ours[0] and theirs[1:] == ours[1:]:
-            unused = (padding or {}).get(theirs[:2])
+    if reference == candidate:
+        yield LayoutTransform("same", candidate)
+    if len(reference) == len(candidate) >= 2:
+        if (reference[1], reference[0], *reference[2:]) == candidate:
+            yield LayoutTransform("time first", candidate)
+        if (
+            len(candidate) == 4
+            and (reference[0], reference[2], reference[1], reference[3]) == candidate
+        ):
+            yield LayoutTransform("heads first", candidate)
+        if reference[0] != 1 == candidate[0] and reference[1:] == candidate[1:]:
+            unused = (padding or {}).get(reference[:2])
             rows = () if unused is None else tuple(unused.argmin(axis=0).tolist())
-            yield Way("first", ours, rows)
-    same_width = theirs and ours and theirs[-1] == ours[-1]
-    if len(theirs) != len(ours) and same_width and math.prod(theirs) == math.prod(ours):
-        yield Way("reshaped", ours)
+            yield LayoutTransform("first", candidate, rows)
+    same_width = reference and candidate and reference[-1] == candidate[-1]
+    if (
+        len(reference) != len(candidate)
+        and same_width
+        and math.prod(reference) == math.prod(candidate)
+    ):
+        yield LayoutTransform("reshaped", candidate)
 
 
-def way_to(theirs: np.ndarray, ours: Any, padding: Padding | None = None) -> Way | None:
+def transform_to(
+    reference: np.ndarray, candidate: Any, padding: Padding | None = None
+) -> LayoutTransform | None:
     """How an array of theirs becomes one of ours, whose values decide where shapes do not."""
-    found = list(ways(theirs.shape, tuple(ours.shape), padding))
-    return _nearest([(way, theirs) for way in found], ours)[0] if found else None
+    found = list(layout_transforms(reference.shape, tuple(candidate.shape), padding))
+    return (
+        _nearest([(transform, reference) for transform in found], candidate)[0] if found else None
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class Lineup:
+class TensorAlignment:
     """For each array of ours the one of theirs.
 
     Attributes:
@@ -78,13 +91,13 @@ class Lineup:
     """
 
     places: tuple[int | None, ...]
-    ways: tuple[Way | None, ...]
+    layout_transforms: tuple[LayoutTransform | None, ...]
 
-    def values(self, theirs: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    def values(self, reference: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Their values as ours; None where they have none."""
         return [
-            None if place is None or way is None else way.values(theirs[place])
-            for place, way in zip(self.places, self.ways, strict=True)
+            None if place is None or transform is None else transform.values(reference[place])
+            for place, transform in zip(self.places, self.layout_transforms, strict=True)
         ]
 
     def groups(self, identities: Sequence[int]) -> list[list[int]]:
@@ -96,7 +109,7 @@ class Lineup:
         return list(found.values())
 
     def gradients(
-        self, theirs: Sequence[np.ndarray | None], identities: Sequence[int]
+        self, reference: Sequence[np.ndarray | None], identities: Sequence[int]
     ) -> list[np.ndarray | None]:
         """Their gradients as ours: of what one tensor fills together, at its first place.
 
@@ -104,47 +117,51 @@ class Lineup:
         """
         total: list[np.ndarray | None] = [None] * len(self.places)
         for group in self.groups(identities):
-            place, way = self.places[group[0]], self.ways[group[0]]
+            place, transform = self.places[group[0]], self.layout_transforms[group[0]]
             assert place is not None
-            assert way is not None
-            same = [g for g, i in zip(theirs, identities, strict=True) if i == identities[place]]
+            assert transform is not None
+            same = [g for g, i in zip(reference, identities, strict=True) if i == identities[place]]
             known = [g for g in same if g is not None]
             if known:
-                total[group[0]] = way.gradients(sum(known[1:], known[0]))
+                total[group[0]] = transform.gradients(sum(known[1:], known[0]))
         return total
 
 
-def line_up(
-    ours: Sequence[Any], theirs: Sequence[np.ndarray], padding: Padding | None = None
-) -> Lineup:
+def align_tensors(
+    candidate: Sequence[Any], reference: Sequence[np.ndarray], padding: Padding | None = None
+) -> TensorAlignment:
     """Finds for each array of ours the first of theirs that can be it, or one far nearer to it."""
     places: list[int | None] = []
-    chosen: list[Way | None] = []
-    left = list(range(len(theirs)))
-    for array in ours:
+    chosen: list[LayoutTransform | None] = []
+    left = list(range(len(reference)))
+    for array in candidate:
         candidates = [
-            (way, place)
+            (transform, place)
             for place in left
-            for way in ways(theirs[place].shape, tuple(array.shape), padding)
+            for transform in layout_transforms(reference[place].shape, tuple(array.shape), padding)
         ]
         if not candidates:
             places.append(None)
             chosen.append(None)
             continue
-        way, place = _nearest([(w, theirs[p]) for w, p in candidates], array, candidates)
+        transform, place = _nearest([(w, reference[p]) for w, p in candidates], array, candidates)
         left.remove(place)
         places.append(place)
-        chosen.append(way)
-    return Lineup(tuple(places), tuple(chosen))
+        chosen.append(transform)
+    return TensorAlignment(tuple(places), tuple(chosen))
 
 
-def _nearest(candidates: Sequence[tuple[Way, np.ndarray]], ours: Any, names: Any = None) -> Any:
+def _nearest(
+    candidates: Sequence[tuple[LayoutTransform, np.ndarray]], candidate: Any, names: Any = None
+) -> Any:
     """The first candidate, unless another is far nearer."""
     names = candidates if names is None else names
     if len(candidates) == 1:
         return names[0]
-    mine = np.asarray(ours)
+    mine = np.asarray(candidate)
     with np.errstate(invalid="ignore"):
-        distances = [float(np.mean(np.abs(way.values(a) - mine))) for way, a in candidates]
+        distances = [
+            float(np.mean(np.abs(transform.values(a) - mine))) for transform, a in candidates
+        ]
     best = min(range(len(distances)), key=lambda n: (distances[n], n))
     return names[best] if NEARER * distances[best] < distances[0] else names[0]

@@ -14,10 +14,10 @@ import numpy as np
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block
 from jaxformer.masks import expand_mask
-from jaxformer.parity.matching.calls import Meeting
+from jaxformer.parity.matching.calls import MatchedCall
 from jaxformer.parity.report.model import Difference
-from jaxformer.parity.trace import jax_trace as jax_side
-from jaxformer.parity.trace.recorded_weights import SeenWeights
+from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace.recorded_weights import RecordedWeights
 
 # 1 where a query may attend to a key, -1 where it may not, 0 where the score does not tell.
 State = np.ndarray
@@ -28,45 +28,45 @@ Masks = dict[tuple[str, ...], list[dict[str, State]]]
 HANDED_ON = {"mask": "attention", "memory_mask": "cross_attention"}
 
 
-def their_masks(
+def reference_masks(
     module: Any,
-    meetings: Mapping[tuple[str, ...], Sequence[Meeting]],
-    calls: Mapping[str, jax_side.Call],
+    matched_calls: Mapping[tuple[str, ...], Sequence[MatchedCall]],
+    calls: Mapping[str, jax_trace.Call],
 ) -> Masks:
     """The masks that entered their attentions, and the blocks around these."""
     masks: Masks = {}
     blocks = []
-    for key, met in meetings.items():
-        owner = jax_side.resolve(module, key[0])[0] if met and len(key) == 1 else None
+    for key, met in matched_calls.items():
+        owner = jax_trace.resolve(module, key[0])[0] if met and len(key) == 1 else None
         if isinstance(owner, MultiHeadAttention):
-            masks[key] = [_of_attention(owner, meeting) for meeting in met]
+            masks[key] = [_of_attention(owner, matched_call) for matched_call in met]
         if isinstance(owner, Block):
             blocks.append((key, owner))
     for key, owner in blocks:
         masks[key] = [
-            _of_block(key[0], owner, meeting, number, masks, calls)
-            for number, meeting in enumerate(meetings[key])
+            _of_block(key[0], owner, matched_call, number, masks, calls)
+            for number, matched_call in enumerate(matched_calls[key])
         ]
     return masks
 
 
-def _of_attention(owner: MultiHeadAttention, meeting: Meeting) -> dict[str, State]:
-    call = meeting.ours[0]
-    if "mask" not in jax_side.bound(owner, call.args, call.kwargs):
+def _of_attention(owner: MultiHeadAttention, matched_call: MatchedCall) -> dict[str, State]:
+    call = matched_call.candidate[0]
+    if "mask" not in jax_trace.bound(owner, call.args, call.kwargs):
         return {}
-    return _first_state(meeting, call.weights)
+    return _first_state(matched_call, call.weights)
 
 
 def _of_block(
     path: str,
     owner: Block,
-    meeting: Meeting,
+    matched_call: MatchedCall,
     number: int,
     masks: Masks,
-    calls: Mapping[str, jax_side.Call],
+    calls: Mapping[str, jax_trace.Call],
 ) -> dict[str, State]:
     """A block that hands a mask on as it is was given the one that its attention saw."""
-    given = jax_side.bound(owner, meeting.ours[0].args, meeting.ours[0].kwargs)
+    given = jax_trace.bound(owner, matched_call.candidate[0].args, matched_call.candidate[0].kwargs)
     found: dict[str, State] = {}
     for parameter, part in HANDED_ON.items():
         inner = f"{path}.{part}".lstrip(".")
@@ -74,26 +74,26 @@ def _of_block(
         if parameter not in given or inner not in calls or len(calls[inner].all) <= number:
             continue
         call = calls[inner].all[number]
-        received = jax_side.bound(attention, call.args, call.kwargs)
+        received = jax_trace.bound(attention, call.args, call.kwargs)
         if "mask" not in received or received["mask"] is not given[parameter]:
             continue
         # An attention that has no counterpart of its own is a part of their block.
-        known = masks.get((inner,)) or [_first_state(meeting, call.weights)] * (number + 1)
+        known = masks.get((inner,)) or [_first_state(matched_call, call.weights)] * (number + 1)
         if number < len(known) and "mask" in known[number]:
             found[parameter] = known[number]["mask"]
     return found
 
 
-def _first_state(meeting: Meeting, weights: SeenWeights | None) -> dict[str, State]:
-    seen = meeting.theirs[0].allowed
+def _first_state(matched_call: MatchedCall, weights: RecordedWeights | None) -> dict[str, State]:
+    seen = matched_call.reference[0].allowed
     alike = weights is not None and len(seen) == 1 and seen[0].shape == weights.shape
     return {"mask": seen[0]} if alike else {}
 
 
 def wrong_entries(mask: Any, state: State) -> np.ndarray:
     """Where a mask of ours is not what their scores show."""
-    ours = _full(mask, state)
-    wrong = ((state > 0) & ~ours) | ((state < 0) & ours)
+    candidate = _full(mask, state)
+    wrong = ((state > 0) & ~candidate) | ((state < 0) & candidate)
     # Where nothing at all is allowed, each code base has its own way.
     return wrong & (state > 0).any(axis=-1, keepdims=True)
 
@@ -103,15 +103,15 @@ def mask_difference(mask: Any, state: State) -> Difference:
     return Difference(float(np.mean(wrong_entries(mask, state))), 1.0, 0.0)
 
 
-def with_masks(owner: Any, call: jax_side.Call, states: Mapping[str, State]) -> jax_side.Call:
+def with_masks(owner: Any, call: jax_trace.Call, states: Mapping[str, State]) -> jax_trace.Call:
     """The call with masks that allow what theirs did; a mask that does so already is kept."""
-    given = jax_side.bound(owner, call.args, call.kwargs)
+    given = jax_trace.bound(owner, call.args, call.kwargs)
     other = {
         name: jnp.asarray(_full(given[name], state) ^ wrong)
         for name, state in states.items()
         if (wrong := wrong_entries(given[name], state)).any()
     }
-    return jax_side.rebound(owner, call, other) if other else call
+    return jax_trace.rebound(owner, call, other) if other else call
 
 
 def _full(mask: Any, state: State) -> np.ndarray:

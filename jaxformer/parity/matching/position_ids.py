@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.matching.modules import Pair
-from jaxformer.parity.trace import jax_trace as jax_side
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.positions import LearnedPositions
 from jaxformer.transformer_lm import TransformerLM
 
 
-def counted_positions(
-    module: Any, pairs: Sequence[Pair], theirs: torch_side.Trace
+def position_ids_from_mask(
+    module: Any, pairs: Sequence[Pair], reference: torch_trace.Trace
 ) -> dict[str, np.ndarray]:
     """The argument ``positions`` (B, T) of ours, where padding moved theirs; else no argument.
 
@@ -24,15 +24,15 @@ def counted_positions(
     Args:
         module: ours.
         pairs: of modules.
-        theirs: a pass with padding.
+        reference: a pass with padding.
     """
     if not isinstance(module, TransformerLM):
         return {}
     for pair in pairs:
-        if isinstance(jax_side.resolve(module, pair.ours[0])[0], LearnedPositions):
-            call = theirs.calls.get(pair.theirs[0])
+        if isinstance(jax_trace.resolve(module, pair.candidate[0])[0], LearnedPositions):
+            call = reference.calls.get(pair.reference[0])
             taken = None if call is None else call.positions
-            unused = None if taken is None else theirs.padding.get(taken.shape)
+            unused = None if taken is None else reference.padding.get(taken.shape)
             if taken is not None and unused is not None:
                 places = np.arange(taken.shape[1])
                 moved = np.where(unused, places, taken) != places

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.parity.report.model import Difference, Node
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.porting.mapping.tables import Table
 from jaxformer.positions import Rotary
 
@@ -19,7 +19,7 @@ Tables = tuple[np.ndarray, np.ndarray]
 
 
 def share_tables(
-    module: Any, torch_module: Any, theirs: torch_side.Trace, *, wrong: bool = True
+    module: Any, torch_module: Any, reference: torch_trace.Trace, *, wrong: bool = True
 ) -> list[Node]:
     """Gives our rotary positions their tables, where theirs are made by a module of its own.
 
@@ -29,16 +29,16 @@ def share_tables(
     Args:
         module: ours, whose rotary positions are changed.
         torch_module: theirs.
-        theirs: a pass of it, with positions 0 … T - 1.
+        reference: a pass of it, with positions 0 … T - 1.
         wrong: whether also to share those of which ours are wrong, so that nothing else is.
 
     Returns:
         A node for each rotary position whose table is another, or for the first where none is.
     """
-    found = their_tables(torch_module, theirs)
+    found = reference_tables(torch_module, reference)
     if found is None:
         return []
-    their_path, tables = found
+    reference_path, tables = found
     nodes = []
     for path, node in nnx.iter_modules(module):
         if not isinstance(node, Rotary):
@@ -55,8 +55,9 @@ def share_tables(
                 give_tables(node, tables)
         nodes.append(
             Node(
-                named, their_path, "Rotary", type(torch_module.get_submodule(their_path)).__name__,
-                depth=named.count("."), order=theirs.calls[their_path].order,
+                named, reference_path, "Rotary",
+                type(torch_module.get_submodule(reference_path)).__name__,
+                depth=named.count("."), order=reference.calls[reference_path].order,
                 forward=difference, message=message,
             )
         )  # fmt: skip
@@ -75,8 +76,8 @@ def share_tables_of_length(
         call: how theirs is called with ids.
         length: T.
     """
-    torch = torch_side.require_torch()
-    seen = torch_side.run(
+    torch = torch_trace.require_torch()
+    seen = torch_trace.run(
         torch_module,
         [torch.zeros((1, length), dtype=torch.int64)],
         call=lambda m, given: call(m, given[0]),
@@ -85,10 +86,10 @@ def share_tables_of_length(
     return share_tables(module, torch_module, seen, wrong=False)
 
 
-def their_tables(torch_module: Any, theirs: torch_side.Trace) -> tuple[str, Tables] | None:
+def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> tuple[str, Tables] | None:
     """Their cosines and sines (T, width / 2), and the module that made them."""
-    modules = torch_side.modules_of(torch_module)
-    for path, call in theirs.calls.items():
+    modules = torch_trace.modules_of(torch_module)
+    for path, call in reference.calls.items():
         if "Rotary" not in type(modules[path]).__name__:
             continue
         if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
@@ -105,14 +106,17 @@ def give_tables(node: Rotary, tables: Tables) -> None:
     node.cos, node.sin = (Table(_padded(table, node.max_length)) for table in tables)
 
 
-def table_difference(ours: Tables, theirs: Tables) -> Difference | None:
+def table_difference(candidate: Tables, reference: Tables) -> Difference | None:
     """The worst entry, judged at its position; None where the shapes do not fit."""
-    length = theirs[0].shape[0]
+    length = reference[0].shape[0]
     if any(
-        a.shape[0] < length or a.shape[1:] != b.shape[1:] for a, b in zip(ours, theirs, strict=True)
+        a.shape[0] < length or a.shape[1:] != b.shape[1:]
+        for a, b in zip(candidate, reference, strict=True)
     ):
         return None
-    error = np.max([np.abs(a[:length] - b) for a, b in zip(ours, theirs, strict=True)], axis=(0, 2))
+    error = np.max(
+        [np.abs(a[:length] - b) for a, b in zip(candidate, reference, strict=True)], axis=(0, 2)
+    )
     allowed = 2.0**-22 * (1 + np.arange(length))
     worst = int(np.argmax(error / allowed))
     return Difference(float(error[worst]), 1.0, float(allowed[worst]))

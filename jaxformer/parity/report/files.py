@@ -9,7 +9,7 @@ from typing import BinaryIO
 from jaxformer.errors import CheckpointError
 from jaxformer.parity.report.model import VERDICTS, Difference, Node, Report
 from jaxformer.parity.report.tree import number, one_line, place, scientific
-from jaxformer.storage.local_files import LocalFile, differs, write_whole
+from jaxformer.storage.local_files import LocalFile, atomic_write, differs
 from jaxformer.storage.strict_json import parse_json
 
 # No report comes near it: a node has about 3 kB.
@@ -65,7 +65,7 @@ def write_text(path: str | Path, text: str) -> None:
         if written.read_bytes() != data:
             raise differs(written)
 
-    write_whole(path, len(data), write, check)
+    atomic_write(path, len(data), write, check)
 
 
 def compare_reports(report: Report, before: Report) -> list[str]:
@@ -98,16 +98,23 @@ def compare_reports(report: Report, before: Report) -> list[str]:
             worse.append(f"{place(node)}: new, {node.verdict}")
         else:
             worse += [f"{place(node)}: {reason}" for reason in _reasons(node, old[path])]
-    known = {(s.name, s.ours, s.theirs) for s in before.settings}
+    known = {(s.name, s.candidate, s.reference) for s in before.settings}
     for s in report.settings:
-        if (s.name, s.ours, s.theirs) not in known:
-            worse.append(f"setting {s.name} differs: ours {s.ours}, theirs {s.theirs}; {s.effect}")
-    parting = report.parting
-    if parting is not None and (before.parting is None or parting.number < before.parting.number):
-        then = "never" if before.parting is None else f"at {before.parting.number}"
+        if (s.name, s.candidate, s.reference) not in known:
+            worse.append(
+                f"setting {s.name} differs: ours {s.candidate}, theirs {s.reference}; {s.effect}"
+            )
+    first_divergence = report.first_divergence
+    if first_divergence is not None and (
+        before.first_divergence is None or first_divergence.number < before.first_divergence.number
+    ):
+        then = (
+            "never" if before.first_divergence is None else f"at {before.first_divergence.number}"
+        )
         worse.append(
-            f"the two part at {parting.number}, before {then}: ours {number(parting.ours)}, "
-            f"theirs {number(parting.theirs)}"
+            f"the two part at {first_divergence.number}, before {then}: ours "
+            f"{number(first_divergence.candidate)}, "
+            f"theirs {number(first_divergence.reference)}"
         )
     return worse
 
@@ -133,7 +140,7 @@ def _reasons(node: Node, before: Node) -> Iterator[str]:
         yield from _rounding_reason(name, now, then)
     whole, whole_then = node.in_context, before.in_context
     # An error that float32 would show came in with a bug: the fault of another node.
-    if whole and whole_then and whole.relative <= (whole.their_rounding or 0):
+    if whole and whole_then and whole.relative <= (whole.reference_rounding or 0):
         yield from _rounding_reason("in the whole model", whole, whole_then)
 
 
@@ -146,9 +153,9 @@ def _rounding_reason(name: str, now: Difference, then: Difference) -> Iterator[s
 
 def _ratio(difference: Difference) -> float | None:
     """Our rounding error over theirs; None where it was not measured."""
-    ours, theirs = difference.our_rounding, difference.their_rounding
-    if ours is None or theirs is None:
+    candidate, reference = difference.candidate_rounding, difference.reference_rounding
+    if candidate is None or reference is None:
         return None
-    if ours == theirs:
+    if candidate == reference:
         return 1.0
-    return ours / theirs if theirs else float("inf")
+    return candidate / reference if reference else float("inf")

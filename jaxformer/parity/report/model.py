@@ -20,17 +20,18 @@ class Difference:
         error: largest |ours - theirs|, both computed in float64.
         scale: largest |theirs|.
         allowed: the largest error that is rounding; see ``judge``.
-        our_rounding: root mean square of (ours in the dtype under test - theirs in float64), over
+        candidate_rounding: root mean square of (candidate in the dtype under test - reference in float64),
+            over
             the root mean square of theirs; None where it was not measured.
-        their_rounding: the same of theirs in the dtype under test.
+        reference_rounding: the same of theirs in the dtype under test.
         ulps: our largest error in the dtype under test, in units in the last place of ``scale``.
     """
 
     error: float
     scale: float
     allowed: float
-    our_rounding: float | None = None
-    their_rounding: float | None = None
+    candidate_rounding: float | None = None
+    reference_rounding: float | None = None
     ulps: float | None = None
 
     @property
@@ -59,16 +60,16 @@ class Histogram:
     """How the values of an output are spread, on both sides: one more edge than counts."""
 
     edges: tuple[float, ...]
-    ours: tuple[int, ...]
-    theirs: tuple[int, ...]
+    candidate: tuple[int, ...]
+    reference: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Maps:
     """Attention weights of one example, head by head, both sides: (heads, T, S), nested tuples."""
 
-    ours: Any
-    theirs: Any
+    candidate: Any
+    reference: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +78,15 @@ class Node:
 
     Attributes:
         path: ours, "" for the whole model; several, joined by " + ", where one of theirs has them.
-        their_path: theirs.
+        reference_path: theirs.
         kind: our class.
-        their_kind: theirs.
+        reference_kind: theirs.
         depth: how many pairs of modules are around it.
         order: its place in the order of calls.
         verdict: the worst of all that was compared.
         stage: where the bug shows first: parameters, forward or backward; "" where there is none.
         message: what is wrong and where to look, in a sentence; "" where nothing is.
-        is_culprit: whether the bug is here, and not in a part of it.
+        is_root_cause: whether the bug is here, and not in a part of it.
         parameters: of each of its own parameters, ours against theirs.
         forward: of its output, run on their inputs.
         in_context: of its output as it came out of the whole model.
@@ -98,15 +99,15 @@ class Node:
     """
 
     path: str
-    their_path: str
+    reference_path: str
     kind: str
-    their_kind: str
+    reference_kind: str
     depth: int
     order: int
     verdict: Verdict = "exact"
     stage: Stage = ""
     message: str = ""
-    is_culprit: bool = False
+    is_root_cause: bool = False
     parameters: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     forward: Difference | None = None
     in_context: Difference | None = None
@@ -152,8 +153,8 @@ class Setting:
     """A setting that is not the same on both sides, and what that is likely to do."""
 
     name: str
-    ours: str
-    theirs: str
+    candidate: str
+    reference: str
     effect: str
 
 
@@ -163,16 +164,16 @@ class Step:
 
     Attributes:
         number: from 0.
-        ours: our loss, or our token.
-        theirs: theirs.
+        candidate: our loss, or our token.
+        reference: theirs.
         difference: of the losses, or of the logits.
         note: "tie" where the two best logits are closer than the error.
         worst: the parameter that differs most, relative to what is allowed.
     """
 
     number: int
-    ours: float
-    theirs: float
+    candidate: float
+    reference: float
     difference: Difference
     note: str = ""
     worst: str = ""
@@ -201,19 +202,19 @@ class Report:
     remarks: tuple[str, ...] = ()
 
     @property
-    def culprits(self) -> tuple[Node, ...]:
+    def root_causes(self) -> tuple[Node, ...]:
         """Where the bugs are, in the order of calls."""
-        return tuple(node for node in self.nodes if node.is_culprit)
+        return tuple(node for node in self.nodes if node.is_root_cause)
 
     @property
-    def parting(self) -> Step | None:
+    def first_divergence(self) -> Step | None:
         """The first step at which the two part by more than rounding, ties apart."""
         return next((s for s in self.steps if s.difference.is_bug and s.note != "tie"), None)
 
     @property
     def verdict(self) -> Verdict:
         """The worst of all."""
-        if self.parting is not None:
+        if self.first_divergence is not None:
             return "bug"
         found: list[Verdict] = [node.verdict for node in self.nodes]
         found += ["rounding" if step.difference.error else "exact" for step in self.steps]
@@ -266,17 +267,21 @@ def _node(values: Mapping[str, Any]) -> Node:
     if values["histogram"] is not None:
         made["histogram"] = Histogram(
             edges=tuple(map(float, values["histogram"]["edges"])),
-            ours=tuple(map(int, values["histogram"]["ours"])),
-            theirs=tuple(map(int, values["histogram"]["theirs"])),
+            candidate=tuple(map(int, values["histogram"]["candidate"])),
+            reference=tuple(map(int, values["histogram"]["reference"])),
         )
     if values["maps"] is not None:
-        made["maps"] = Maps(**{side: _floats(values["maps"][side]) for side in ("ours", "theirs")})
+        made["maps"] = Maps(
+            **{side: _floats(values["maps"][side]) for side in ("candidate", "reference")}
+        )
     return Node(**made)
 
 
 def _step(values: Mapping[str, Any]) -> Step:
     made = {**values, "difference": _difference(values["difference"])}
-    return Step(**{**made, "ours": float(made["ours"]), "theirs": float(made["theirs"])})
+    return Step(
+        **{**made, "candidate": float(made["candidate"]), "reference": float(made["reference"])}
+    )
 
 
 def _difference(values: Mapping[str, Any] | None) -> Any:

@@ -12,15 +12,15 @@ from rich.text import Text
 from jaxformer.parity.report.model import VERDICTS, Report
 from jaxformer.parity.report.tree import (
     Branch,
+    build_tree,
     chosen_steps,
-    culprit_line,
-    culprits_among,
-    gather,
-    grow,
+    fold_repeats,
     merge,
     number,
     numbers_line,
     one_line,
+    root_cause_line,
+    root_causes_among,
     scientific,
     short,
     step_line,
@@ -85,7 +85,7 @@ class _Printer:
         """One line a node, numbers in columns, and what a node has to say below it."""
         if not self.report.nodes:
             return
-        lines = list(_lines(grow(self.report.nodes)))
+        lines = list(_lines(build_tree(self.report.nodes)))
         columns = [("error", [_error(branch) for _, _, branch in lines])]
         units = [short(branch.ulps) for _, _, branch in lines]
         is_wide = self.console.width >= FULL_WIDTH
@@ -110,12 +110,12 @@ class _Printer:
             cells = [
                 f"  {cells[index]:>{w}}" for (_, cells), w in zip(columns, widths, strict=True)
             ]
-            holds_bug = branch.any(lambda node: node.is_culprit)
-            is_culprit = any(node.is_culprit for node in branch.nodes)
+            holds_bug = branch.any(lambda node: node.is_root_cause)
+            is_root_cause = any(node.is_root_cause for node in branch.nodes)
             self.line(
                 (guide, "dim"),
                 (f"{SYMBOLS[branch.verdict]} ", STYLES[branch.verdict]),
-                (name.ljust(space), "bold red" if is_culprit else "red" if holds_bug else ""),
+                (name.ljust(space), "bold red" if is_root_cause else "red" if holds_bug else ""),
                 ("".join(cells), STYLES[branch.verdict]),
             )
             self._remarks(branch, below)
@@ -123,7 +123,7 @@ class _Printer:
     def settings(self) -> None:
         """What differed before anything was run."""
         rows = [
-            [one_line(text) for text in (s.name, s.ours, s.theirs, s.effect)]
+            [one_line(text) for text in (s.name, s.candidate, s.reference, s.effect)]
             for s in self.report.settings
         ]
         if not rows:
@@ -133,11 +133,11 @@ class _Printer:
         longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
         room = self.console.width - sum(longest[:3]) - 3 * GAP
         if self.console.width >= TABLE_WIDTH and room >= min(longest[3], MIN_EFFECT_WIDTH):
-            heads = ["setting", "ours", "theirs", "likely effect"]
+            heads = ["setting", "candidate", "reference", "likely effect"]
             self._table(heads, rows, whole=longest[:3])
             return
-        for name, ours, theirs, effect in rows:
-            self._paragraph(f"{name}: ours {ours}, theirs {theirs}", "")
+        for name, candidate, reference, effect in rows:
+            self._paragraph(f"{name}: ours {candidate}, theirs {reference}", "")
             self._paragraph(effect, "  ", "dim")
 
     def steps(self) -> None:
@@ -150,22 +150,26 @@ class _Printer:
         self.line((f"{unit.capitalize()}s", "bold"))
         rows, styles = [], []
         for step in chosen_steps(report):
-            parts = step is not None and step is report.parting
+            parts = step is not None and step is report.first_divergence
             styles.append("bold red" if parts else "")
             if step is None:
                 rows.append(["…"] + [""] * 4)
                 continue
             note = step.note or ("parts here" if parts else "")
-            figures = [number(step.ours), number(step.theirs), scientific(step.difference.relative)]
+            figures = [
+                number(step.candidate),
+                number(step.reference),
+                scientific(step.difference.relative),
+            ]
             rows.append([str(step.number), *figures, one_line(note)])
-        self._table([unit, "ours", "theirs", "error", ""], rows, styles, "right")
+        self._table([unit, "candidate", "reference", "error", ""], rows, styles, "right")
 
     def verdict(self) -> None:
         """How many nodes of which verdict, what they show together, more bugs, the last line."""
         report = self.report
         counts = {v: sum(node.verdict == v for node in report.nodes) for v in VERDICTS}
         told = ", ".join(
-            f"{count} {verdict}{culprits_among(report, verdict)}"
+            f"{count} {verdict}{root_causes_among(report, verdict)}"
             for verdict, count in counts.items()
             if count
         )
@@ -176,22 +180,22 @@ class _Printer:
             self.line(("no nodes were compared", "dim"))
         for remark in report.remarks:
             self._paragraph(remark, "", STYLES["amplified"])
-        count = len(report.culprits)
-        for index, node in enumerate(report.culprits[1:], 2):
-            self.line((f"bug {index} of {count}: {culprit_line(node)}", "red"))
-        if report.parting is not None and count:
-            self.line((f"they part: {step_line(report, report.parting)}", "red"))
+        count = len(report.root_causes)
+        for index, node in enumerate(report.root_causes[1:], 2):
+            self.line((f"bug {index} of {count}: {root_cause_line(node)}", "red"))
+        if report.first_divergence is not None and count:
+            self.line((f"they part: {step_line(report, report.first_divergence)}", "red"))
         self.line((verdict_line(report), f"bold {STYLES[report.verdict]}"))
 
     def _remarks(self, branch: Branch, below: str) -> None:
         """What the nodes of one line have to say; those that are alike say the same."""
         for node in branch.nodes[:1]:
-            if node.is_culprit:
+            if node.is_root_cause:
                 stage = f"{node.stage}: " if node.stage else ""
                 self._paragraph(f"{stage}{node.message}", below, "red")
                 self._paragraph(numbers_line(node, self.report.dtype), below)
-                theirs = node.their_path or "the whole model"
-                self._paragraph(f"theirs: {theirs} ({node.their_kind})", below, "dim")
+                reference = node.reference_path or "the whole model"
+                self._paragraph(f"theirs: {reference} ({node.reference_kind})", below, "dim")
             elif node.message:
                 self._paragraph(node.message, below, "dim")
 
@@ -223,7 +227,7 @@ def _lines(
     branches: Sequence[Branch], above: str = "", root: bool = True
 ) -> Iterator[tuple[str, str, Branch]]:
     """Each line's guide, the guide of remarks below it, and its branch."""
-    merged = [merge(run) for run in gather(branches)]
+    merged = [merge(run) for run in fold_repeats(branches)]
     for index, branch in enumerate(merged):
         last = index == len(merged) - 1
         guide = "" if root else above + ("└─ " if last else "├─ ")

@@ -50,19 +50,19 @@ class Branch:
     @property
     def is_clean(self) -> bool:
         """Whether it and all its parts are exact or rounding."""
-        return not self.any(lambda node: node.verdict not in CLEAN or node.is_culprit)
+        return not self.any(lambda node: node.verdict not in CLEAN or node.is_root_cause)
 
     def any(self, test: Callable[[Node], bool]) -> bool:
         """Whether the test holds for it or for anything inside."""
         return any(map(test, self.nodes)) or any(part.any(test) for part in self.parts)
 
 
-def grow(nodes: Sequence[Node]) -> tuple[Branch, ...]:
+def build_tree(nodes: Sequence[Node]) -> tuple[Branch, ...]:
     """The nodes as trees: what is deeper than the node before it is a part of it."""
-    return _grow(nodes, "")
+    return _build_tree(nodes, "")
 
 
-def gather(branches: Sequence[Branch]) -> list[tuple[Branch, ...]]:
+def fold_repeats(branches: Sequence[Branch]) -> list[tuple[Branch, ...]]:
     """Siblings in runs: those that follow each other by number, are alike and clean, together."""
     runs: list[tuple[Branch, ...]] = []
     for branch in branches:
@@ -92,7 +92,7 @@ def chosen_steps(report: Report) -> list[Step | None]:
     steps = report.steps
     if len(steps) <= MAX_STEPS:
         return list(steps)
-    around = next((i for i, step in enumerate(steps) if step is report.parting), 0)
+    around = next((i for i, step in enumerate(steps) if step is report.first_divergence), 0)
     wanted = {*range(4), *range(around - 4, around + 5), *range(len(steps) - 4, len(steps))}
     shown: list[Step | None] = []
     for index, step in enumerate(steps):
@@ -108,7 +108,7 @@ def title(report: Report) -> str:
     if not report.nodes:
         return f"{report.mode}, {report.dtype}"
     root = report.nodes[0]
-    return f"{root.kind} against {root.their_kind}, {report.mode}, {report.dtype}"
+    return f"{root.kind} against {root.reference_kind}, {report.mode}, {report.dtype}"
 
 
 def place(node: Node) -> str:
@@ -116,9 +116,9 @@ def place(node: Node) -> str:
     return node.path or "the whole model"
 
 
-def culprit_line(node: Node) -> str:
+def root_cause_line(node: Node) -> str:
     """Where a bug is, on both sides, and what it is."""
-    where = f"{place(node)} (their {node.their_path or 'whole model'})"
+    where = f"{place(node)} (their {node.reference_path or 'whole model'})"
     return one_line(f"{where}: {node.message}" if node.message else where)
 
 
@@ -129,7 +129,7 @@ def step_line(report: Report, step: Step) -> str:
     worst = f", most of all in {step.worst}" if step.worst else ""
     difference = step.difference
     return (
-        f"{unit} {step.number}: ours {number(step.ours)}, theirs {number(step.theirs)}, "
+        f"{unit} {step.number}: ours {number(step.candidate)}, theirs {number(step.reference)}, "
         f"the {what} differ{'' if what == 'logits' else 's'} by {scientific(difference.relative)} "
         f"of scale, allowed {scientific(_relative_allowed(difference))}{worst}"
     )
@@ -139,16 +139,16 @@ def verdict_line(report: Report) -> str:
     """The last line of a report: ``equal (…)``, or ``bug:`` with the first culprit."""
     if report.verdict != "bug":
         return f"equal ({report.verdict})"
-    bad = report.culprits or tuple(n for n in reversed(report.nodes) if n.verdict == "bug")
+    bad = report.root_causes or tuple(n for n in reversed(report.nodes) if n.verdict == "bug")
     if bad:
-        return f"bug: {culprit_line(bad[0])}"
-    assert report.parting is not None
-    return f"bug: {step_line(report, report.parting)}"
+        return f"bug: {root_cause_line(bad[0])}"
+    assert report.first_divergence is not None
+    return f"bug: {step_line(report, report.first_divergence)}"
 
 
-def culprits_among(report: Report, verdict: Verdict) -> str:
+def root_causes_among(report: Report, verdict: Verdict) -> str:
     """Beside the count of nodes with a bug: how many are the bug's place, if others are around."""
-    count = len(report.culprits)
+    count = len(report.root_causes)
     if verdict != "bug" or count == sum(node.verdict == "bug" for node in report.nodes):
         return ""
     return f" ({count} culprit{'s' * (count != 1)})"
@@ -162,9 +162,12 @@ def numbers_line(node: Node, dtype: str) -> str:
     name = next((n for n, d in node.differences.items() if d is worst), "output in the whole model")
     text = f"{name}: {scientific(worst.relative)} of scale, "
     text += f"allowed {scientific(_relative_allowed(worst))}"
-    if worst.our_rounding is not None and worst.their_rounding is not None:
-        ours, theirs = scientific(worst.our_rounding), scientific(worst.their_rounding)
-        text += f"; in {dtype} ours is off by {ours}, theirs by {theirs}"
+    if worst.candidate_rounding is not None and worst.reference_rounding is not None:
+        candidate, reference = (
+            scientific(worst.candidate_rounding),
+            scientific(worst.reference_rounding),
+        )
+        text += f"; in {dtype} ours is off by {candidate}, theirs by {reference}"
     return text
 
 
@@ -194,7 +197,7 @@ def one_line(text: str) -> str:
     return " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text).split())
 
 
-def _grow(nodes: Sequence[Node], around: str) -> tuple[Branch, ...]:
+def _build_tree(nodes: Sequence[Node], around: str) -> tuple[Branch, ...]:
     branches = []
     start = 0
     while start < len(nodes):
@@ -202,7 +205,7 @@ def _grow(nodes: Sequence[Node], around: str) -> tuple[Branch, ...]:
         end = start + 1
         while end < len(nodes) and nodes[end].depth > node.depth:
             end += 1
-        parts = _grow(nodes[start + 1 : end], node.path)
+        parts = _build_tree(nodes[start + 1 : end], node.path)
         branches.append(Branch(_name(node, around), (node,), parts))
         start = end
     return tuple(branches)
@@ -234,7 +237,7 @@ def _numbered(name: str) -> tuple[str, int | None]:
 
 def _shape(branch: Branch) -> tuple[object, ...]:
     """What two branches must share to be alike: classes, messages, and the names of the parts."""
-    kinds = tuple((node.kind, node.their_kind, node.message) for node in branch.nodes)
+    kinds = tuple((node.kind, node.reference_kind, node.message) for node in branch.nodes)
     return kinds, tuple((part.name, _shape(part)) for part in branch.parts)
 
 

@@ -12,8 +12,8 @@ from jaxformer.errors import UsageError
 from jaxformer.parameters import merge
 from jaxformer.parity.matching.rotary_tables import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
-from jaxformer.parity.trace import torch_trace as torch_side
-from jaxformer.parity.trace.reference_run import Theirs
+from jaxformer.parity.trace import torch_trace as torch_trace
+from jaxformer.parity.trace.reference_run import ReferenceRun
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 from jaxformer.positions import Rotary
@@ -22,11 +22,11 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def noted_arguments(
-    theirs: Theirs, paths: Sequence[str]
+    reference: ReferenceRun, paths: Sequence[str]
 ) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     """What modules of theirs are first called with, in float64."""
-    torch = torch_side.require_torch()
-    module = torch_side.in_float64(theirs.module)
+    torch = torch_trace.require_torch()
+    module = torch_trace.in_float64(reference.module)
     noted: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     handles = []
     for path in paths:
@@ -37,11 +37,11 @@ def noted_arguments(
         handles.append(module.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
     inputs = [
         torch.as_tensor(x) if isinstance(x, np.ndarray) else x
-        for x in torch_side.in_dtype(theirs.inputs, "float64")
+        for x in torch_trace.in_dtype(reference.inputs, "float64")
     ]
     try:
-        with torch_side.everything_in_float64(), torch.no_grad():
-            theirs.call(module, inputs)
+        with torch_trace.everything_in_float64(), torch.no_grad():
+            reference.call(module, inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -54,12 +54,12 @@ def state_of(module: Any) -> dict[str, np.ndarray]:
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
-    return {name: np.asarray(torch_side.as_numpy(value.detach())) for name, value in named}
+    return {name: np.asarray(torch_trace.as_numpy(value.detach())) for name, value in named}
 
 
-def run_theirs(
+def run_reference(
     module: Any, call: Mapping[str, Any], arrays: Arrays, *, backward: bool
-) -> torch_side.Trace:
+) -> torch_trace.Trace:
     """Runs one of their modules by itself, in float64.
 
     Args:
@@ -81,9 +81,9 @@ def run_theirs(
         # A gradient in every direction, so that nothing can hide.
         return [np.random.default_rng(0).standard_normal(outputs[0].shape)]
 
-    with torch_side.everything_in_float64():
-        return torch_side.run(
-            torch_side.in_float64(module), [arrays[name] for name in names], call=run,
+    with torch_trace.everything_in_float64():
+        return torch_trace.run(
+            torch_trace.in_float64(module), [arrays[name] for name in names], call=run,
             cotangents=cotangents if backward else None, keep=lambda path: path == "",
             weights=False,
         )  # fmt: skip
@@ -133,10 +133,10 @@ def build_torch(library: str, kind: str, config: Mapping[str, Any]) -> Any:
     Raises:
         UsageError: it is not known how, or what it needs is not installed.
     """
-    torch = torch_side.require_torch()
+    torch = torch_trace.require_torch()
     with torch.device("meta"):
         if library == "torch_ref":
-            return make_twin(_our_config(kind, config))
+            return make_twin(_candidate_config(kind, config))
         if library == "transformers":
             try:
                 import transformers
@@ -151,20 +151,20 @@ def build_torch(library: str, kind: str, config: Mapping[str, Any]) -> Any:
     raise UsageError("how theirs is built is not known: build it in repro.py")
 
 
-def build_ours(kind: str, config: Mapping[str, Any]) -> Any:
+def build_candidate(kind: str, config: Mapping[str, Any]) -> Any:
     """A whole model of ours, with shapes in place of weights.
 
     Raises:
         UsageError: it is not known how.
     """
-    made = _our_config(kind, config)
+    made = _candidate_config(kind, config)
     cls = OUR_CONFIGS[type(made)]
     module = nnx.eval_shape(lambda: cls(made, rngs=nnx.Rngs(0)))
     module.eval()
     return module
 
 
-def _our_config(kind: str, config: Mapping[str, Any]) -> Any:
+def _candidate_config(kind: str, config: Mapping[str, Any]) -> Any:
     for cls, model in OUR_CONFIGS.items():
         if model.__name__ == kind:
             return from_dict(cls, dict(config))
@@ -184,7 +184,7 @@ def load_state(module: Any, state: Mapping[str, StoredTensor]) -> Any:
     if own.keys() != state.keys():
         listed = ", ".join(sorted(own.keys() ^ state.keys()))
         raise UsageError(f"their module has not the arrays of the repro: {listed}")
-    torch = torch_side.require_torch()
+    torch = torch_trace.require_torch()
     for name, tensor in state.items():
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
@@ -218,13 +218,13 @@ def share_saved_tables(module: Any, tables: Mapping[str, StoredTensor]) -> None:
     """Gives rotary positions the tables of theirs, if ours are the same but for rounding."""
     for _, node in nnx.iter_modules(module):
         if isinstance(node, Rotary) and tables:
-            theirs = tables["cos"].read(), tables["sin"].read()
-            difference = table_difference(node.tables(), theirs)
+            reference = tables["cos"].read(), tables["sin"].read()
+            difference = table_difference(node.tables(), reference)
             if difference is not None and not difference.is_bug:
-                give_tables(node, theirs)
+                give_tables(node, reference)
 
 
 def _array(value: Any) -> np.ndarray:
     if hasattr(value, "untyped_storage"):
-        return np.asarray(torch_side.as_numpy(value))
+        return np.asarray(torch_trace.as_numpy(value))
     return np.asarray(value)

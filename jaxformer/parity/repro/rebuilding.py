@@ -8,14 +8,14 @@ import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity.matching.modules import Pair
-from jaxformer.parity.repro.modules import build_ours, build_torch, load_state, run_theirs
+from jaxformer.parity.repro.modules import build_candidate, build_torch, load_state, run_reference
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import jax_trace as jax_side
+from jaxformer.parity.trace import jax_trace as jax_trace
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, facts
 
 
-def rebuilt_theirs(
+def rebuilt_reference(
     module: Any,
     pair: Pair,
     calls: Sequence[Mapping[str, Any]],
@@ -39,12 +39,12 @@ def rebuilt_theirs(
     found = {"library": home, "class": kind, "config": json.loads(json.dumps(settings))}
     try:
         whole = build_torch(home, kind, found["config"])
-        for place, (path, call) in enumerate(zip(pair.theirs, calls, strict=True)):
+        for place, (path, call) in enumerate(zip(pair.reference, calls, strict=True)):
             rebuilt = whole.get_submodule(path)
             state = _inside(arrays, f"theirs/{place}/state/")
             load_state(rebuilt, {name: StoredTensor.of(array) for name, array in state.items()})
             given = _inside(arrays, f"theirs/{place}/arguments/")
-            output = run_theirs(rebuilt, call, given, backward=False).outputs[0]
+            output = run_reference(rebuilt, call, given, backward=False).outputs[0]
             if judge(output, arrays[f"theirs/{place}/output/0"]).is_bug:
                 raise UsageError("it was changed after it was built")
     except (JaxformerError, AttributeError, TypeError, ValueError, RuntimeError) as error:
@@ -52,7 +52,7 @@ def rebuilt_theirs(
     return found
 
 
-def rebuilt_ours(module: Any, pair: Pair) -> dict[str, Any]:
+def rebuilt_candidate(module: Any, pair: Pair) -> dict[str, Any]:
     """How our model is built anew, if that computes the same; see ``rebuilt_theirs``."""
     config = getattr(module, "config", None)
     lost = {"class": "", "config": {}, "why": "its settings are not known here"}
@@ -60,9 +60,9 @@ def rebuilt_ours(module: Any, pair: Pair) -> dict[str, Any]:
         return lost
     kind = type(module).__name__
     settings = json.loads(json.dumps(vars(config)))
-    for path in pair.ours:
-        mine = jax_side.resolve(module, path)[0]
-        rebuilt = jax_side.resolve(build_ours(kind, settings), path)[0]
+    for path in pair.candidate:
+        mine = jax_trace.resolve(module, path)[0]
+        rebuilt = jax_trace.resolve(build_candidate(kind, settings), path)[0]
         if facts(mine) != facts(rebuilt):
             return {**lost, "why": "it was changed after it was built"}
     return {"class": kind, "config": settings}

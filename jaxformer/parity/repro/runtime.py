@@ -15,21 +15,21 @@ import jax
 import numpy as np
 
 from jaxformer.errors import CheckpointError
-from jaxformer.parity.matching.alibi_slopes import same_slopes
+from jaxformer.parity.matching.alibi_slopes import match_alibi_slopes
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.report.tree import scientific
 from jaxformer.parity.repro.modules import (
-    build_ours,
+    build_candidate,
     build_torch,
     decode,
     load_state,
-    run_theirs,
+    run_reference,
     share_saved_tables,
     with_weights,
 )
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import isolated_run as jax_alone
-from jaxformer.parity.trace import jax_trace as jax_side
+from jaxformer.parity.trace import isolated_run as isolated_run
+from jaxformer.parity.trace import jax_trace as jax_trace
 from jaxformer.porting.formats.readers import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -43,17 +43,17 @@ class Result:
 
     Attributes:
         differences: of each output and gradient, ours from theirs.
-        theirs_changed: whether theirs gives something else than when the repro was written.
+        reference_changed: whether theirs gives something else than when the repro was written.
     """
 
     differences: Mapping[str, Difference]
-    theirs_changed: bool = False
+    reference_changed: bool = False
 
     @property
     def is_equal(self) -> bool:
         """Whether all is rounding."""
         wrong = any(difference.is_bug for difference in self.differences.values())
-        return not wrong and not self.theirs_changed
+        return not wrong and not self.reference_changed
 
     def __str__(self) -> str:
         lines = [
@@ -61,7 +61,7 @@ class Result:
             f"{scientific(d.allowed / (d.scale or 1.0))}: {'bug' if d.is_bug else 'rounding'}"
             for name, d in self.differences.items()
         ]
-        if self.theirs_changed:
+        if self.reference_changed:
             lines.append("theirs does not give what it gave when this was written")
         return "\n".join(lines)
 
@@ -83,44 +83,44 @@ class Repro:
             raise CheckpointError(f"{self.folder} holds no repro of format {FORMAT}")
         self.tensors = read_safetensors(self.folder / "arrays.safetensors")[0]
 
-    def build_theirs(self) -> list[Any]:
+    def build_reference(self) -> list[Any]:
         """Their modules, without weights.
 
         Raises:
             UsageError: the code that they are made of is not installed, or not known.
         """
-        theirs = self.about["theirs"]
-        whole = build_torch(theirs["library"], theirs["class"], theirs["config"])
-        return [whole.get_submodule(call["path"]) for call in theirs["calls"]]
+        reference = self.about["reference"]
+        whole = build_torch(reference["library"], reference["class"], reference["config"])
+        return [whole.get_submodule(call["path"]) for call in reference["calls"]]
 
-    def build_ours(self) -> list[Any]:
+    def build_candidate(self) -> list[Any]:
         """Our modules, without weights.
 
         Raises:
             UsageError: our model is not known.
         """
-        ours = self.about["ours"]
-        whole = build_ours(ours["class"], ours["config"])
-        return [jax_side.resolve(whole, call["path"])[0] for call in ours["calls"]]
+        candidate = self.about["candidate"]
+        whole = build_candidate(candidate["class"], candidate["config"])
+        return [jax_trace.resolve(whole, call["path"])[0] for call in candidate["calls"]]
 
-    def run(self, theirs: Any, ours: Any) -> Result:
+    def run(self, reference: Any, candidate: Any) -> Result:
         """Runs both and compares what comes of it.
 
         Args:
-            theirs: of ``build_theirs``, or one built otherwise; it gets their weights.
-            ours: of ``build_ours``, or one built otherwise; it gets our weights.
+            reference: of ``build_theirs``, or one built otherwise; it gets their weights.
+            candidate: of ``build_ours``, or one built otherwise; it gets our weights.
         """
-        their_modules = theirs if isinstance(theirs, list) else [theirs]
-        our_modules = ours if isinstance(ours, list) else [ours]
+        reference_modules = reference if isinstance(reference, list) else [reference]
+        candidate_modules = candidate if isinstance(candidate, list) else [candidate]
         traces = [
-            run_theirs(
+            run_reference(
                 load_state(module, self._part(f"theirs/{place}/state/")),
                 call,
                 self._arrays(f"theirs/{place}/arguments/"),
                 backward=self.about["backward"],
             )
             for place, (module, call) in enumerate(
-                zip(their_modules, self.about["theirs"]["calls"], strict=True)
+                zip(reference_modules, self.about["reference"]["calls"], strict=True)
             )
         ]
         changed = any(
@@ -128,11 +128,11 @@ class Repro:
             for place, trace in enumerate(traces)
             for n, output in enumerate(trace.outputs[:1])
         )
-        with jax.enable_x64(True), same_slopes(their_modules[0]):
-            return Result(self._differences(our_modules), changed)
+        with jax.enable_x64(True), match_alibi_slopes(reference_modules[0]):
+            return Result(self._differences(candidate_modules), changed)
 
     def _differences(self, modules: Sequence[Any]) -> dict[str, Difference]:
-        runs = [_Ours(self, place, module) for place, module in enumerate(modules)]
+        runs = [_Candidate(self, place, module) for place, module in enumerate(modules)]
         found: dict[str, Difference] = {}
         for name, tensor in self.tensors.items():
             if not name.startswith("expected/"):
@@ -148,7 +148,7 @@ class Repro:
                 picked = functools.partial(_picked, runs[int(place)], kind, which)
                 label = "output" if kind == "output" else f"gradient of {which}"
             if len(runs) > 1 and kind != "input":
-                label = f"{self.about['ours']['calls'][int(place)]['path']}: {label}"
+                label = f"{self.about['candidate']['calls'][int(place)]['path']}: {label}"
             found[label] = judge(picked("float64"), expected, functools.partial(picked, "float32"))
         return dict(sorted(found.items(), key=lambda item: not item[0].endswith("output")))
 
@@ -163,17 +163,17 @@ class Repro:
         return {name: tensor.read() for name, tensor in self._part(start).items()}
 
 
-class _Ours:
+class _Candidate:
     """One of our modules, with its weights and its tables."""
 
     def __init__(self, repro: Repro, place: int, module: Any):
         arrays = repro._arrays(f"ours/{place}/state/")
         self.module = with_weights(module, arrays)
         share_saved_tables(self.module, repro._part("tables/"))
-        call = repro.about["ours"]["calls"][place]
+        call = repro.about["candidate"]["calls"][place]
         self.method = call["method"]
         given = repro._arrays(f"ours/{place}/arguments/")
-        self.call = jax_side.Call(
+        self.call = jax_trace.Call(
             tuple(decode(each, given) for each in call["args"]),
             {name: decode(each, given) for name, each in call["kwargs"].items()},
             0,
@@ -182,20 +182,20 @@ class _Ours:
         self.cotangents = [cotangents[name] for name in sorted(cotangents, key=int)] or None
 
     @functools.cache  # noqa: B019
-    def outcome(self, dtype: str) -> jax_alone.Outcome:
+    def outcome(self, dtype: str) -> isolated_run.Outcome:
         """What it does in a dtype."""
-        return jax_alone.run_alone(
+        return isolated_run.run_isolated(
             self.module, self.method, self.call, {}, cotangents=self.cotangents, dtype=dtype
         )
 
 
-def _picked(run: _Ours, kind: str, which: str, dtype: str) -> np.ndarray:
+def _picked(run: _Candidate, kind: str, which: str, dtype: str) -> np.ndarray:
     outcome = run.outcome(dtype)
     if kind == "output":
         return outcome.output[int(which)]
     return outcome.parameter_gradients[which]
 
 
-def _inputs(runs: Sequence[_Ours], group: Sequence[int], dtype: str) -> np.ndarray:
+def _inputs(runs: Sequence[_Candidate], group: Sequence[int], dtype: str) -> np.ndarray:
     outcomes = [run.outcome(dtype) for run in runs]
     return np.sum([o.input_gradients[n] for o in outcomes for n in group], axis=0)

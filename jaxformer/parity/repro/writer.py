@@ -11,18 +11,18 @@ import jax
 import numpy as np
 
 from jaxformer.errors import ResourceError, UsageError
-from jaxformer.parity.matching.alibi_slopes import same_slopes
-from jaxformer.parity.matching.calls import Meeting, meet
+from jaxformer.parity.matching.alibi_slopes import match_alibi_slopes
+from jaxformer.parity.matching.calls import MatchedCall, match_calls
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair
-from jaxformer.parity.matching.position_ids import counted_positions
-from jaxformer.parity.matching.rotary_tables import their_tables
+from jaxformer.parity.matching.position_ids import position_ids_from_mask
+from jaxformer.parity.matching.rotary_tables import reference_tables
 from jaxformer.parity.report.files import write_text
-from jaxformer.parity.repro.modules import encode, noted_arguments, run_theirs, state_of
-from jaxformer.parity.repro.rebuilding import rebuilt_ours, rebuilt_theirs
+from jaxformer.parity.repro.modules import encode, noted_arguments, run_reference, state_of
+from jaxformer.parity.repro.rebuilding import rebuilt_candidate, rebuilt_reference
 from jaxformer.parity.repro.runtime import FORMAT, Repro
-from jaxformer.parity.trace import jax_trace as jax_side
-from jaxformer.parity.trace import torch_trace as torch_side
-from jaxformer.parity.trace.reference_run import Theirs
+from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import torch_trace as torch_trace
+from jaxformer.parity.trace.reference_run import ReferenceRun
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.plans import Plan
@@ -96,19 +96,19 @@ def write_repro(
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists: give the name of a new folder")
-    with jax.enable_x64(True), same_slopes(torch_module):
-        theirs = Theirs(
+    with jax.enable_x64(True), match_alibi_slopes(torch_module):
+        reference = ReferenceRun(
             torch_module, inputs, dialect=dialect, names=names, backward=False, call=torch_call,
             config=jax_module,
         )  # fmt: skip
-        given = theirs.inputs if jax_inputs is None else jax_inputs
-        ours = jax_side.in_dtype(jax_module, "float64")
-        pairs = theirs.pairs_with(jax_module)
-        counted = {} if jax_call else counted_positions(ours, pairs, theirs.trace)
+        given = reference.inputs if jax_inputs is None else jax_inputs
+        candidate = jax_trace.in_dtype(jax_module, "float64")
+        pairs = reference.pairs_with(jax_module)
+        counted = {} if jax_call else position_ids_from_mask(candidate, pairs, reference.trace)
         run = jax_call or (lambda module, given: module(*given, **counted))
-        calls, _ = jax_side.trace(ours, lambda module: run(module, given))
-        pair = _choose(path, theirs, pairs, calls)
-        writing = _Writing(theirs, pair, calls, ours, backward)
+        calls, _ = jax_trace.trace(candidate, lambda module: run(module, given))
+        pair = _choose(path, reference, pairs, calls)
+        writing = _Writing(reference, pair, calls, candidate, backward)
     made = not folder.exists()
     try:
         folder.mkdir(exist_ok=True)
@@ -123,16 +123,16 @@ def write_repro(
 
 
 def _choose(
-    path: str, theirs: Theirs, pairs: Sequence[Pair], calls: Mapping[str, jax_side.Call]
+    path: str, reference: ReferenceRun, pairs: Sequence[Pair], calls: Mapping[str, jax_trace.Call]
 ) -> Pair:
     """The pair of a node, or the innermost around it that can be run by itself."""
-    there = {name for name, _ in theirs.module.named_modules()}
+    there = {name for name, _ in reference.module.named_modules()}
     pairs = [
         pair
         for pair in pairs
-        if pair.ours != (TIED_HEAD,)
-        and there.issuperset(pair.theirs)
-        and meet(pair, calls, theirs.trace)[0]
+        if pair.candidate != (TIED_HEAD,)
+        and there.issuperset(pair.reference)
+        and match_calls(pair, calls, reference.trace)[0]
     ]
     paths = path.split(" + ")
     around = [
@@ -140,13 +140,13 @@ def _choose(
         for pair in pairs
         if pair.path == path
         or (
-            len(pair.ours) == 1
-            and all(p.startswith(f"{pair.ours[0]}.") or not pair.ours[0] for p in paths)
+            len(pair.candidate) == 1
+            and all(p.startswith(f"{pair.candidate[0]}.") or not pair.candidate[0] for p in paths)
         )
     ]
     if not around:
         raise UsageError(f"there is no module {path} to show by itself")
-    return max(around, key=lambda pair: (pair.path == path, len(pair.ours[0])))
+    return max(around, key=lambda pair: (pair.path == path, len(pair.candidate[0])))
 
 
 class _Writing:
@@ -154,39 +154,41 @@ class _Writing:
 
     def __init__(
         self,
-        theirs: Theirs,
+        reference: ReferenceRun,
         pair: Pair,
-        calls: Mapping[str, jax_side.Call],
-        ours: Any,
+        calls: Mapping[str, jax_trace.Call],
+        candidate: Any,
         backward: bool,
     ):
-        self.theirs, self.pair, self.backward = theirs, pair, backward
-        self.ours = ours
+        self.reference, self.pair, self.backward = reference, pair, backward
+        self.candidate = candidate
         self.arrays: dict[str, np.ndarray] = {}
-        found = their_tables(theirs.module, theirs.trace)
+        found = reference_tables(reference.module, reference.trace)
         if found is not None:
             self.arrays |= {f"tables/{n}": t for n, t in zip(("cos", "sin"), found[1], strict=True)}
-        self.their_calls, traces = self._their_side()
-        alone = torch_side.Trace(
-            {path: trace.calls[""] for path, trace in zip(pair.theirs, traces, strict=True)}, [], {}
+        self.reference_calls, traces = self._reference_side()
+        alone = torch_trace.Trace(
+            {path: trace.calls[""] for path, trace in zip(pair.reference, traces, strict=True)},
+            [],
+            {},
         )
         first = {name: _first(call) for name, call in calls.items()}
-        met, reason = meet(pair, first, alone)
+        met, reason = match_calls(pair, first, alone)
         if not met:
             raise UsageError(f"{pair.path or 'the model'} cannot be shown by itself: {reason}")
-        self.meeting = met[0]
-        self.our_calls = [self._our_call(place) for place in range(len(pair.ours))]
+        self.matched_call = met[0]
+        self.candidate_calls = [self._candidate_call(place) for place in range(len(pair.candidate))]
         self.groups: list[list[int]] = []
-        self._expect(self.meeting)
-        if backward and theirs.plan is not None:
-            self._expect_parameters(theirs.plan, traces)
+        self._expect(self.matched_call)
+        if backward and reference.plan is not None:
+            self._expect_parameters(reference.plan, traces)
 
-    def _their_side(self) -> tuple[list[dict[str, Any]], list[torch_side.Trace]]:
+    def _reference_side(self) -> tuple[list[dict[str, Any]], list[torch_trace.Trace]]:
         """Each of their modules by itself, as it was called in the model."""
-        noted = noted_arguments(self.theirs, self.pair.theirs)
+        noted = noted_arguments(self.reference, self.pair.reference)
         calls, traces = [], []
-        for place, path in enumerate(self.pair.theirs):
-            module = self.theirs.module.get_submodule(path)
+        for place, path in enumerate(self.pair.reference):
+            module = self.reference.module.get_submodule(path)
             for name, tensor in state_of(module).items():
                 self.arrays[f"theirs/{place}/state/{name}"] = tensor
             args, kwargs = noted[path]
@@ -197,7 +199,7 @@ class _Writing:
                 "args": [encode(each, arrays, seen) for each in args],
                 "kwargs": {name: encode(each, arrays, seen) for name, each in kwargs.items()},
             }
-            trace = run_theirs(module, call, arrays, backward=self.backward)
+            trace = run_reference(module, call, arrays, backward=self.backward)
             for name, array in arrays.items():
                 self.arrays[f"theirs/{place}/arguments/{name}"] = array
             for n, output in enumerate(trace.outputs[:1]):
@@ -206,15 +208,15 @@ class _Writing:
             traces.append(trace)
         return calls, traces
 
-    def _our_call(self, place: int) -> dict[str, Any]:
+    def _candidate_call(self, place: int) -> dict[str, Any]:
         """One of ours, called with the numbers of theirs."""
-        meeting, path = self.meeting, self.pair.ours[place]
-        owner, method = jax_side.resolve(self.ours, path)
-        for name, value in jax_side.parameters_of(owner).items():
+        matched_call, path = self.matched_call, self.pair.candidate[place]
+        owner, method = jax_trace.resolve(self.candidate, path)
+        for name, value in jax_trace.parameters_of(owner).items():
             self.arrays[f"ours/{place}/state/{name}"] = np.asarray(value)
-        call = meeting.ours[place]
-        args, kwargs = jax_side.refill((call.args, call.kwargs), meeting.inputs(place))
-        args, kwargs = jax_side.refill_integers((args, kwargs), meeting.integers(place))
+        call = matched_call.candidate[place]
+        args, kwargs = jax_trace.refill((call.args, call.kwargs), matched_call.inputs(place))
+        args, kwargs = jax_trace.refill_integers((args, kwargs), matched_call.integers(place))
         arrays: dict[str, np.ndarray] = {}
         seen: dict[int, str] = {}
         encoded = {
@@ -227,59 +229,61 @@ class _Writing:
             self.arrays[f"ours/{place}/arguments/{name}"] = array
         return encoded
 
-    def _expect(self, meeting: Meeting) -> None:
+    def _expect(self, matched_call: MatchedCall) -> None:
         """Their outputs and gradients, in our form."""
-        for place in range(len(meeting.ours)):
-            for n, expected in enumerate(meeting.answers(place)):
+        for place in range(len(matched_call.candidate)):
+            for n, expected in enumerate(matched_call.answers(place)):
                 if expected is not None:
                     self.arrays[f"expected/{place}/output/{n}"] = expected
             if self.backward:
-                shapes = [np.shape(a) for a in meeting.ours[place].outputs]
-                for n, cotangent in enumerate(meeting.output_gradients(place)):
+                shapes = [np.shape(a) for a in matched_call.candidate[place].outputs]
+                for n, cotangent in enumerate(matched_call.output_gradients(place)):
                     self.arrays[f"ours/{place}/cotangents/{n}"] = (
                         np.zeros(shapes[n]) if cotangent is None else cotangent
                     )
         if self.backward:
-            gradients = meeting.input_gradients()
-            for group in meeting.groups():
+            gradients = matched_call.input_gradients()
+            for group in matched_call.groups():
                 expected = gradients[group[0]]
                 if expected is not None:
                     self.arrays[f"expected/0/input/{len(self.groups)}"] = expected
                     self.groups.append(list(group))
 
-    def _expect_parameters(self, plan: Plan, traces: Sequence[torch_side.Trace]) -> None:
+    def _expect_parameters(self, plan: Plan, traces: Sequence[torch_trace.Trace]) -> None:
         """Their gradients of parameters, in our layout."""
         found = {
             f"{path}.{name}".lstrip("."): gradient
-            for path, trace in zip(self.pair.theirs, traces, strict=True)
+            for path, trace in zip(self.pair.reference, traces, strict=True)
             for name, gradient in trace.gradients.items()
         }
-        linked = {name for link in plan.links for name in link.theirs}
+        linked = {name for link in plan.links for name in link.source}
         # A tied array has one gradient under one of its names, or a share of it under each.
         for alias, name in plan.counterpart.aliases.items():
             if alias in found and name in found and alias not in linked:
                 found[name] = found[name] + found[alias]
         for link in plan.links:
-            if not found.keys() >= set(link.theirs):
+            if not found.keys() >= set(link.source):
                 continue
-            converted = link.to_ours([found[name] for name in link.theirs])
-            for full, gradient in zip(link.ours, converted, strict=True):
-                for place, path in enumerate(self.pair.ours):
+            converted = link.to_target([found[name] for name in link.source])
+            for full, gradient in zip(link.target, converted, strict=True):
+                for place, path in enumerate(self.pair.candidate):
                     if full.startswith(f"{path}.") or not path:
                         name = full.removeprefix(f"{path}.") if path else full
                         self.arrays[f"expected/{place}/parameter/{name}"] = gradient
 
     def write(self, folder: Path, message: str) -> None:
         """Writes the folder."""
-        theirs = rebuilt_theirs(self.theirs.module, self.pair, self.their_calls, self.arrays)
-        ours = rebuilt_ours(self.ours, self.pair)
+        reference = rebuilt_reference(
+            self.reference.module, self.pair, self.reference_calls, self.arrays
+        )
+        candidate = rebuilt_candidate(self.candidate, self.pair)
         about = {
             "format": FORMAT,
             "message": message,
             "backward": self.backward,
             "groups": self.groups,
-            "theirs": {**theirs, "calls": self.their_calls},
-            "ours": {**ours, "calls": self.our_calls},
+            "reference": {**reference, "calls": self.reference_calls},
+            "candidate": {**candidate, "calls": self.candidate_calls},
         }
         stored = {
             name: StoredTensor.of(np.ascontiguousarray(array))
@@ -288,24 +292,26 @@ class _Writing:
         write_safetensors(folder / "arrays.safetensors", stored)
         write_text(folder / "node.json", json.dumps(about, indent=1) + "\n")
         kinds = {
-            "theirs": type(self.theirs.module.get_submodule(self.pair.theirs[0])).__name__,
-            "ours": type(jax_side.resolve(self.ours, self.pair.ours[0])[0]).__name__,
+            "reference": type(self.reference.module.get_submodule(self.pair.reference[0])).__name__,
+            "candidate": type(
+                jax_trace.resolve(self.candidate, self.pair.candidate[0])[0]
+            ).__name__,
         }
         lines = {
             side: (BUILD if rebuilt["class"] else FILL_IN).format(
                 side=side, kind=kinds[side], why=rebuilt.get("why", "")
             )
-            for side, rebuilt in (("theirs", theirs), ("ours", ours))
+            for side, rebuilt in (("reference", reference), ("candidate", candidate))
         }
         script = SCRIPT.format(
             path=self.pair.path or "the whole model",
-            their_path=self.pair.their_path or "the whole model",
+            reference_path=self.pair.reference_path or "the whole model",
             message=message.replace("\\", "/").replace('"', "'") or "see what it prints",
             **lines,
         )
         write_text(folder / "repro.py", script)
 
 
-def _first(call: jax_side.Call) -> jax_side.Call:
+def _first(call: jax_trace.Call) -> jax_trace.Call:
     """The first call of several."""
     return dataclasses.replace(call, later=[])

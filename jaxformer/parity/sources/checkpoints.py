@@ -21,7 +21,7 @@ from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.porting.mapping.plans import Plan
-from jaxformer.porting.mapping.rules import HalvesForPairs
+from jaxformer.porting.mapping.rules import RotaryPermutation
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, shapes_of
 
 # What a rotary embedding turns, and what is done to it before.
@@ -98,14 +98,14 @@ def open_source(
     return Source(path, checkpoint, plan)
 
 
-def check_alike(theirs: Source, ours: Source) -> None:
+def check_alike(reference: Source, candidate: Source) -> None:
     """Checks that two checkpoints hold models whose arrays are the same, but for their numbers.
 
     Raises:
         CheckpointError: they do not; all that is missing, unexpected or of another shape is
             listed, by our names.
     """
-    wanted, found = (shapes_of(source.plan.module) for source in (theirs, ours))
+    wanted, found = (shapes_of(source.plan.module) for source in (reference, candidate))
     problems = [f"missing {name} {wanted[name]}" for name in wanted if name not in found]
     problems += [f"unexpected {name} {found[name]}" for name in found if name not in wanted]
     problems += [
@@ -115,26 +115,27 @@ def check_alike(theirs: Source, ours: Source) -> None:
     ]
     if problems:
         raise CheckpointError(
-            f"{ours.path} is not of the architecture of {theirs.path}: {'; '.join(problems)}"
+            f"{candidate.path} is not of the architecture of {reference.path}: "
+            f"{'; '.join(problems)}"
         )
 
 
-def in_layout_of(theirs: Source, ours: Source) -> Source:
+def in_layout_of(reference: Source, candidate: Source) -> Source:
     """B with its queries and keys in A's rotary layout, if that is how its weights are meant.
 
     A rotary embedding that turns neighbours does with reordered weights what one that turns halves
     does: the same model is stored in two ways. Weights that fit their own layout are reordered;
     those that are A's bit for bit, and so do not fit another one, are left to be found.
     """
-    config = ours.config
+    config = candidate.config
     if (
         not isinstance(config, TransformerLMConfig)
         or config.positions != "rotary"
-        or config.rotary_interleaved == getattr(theirs.config, "rotary_interleaved", None)
+        or config.rotary_interleaved == getattr(reference.config, "rotary_interleaved", None)
     ):
-        return ours
-    attention = ours.plan.module.blocks[0].attention
-    packing = HalvesForPairs(attention.head_dim, attention.position.width)
+        return candidate
+    attention = candidate.plan.module.blocks[0].attention
+    packing = RotaryPermutation(attention.head_dim, attention.position.width)
 
     def reorder(array: np.ndarray) -> np.ndarray:
         outputs_first = [np.moveaxis(array, -1, 0)]
@@ -146,22 +147,22 @@ def in_layout_of(theirs: Source, ours: Source) -> Source:
         )
         return np.ascontiguousarray(np.moveaxis(turned[0], 0, -1))
 
-    names = [name for name in ours.plan.tensors if TURNED.search(name)]
+    names = [name for name in candidate.plan.tensors if TURNED.search(name)]
     as_it_is = reordered = 0
-    tensors = dict(ours.plan.tensors)
+    tensors = dict(candidate.plan.tensors)
     for name in names:
-        mine, other = tensors[name].read(), theirs.plan.tensors[name].read()
+        mine, other = tensors[name].read(), reference.plan.tensors[name].read()
         as_it_is += not weight_difference(mine, other).is_bug
         reordered += not weight_difference(reorder(mine), other).is_bug
         read = functools.partial(_read_reordered, tensors[name], reorder)
         tensors[name] = dataclasses.replace(tensors[name], read=read, storage=None)
     if reordered <= as_it_is:
-        return ours
+        return candidate
     same = dataclasses.replace(config, rotary_interleaved=not config.rotary_interleaved)
     module = nnx.eval_shape(lambda: OUR_CONFIGS[type(same)](same, rngs=nnx.Rngs(0)))
-    plan = dataclasses.replace(ours.plan, module=module, tensors=tensors)
+    plan = dataclasses.replace(candidate.plan, module=module, tensors=tensors)
     note = ", queries and keys reordered to A's rotary layout"
-    return dataclasses.replace(ours, plan=plan, note=note)
+    return dataclasses.replace(candidate, plan=plan, note=note)
 
 
 def _read_reordered(

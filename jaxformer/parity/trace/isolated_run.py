@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.parity.trace import jax_trace as jax_side
+from jaxformer.parity.trace import jax_trace as jax_trace
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ForcedOutput:
     """What a part of a module answers in one call.
 
     Attributes:
@@ -48,11 +48,11 @@ class Outcome:
 Gradients = Sequence[np.ndarray | None]
 
 
-def run_alone(
+def run_isolated(
     module: Any,
     method: str,
-    call: jax_side.Call,
-    answers: Mapping[str, Sequence[Answer]],
+    call: jax_trace.Call,
+    answers: Mapping[str, Sequence[ForcedOutput]],
     *,
     cotangents: Gradients | None = None,
     asked_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
@@ -69,17 +69,17 @@ def run_alone(
         asked_cotangents: gradients of what each part is called with, call by call.
         dtype: what all float arrays are cast to.
     """
-    definition, parameters, rest = jax_side.split(module)
+    definition, parameters, rest = jax_trace.split(module)
     answered = tuple(f"{path}." for path in answers)
     own = {name: p for name, p in parameters.items() if not f"{name}.".startswith(answered)}
     parts = {name: p for name, p in parameters.items() if name not in own}
     arguments: dict[str, list[dict[str, Any]]] = {}
 
     def cast(tree: Any) -> Any:
-        return jax.tree.map(lambda a: jnp.asarray(a, dtype) if jax_side.is_float(a) else a, tree)
+        return jax.tree.map(lambda a: jnp.asarray(a, dtype) if jax_trace.is_float(a) else a, tree)
 
     def pure(own: Any, inputs: Any, given: Any) -> tuple[list[Any], dict[str, list[list[Any]]]]:
-        inner = jax_side.merge(definition, {**own, **parts}, rest)
+        inner = jax_trace.merge(definition, {**own, **parts}, rest)
         asked: dict[str, list[list[Any]]] = {}
 
         def answer(
@@ -88,14 +88,14 @@ def run_alone(
             place = len(asked.get(path, ()))
             if place >= len(answers.get(path, ())):
                 return original(*args, **kwargs)
-            asked.setdefault(path, []).append(jax_side.floats((args, kwargs)))
-            arguments.setdefault(path, []).append(jax_side.bound(owner, args, kwargs))
-            return jax_side.refill(cast(answers[path][place].template), given[path][place])
+            asked.setdefault(path, []).append(jax_trace.floats((args, kwargs)))
+            arguments.setdefault(path, []).append(jax_trace.bound(owner, args, kwargs))
+            return jax_trace.refill(cast(answers[path][place].template), given[path][place])
 
-        args, kwargs = cast(jax_side.refill((call.args, call.kwargs), inputs))
-        with jax_side.watched(inner, answer):
+        args, kwargs = cast(jax_trace.refill((call.args, call.kwargs), inputs))
+        with jax_trace.watched(inner, answer):
             output = getattr(inner, method)(*args, **kwargs)
-        return jax_side.floats(output), asked
+        return jax_trace.floats(output), asked
 
     given = {path: [list(each.arrays) for each in one] for path, one in answers.items()}
     primals = cast((own, call.inputs, given))

@@ -14,7 +14,7 @@ from flax import nnx
 
 import jaxformer.attention
 from jaxformer.layers import Embedding
-from jaxformer.parity.trace.recorded_weights import SeenWeights
+from jaxformer.parity.trace.recorded_weights import RecordedWeights
 
 # Methods that are called like modules: path of the module + name.
 METHODS = {Embedding: ("attend",)}
@@ -37,7 +37,7 @@ class Call:
     kwargs: dict[str, Any]
     order: int
     output: Any = None
-    weights: SeenWeights | None = None
+    weights: RecordedWeights | None = None
     later: list["Call"] = dataclasses.field(default_factory=list)
 
     @property
@@ -180,7 +180,7 @@ def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, Call], Any
     def see_weights(*args: Any, **kwargs: Any) -> Any:
         result = core(*args, **kwargs)
         if running and running[-1].weights is None:
-            running[-1].weights = SeenWeights.of(np.asarray(result[1]))
+            running[-1].weights = RecordedWeights.of(np.asarray(result[1]))
         return result
 
     jaxformer.attention.scaled_dot_product_attention = see_weights
@@ -239,8 +239,8 @@ def _methods(cls: type) -> tuple[str, ...]:
 
 def split(module: Any) -> tuple[Any, dict[str, Any], Any]:
     """Without its arrays; its parameters by path; and what other state it has."""
-    parted: Any = nnx.split(module, nnx.Param, ...)
-    definition, state, rest = parted
+    diverged: Any = nnx.split(module, nnx.Param, ...)
+    definition, state, rest = diverged
     flat: Any = nnx.to_flat_state(state)
     return definition, {".".join(map(str, p)): variable[...] for p, variable in flat}, rest
 

@@ -9,7 +9,7 @@ MAP_LENGTH = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class SeenWeights:
+class RecordedWeights:
     """Weights (B, N, T, S) of which a map can be drawn.
 
     Attributes:
@@ -21,7 +21,7 @@ class SeenWeights:
     beginning: np.ndarray
 
     @classmethod
-    def of(cls, weights: np.ndarray) -> "SeenWeights":
+    def of(cls, weights: np.ndarray) -> "RecordedWeights":
         """What is kept of these."""
         beginning = np.array(weights[0, :, :MAP_LENGTH, :MAP_LENGTH])
         return cls(tuple(weights.shape), beginning)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity.matching.modules import Pair, pair_by_map, pair_modules
-from jaxformer.parity.trace import torch_trace as torch_side
+from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.parity.trace.memory import release
 from jaxformer.porting.api import build, import_plan
 from jaxformer.porting.mapping.plans import Plan
@@ -18,7 +18,7 @@ from jaxformer.porting.mapping.plans import Plan
 Caller = Callable[[Any, Sequence[Any]], Any]
 
 
-class Theirs:
+class ReferenceRun:
     """Their side, run once, that any number of modules of ours can be compared with.
 
     To be used under ``jax.enable_x64(True)``. Arguments as in ``compare``.
@@ -47,14 +47,14 @@ class Theirs:
         once: bool = False,
     ):
         self.once = once
-        torch_side.require_torch()
+        torch_trace.require_torch()
         self.module = torch_module
         self.names = names
         self.backward = backward
-        self.inputs = [torch_side.as_numpy(x) for x in inputs]
+        self.inputs = [torch_trace.as_numpy(x) for x in inputs]
         self.call: Caller = call or (lambda module, given: module(*given))
         # What is said of their settings, where they are not those of any model of ours.
-        self.foreign_settings = ""
+        self.source_settings = ""
         self.plan: Plan | None = None
         # How many outputs ours has.
         self.count_outputs: Callable[[], int] = lambda: 1
@@ -73,7 +73,7 @@ class Theirs:
                 plan = import_plan(self.module, dialect, config=config)
             except JaxformerError:
                 raise error from None
-            self.foreign_settings = str(error)
+            self.source_settings = str(error)
             return plan
 
     def ported(self) -> Any:
@@ -85,7 +85,7 @@ class Theirs:
     @functools.cached_property
     def modules(self) -> dict[str, Any]:
         """Their modules by path."""
-        return torch_side.modules_of(self.module)
+        return torch_trace.modules_of(self.module)
 
     def pairs_with(self, jax_module: Any) -> list[Pair]:
         """Which modules of ours are which of theirs."""
@@ -94,9 +94,9 @@ class Theirs:
         return pair_modules(jax_module, self.plan.counterpart, self.plan.links, self.modules)
 
     @functools.cached_property
-    def trace(self) -> torch_side.Trace:
+    def trace(self) -> torch_trace.Trace:
         """Their pass in float64, from the bits of their weights."""
-        module = torch_side.in_float64(self.module)
+        module = torch_trace.in_float64(self.module)
         rng = np.random.default_rng(0)
 
         def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
@@ -105,11 +105,11 @@ class Theirs:
             asked = outputs if len(outputs) == 1 else outputs[: max(1, self.count_outputs())]
             return [rng.standard_normal(a.shape) for a in asked]
 
-        with torch_side.everything_in_float64():
-            trace = torch_side.run(
-                module, torch_side.in_dtype(self.inputs, "float64"), call=self.call,
+        with torch_trace.everything_in_float64():
+            trace = torch_trace.run(
+                module, torch_trace.in_dtype(self.inputs, "float64"), call=self.call,
                 cotangents=pull if self.backward else None, keep=self._is_wanted,
-                again=lambda: torch_side.in_float64(self.module),
+                again=lambda: torch_trace.in_float64(self.module),
             )  # fmt: skip
         del module
         release(self.size)
@@ -120,11 +120,11 @@ class Theirs:
         """How many parameters theirs has."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
-    def low_trace(self, dtype: str) -> torch_side.Trace:
+    def low_trace(self, dtype: str) -> torch_trace.Trace:
         """Their pass as it is used."""
-        module = torch_side.in_narrow(self.module, dtype)
-        inputs = torch_side.in_dtype(self.inputs, dtype)
-        low = torch_side.run(module, inputs, call=self.call, keep=self._is_wanted, weights=False)
+        module = torch_trace.in_narrow(self.module, dtype)
+        inputs = torch_trace.in_dtype(self.inputs, dtype)
+        low = torch_trace.run(module, inputs, call=self.call, keep=self._is_wanted, weights=False)
         return dataclasses.replace(low, padding=self.trace.padding)
 
     @functools.cached_property
@@ -133,7 +133,7 @@ class Theirs:
             return {"", *(self.names or {}).values()}
         tables = {p for p, m in self.modules.items() if "Rotary" in type(m).__name__}
         pairs = self.pairs_with(self.plan.module)
-        return tables | {path for pair in pairs for path in pair.theirs}
+        return tables | {path for pair in pairs for path in pair.reference}
 
     def _is_wanted(self, path: str) -> bool:
         return path in self._wanted

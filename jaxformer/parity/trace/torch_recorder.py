@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.trace import torch_values
-from jaxformer.parity.trace.recorded_weights import SeenWeights
+from jaxformer.parity.trace.recorded_weights import RecordedWeights
 
 # Methods that are called like modules, as in torch_ref: path of the module + name.
 METHODS = ("attend",)
@@ -44,7 +44,7 @@ class Call:
     outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     input_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
     output_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
-    weights: SeenWeights | None = None
+    weights: RecordedWeights | None = None
     allowed: list[np.ndarray] = dataclasses.field(default_factory=list)
     later: list["Call"] = dataclasses.field(default_factory=list)
 
@@ -300,6 +300,6 @@ class Watcher:
         if not self.running or weights.dim() != 4:
             return
         made = self.running[-1]
-        made.weights = made.weights or SeenWeights.of(torch_values.view(weights))
+        made.weights = made.weights or RecordedWeights.of(torch_values.view(weights))
         scores = torch_values.view(scores)
         made.allowed.append((scores > ALLOWED).astype(np.int8) - (scores < BLOCKED))

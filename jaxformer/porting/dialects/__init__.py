@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.dialect import Dialect
+from jaxformer.porting.mapping.dialect import StateDictAdapter
 
 # name: the module that declares it. Those of Hugging Face are called what config.json calls them.
 HUGGING_FACE = {
@@ -39,7 +39,7 @@ DIALECTS = {
 
 
 @functools.cache
-def find_dialect(name: str) -> Dialect:
+def find_dialect(name: str) -> StateDictAdapter:
     """The dialect of that name.
 
     Raises:
@@ -48,13 +48,13 @@ def find_dialect(name: str) -> Dialect:
     if name not in DIALECTS:
         raise UsageError(f"there is no dialect {name}: choose among {', '.join(DIALECTS)}")
     module = importlib.import_module(f"{__name__}.{DIALECTS[name]}")
-    dialects: dict[str, Dialect] = {d.name: d for d in module.DIALECTS}
+    dialects: dict[str, StateDictAdapter] = {d.name: d for d in module.DIALECTS}
     return dialects[name]
 
 
 def detect_dialect(
     tensors: Mapping[str, StoredTensor], *, config: Any = None, module: Any = None
-) -> Dialect:
+) -> StateDictAdapter:
     """The dialect that a config, a PyTorch module or the names of arrays are of.
 
     A config of Hugging Face says it by its ``model_type``, a module of transformers, of PyTorch or
@@ -92,7 +92,7 @@ def detect_dialect(
     return _fitting(tensors, config, module)
 
 
-def _fitting(tensors: Mapping[str, StoredTensor], config: Any, module: Any) -> Dialect:
+def _fitting(tensors: Mapping[str, StoredTensor], config: Any, module: Any) -> StateDictAdapter:
     """The one dialect whose names and shapes these are."""
     # Not at the head of the file: the command line lists the dialects without importing JAX.
     from jaxformer.porting.mapping.matching import match_arrays

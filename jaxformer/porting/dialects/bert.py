@@ -15,11 +15,11 @@ from jaxformer.porting.dialects.hugging_face import (
     demand,
     head_width,
     language_model,
-    their_activation,
+    source_activation,
 )
 from jaxformer.porting.mapping.dialect import Buffer
 from jaxformer.porting.mapping.rules import Shape, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 BLOCK = (
@@ -51,35 +51,40 @@ HEAD = (
 )
 
 
-def _settings(foreign: Foreign) -> dict[str, Any]:
-    d_model = foreign.setting("hidden_size")
-    num_heads = foreign.setting("num_attention_heads")
-    head_width(foreign, d_model, num_heads)
-    demand(foreign, is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
-    dropout = foreign.setting("hidden_dropout_prob", default=0.0)
+def _settings(source_model: SourceModel) -> dict[str, Any]:
+    d_model = source_model.setting("hidden_size")
+    num_heads = source_model.setting("num_attention_heads")
+    head_width(source_model, d_model, num_heads)
+    demand(
+        source_model,
+        is_decoder=False,
+        add_cross_attention=False,
+        position_embedding_type="absolute",
+    )
+    dropout = source_model.setting("hidden_dropout_prob", default=0.0)
     return {
         "d_model": d_model,
         "num_heads": num_heads,
-        "num_layers": foreign.setting("num_hidden_layers"),
-        "context_length": foreign.setting("max_position_embeddings"),
-        "num_token_types": foreign.setting("type_vocab_size", default=2),
-        "d_ff": foreign.setting("intermediate_size"),
-        "activation": activation(foreign, "hidden_act"),
-        "norm_eps": foreign.setting("layer_norm_eps", default=1e-12),
+        "num_layers": source_model.setting("num_hidden_layers"),
+        "context_length": source_model.setting("max_position_embeddings"),
+        "num_token_types": source_model.setting("type_vocab_size", default=2),
+        "d_ff": source_model.setting("intermediate_size"),
+        "activation": activation(source_model, "hidden_act"),
+        "norm_eps": source_model.setting("layer_norm_eps", default=1e-12),
         "block": "post_norm",
         "embedding_norm": True,
         "final_norm": False,
         "causal": False,
         "head": "masked_lm",
         "head_bias": True,
-        "pooler": foreign.kind == "BertModel" and foreign.has("pooler"),
+        "pooler": source_model.kind == "BertModel" and source_model.has("pooler"),
         "embedding_dropout": dropout,
-        "attention_dropout": foreign.setting("attention_probs_dropout_prob", default=0.0),
+        "attention_dropout": source_model.setting("attention_probs_dropout_prob", default=0.0),
         "residual_dropout": dropout,
     }
 
 
-def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
     return {
         "hidden_size": config.d_model,
         "num_attention_heads": config.num_heads,
@@ -88,7 +93,7 @@ def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
         # Theirs cannot be without.
         "type_vocab_size": max(config.num_token_types, 1),
         "intermediate_size": config.d_ff or 4 * config.d_model,
-        "hidden_act": their_activation(config.activation),
+        "hidden_act": source_activation(config.activation),
         "layer_norm_eps": config.norm_eps,
         "position_embedding_type": "absolute",
         "is_decoder": False,
@@ -109,7 +114,7 @@ DIALECTS = (
     language_model(
         "bert",
         _settings,
-        _their_settings,
+        _source_settings,
         BODY,
         classes=("BertForMaskedLM", "BertModel"),
         prefix="bert.",

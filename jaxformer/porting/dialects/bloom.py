@@ -6,7 +6,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.hugging_face import demand, head_width, language_model
 from jaxformer.porting.dialects.hugging_face_parts import fused_block
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -21,28 +21,28 @@ def _body(module: TransformerLM) -> Rules:
     )
 
 
-def _settings(foreign: Foreign) -> dict[str, Any]:
-    d_model = foreign.setting("hidden_size", "n_embed")
-    num_heads = foreign.setting("n_head", "num_attention_heads")
-    head_width(foreign, d_model, num_heads)
-    demand(foreign, apply_residual_connection_post_layernorm=False)
+def _settings(source_model: SourceModel) -> dict[str, Any]:
+    d_model = source_model.setting("hidden_size", "n_embed")
+    num_heads = source_model.setting("n_head", "num_attention_heads")
+    head_width(source_model, d_model, num_heads)
+    demand(source_model, apply_residual_connection_post_layernorm=False)
     return {
         "d_model": d_model,
         "num_heads": num_heads,
-        "num_layers": foreign.setting("n_layer", "num_hidden_layers"),
+        "num_layers": source_model.setting("n_layer", "num_hidden_layers"),
         # ALiBi has no table that would end; what the model was trained on is kept here.
-        "context_length": foreign.setting("seq_length", default=2048),
+        "context_length": source_model.setting("seq_length", default=2048),
         "d_ff": 4 * d_model,
         "activation": "gelu_bloom",
-        "norm_eps": foreign.setting("layer_norm_epsilon", default=1e-5),
+        "norm_eps": source_model.setting("layer_norm_epsilon", default=1e-5),
         "positions": "alibi",
         "embedding_norm": True,
-        "attention_dropout": foreign.setting("attention_dropout", default=0.0),
-        "residual_dropout": foreign.setting("hidden_dropout", default=0.0),
+        "attention_dropout": source_model.setting("attention_dropout", default=0.0),
+        "residual_dropout": source_model.setting("hidden_dropout", default=0.0),
     }
 
 
-def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
     return {
         "hidden_size": config.d_model,
         "n_head": config.num_heads,
@@ -59,7 +59,7 @@ DIALECTS = (
     language_model(
         "bloom",
         _settings,
-        _their_settings,
+        _source_settings,
         _body,
         classes=("BloomForCausalLM", "BloomModel"),
         prefix="transformer.",

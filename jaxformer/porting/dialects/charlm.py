@@ -12,9 +12,9 @@ from jaxformer.attention import MultiHeadAttention
 from jaxformer.feed_forward import FeedForward
 from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm
 from jaxformer.porting.dialects.signatures import CausalAttention, CausalBlock
-from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import ArrayPerHead, Rule, Rules, Shape, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 
 HEAD = {"q_proj": "Q_weights", "k_proj": "K_weights", "v_proj": "V_weights"}
 FEED_FORWARD = names(up_proj="linear_layers.0", down_proj="linear_layers.2")
@@ -24,7 +24,7 @@ MASK = "casual_attention_mask"
 def _attention_rules(attention: MultiHeadAttention) -> Rules:
     heads = ArrayPerHead(attention.num_heads)
     return (
-        *(Rule((ours,), (f"heads.#.{theirs}",), heads) for ours, theirs in HEAD.items()),
+        *(Rule((target,), (f"heads.#.{source}",), heads) for target, source in HEAD.items()),
         *names(o_proj="linear"),
     )
 
@@ -37,66 +37,66 @@ def _block_rules(block: CausalBlock) -> Rules:
     )
 
 
-def _context(foreign: Foreign, path: str = "") -> int | None:
+def _context(source_model: SourceModel, path: str = "") -> int | None:
     """The length of the mask; a checkpoint may have come without."""
-    if foreign.has(path + MASK):
-        return foreign.shape(path + MASK, 2)[0]
-    return foreign.number("context_size", "context_length", "block_size")
+    if source_model.has(path + MASK):
+        return source_model.shape(path + MASK, 2)[0]
+    return source_model.number("context_size", "context_length", "block_size")
 
 
-def _has_biases(head: Foreign) -> bool:
-    return any(head.has(f"{theirs}.bias") for theirs in HEAD.values())
+def _has_biases(head: SourceModel) -> bool:
+    return any(head.has(f"{source}.bias") for source in HEAD.values())
 
 
-def _head(foreign: Foreign, rngs: nnx.Rngs) -> CausalAttention:
-    head_dim, d_model = foreign.shape("Q_weights.weight", 2)
+def _head(source_model: SourceModel, rngs: nnx.Rngs) -> CausalAttention:
+    head_dim, d_model = source_model.shape("Q_weights.weight", 2)
     return CausalAttention(
         d_model,
         1,
         head_dim=head_dim,
-        use_bias=_has_biases(foreign),
+        use_bias=_has_biases(source_model),
         output_projection=False,
-        attention_dropout=foreign.dropout(),
-        context_length=_context(foreign),
+        attention_dropout=source_model.dropout(),
+        context_length=_context(source_model),
         rngs=rngs,
     )
 
 
-def _sizes(foreign: Foreign) -> dict[str, Any]:
-    head = foreign.child("heads.0")
+def _sizes(source_model: SourceModel) -> dict[str, Any]:
+    head = source_model.child("heads.0")
     head_dim, d_model = head.shape("Q_weights.weight", 2)
     return {
         "d_model": d_model,
-        "num_heads": foreign.count("heads"),
+        "num_heads": source_model.count("heads"),
         "head_dim": head_dim,
         "use_bias": _has_biases(head),
-        **alike(foreign.children("heads"), lambda h: {"attention_dropout": h.dropout()}),
-        "output_dropout": foreign.dropout(),
+        **alike(source_model.children("heads"), lambda h: {"attention_dropout": h.dropout()}),
+        "output_dropout": source_model.dropout(),
     }
 
 
-def _attention(foreign: Foreign, rngs: nnx.Rngs) -> CausalAttention:
-    context = _context(foreign, "heads.0.")
-    return CausalAttention(**_sizes(foreign), context_length=context, rngs=rngs)
+def _attention(source_model: SourceModel, rngs: nnx.Rngs) -> CausalAttention:
+    context = _context(source_model, "heads.0.")
+    return CausalAttention(**_sizes(source_model), context_length=context, rngs=rngs)
 
 
-def _feed_forward(foreign: Foreign, rngs: nnx.Rngs) -> FeedForward:
-    _, d_model = foreign.shape("linear_layers.0.weight", 2)
+def _feed_forward(source_model: SourceModel, rngs: nnx.Rngs) -> FeedForward:
+    _, d_model = source_model.shape("linear_layers.0.weight", 2)
     return FeedForward(
         d_model,
-        activation=demand_activation(foreign, "linear_layers.1", "gelu"),
-        output_dropout=foreign.dropout(),
+        activation=demand_activation(source_model, "linear_layers.1", "gelu"),
+        output_dropout=source_model.dropout(),
         rngs=rngs,
     )
 
 
-def _block(foreign: Foreign, rngs: nnx.Rngs) -> CausalBlock:
+def _block(source_model: SourceModel, rngs: nnx.Rngs) -> CausalBlock:
     return CausalBlock(
-        MultiHeadAttention(**_sizes(foreign.child("multi_head")), rngs=rngs),
-        _feed_forward(foreign.child("feed_forward"), rngs),
-        layer_norm(foreign, "layer_norm_1"),
-        layer_norm(foreign, "layer_norm_2"),
-        context_length=_context(foreign, "multi_head.heads.0."),
+        MultiHeadAttention(**_sizes(source_model.child("multi_head")), rngs=rngs),
+        _feed_forward(source_model.child("feed_forward"), rngs),
+        layer_norm(source_model, "layer_norm_1"),
+        layer_norm(source_model, "layer_norm_2"),
+        context_length=_context(source_model, "multi_head.heads.0."),
     )
 
 
@@ -106,25 +106,25 @@ def _mask(module: CausalAttention | CausalBlock, shape: Shape | None) -> np.ndar
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "charlm",
         (
-            Counterpart(
+            ModuleMapping(
                 ("AttentionHead",),
                 CausalAttention,
                 _head,
                 names(HEAD),
                 buffers=(Buffer(MASK, _mask),),
             ),
-            Counterpart(
+            ModuleMapping(
                 ("MultiHeadAttention",),
                 CausalAttention,
                 _attention,
                 _attention_rules,
                 buffers=(Buffer(f"heads.*.{MASK}", _mask),),
             ),
-            Counterpart(("FeedForward",), FeedForward, _feed_forward, FEED_FORWARD),
-            Counterpart(
+            ModuleMapping(("FeedForward",), FeedForward, _feed_forward, FEED_FORWARD),
+            ModuleMapping(
                 ("Block",),
                 CausalBlock,
                 _block,

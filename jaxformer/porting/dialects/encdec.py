@@ -21,9 +21,9 @@ from jaxformer.porting.dialects.parts import (
     width_of,
 )
 from jaxformer.porting.dialects.signatures import AddedPositions, AddedSinusoids, DecoderLayer
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import names, under
-from jaxformer.porting.mapping.source_model import NUM_HEADS, Foreign
+from jaxformer.porting.mapping.source_model import NUM_HEADS, SourceModel
 from jaxformer.positions import LearnedPositions, RelativePositions, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 
@@ -58,109 +58,111 @@ TRANSFORMER = (
 )
 
 
-def _attention_settings(foreign: Foreign) -> dict[str, Any]:
-    return {**attention_sizes(foreign, *PROJECTIONS), "output_dropout": foreign.dropout()}
+def _attention_settings(source_model: SourceModel) -> dict[str, Any]:
+    return {**attention_sizes(source_model, *PROJECTIONS), "output_dropout": source_model.dropout()}
 
 
-def _attention(foreign: Foreign, rngs: nnx.Rngs) -> MultiHeadAttention:
-    return MultiHeadAttention(**_attention_settings(foreign), rngs=rngs)
+def _attention(source_model: SourceModel, rngs: nnx.Rngs) -> MultiHeadAttention:
+    return MultiHeadAttention(**_attention_settings(source_model), rngs=rngs)
 
 
-def _multi_query(foreign: Foreign, rngs: nnx.Rngs) -> MultiHeadAttention:
-    d_model = width_of(foreign, "W_q", "W_o")
-    head_dim, _ = foreign.shape("W_k.weight", 2)
+def _multi_query(source_model: SourceModel, rngs: nnx.Rngs) -> MultiHeadAttention:
+    d_model = width_of(source_model, "W_q", "W_o")
+    head_dim, _ = source_model.shape("W_k.weight", 2)
     return MultiHeadAttention(
         d_model,
-        foreign.number(*NUM_HEADS) or d_model // head_dim,
+        source_model.number(*NUM_HEADS) or d_model // head_dim,
         num_kv_heads=1,
-        attention_dropout=foreign.dropout(),
+        attention_dropout=source_model.dropout(),
         rngs=rngs,
     )
 
 
-def _relative(foreign: Foreign, rngs: nnx.Rngs) -> MultiHeadAttention:
-    d_model = width_of(foreign, *PROJECTIONS)
-    rows, head_dim = foreign.shape("relative_position_embedding.weight", 2)
-    num_heads = foreign.number(*NUM_HEADS) or d_model // head_dim
+def _relative(source_model: SourceModel, rngs: nnx.Rngs) -> MultiHeadAttention:
+    d_model = width_of(source_model, *PROJECTIONS)
+    rows, head_dim = source_model.shape("relative_position_embedding.weight", 2)
+    num_heads = source_model.number(*NUM_HEADS) or d_model // head_dim
     position = RelativePositions((rows - 1) // 2, d_model // num_heads, rngs=rngs)
     return MultiHeadAttention(d_model, num_heads, position=position, rngs=rngs)
 
 
-def _feed_forward(foreign: Foreign, rngs: nnx.Rngs) -> FeedForward:
+def _feed_forward(source_model: SourceModel, rngs: nnx.Rngs) -> FeedForward:
     return feed_forward(
-        foreign, "linear1", activation="relu", hidden_dropout=foreign.dropout(), rngs=rngs
+        source_model, "linear1", activation="relu", hidden_dropout=source_model.dropout(), rngs=rngs
     )
 
 
-def _layer(foreign: Foreign, rngs: nnx.Rngs) -> Block:
+def _layer(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
     """An EncoderLayer, a DecoderLayer or a GPTBlock."""
-    is_gpt, is_decoder = foreign.kind == "GPTBlock", foreign.kind == "DecoderLayer"
+    is_gpt, is_decoder = source_model.kind == "GPTBlock", source_model.kind == "DecoderLayer"
     kind = PreNormBlock if is_gpt else DecoderLayer if is_decoder else PostNormBlock
     cross: dict[str, Any] = {}
     if is_decoder:
-        cross["cross_attention"] = _attention(foreign.child("cross_attn"), rngs)
-        cross["cross_attention_norm"] = layer_norm(foreign, "norm2")
+        cross["cross_attention"] = _attention(source_model.child("cross_attn"), rngs)
+        cross["cross_attention_norm"] = layer_norm(source_model, "norm2")
     return kind(
-        _attention(foreign.child("attn" if is_gpt else "self_attn"), rngs),
-        _feed_forward(foreign.child("feed_forward"), rngs),
-        layer_norm(foreign, "norm1"),
-        layer_norm(foreign, "norm3" if is_decoder else "norm2"),
-        residual_dropout=0.0 if is_gpt else foreign.dropout(),
+        _attention(source_model.child("attn" if is_gpt else "self_attn"), rngs),
+        _feed_forward(source_model.child("feed_forward"), rngs),
+        layer_norm(source_model, "norm1"),
+        layer_norm(source_model, "norm3" if is_decoder else "norm2"),
+        residual_dropout=0.0 if is_gpt else source_model.dropout(),
         **cross,
     )
 
 
-def _layer_settings(foreign: Foreign) -> dict[str, Any]:
+def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
     """Settings of a config, from one of its layers."""
-    is_gpt = foreign.has("attn")
+    is_gpt = source_model.has("attn")
     attentions = [
-        foreign.child(path) for path in ("attn", "self_attn", "cross_attn") if foreign.has(path)
+        source_model.child(path)
+        for path in ("attn", "self_attn", "cross_attn")
+        if source_model.has(path)
     ]
     return {
         **alike(attentions, _attention_settings),
-        "d_ff": foreign.shape("feed_forward.linear1.weight", 2)[0],
+        "d_ff": source_model.shape("feed_forward.linear1.weight", 2)[0],
         "activation": "relu",
         "block": "pre_norm" if is_gpt else "post_norm",
-        "norm_eps": one_eps(foreign, "norm1", "norm2", "norm3"),
-        "hidden_dropout": foreign.child("feed_forward").dropout(),
-        "residual_dropout": 0.0 if is_gpt else foreign.dropout(),
+        "norm_eps": one_eps(source_model, "norm1", "norm2", "norm3"),
+        "hidden_dropout": source_model.child("feed_forward").dropout(),
+        "residual_dropout": 0.0 if is_gpt else source_model.dropout(),
     }
 
 
-def _stack(foreign: Foreign, rngs: nnx.Rngs) -> Encoder | Decoder:
+def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Encoder | Decoder:
     """A TransformerEncoder or a TransformerDecoder."""
-    settings = alike(foreign.children("layers"), _layer_settings)
+    settings = alike(source_model.children("layers"), _layer_settings)
     # Neither reads the context's length: there is no table of positions.
     config = TransformerConfig(**settings, positions="none", context_length=1)
-    num_layers = foreign.count("layers")
+    num_layers = source_model.count("layers")
     stack: Encoder | Decoder = (
         Decoder(config, num_layers, causal=False, rngs=rngs)
-        if foreign.kind == "TransformerDecoder"
+        if source_model.kind == "TransformerDecoder"
         else Encoder(config, num_layers, rngs=rngs)
     )
-    stack.final_norm = layer_norm(foreign, "norm")
+    stack.final_norm = layer_norm(source_model, "norm")
     return stack
 
 
-def _transformer(foreign: Foreign, rngs: nnx.Rngs) -> EncoderDecoder:
-    encoder, decoder = foreign.child("encoder"), foreign.child("decoder")
+def _transformer(source_model: SourceModel, rngs: nnx.Rngs) -> EncoderDecoder:
+    encoder, decoder = source_model.child("encoder"), source_model.child("decoder")
     layers = [*encoder.children("layers"), *decoder.children("layers")]
     settings = alike(layers, _layer_settings)
     table = "positional_encoding.pe"
     config = EncoderDecoderConfig(
         **settings,
-        source_vocab_size=foreign.shape("src_embedding.weight", 2)[0],
-        target_vocab_size=foreign.shape("tgt_embedding.weight", 2)[0],
+        source_vocab_size=source_model.shape("src_embedding.weight", 2)[0],
+        target_vocab_size=source_model.shape("tgt_embedding.weight", 2)[0],
         num_encoder_layers=encoder.count("layers"),
         num_decoder_layers=decoder.count("layers"),
         context_length=(
-            foreign.shape(table, 3)[1]
-            if foreign.has(table)
-            else foreign.setting("max_len", "max_seq_length", "context_length")
+            source_model.shape(table, 3)[1]
+            if source_model.has(table)
+            else source_model.setting("max_len", "max_seq_length", "context_length")
         ),
         causal=False,
         embedding_scale=settings["d_model"] ** 0.5,
-        embedding_dropout=foreign.child("positional_encoding").dropout(),
+        embedding_dropout=source_model.child("positional_encoding").dropout(),
     )
     model = EncoderDecoder(config, rngs=rngs)
     model.encoder.final_norm = layer_norm(encoder, "norm")
@@ -168,74 +170,78 @@ def _transformer(foreign: Foreign, rngs: nnx.Rngs) -> EncoderDecoder:
     return model
 
 
-def _gpt(foreign: Foreign, rngs: nnx.Rngs) -> TransformerLM:
+def _gpt(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
     config = TransformerLMConfig(
-        **alike(foreign.children("blocks"), _layer_settings),
-        vocab_size=foreign.shape("token_embedding.weight", 2)[0],
-        context_length=foreign.shape("position_embedding.weight", 2)[0],
-        num_layers=foreign.count("blocks"),
-        embedding_dropout=foreign.dropout(),
+        **alike(source_model.children("blocks"), _layer_settings),
+        vocab_size=source_model.shape("token_embedding.weight", 2)[0],
+        context_length=source_model.shape("position_embedding.weight", 2)[0],
+        num_layers=source_model.count("blocks"),
+        embedding_dropout=source_model.dropout(),
     )
     model = TransformerLM(config, rngs=rngs)
-    model.final_norm = layer_norm(foreign, "norm")
+    model.final_norm = layer_norm(source_model, "norm")
     return model
 
 
-def _positional_encoding(foreign: Foreign, rngs: nnx.Rngs) -> AddedSinusoids:
-    _, max_length, d_model = foreign.shape("pe", 3)
-    return AddedSinusoids(max_length, d_model, dropout=foreign.dropout())
+def _positional_encoding(source_model: SourceModel, rngs: nnx.Rngs) -> AddedSinusoids:
+    _, max_length, d_model = source_model.shape("pe", 3)
+    return AddedSinusoids(max_length, d_model, dropout=source_model.dropout())
 
 
-def _learned(foreign: Foreign, rngs: nnx.Rngs) -> AddedPositions:
-    rows = foreign.shape("embedding.weight", 2)
-    return AddedPositions(*rows, dropout=foreign.dropout(), rngs=rngs)
+def _learned(source_model: SourceModel, rngs: nnx.Rngs) -> AddedPositions:
+    rows = source_model.shape("embedding.weight", 2)
+    return AddedPositions(*rows, dropout=source_model.dropout(), rngs=rngs)
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "encdec",
         (
-            Counterpart(
+            ModuleMapping(
                 ("MultiHeadAttention",),
                 MultiHeadAttention,
                 _attention,
                 ATTENTION,
                 settings=describe,
             ),
-            Counterpart(
+            ModuleMapping(
                 ("MultiQueryAttention",),
                 MultiHeadAttention,
                 _multi_query,
                 ATTENTION,
                 settings=describe,
             ),
-            Counterpart(
+            ModuleMapping(
                 ("RelativePositionalAttention",),
                 MultiHeadAttention,
                 _relative,
                 (*ATTENTION, *names(position="relative_position_embedding")),
                 settings=describe,
             ),
-            Counterpart(
+            ModuleMapping(
                 ("PositionalEncoding",),
                 SinusoidalPositions,
                 _positional_encoding,
                 (),
                 buffers=(sinusoids("pe"),),
             ),
-            Counterpart(
+            ModuleMapping(
                 ("LearnedPositionalEmbedding",),
                 LearnedPositions,
                 _learned,
                 names({"": "embedding"}),
             ),
-            Counterpart(("FeedForward",), FeedForward, _feed_forward, FEED_FORWARD),
-            Counterpart(("EncoderLayer",), PostNormBlock, _layer, ENCODER_LAYER, settings=describe),
-            Counterpart(("DecoderLayer",), PostNormBlock, _layer, DECODER_LAYER, settings=describe),
-            Counterpart(("GPTBlock",), PreNormBlock, _layer, GPT_BLOCK, settings=describe),
-            Counterpart(("TransformerEncoder",), Encoder, _stack, ENCODER, settings=describe),
-            Counterpart(("TransformerDecoder",), Decoder, _stack, DECODER, settings=describe),
-            Counterpart(
+            ModuleMapping(("FeedForward",), FeedForward, _feed_forward, FEED_FORWARD),
+            ModuleMapping(
+                ("EncoderLayer",), PostNormBlock, _layer, ENCODER_LAYER, settings=describe
+            ),
+            ModuleMapping(
+                ("DecoderLayer",), PostNormBlock, _layer, DECODER_LAYER, settings=describe
+            ),
+            ModuleMapping(("GPTBlock",), PreNormBlock, _layer, GPT_BLOCK, settings=describe),
+            ModuleMapping(("TransformerEncoder",), Encoder, _stack, ENCODER, settings=describe),
+            ModuleMapping(("TransformerDecoder",), Decoder, _stack, DECODER, settings=describe),
+            ModuleMapping(
                 ("Transformer",),
                 EncoderDecoder,
                 _transformer,
@@ -243,7 +249,7 @@ DIALECTS = (
                 buffers=(sinusoids("positional_encoding.pe"),),
                 settings=describe,
             ),
-            Counterpart(
+            ModuleMapping(
                 ("GPT",),
                 TransformerLM,
                 _gpt,

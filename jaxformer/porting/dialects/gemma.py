@@ -15,68 +15,68 @@ from jaxformer.porting.dialects.hugging_face import (
     demand,
     language_model,
     rotary,
-    their_activation,
+    source_activation,
 )
 from jaxformer.porting.dialects.llama import (
     OLD_BUFFERS,
     body,
     full_layers,
     layer_types,
-    their_stack,
+    source_stack,
 )
-from jaxformer.porting.mapping.dialect import Dialect
+from jaxformer.porting.mapping.dialect import StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 # The first Gemma's files say gelu where they mean its tanh approximation.
 FIRST_ACTIVATIONS = {
-    theirs: "geglu_tanh" if ours == "geglu" else ours
-    for theirs, ours in {"gelu_pytorch_tanh": "geglu_tanh", **GATED_ACTIVATIONS}.items()
+    source: "geglu_tanh" if target == "geglu" else target
+    for source, target in {"gelu_pytorch_tanh": "geglu_tanh", **GATED_ACTIVATIONS}.items()
 }
 
 
-def _settings(foreign: Foreign) -> dict[str, Any]:
-    d_model = foreign.setting("hidden_size")
-    num_heads = foreign.setting("num_attention_heads")
-    demand(foreign, use_bidirectional_attention=False)
-    bias = bool(foreign.setting("attention_bias", default=False))
+def _settings(source_model: SourceModel) -> dict[str, Any]:
+    d_model = source_model.setting("hidden_size")
+    num_heads = source_model.setting("num_attention_heads")
+    demand(source_model, use_bidirectional_attention=False)
+    bias = bool(source_model.setting("attention_bias", default=False))
     return {
         "d_model": d_model,
         "num_heads": num_heads,
-        "num_kv_heads": foreign.setting("num_key_value_heads", default=num_heads),
-        "head_dim": foreign.setting("head_dim", default=256),
-        "num_layers": foreign.setting("num_hidden_layers"),
-        "context_length": foreign.setting("max_position_embeddings"),
-        "d_ff": foreign.setting("intermediate_size"),
+        "num_kv_heads": source_model.setting("num_key_value_heads", default=num_heads),
+        "head_dim": source_model.setting("head_dim", default=256),
+        "num_layers": source_model.setting("num_hidden_layers"),
+        "context_length": source_model.setting("max_position_embeddings"),
+        "d_ff": source_model.setting("intermediate_size"),
         "norm": "rms_norm",
-        "norm_eps": foreign.setting("rms_norm_eps", default=1e-6),
+        "norm_eps": source_model.setting("rms_norm_eps", default=1e-6),
         "norm_unit_offset": True,
         "embedding_scale": math.sqrt(d_model),
         "qkv_bias": bias,
         "output_bias": bias,
         "feed_forward_bias": False,
-        "attention_dropout": foreign.setting("attention_dropout", default=0.0),
-        **rotary(foreign),
+        "attention_dropout": source_model.setting("attention_dropout", default=0.0),
+        **rotary(source_model),
     }
 
 
-def _gemma(foreign: Foreign) -> dict[str, Any]:
+def _gemma(source_model: SourceModel) -> dict[str, Any]:
     return {
-        **_settings(foreign),
+        **_settings(source_model),
         "activation": activation(
-            foreign, "hidden_activation", "hidden_act", table=FIRST_ACTIVATIONS
+            source_model, "hidden_activation", "hidden_act", table=FIRST_ACTIVATIONS
         ),
     }
 
 
-def _gemma2(foreign: Foreign) -> dict[str, Any]:
-    settings = _settings(foreign)
+def _gemma2(source_model: SourceModel) -> dict[str, Any]:
+    settings = _settings(source_model)
     num_layers = settings["num_layers"]
     check_even(settings["d_model"], settings["num_heads"])
     # In this and the two caps null says that there is none.
-    window = foreign.config.get("sliding_window", 4096)
-    kinds = foreign.setting(
+    window = source_model.config.get("sliding_window", 4096)
+    kinds = source_model.setting(
         "layer_types",
         default=[("sliding", "full")[n % 2] + "_attention" for n in range(num_layers)],
     )
@@ -87,27 +87,28 @@ def _gemma2(foreign: Foreign) -> dict[str, Any]:
         }
     return {
         **settings,
-        "activation": activation(foreign, "hidden_activation", table=GATED_ACTIVATIONS),
+        "activation": activation(source_model, "hidden_activation", table=GATED_ACTIVATIONS),
         "branch_output_norm": True,
-        "attention_scale": 1 / math.sqrt(foreign.setting("query_pre_attn_scalar", default=256)),
-        "score_soft_cap": foreign.config.get("attn_logit_softcapping", 50.0),
-        "logit_soft_cap": foreign.config.get("final_logit_softcapping", 30.0),
+        "attention_scale": 1
+        / math.sqrt(source_model.setting("query_pre_attn_scalar", default=256)),
+        "score_soft_cap": source_model.config.get("attn_logit_softcapping", 50.0),
+        "logit_soft_cap": source_model.config.get("final_logit_softcapping", 30.0),
     }
 
 
-def _their_gemma(config: TransformerLMConfig) -> dict[str, Any]:
-    theirs = their_activation(config.activation, FIRST_ACTIVATIONS)
-    return {**their_stack(config), "hidden_act": theirs, "hidden_activation": theirs}
+def _source_gemma(config: TransformerLMConfig) -> dict[str, Any]:
+    source = source_activation(config.activation, FIRST_ACTIVATIONS)
+    return {**source_stack(config), "hidden_act": source, "hidden_activation": source}
 
 
 def _their_gemma2(config: TransformerLMConfig) -> dict[str, Any]:
-    theirs = their_activation(config.activation, GATED_ACTIVATIONS)
-    stack = their_stack(config)
+    source = source_activation(config.activation, GATED_ACTIVATIONS)
+    stack = source_stack(config)
     scale = config.attention_scale
     return {
         **stack,
-        "hidden_act": theirs,
-        "hidden_activation": theirs,
+        "hidden_act": source,
+        "hidden_activation": source,
         "query_pre_attn_scalar": stack["head_dim"] if scale is None else round(scale**-2),
         "attn_logit_softcapping": config.score_soft_cap,
         "final_logit_softcapping": config.logit_soft_cap,
@@ -132,7 +133,7 @@ def _body2(module: TransformerLM) -> Rules:
     )
 
 
-def _dialect(name: str, start: str, *declaration: Any) -> Dialect:
+def _dialect(name: str, start: str, *declaration: Any) -> StateDictAdapter:
     return language_model(
         name,
         *declaration,
@@ -146,6 +147,6 @@ def _dialect(name: str, start: str, *declaration: Any) -> Dialect:
 
 
 DIALECTS = (
-    _dialect("gemma", "Gemma", _gemma, _their_gemma, _body),
+    _dialect("gemma", "Gemma", _gemma, _source_gemma, _body),
     _dialect("gemma2", "Gemma2", _gemma2, _their_gemma2, _body2),
 )

@@ -10,11 +10,11 @@ from jaxformer.porting.dialects.hugging_face import (
     causal_mask,
     demand,
     language_model,
-    their_activation,
+    source_activation,
 )
 from jaxformer.porting.mapping.dialect import Buffer
 from jaxformer.porting.mapping.rules import Fused, Rule, Shape, names, under, untransposed
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 
 BLOCK = (
     *under(
@@ -36,36 +36,36 @@ BODY = (
 )
 
 
-def _settings(foreign: Foreign) -> dict[str, Any]:
+def _settings(source_model: SourceModel) -> dict[str, Any]:
     demand(
-        foreign,
+        source_model,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         add_cross_attention=False,
     )
     return {
-        "d_model": foreign.setting("n_embd", "hidden_size"),
-        "num_heads": foreign.setting("n_head", "num_attention_heads"),
-        "num_layers": foreign.setting("n_layer", "num_hidden_layers"),
-        "context_length": foreign.setting("n_positions", "max_position_embeddings"),
-        "d_ff": foreign.setting("n_inner", default=None),
-        "activation": activation(foreign, "activation_function"),
-        "norm_eps": foreign.setting("layer_norm_epsilon", default=1e-5),
-        "embedding_dropout": foreign.setting("embd_pdrop", default=0.0),
-        "attention_dropout": foreign.setting("attn_pdrop", default=0.0),
-        "output_dropout": foreign.setting("resid_pdrop", default=0.0),
-        "feed_forward_dropout": foreign.setting("resid_pdrop", default=0.0),
+        "d_model": source_model.setting("n_embd", "hidden_size"),
+        "num_heads": source_model.setting("n_head", "num_attention_heads"),
+        "num_layers": source_model.setting("n_layer", "num_hidden_layers"),
+        "context_length": source_model.setting("n_positions", "max_position_embeddings"),
+        "d_ff": source_model.setting("n_inner", default=None),
+        "activation": activation(source_model, "activation_function"),
+        "norm_eps": source_model.setting("layer_norm_epsilon", default=1e-5),
+        "embedding_dropout": source_model.setting("embd_pdrop", default=0.0),
+        "attention_dropout": source_model.setting("attn_pdrop", default=0.0),
+        "output_dropout": source_model.setting("resid_pdrop", default=0.0),
+        "feed_forward_dropout": source_model.setting("resid_pdrop", default=0.0),
     }
 
 
-def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
     return {
         "n_embd": config.d_model,
         "n_head": config.num_heads,
         "n_layer": config.num_layers,
         "n_positions": config.context_length,
         "n_inner": config.d_ff,
-        "activation_function": their_activation(config.activation),
+        "activation_function": source_activation(config.activation),
         "layer_norm_epsilon": config.norm_eps,
         "embd_pdrop": config.embedding_dropout,
         "attn_pdrop": config.attention_dropout,
@@ -81,7 +81,7 @@ DIALECTS = (
     language_model(
         "gpt2",
         _settings,
-        _their_settings,
+        _source_settings,
         BODY,
         classes=("GPT2LMHeadModel", "GPT2Model"),
         prefix="transformer.",

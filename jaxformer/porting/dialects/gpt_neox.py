@@ -13,11 +13,11 @@ from jaxformer.porting.dialects.hugging_face import (
 from jaxformer.porting.dialects.hugging_face_parts import (
     fused_block,
     partly_rotary,
-    their_partly_rotary,
+    source_partly_rotary,
 )
 from jaxformer.porting.mapping.dialect import Buffer
 from jaxformer.porting.mapping.rules import Rules, Shape, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -28,22 +28,22 @@ def _body(module: TransformerLM) -> Rules:
     )
 
 
-def _settings(foreign: Foreign) -> dict[str, Any]:
-    bias = bool(foreign.setting("attention_bias", default=True))
-    is_parallel = foreign.setting("use_parallel_residual", default=True)
+def _settings(source_model: SourceModel) -> dict[str, Any]:
+    bias = bool(source_model.setting("attention_bias", default=True))
+    is_parallel = source_model.setting("use_parallel_residual", default=True)
     return {
-        **partly_rotary(foreign, share=0.25),
+        **partly_rotary(source_model, share=0.25),
         "block": "parallel" if is_parallel else "pre_norm",
         "qkv_bias": bias,
         "output_bias": bias,
-        "embedding_dropout": foreign.setting("hidden_dropout", default=0.0),
-        "residual_dropout": foreign.setting("hidden_dropout", default=0.0),
+        "embedding_dropout": source_model.setting("hidden_dropout", default=0.0),
+        "residual_dropout": source_model.setting("hidden_dropout", default=0.0),
     }
 
 
-def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
     return {
-        **their_partly_rotary(config),
+        **source_partly_rotary(config),
         "use_parallel_residual": config.block == "parallel",
         "attention_bias": config.qkv_bias,
         "hidden_dropout": config.residual_dropout,
@@ -60,7 +60,7 @@ DIALECTS = (
     language_model(
         "gpt_neox",
         _settings,
-        _their_settings,
+        _source_settings,
         _body,
         classes=("GPTNeoXForCausalLM", "GPTNeoXModel"),
         prefix="gpt_neox.",

@@ -8,17 +8,17 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
-from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import (
     ONE_TO_ONE,
-    HalvesForPairs,
+    RotaryPermutation,
     Rule,
     Rules,
     Shape,
     names,
     under,
 )
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
 
@@ -47,39 +47,41 @@ HEAD = names(lm_head="lm_head")
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
-def activation(foreign: Foreign, *names: str, table: Mapping[str, str] = ACTIVATIONS) -> str:
+def activation(
+    source_model: SourceModel, *names: str, table: Mapping[str, str] = ACTIVATIONS
+) -> str:
     """Our name of the activation that the first of these settings names.
 
     Raises:
         UsageError: it is none of the table's.
     """
-    theirs = foreign.setting(*names)
-    if theirs not in table:
-        raise UsageError(f"{names[0]}={theirs!r} is not ours to make: {', '.join(table)} are")
-    return table[theirs]
+    source = source_model.setting(*names)
+    if source not in table:
+        raise UsageError(f"{names[0]}={source!r} is not ours to make: {', '.join(table)} are")
+    return table[source]
 
 
-def their_activation(ours: str, table: Mapping[str, str] = ACTIVATIONS) -> str:
+def source_activation(target: str, table: Mapping[str, str] = ACTIVATIONS) -> str:
     """Their name of an activation of ours.
 
     Where they have none it is another's, and the export is refused: what ``build`` makes of these
     settings is compared with our module, so that all that stands against it is listed.
     """
-    return next((theirs for theirs, name in table.items() if name == ours), next(iter(table)))
+    return next((source for source, name in table.items() if name == target), next(iter(table)))
 
 
-def demand(foreign: Foreign, **settings: Any) -> None:
+def demand(source_model: SourceModel, **settings: Any) -> None:
     """Refuses what we do not build.
 
     Args:
-        foreign: the model.
+        source_model: the model.
         settings: the value that each must have, where it is there at all.
 
     Raises:
         UsageError: one has another value.
     """
     for name, value in settings.items():
-        found = foreign.setting(name, default=value)
+        found = source_model.setting(name, default=value)
         if found != value:
             raise UsageError(f"{name}={found!r} is not ours to make: it must be {value!r}")
 
@@ -96,22 +98,22 @@ def check_even(d_model: int, num_heads: int) -> None:
         )
 
 
-def head_width(foreign: Foreign, d_model: int, num_heads: int) -> int:
+def head_width(source_model: SourceModel, d_model: int, num_heads: int) -> int:
     """The width of a head in the models that have no setting for it.
 
     Raises:
         UsageError: the heads do not share the model's width evenly, or have another.
     """
     check_even(d_model, num_heads)
-    demand(foreign, head_dim=d_model // num_heads)
+    demand(source_model, head_dim=d_model // num_heads)
     return d_model // num_heads
 
 
-def rotary(foreign: Foreign, *, share: float | None = None) -> dict[str, Any]:
+def rotary(source_model: SourceModel, *, share: float | None = None) -> dict[str, Any]:
     """Our settings of rotary positions, from either form in which a config.json gives them.
 
     Args:
-        foreign: the model.
+        source_model: the model.
         share: how much of a head is turned where the config.json does not say; None where all
             always is.
 
@@ -119,16 +121,16 @@ def rotary(foreign: Foreign, *, share: float | None = None) -> dict[str, Any]:
         UsageError: the frequencies are stretched in a way that we do not have.
     """
     # As transformers reads them, the older form goes first.
-    given = foreign.setting("rope_scaling", default={}) or foreign.setting(
+    given = source_model.setting("rope_scaling", default={}) or source_model.setting(
         "rope_parameters", default={}
     )
     if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
         raise UsageError(f"rope_parameters={given!r} is not ours to make: all layers must agree")
-    values = Foreign({}, kind="rope_parameters", config=given)
-    outside = foreign.setting("rope_theta", "rotary_emb_base", default=1e4)
+    values = SourceModel({}, kind="rope_parameters", config=given)
+    outside = source_model.setting("rope_theta", "rotary_emb_base", default=1e4)
     fraction = values.setting(
         "partial_rotary_factor",
-        default=foreign.setting("partial_rotary_factor", "rotary_pct", default=share or 1.0),
+        default=source_model.setting("partial_rotary_factor", "rotary_pct", default=share or 1.0),
     )
     if share is None and fraction != 1.0:
         raise UsageError(f"partial_rotary_factor={fraction!r} is not ours to make: it must be 1")
@@ -148,7 +150,7 @@ def rotary(foreign: Foreign, *, share: float | None = None) -> dict[str, Any]:
     }
     if kind == "linear":
         return settings
-    trained = foreign.setting("max_position_embeddings")
+    trained = source_model.setting("max_position_embeddings")
     return settings | {
         "rotary_low_frequency_factor": float(values.setting("low_freq_factor")),
         "rotary_high_frequency_factor": float(values.setting("high_freq_factor")),
@@ -158,7 +160,7 @@ def rotary(foreign: Foreign, *, share: float | None = None) -> dict[str, Any]:
     }
 
 
-def their_rotary(config: TransformerLMConfig) -> dict[str, Any]:
+def source_rotary(config: TransformerLMConfig) -> dict[str, Any]:
     """The ``rope_parameters`` of a config.json, beside what older readers take them from."""
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rotary_base}
     if config.rotary_fraction != 1.0:
@@ -188,8 +190,8 @@ def turned_names(module: TransformerLM, pairs: Mapping[str, str]) -> Rules:
     packing = ONE_TO_ONE
     attention = module.blocks[0].attention
     if isinstance(attention.position, Rotary) and attention.position.interleaved:
-        packing = HalvesForPairs(attention.head_dim, attention.position.width)
-    return tuple(Rule((ours,), (theirs,), packing) for ours, theirs in pairs.items())
+        packing = RotaryPermutation(attention.head_dim, attention.position.width)
+    return tuple(Rule((target,), (source,), packing) for target, source in pairs.items())
 
 
 def inverse_frequencies(module: TransformerLM, shape: Shape | None) -> np.ndarray | None:
@@ -209,8 +211,8 @@ def causal_mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
 
 def language_model(
     name: str,
-    settings: Callable[[Foreign], dict[str, Any]],
-    their_settings: Callable[[TransformerLMConfig], dict[str, Any]],
+    settings: Callable[[SourceModel], dict[str, Any]],
+    source_settings: Callable[[TransformerLMConfig], dict[str, Any]],
     body: Rules | Callable[[TransformerLM], Rules],
     *,
     classes: tuple[str, str],
@@ -222,13 +224,13 @@ def language_model(
     buffers: Iterable[Buffer] = (),
     translated: frozenset[str] = frozenset(),
     old_names: Mapping[str, str] | None = None,
-) -> Dialect:
+) -> StateDictAdapter:
     """The dialect of a model with a language-modelling head, and of its body alone.
 
     Args:
         name: the dialect's, and their ``model_type``.
         settings: ours from theirs, all but ``vocab_size`` and ``tie_embeddings``.
-        their_settings: theirs from ours.
+        source_settings: theirs from ours.
         body: rules of the body.
         classes: of the whole and of the body.
         prefix: of the body's names in the whole, with its dot.
@@ -237,17 +239,17 @@ def language_model(
         head: rules of the head.
         outside: how names outside of the body begin.
         buffers: of the body.
-        translated: see ``Counterpart``.
-        old_names: see ``Dialect``.
+        translated: see ``ModuleMapping``.
+        old_names: see ``StateDictAdapter``.
     """
     whole, alone = classes
     inner_buffers = tuple(buffers)
 
-    def build(foreign: Foreign, rngs: nnx.Rngs) -> TransformerLM:
-        values = settings(foreign)
-        tied = foreign.setting("tie_word_embeddings", default=tied_by_default)
-        values |= {"vocab_size": foreign.setting("vocab_size"), "tie_embeddings": bool(tied)}
-        if foreign.kind == alone:
+    def build(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
+        values = settings(source_model)
+        tied = source_model.setting("tie_word_embeddings", default=tied_by_default)
+        values |= {"vocab_size": source_model.setting("vocab_size"), "tie_embeddings": bool(tied)}
+        if source_model.kind == alone:
             values |= {"head": "none", "head_bias": False, "logit_soft_cap": None}
         return TransformerLM(TransformerLMConfig(**values), rngs=rngs)
 
@@ -258,7 +260,7 @@ def language_model(
             "vocab_size": module.config.vocab_size,
             "tie_word_embeddings": module.config.tie_embeddings,
             **NO_SPECIAL_TOKENS,
-            **their_settings(module.config),
+            **source_settings(module.config),
         }
 
     def rules(start: str) -> Callable[[TransformerLM], Rules]:
@@ -268,19 +270,19 @@ def language_model(
 
         return of
 
-    def counterpart(kind: str, start: str, **more: Any) -> Counterpart:
-        return Counterpart(
+    def counterpart(kind: str, start: str, **more: Any) -> ModuleMapping:
+        return ModuleMapping(
             (kind,),
             TransformerLM,
             build,
             rules(start),
-            buffers=tuple(Buffer(start + b.theirs, b.values, b.written) for b in inner_buffers),
+            buffers=tuple(Buffer(start + b.source, b.values, b.written) for b in inner_buffers),
             settings=describe,
             translated=translated,
             **more,
         )
 
-    return Dialect(
+    return StateDictAdapter(
         name,
         (
             counterpart(whole, prefix, aliases=tied, prefix=prefix, outside=outside),

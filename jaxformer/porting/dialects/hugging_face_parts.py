@@ -7,11 +7,11 @@ from jaxformer.porting.dialects.hugging_face import (
     activation,
     head_width,
     rotary,
-    their_activation,
-    their_rotary,
+    source_activation,
+    source_rotary,
 )
 from jaxformer.porting.mapping.rules import FusedByHead, Rule, Rules, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -35,30 +35,30 @@ def fused_block(module: TransformerLM, attention: str) -> Rules:
     )
 
 
-def partly_rotary(foreign: Foreign, share: float) -> dict[str, Any]:
+def partly_rotary(source_model: SourceModel, share: float) -> dict[str, Any]:
     """The settings that GPT-NeoX and Phi read alike.
 
     Args:
-        foreign: the model.
+        source_model: the model.
         share: how much of a head is turned where the config.json does not say.
     """
-    d_model = foreign.setting("hidden_size")
-    num_heads = foreign.setting("num_attention_heads")
-    head_width(foreign, d_model, num_heads)
+    d_model = source_model.setting("hidden_size")
+    num_heads = source_model.setting("num_attention_heads")
+    head_width(source_model, d_model, num_heads)
     return {
         "d_model": d_model,
         "num_heads": num_heads,
-        "num_layers": foreign.setting("num_hidden_layers"),
-        "context_length": foreign.setting("max_position_embeddings"),
-        "d_ff": foreign.setting("intermediate_size"),
-        "activation": activation(foreign, "hidden_act"),
-        "norm_eps": foreign.setting("layer_norm_eps", default=1e-5),
-        "attention_dropout": foreign.setting("attention_dropout", default=0.0),
-        **rotary(foreign, share=share),
+        "num_layers": source_model.setting("num_hidden_layers"),
+        "context_length": source_model.setting("max_position_embeddings"),
+        "d_ff": source_model.setting("intermediate_size"),
+        "activation": activation(source_model, "hidden_act"),
+        "norm_eps": source_model.setting("layer_norm_eps", default=1e-5),
+        "attention_dropout": source_model.setting("attention_dropout", default=0.0),
+        **rotary(source_model, share=share),
     }
 
 
-def their_partly_rotary(config: TransformerLMConfig) -> dict[str, Any]:
+def source_partly_rotary(config: TransformerLMConfig) -> dict[str, Any]:
     """The settings that GPT-NeoX and Phi write alike."""
     return {
         "hidden_size": config.d_model,
@@ -66,8 +66,8 @@ def their_partly_rotary(config: TransformerLMConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.context_length,
         "intermediate_size": config.d_ff or 4 * config.d_model,
-        "hidden_act": their_activation(config.activation),
+        "hidden_act": source_activation(config.activation),
         "layer_norm_eps": config.norm_eps,
         "attention_dropout": config.attention_dropout,
-        **their_rotary(config),
+        **source_rotary(config),
     }

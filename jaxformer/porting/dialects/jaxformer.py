@@ -7,10 +7,10 @@ from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig, from_dict
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rule, Rules
 from jaxformer.porting.mapping.skeletons import shapes_of
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -19,14 +19,14 @@ def _rules(module: Any) -> Rules:
     return tuple(Rule((name,), (name,), transpose=False) for name in shapes_of(module))
 
 
-def _counterpart(model: Any, config: type) -> Counterpart:
+def _counterpart(model: Any, config: type) -> ModuleMapping:
     known = [field.name for field in dataclasses.fields(config)]
 
-    def build(foreign: Foreign, rngs: nnx.Rngs) -> Any:
-        values = {name: foreign.config[name] for name in known if name in foreign.config}
+    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+        values = {name: source_model.config[name] for name in known if name in source_model.config}
         return model(from_dict(config, values), rngs=rngs)
 
-    return Counterpart(
+    return ModuleMapping(
         (model.__name__,),
         model,
         build,
@@ -36,7 +36,7 @@ def _counterpart(model: Any, config: type) -> Counterpart:
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "jaxformer",
         (
             _counterpart(TransformerLM, TransformerLMConfig),

@@ -11,13 +11,13 @@ from jaxformer.porting.dialects.hugging_face import (
     inverse_frequencies,
     language_model,
     rotary,
-    their_activation,
-    their_rotary,
+    source_activation,
+    source_rotary,
     turned_names,
 )
-from jaxformer.porting.mapping.dialect import Buffer, Dialect
+from jaxformer.porting.mapping.dialect import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 # In every layer of old checkpoints.
@@ -49,53 +49,53 @@ def _body(module: TransformerLM) -> Rules:
 
 
 def _settings(name: str) -> Any:
-    def of(foreign: Foreign) -> dict[str, Any]:
-        d_model = foreign.setting("hidden_size")
-        num_heads = foreign.setting("num_attention_heads")
+    def of(source_model: SourceModel) -> dict[str, Any]:
+        d_model = source_model.setting("hidden_size")
+        num_heads = source_model.setting("num_attention_heads")
         if name == "llama":
             check_even(d_model, num_heads)
         # qwen3 has a default of its own, the others the usual width.
-        head_dim = foreign.setting("head_dim", default=128 if name == "qwen3" else None)
+        head_dim = source_model.setting("head_dim", default=128 if name == "qwen3" else None)
         # The other two have no say in it.
         free = name in ("llama", "qwen3")
-        bias = free and bool(foreign.setting("attention_bias", default=False))
+        bias = free and bool(source_model.setting("attention_bias", default=False))
         return {
             "d_model": d_model,
             "num_heads": num_heads,
-            "num_kv_heads": foreign.setting("num_key_value_heads", default=num_heads),
-            "head_dim": head_dim or head_width(foreign, d_model, num_heads),
-            "num_layers": foreign.setting("num_hidden_layers"),
-            "context_length": foreign.setting("max_position_embeddings"),
-            "d_ff": foreign.setting("intermediate_size"),
-            "activation": activation(foreign, "hidden_act", table=GATED_ACTIVATIONS),
+            "num_kv_heads": source_model.setting("num_key_value_heads", default=num_heads),
+            "head_dim": head_dim or head_width(source_model, d_model, num_heads),
+            "num_layers": source_model.setting("num_hidden_layers"),
+            "context_length": source_model.setting("max_position_embeddings"),
+            "d_ff": source_model.setting("intermediate_size"),
+            "activation": activation(source_model, "hidden_act", table=GATED_ACTIVATIONS),
             "norm": "rms_norm",
-            "norm_eps": foreign.setting("rms_norm_eps", default=1e-6),
+            "norm_eps": source_model.setting("rms_norm_eps", default=1e-6),
             "qkv_bias": True if name == "qwen2" else bias,
             "output_bias": bias,
             "feed_forward_bias": name == "llama"
-            and bool(foreign.setting("mlp_bias", default=False)),
+            and bool(source_model.setting("mlp_bias", default=False)),
             "query_key_norm": name == "qwen3",
-            "attention_dropout": foreign.setting("attention_dropout", default=0.0),
-            **rotary(foreign),
-            **_window(foreign, name),
+            "attention_dropout": source_model.setting("attention_dropout", default=0.0),
+            **rotary(source_model),
+            **_window(source_model, name),
         }
 
     return of
 
 
-def _window(foreign: Foreign, name: str) -> dict[str, Any]:
+def _window(source_model: SourceModel, name: str) -> dict[str, Any]:
     """The sliding window, and the layers without it."""
     # null says that there is none.
-    window = foreign.config.get("sliding_window", 4096)
+    window = source_model.config.get("sliding_window", 4096)
     if name == "llama" or window is None:
         return {}
     if name == "mistral":
         return {"sliding_window": window}
-    if not foreign.setting("use_sliding_window", default=False):
+    if not source_model.setting("use_sliding_window", default=False):
         return {}
-    num_layers = foreign.setting("num_hidden_layers")
-    first = foreign.setting("max_window_layers", default=28)
-    kinds = foreign.setting("layer_types", default=None)
+    num_layers = source_model.setting("num_hidden_layers")
+    first = source_model.setting("max_window_layers", default=28)
+    kinds = source_model.setting("layer_types", default=None)
     return {
         "sliding_window": window,
         "full_attention_layers": full_layers(kinds, num_layers, first),
@@ -118,7 +118,7 @@ def layer_types(config: TransformerLMConfig) -> list[str]:
     ]
 
 
-def their_stack(config: TransformerLMConfig) -> dict[str, Any]:
+def source_stack(config: TransformerLMConfig) -> dict[str, Any]:
     """The settings that all of these and Gemma write alike."""
     return {
         "hidden_size": config.d_model,
@@ -131,16 +131,16 @@ def their_stack(config: TransformerLMConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "attention_bias": config.output_bias,
         "attention_dropout": config.attention_dropout,
-        **their_rotary(config),
+        **source_rotary(config),
     }
 
 
-def _their_settings(name: str) -> Any:
+def _source_settings(name: str) -> Any:
     def of(config: TransformerLMConfig) -> dict[str, Any]:
         window = config.sliding_window
         settings = {
-            **their_stack(config),
-            "hidden_act": their_activation(config.activation, GATED_ACTIVATIONS),
+            **source_stack(config),
+            "hidden_act": source_activation(config.activation, GATED_ACTIVATIONS),
             "mlp_bias": config.feed_forward_bias,
         }
         if name == "mistral":
@@ -153,11 +153,11 @@ def _their_settings(name: str) -> Any:
     return of
 
 
-def _dialect(name: str, start: str) -> Dialect:
+def _dialect(name: str, start: str) -> StateDictAdapter:
     return language_model(
         name,
         _settings(name),
-        _their_settings(name),
+        _source_settings(name),
         _body,
         classes=(f"{start}ForCausalLM", f"{start}Model"),
         prefix="model.",

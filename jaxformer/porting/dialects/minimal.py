@@ -13,9 +13,9 @@ from jaxformer.porting.dialects.parts import (
     layer_norm,
 )
 from jaxformer.porting.dialects.signatures import SelfAttention
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 
 ATTENTION = names(q_proj="w_q", k_proj="w_k", v_proj="w_v", o_proj="w_o")
 FEED_FORWARD = names(up_proj="linear1", down_proj="linear2")
@@ -27,37 +27,37 @@ BLOCK = (
 
 
 def _attention(
-    foreign: Foreign, rngs: nnx.Rngs, kind: type[MultiHeadAttention] = SelfAttention
+    source_model: SourceModel, rngs: nnx.Rngs, kind: type[MultiHeadAttention] = SelfAttention
 ) -> MultiHeadAttention:
-    sizes = attention_sizes(foreign, "w_q", "w_k", "w_v", "w_o")
-    return kind(**sizes, use_bias=False, attention_dropout=foreign.dropout(), rngs=rngs)
+    sizes = attention_sizes(source_model, "w_q", "w_k", "w_v", "w_o")
+    return kind(**sizes, use_bias=False, attention_dropout=source_model.dropout(), rngs=rngs)
 
 
-def _feed_forward(foreign: Foreign, rngs: nnx.Rngs) -> FeedForward:
+def _feed_forward(source_model: SourceModel, rngs: nnx.Rngs) -> FeedForward:
     return feed_forward(
-        foreign, "linear1", activation="gelu", hidden_dropout=foreign.dropout(), rngs=rngs
+        source_model, "linear1", activation="gelu", hidden_dropout=source_model.dropout(), rngs=rngs
     )
 
 
-def _block(foreign: Foreign, rngs: nnx.Rngs) -> PreNormBlock:
+def _block(source_model: SourceModel, rngs: nnx.Rngs) -> PreNormBlock:
     return PreNormBlock(
-        _attention(foreign.child("attention"), rngs, MultiHeadAttention),
-        _feed_forward(foreign.child("feed_forward"), rngs),
-        layer_norm(foreign, "norm1"),
-        layer_norm(foreign, "norm2"),
-        residual_dropout=foreign.dropout(),
+        _attention(source_model.child("attention"), rngs, MultiHeadAttention),
+        _feed_forward(source_model.child("feed_forward"), rngs),
+        layer_norm(source_model, "norm1"),
+        layer_norm(source_model, "norm2"),
+        residual_dropout=source_model.dropout(),
     )
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "minimal",
         (
-            Counterpart(
+            ModuleMapping(
                 ("MinimalAttention",), MultiHeadAttention, _attention, ATTENTION, settings=describe
             ),
-            Counterpart(("FeedForward",), FeedForward, _feed_forward, FEED_FORWARD),
-            Counterpart(("TransformerBlock",), PreNormBlock, _block, BLOCK, settings=describe),
+            ModuleMapping(("FeedForward",), FeedForward, _feed_forward, FEED_FORWARD),
+            ModuleMapping(("TransformerBlock",), PreNormBlock, _block, BLOCK, settings=describe),
         ),
     ),
 )

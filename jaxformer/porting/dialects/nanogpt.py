@@ -7,9 +7,9 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm, one_eps
-from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Fused, Rule, Shape, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 BLOCK = (
@@ -34,42 +34,45 @@ RULES = under(
 )
 
 
-def _layer_settings(foreign: Foreign) -> dict[str, Any]:
-    attention, mlp = foreign.child("attn"), foreign.child("mlp")
+def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
+    attention, mlp = source_model.child("attn"), source_model.child("mlp")
     d_model = attention.shape("c_proj.weight", 2)[1]
     return {
         "d_model": d_model,
         "num_heads": attention.num_heads(d_model),
         "activation": demand_activation(mlp, "gelu", "gelu"),
-        "norm_eps": one_eps(foreign, "ln_1", "ln_2"),
-        "attention_dropout": foreign.child("attn.attn_dropout").dropout(),
-        "output_dropout": foreign.child("attn.resid_dropout").dropout(),
+        "norm_eps": one_eps(source_model, "ln_1", "ln_2"),
+        "attention_dropout": source_model.child("attn.attn_dropout").dropout(),
+        "output_dropout": source_model.child("attn.resid_dropout").dropout(),
         "feed_forward_dropout": mlp.dropout(),
     }
 
 
-def _model(foreign: Foreign, rngs: nnx.Rngs) -> TransformerLM:
-    layers = foreign.child("transformer").children("h")
+def _model(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
+    layers = source_model.child("transformer").children("h")
     settings = alike(layers, _layer_settings)
-    d_model = foreign.number("n_embd") or settings["d_model"]
+    d_model = source_model.number("n_embd") or settings["d_model"]
     # One setting rules all biases; old checkpoints have no such setting, and biases.
-    found = any(name.endswith(("ln_1.bias", "ln_f.bias", "c_fc.bias")) for name in foreign.shapes)
-    use_bias = bool(foreign.setting("bias", default=found))
+    found = any(
+        name.endswith(("ln_1.bias", "ln_f.bias", "c_fc.bias")) for name in source_model.shapes
+    )
+    use_bias = bool(source_model.setting("bias", default=found))
     config = TransformerLMConfig(
         **{**settings, "d_model": d_model},
-        vocab_size=foreign.number("vocab_size") or foreign.shape("transformer.wte.weight", 2)[0],
+        vocab_size=source_model.number("vocab_size")
+        or source_model.shape("transformer.wte.weight", 2)[0],
         context_length=(
-            foreign.number("block_size") or foreign.shape("transformer.wpe.weight", 2)[0]
+            source_model.number("block_size") or source_model.shape("transformer.wpe.weight", 2)[0]
         ),
-        num_layers=foreign.number("n_layer") or foreign.count("transformer.h"),
+        num_layers=source_model.number("n_layer") or source_model.count("transformer.h"),
         norm_bias=use_bias,
         qkv_bias=use_bias,
         output_bias=use_bias,
         feed_forward_bias=use_bias,
-        embedding_dropout=foreign.child("transformer.drop").dropout(),
+        embedding_dropout=source_model.child("transformer.drop").dropout(),
     )
     model = TransformerLM(config, rngs=rngs)
-    model.final_norm = layer_norm(foreign, "transformer.ln_f", use_bias=use_bias)
+    model.final_norm = layer_norm(source_model, "transformer.ln_f", use_bias=use_bias)
     return model
 
 
@@ -94,10 +97,10 @@ def _mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "nanogpt",
         (
-            Counterpart(
+            ModuleMapping(
                 ("GPT",),
                 TransformerLM,
                 _model,

@@ -8,10 +8,10 @@ from jaxformer.porting.dialects.hugging_face import (
     demand,
     head_width,
     language_model,
-    their_activation,
+    source_activation,
 )
 from jaxformer.porting.mapping.rules import names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 
 BLOCK = (
     *under(
@@ -36,32 +36,33 @@ BODY = under(
 )
 
 
-def _settings(foreign: Foreign) -> dict[str, Any]:
-    d_model = foreign.setting("hidden_size")
-    num_heads = foreign.setting("num_attention_heads")
-    head_width(foreign, d_model, num_heads)
-    demand(foreign, word_embed_proj_dim=d_model, layer_norm_elementwise_affine=True)
-    pre_norm = bool(foreign.setting("do_layer_norm_before", default=True))
-    bias = bool(foreign.setting("enable_bias", default=True))
+def _settings(source_model: SourceModel) -> dict[str, Any]:
+    d_model = source_model.setting("hidden_size")
+    num_heads = source_model.setting("num_attention_heads")
+    head_width(source_model, d_model, num_heads)
+    demand(source_model, word_embed_proj_dim=d_model, layer_norm_elementwise_affine=True)
+    pre_norm = bool(source_model.setting("do_layer_norm_before", default=True))
+    bias = bool(source_model.setting("enable_bias", default=True))
     return {
         "d_model": d_model,
         "num_heads": num_heads,
-        "num_layers": foreign.setting("num_hidden_layers"),
-        "context_length": foreign.setting("max_position_embeddings"),
-        "d_ff": foreign.setting("ffn_dim"),
-        "activation": activation(foreign, "activation_function"),
+        "num_layers": source_model.setting("num_hidden_layers"),
+        "context_length": source_model.setting("max_position_embeddings"),
+        "d_ff": source_model.setting("ffn_dim"),
+        "activation": activation(source_model, "activation_function"),
         "block": "pre_norm" if pre_norm else "post_norm",
-        "final_norm": pre_norm and not foreign.setting("_remove_final_layer_norm", default=False),
+        "final_norm": pre_norm
+        and not source_model.setting("_remove_final_layer_norm", default=False),
         "position_offset": 2,
         "qkv_bias": bias,
         "output_bias": bias,
         "feed_forward_bias": bias,
-        "attention_dropout": foreign.setting("attention_dropout", default=0.0),
-        "residual_dropout": foreign.setting("dropout", default=0.0),
+        "attention_dropout": source_model.setting("attention_dropout", default=0.0),
+        "residual_dropout": source_model.setting("dropout", default=0.0),
     }
 
 
-def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
     pre_norm = config.block == "pre_norm"
     return {
         "hidden_size": config.d_model,
@@ -70,7 +71,7 @@ def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.context_length,
         "ffn_dim": config.d_ff or 4 * config.d_model,
-        "activation_function": their_activation(config.activation),
+        "activation_function": source_activation(config.activation),
         "do_layer_norm_before": pre_norm,
         "_remove_final_layer_norm": pre_norm and not config.final_norm,
         "enable_bias": config.qkv_bias,
@@ -84,7 +85,7 @@ DIALECTS = (
     language_model(
         "opt",
         _settings,
-        _their_settings,
+        _source_settings,
         BODY,
         classes=("OPTForCausalLM", "OPTModel"),
         prefix="model.",

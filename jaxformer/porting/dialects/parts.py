@@ -15,7 +15,7 @@ from jaxformer.layers import Dropout
 from jaxformer.norms import LayerNorm
 from jaxformer.porting.mapping.dialect import Buffer
 from jaxformer.porting.mapping.rules import Shape, names
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.tables import install
 from jaxformer.positions import Rotary, SinusoidalPositions
 
@@ -24,52 +24,54 @@ NORMS = names(attention_norm="norm1", feed_forward_norm="norm2")
 NUM_KV_HEADS = ("num_kv_heads", "n_kv_heads", "kv_heads", "num_key_value_heads")
 
 
-def width_of(foreign: Foreign, *projections: str) -> int:
+def width_of(source_model: SourceModel, *projections: str) -> int:
     """D, from projections of D to D features; the size that most axes have, if one is misshapen.
 
     Raises:
         CheckpointError: they are all missing.
     """
-    found = [name for p in projections if foreign.has(name := f"{p}.weight")]
-    shapes = [foreign.shape(name, 2) for name in found or [f"{projections[0]}.weight"]]
+    found = [name for p in projections if source_model.has(name := f"{p}.weight")]
+    shapes = [source_model.shape(name, 2) for name in found or [f"{projections[0]}.weight"]]
     # Where two are as frequent the first is taken: what the first projection takes in.
     return statistics.mode(size for shape in shapes for size in reversed(shape))
 
 
-def attention_sizes(foreign: Foreign, *projections: str) -> dict[str, Any]:
+def attention_sizes(source_model: SourceModel, *projections: str) -> dict[str, Any]:
     """Sizes of an attention whose projections are all of D to D features."""
-    d_model = width_of(foreign, *projections)
-    return {"d_model": d_model, "num_heads": foreign.num_heads(d_model)}
+    d_model = width_of(source_model, *projections)
+    return {"d_model": d_model, "num_heads": source_model.num_heads(d_model)}
 
 
 def feed_forward(
-    foreign: Foreign, up: str, *, activation: str, rngs: nnx.Rngs, **settings: Any
+    source_model: SourceModel, up: str, *, activation: str, rngs: nnx.Rngs, **settings: Any
 ) -> FeedForward:
     """The plain feed-forward whose first projection is called ``up``."""
-    d_ff, d_model = foreign.shape(f"{up}.weight", 2)
+    d_ff, d_model = source_model.shape(f"{up}.weight", 2)
     return FeedForward(d_model, d_ff, activation=activation, rngs=rngs, **settings)
 
 
-def layer_norm(foreign: Foreign, path: str, *, use_bias: bool = True) -> LayerNorm:
+def layer_norm(source_model: SourceModel, path: str, *, use_bias: bool = True) -> LayerNorm:
     """The layer norm at a path."""
-    (features,) = foreign.shape(f"{path}.weight", 1)
-    return LayerNorm(features, eps=foreign.eps(path), use_bias=use_bias)
+    (features,) = source_model.shape(f"{path}.weight", 1)
+    return LayerNorm(features, eps=source_model.eps(path), use_bias=use_bias)
 
 
-def one_eps(foreign: Foreign, *paths: str) -> float:
+def one_eps(source_model: SourceModel, *paths: str) -> float:
     """What all norms at these paths add to the variance.
 
     Raises:
         UsageError: they differ.
     """
-    found = {path: foreign.eps(path) for path in paths if foreign.has(path)}
+    found = {path: source_model.eps(path) for path in paths if source_model.has(path)}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{value:g} at {path}" for path, value in found.items())
-        raise UsageError(f"the norms of {foreign.kind} differ in eps, ours do not: {listed}")
+        raise UsageError(f"the norms of {source_model.kind} differ in eps, ours do not: {listed}")
     return next(iter(found.values()), 1e-5)
 
 
-def alike(modules: Iterable[Foreign], read: Callable[[Foreign], dict[str, Any]]) -> dict[str, Any]:
+def alike(
+    modules: Iterable[SourceModel], read: Callable[[SourceModel], dict[str, Any]]
+) -> dict[str, Any]:
     """The settings that all these modules have.
 
     Raises:
@@ -108,16 +110,18 @@ def activation_name(activation: Any) -> str:
     return str(name)
 
 
-def demand_activation(foreign: Foreign, path: str, name: str) -> str:
+def demand_activation(source_model: SourceModel, path: str, name: str) -> str:
     """The name, if the activation at a path is not another one.
 
     Raises:
         UsageError: it is.
     """
-    module = foreign.child(path).module
+    module = source_model.child(path).module
     found = name if module is None else activation_name(module)
     if found != name:
-        raise UsageError(f"{path} of {foreign.kind} is {found}, where it is {name} in this dialect")
+        raise UsageError(
+            f"{path} of {source_model.kind} is {found}, where it is {name} in this dialect"
+        )
     return name
 
 
@@ -135,12 +139,12 @@ def describe(module: Any) -> dict[str, Any]:
     return settings
 
 
-def is_pre_norm(foreign: Foreign) -> bool:
+def is_pre_norm(source_model: SourceModel) -> bool:
     """Whether a block whose arrays do not tell is pre-norm."""
-    return bool(foreign.setting("pre_norm", "norm_first"))
+    return bool(source_model.setting("pre_norm", "norm_first"))
 
 
-def sinusoids(theirs: str) -> Buffer:
+def sinusoids(source: str) -> Buffer:
     """The buffer (1, max_length, D) of a sinusoidal encoding, or of a model that has one."""
 
     def values(module: Any, shape: Shape | None) -> np.ndarray | None:
@@ -150,7 +154,7 @@ def sinusoids(theirs: str) -> Buffer:
     def give(module: Any, array: np.ndarray) -> None:
         install([_sinusoidal(module)], "table", array)
 
-    return Buffer(theirs, values, install=give)
+    return Buffer(source, values, install=give)
 
 
 def _sinusoidal(module: Any) -> SinusoidalPositions | None:
@@ -161,7 +165,7 @@ def _sinusoidal(module: Any) -> SinusoidalPositions | None:
 def rotary_tables_of(cos: str, sin: str) -> tuple[Buffer, Buffer]:
     """The buffers (1, 1, max_length, width / 2) of rotary positions, or of a model with such."""
 
-    def buffer(theirs: str, part: int, attribute: str) -> Buffer:
+    def buffer(source: str, part: int, attribute: str) -> Buffer:
         def values(module: Any, shape: Shape | None) -> np.ndarray | None:
             rotaries = _rotaries(module)
             return rotaries[0].tables()[part][None, None] if rotaries else None
@@ -169,7 +173,7 @@ def rotary_tables_of(cos: str, sin: str) -> tuple[Buffer, Buffer]:
         def give(module: Any, array: np.ndarray) -> None:
             install(_rotaries(module), attribute, array)
 
-        return Buffer(theirs, values, install=give)
+        return Buffer(source, values, install=give)
 
     return buffer(cos, 0, "cos"), buffer(sin, 1, "sin")
 

@@ -8,10 +8,10 @@ from jaxformer.porting.dialects.hugging_face import (
     language_model,
     turned_names,
 )
-from jaxformer.porting.dialects.hugging_face_parts import partly_rotary, their_partly_rotary
+from jaxformer.porting.dialects.hugging_face_parts import partly_rotary, source_partly_rotary
 from jaxformer.porting.mapping.dialect import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -34,23 +34,23 @@ def _body(module: TransformerLM) -> Rules:
     )
 
 
-def _settings(foreign: Foreign) -> dict[str, Any]:
-    settings = partly_rotary(foreign, share=0.5)
+def _settings(source_model: SourceModel) -> dict[str, Any]:
+    settings = partly_rotary(source_model, share=0.5)
     return {
         **settings,
-        "num_kv_heads": foreign.setting("num_key_value_heads", default=settings["num_heads"]),
+        "num_kv_heads": source_model.setting("num_key_value_heads", default=settings["num_heads"]),
         "block": "parallel",
         "shared_norm": True,
-        "query_key_norm": bool(foreign.setting("qk_layernorm", default=False)),
+        "query_key_norm": bool(source_model.setting("qk_layernorm", default=False)),
         "head_bias": True,
-        "embedding_dropout": foreign.setting("embd_pdrop", default=0.0),
-        "residual_dropout": foreign.setting("resid_pdrop", default=0.0),
+        "embedding_dropout": source_model.setting("embd_pdrop", default=0.0),
+        "residual_dropout": source_model.setting("resid_pdrop", default=0.0),
     }
 
 
-def _their_settings(config: TransformerLMConfig) -> dict[str, Any]:
+def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
     return {
-        **their_partly_rotary(config),
+        **source_partly_rotary(config),
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
         "qk_layernorm": config.query_key_norm,
         "embd_pdrop": config.embedding_dropout,
@@ -63,7 +63,7 @@ DIALECTS = (
     language_model(
         "phi",
         _settings,
-        _their_settings,
+        _source_settings,
         _body,
         classes=("PhiForCausalLM", "PhiModel"),
         prefix="model.",

@@ -13,9 +13,9 @@ from jaxformer.porting.dialects.parts import (
     is_pre_norm,
     layer_norm,
 )
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 
 ATTENTION = names(q_proj="w_q", k_proj="w_k", v_proj="w_v", o_proj="w_o")
 BLOCK = (
@@ -25,48 +25,50 @@ BLOCK = (
 )
 
 
-def _attention(foreign: Foreign, rngs: nnx.Rngs) -> MultiHeadAttention:
-    sizes = attention_sizes(foreign, "w_q", "w_k", "w_v", "w_o")
-    return MultiHeadAttention(**sizes, attention_dropout=foreign.dropout(), rngs=rngs)
+def _attention(source_model: SourceModel, rngs: nnx.Rngs) -> MultiHeadAttention:
+    sizes = attention_sizes(source_model, "w_q", "w_k", "w_v", "w_o")
+    return MultiHeadAttention(**sizes, attention_dropout=source_model.dropout(), rngs=rngs)
 
 
-def _block(foreign: Foreign, rngs: nnx.Rngs) -> Block:
+def _block(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
     parts = (
-        _attention(foreign.child("attention"), rngs),
+        _attention(source_model.child("attention"), rngs),
         feed_forward(
-            foreign.child("ff"),
+            source_model.child("ff"),
             "0",
-            activation=demand_activation(foreign, "ff.1", "relu"),
+            activation=demand_activation(source_model, "ff.1", "relu"),
             rngs=rngs,
         ),
-        layer_norm(foreign, "norm1"),
-        layer_norm(foreign, "norm2"),
+        layer_norm(source_model, "norm1"),
+        layer_norm(source_model, "norm2"),
     )
     # The classes have the same arrays, so that without a class or a module a setting must tell.
-    told = foreign.module is not None or "class" in foreign.config
-    pre_norm = foreign.kind.startswith("Pre") if told else is_pre_norm(foreign)
-    return (PreNormBlock if pre_norm else PostNormBlock)(*parts, residual_dropout=foreign.dropout())
+    told = source_model.module is not None or "class" in source_model.config
+    pre_norm = source_model.kind.startswith("Pre") if told else is_pre_norm(source_model)
+    return (PreNormBlock if pre_norm else PostNormBlock)(
+        *parts, residual_dropout=source_model.dropout()
+    )
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "prepost",
         (
-            Counterpart(
+            ModuleMapping(
                 ("MultiHeadAttention",),
                 MultiHeadAttention,
                 _attention,
                 ATTENTION,
                 settings=describe,
             ),
-            Counterpart(
+            ModuleMapping(
                 ("PostNormTransformerBlock", "TransformerBlock"),
                 PostNormBlock,
                 _block,
                 BLOCK,
                 settings=describe,
             ),
-            Counterpart(
+            ModuleMapping(
                 ("PreNormTransformerBlock",), PreNormBlock, _block, BLOCK, settings=describe
             ),
         ),

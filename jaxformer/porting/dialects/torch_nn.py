@@ -30,9 +30,9 @@ from jaxformer.porting.dialects.torch_signatures import (
     TorchDecoder,
     TorchEncoder,
 )
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Fused, Rule, names, under
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 
 ATTENTION = (
     Rule(("q_proj", "k_proj", "v_proj"), ("in_proj",), Fused(), joiner="_"),
@@ -57,131 +57,137 @@ LAYOUT = frozenset({"batch_first"})
 
 
 def _attention(
-    foreign: Foreign, rngs: nnx.Rngs, kind: type[MultiHeadAttention] = TorchAttention
+    source_model: SourceModel, rngs: nnx.Rngs, kind: type[MultiHeadAttention] = TorchAttention
 ) -> MultiHeadAttention:
-    use_bias = _has_biases(foreign)
+    use_bias = _has_biases(source_model)
     attention = kind(
-        **_attention_settings(foreign), use_bias=use_bias, output_bias=use_bias, rngs=rngs
+        **_attention_settings(source_model), use_bias=use_bias, output_bias=use_bias, rngs=rngs
     )
-    return _laid_out(attention, foreign) if isinstance(attention, TorchAttention) else attention
+    return (
+        _laid_out(attention, source_model) if isinstance(attention, TorchAttention) else attention
+    )
 
 
-def _attention_settings(foreign: Foreign) -> dict[str, Any]:
-    if foreign.setting("add_zero_attn", default=False) or foreign.has("bias_k"):
+def _attention_settings(source_model: SourceModel) -> dict[str, Any]:
+    if source_model.setting("add_zero_attn", default=False) or source_model.has("bias_k"):
         raise UsageError("add_bias_kv and add_zero_attn are not ours to make: both must be False")
-    if foreign.has("k_proj_weight"):
+    if source_model.has("k_proj_weight"):
         raise UsageError("kdim and vdim other than embed_dim are not ours to make")
-    d_model = width_of(foreign, "out_proj")
+    d_model = width_of(source_model, "out_proj")
     return {
         "d_model": d_model,
-        "num_heads": foreign.num_heads(d_model),
-        "attention_dropout": foreign.dropout(),
+        "num_heads": source_model.num_heads(d_model),
+        "attention_dropout": source_model.dropout(),
     }
 
 
-def _has_biases(foreign: Foreign) -> bool:
+def _has_biases(source_model: SourceModel) -> bool:
     """Whether a module has biases: all of its parts have, or none."""
-    return any(name.endswith("bias") for name in foreign.shapes)
+    return any(name.endswith("bias") for name in source_model.shapes)
 
 
-def _laid_out(module: Any, attention: Foreign) -> Any:
+def _laid_out(module: Any, attention: SourceModel) -> Any:
     """The module, called with inputs in the layout of an attention of theirs."""
     module.batch_first = bool(attention.setting("batch_first", default=False))
     return module
 
 
-def _activation(foreign: Foreign) -> str:
-    return activation_name(foreign.setting("activation", default="relu"))
+def _activation(source_model: SourceModel) -> str:
+    return activation_name(source_model.setting("activation", default="relu"))
 
 
-def _rates(foreign: Foreign) -> dict[str, float]:
+def _rates(source_model: SourceModel) -> dict[str, float]:
     """The rates of a layer beside those of its attentions; all branches have one."""
     places = [f"dropout{n}" for n in (1, 2, 3)]
-    found = {foreign.child(p).dropout() for p in places if foreign.child(p).module is not None}
+    found = {
+        source_model.child(p).dropout() for p in places if source_model.child(p).module is not None
+    }
     if len(found) > 1:
-        raise UsageError(f"the branches of {foreign.kind} drop at rates that differ: {found}")
+        raise UsageError(f"the branches of {source_model.kind} drop at rates that differ: {found}")
     return {
-        "hidden_dropout": foreign.child("dropout").dropout(),
-        "residual_dropout": found.pop() if found else foreign.child("dropout1").dropout(),
+        "hidden_dropout": source_model.child("dropout").dropout(),
+        "residual_dropout": found.pop() if found else source_model.child("dropout1").dropout(),
     }
 
 
-def _layer(foreign: Foreign, rngs: nnx.Rngs) -> Block:
+def _layer(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
     """A TransformerEncoderLayer or a TransformerDecoderLayer."""
-    is_decoder = foreign.kind == "TransformerDecoderLayer"
-    use_bias = _has_biases(foreign)
-    rates = _rates(foreign)
+    is_decoder = source_model.kind == "TransformerDecoderLayer"
+    use_bias = _has_biases(source_model)
+    rates = _rates(source_model)
     cross: dict[str, Any] = {}
     if is_decoder:
-        attention = foreign.child("multihead_attn")
+        attention = source_model.child("multihead_attn")
         cross["cross_attention"] = _attention(attention, rngs, MultiHeadAttention)
-        cross["cross_attention_norm"] = layer_norm(foreign, "norm2", use_bias=use_bias)
+        cross["cross_attention_norm"] = layer_norm(source_model, "norm2", use_bias=use_bias)
     kinds = (
         (PostNormDecoderLayer, PreNormDecoderLayer)
         if is_decoder
         else (PostNormEncoderLayer, PreNormEncoderLayer)
     )
-    layer = kinds[bool(foreign.setting("norm_first", default=False))](
-        _attention(foreign.child("self_attn"), rngs, MultiHeadAttention),
+    layer = kinds[bool(source_model.setting("norm_first", default=False))](
+        _attention(source_model.child("self_attn"), rngs, MultiHeadAttention),
         feed_forward(
-            foreign,
+            source_model,
             "linear1",
-            activation=_activation(foreign),
+            activation=_activation(source_model),
             use_bias=use_bias,
             hidden_dropout=rates["hidden_dropout"],
             rngs=rngs,
         ),
-        layer_norm(foreign, "norm1", use_bias=use_bias),
-        layer_norm(foreign, "norm3" if is_decoder else "norm2", use_bias=use_bias),
+        layer_norm(source_model, "norm1", use_bias=use_bias),
+        layer_norm(source_model, "norm3" if is_decoder else "norm2", use_bias=use_bias),
         residual_dropout=rates["residual_dropout"],
         **cross,
     )
-    return _laid_out(layer, foreign.child("self_attn"))
+    return _laid_out(layer, source_model.child("self_attn"))
 
 
-def _layer_settings(foreign: Foreign) -> dict[str, Any]:
+def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
     """Settings of a config, from one of its layers."""
-    attentions = [foreign.child(n) for n in ("self_attn", "multihead_attn") if foreign.has(n)]
-    use_bias = _has_biases(foreign)
+    attentions = [
+        source_model.child(n) for n in ("self_attn", "multihead_attn") if source_model.has(n)
+    ]
+    use_bias = _has_biases(source_model)
     return {
         **alike(attentions, _attention_settings),
-        "d_ff": foreign.shape("linear1.weight", 2)[0],
-        "activation": _activation(foreign),
-        "block": "pre_norm" if foreign.setting("norm_first", default=False) else "post_norm",
-        "norm_eps": one_eps(foreign, "norm1", "norm2", "norm3"),
+        "d_ff": source_model.shape("linear1.weight", 2)[0],
+        "activation": _activation(source_model),
+        "block": "pre_norm" if source_model.setting("norm_first", default=False) else "post_norm",
+        "norm_eps": one_eps(source_model, "norm1", "norm2", "norm3"),
         "norm_bias": use_bias,
         "qkv_bias": use_bias,
         "output_bias": use_bias,
         "feed_forward_bias": use_bias,
-        **_rates(foreign),
+        **_rates(source_model),
     }
 
 
-def _stack(foreign: Foreign, rngs: nnx.Rngs) -> Encoder | Decoder:
+def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Encoder | Decoder:
     """A TransformerEncoder or a TransformerDecoder."""
-    settings = alike(foreign.children("layers"), _layer_settings)
+    settings = alike(source_model.children("layers"), _layer_settings)
     # Neither reads the context's length: there is no table of positions.
     config = TransformerConfig(
-        **settings, positions="none", context_length=1, final_norm=foreign.has("norm")
+        **settings, positions="none", context_length=1, final_norm=source_model.has("norm")
     )
-    num_layers = foreign.count("layers")
+    num_layers = source_model.count("layers")
     stack: Encoder | Decoder = (
         TorchDecoder(config, num_layers, causal=False, rngs=rngs)
-        if foreign.has("layers.0.multihead_attn")
+        if source_model.has("layers.0.multihead_attn")
         else TorchEncoder(config, num_layers, rngs=rngs)
     )
     if config.final_norm:
-        kind = foreign.child("norm").kind
+        kind = source_model.child("norm").kind
         if kind not in ("", "LayerNorm"):
             raise UsageError(f"the final norm {kind} is not ours to make: it must be a LayerNorm")
-        stack.final_norm = layer_norm(foreign, "norm", use_bias=foreign.has("norm.bias"))
-    return _laid_out(stack, foreign.child("layers.0.self_attn"))
+        stack.final_norm = layer_norm(source_model, "norm", use_bias=source_model.has("norm.bias"))
+    return _laid_out(stack, source_model.child("layers.0.self_attn"))
 
 
-def _transformer(foreign: Foreign, rngs: nnx.Rngs) -> Seq2Seq:
+def _transformer(source_model: SourceModel, rngs: nnx.Rngs) -> Seq2Seq:
     parts: list[Any] = []
     for name, kind in (("encoder", "TransformerEncoder"), ("decoder", "TransformerDecoder")):
-        part = foreign.child(name)
+        part = source_model.child(name)
         if part.kind not in ("", kind):
             raise UsageError(f"custom_{name}={part.kind} is not ours to make: it must be a {kind}")
         parts.append(_stack(part, rngs))
@@ -200,12 +206,12 @@ def _settings(module: Any) -> dict[str, Any]:
     return settings
 
 
-def _counterpart(name: str, ours: type, build: Any, rules: Any) -> Counterpart:
-    return Counterpart((name,), ours, build, rules, settings=_settings, translated=LAYOUT)
+def _counterpart(name: str, target: type, build: Any, rules: Any) -> ModuleMapping:
+    return ModuleMapping((name,), target, build, rules, settings=_settings, translated=LAYOUT)
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "torch.nn",
         (
             _counterpart("MultiheadAttention", MultiHeadAttention, _attention, ATTENTION),

@@ -26,9 +26,9 @@ from jaxformer.config import (
     from_dict,
 )
 from jaxformer.parameters import abstract
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
-from jaxformer.porting.mapping.source_model import Foreign, MissingSettingError
+from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
@@ -63,19 +63,19 @@ MODULE = "the module itself"
 # What modules have that are called as those of another dialect.
 SIGNATURES = frozenset({"batch_first", "context_length"})
 INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
-Read = Callable[[Foreign], Any]
+Read = Callable[[SourceModel], Any]
 
 
 def _size(array: str, axis: int) -> Read:
-    return lambda foreign: foreign.shape(f"{array}weight")[axis]
+    return lambda source_model: source_model.shape(f"{array}weight")[axis]
 
 
 def _has(name: str) -> Read:
-    return lambda foreign: foreign.has(name)
+    return lambda source_model: source_model.has(name)
 
 
 def _rate(place: str) -> Read:
-    return lambda foreign: foreign.child(place).setting("rate")
+    return lambda source_model: source_model.child(place).setting("rate")
 
 
 # What constructors are given and do not keep under its name.
@@ -86,7 +86,7 @@ READERS: dict[str, dict[str, Read]] = {
     "Embedding": {"num_embeddings": _size("", 0), "features": _size("", 1)},
     "LayerNorm": {"features": _size("", 0), "use_bias": _has("bias")},
     "RMSNorm": {"features": _size("", 0)},
-    "OutputBias": {"features": lambda foreign: foreign.shape("bias", 1)[0]},
+    "OutputBias": {"features": lambda source_model: source_model.shape("bias", 1)[0]},
     "HeadTransform": {"d_model": _size("proj.", 0)},
     "LearnedPositions": {
         "max_length": lambda f: f.shape("weight")[0] - f.setting("offset", default=0),
@@ -108,16 +108,16 @@ READERS["GatedFeedForward"] = READERS["FeedForward"]
 CONFIGS = {"TransformerLM": TransformerLMConfig, "EncoderDecoder": EncoderDecoderConfig}
 
 
-def _build(foreign: Foreign, rngs: nnx.Rngs) -> Any:
+def _build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
     """The class of ours that has the same name, from the attributes that are the same."""
-    if MODULE in foreign.config:
-        module = foreign.config[MODULE]
-        foreign = Foreign(foreign.shapes, kind=foreign.kind, module=module)
-    if foreign.kind in CONFIGS:
-        return _model(foreign, rngs)
-    if foreign.kind in ("Encoder", "Decoder"):
-        return _stack(foreign, rngs)
-    cls = CLASSES[foreign.kind]
+    if MODULE in source_model.config:
+        module = source_model.config[MODULE]
+        source_model = SourceModel(source_model.shapes, kind=source_model.kind, module=module)
+    if source_model.kind in CONFIGS:
+        return _model(source_model, rngs)
+    if source_model.kind in ("Encoder", "Decoder"):
+        return _stack(source_model, rngs)
+    cls = CLASSES[source_model.kind]
     readers = {k: v for base in cls.__mro__ for k, v in READERS.get(base.__name__, {}).items()}
     arguments: dict[str, Any] = {}
     constructor: Any = inspect.getattr_static(cls, "__init__")
@@ -127,51 +127,54 @@ def _build(foreign: Foreign, rngs: nnx.Rngs) -> Any:
         if name == "rngs":
             arguments[name] = rngs
         elif name in readers:
-            arguments[name] = readers[name](foreign)
+            arguments[name] = readers[name](source_model)
         else:
-            value = foreign.setting(name, default=None)
+            value = source_model.setting(name, default=None)
             if value is not None:
-                arguments[name] = _value(foreign.child(name), value, rngs)
-            elif foreign.has(name):
+                arguments[name] = _value(source_model.child(name), value, rngs)
+            elif source_model.has(name):
                 raise MissingSettingError(
-                    f"arrays alone do not tell what {name} of {foreign.kind} is: give a module of "
+                    f"arrays alone do not tell what {name} of {source_model.kind} "
+                    "is: give a module of "
                     "ours that is built alike as config"
                 )
             elif parameter.default is parameter.empty:
-                arguments[name] = foreign.setting(name) if foreign.module is None else None
+                arguments[name] = (
+                    source_model.setting(name) if source_model.module is None else None
+                )
     return cls(**arguments)
 
 
-def _value(foreign: Foreign, value: Any, rngs: nnx.Rngs) -> Any:
+def _value(source_model: SourceModel, value: Any, rngs: nnx.Rngs) -> Any:
     """An argument of ours, from a setting of theirs."""
-    if foreign.module is not value:
+    if source_model.module is not value:
         return value
-    if foreign.kind == "Dropout":
-        return foreign.setting("rate")
-    if foreign.kind == "RotaryScaling":
+    if source_model.kind == "Dropout":
+        return source_model.setting("rate")
+    if source_model.kind == "RotaryScaling":
         return positions.RotaryScaling(**dataclasses.asdict(value))
-    return _build(foreign, rngs) if hasattr(value, "train") else value
+    return _build(source_model, rngs) if hasattr(value, "train") else value
 
 
-def _model(foreign: Foreign, rngs: nnx.Rngs) -> Any:
-    kept = getattr(foreign.module, "config", None)
-    settings = {**(vars(kept) if kept is not None else {}), **foreign.config}
+def _model(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+    kept = getattr(source_model.module, "config", None)
+    settings = {**(vars(kept) if kept is not None else {}), **source_model.config}
     settings.pop("class", None)
-    return CLASSES[foreign.kind](from_dict(CONFIGS[foreign.kind], settings), rngs=rngs)
+    return CLASSES[source_model.kind](from_dict(CONFIGS[source_model.kind], settings), rngs=rngs)
 
 
-def _stack(foreign: Foreign, rngs: nnx.Rngs) -> Any:
+def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
     """An ``Encoder`` or ``Decoder``, which keep their parts and not their config."""
     # What an empty one reads of a config, and what must be there.
-    window = foreign.setting("window", default=None)
+    window = source_model.setting("window", default=None)
     empty = TransformerConfig(
         d_model=1, num_heads=1, context_length=1, sliding_window=window, final_norm=False
     )
-    more = {"causal": foreign.setting("causal")} if foreign.kind == "Decoder" else {}
-    stack: Any = CLASSES[foreign.kind](empty, 0, **more, rngs=rngs)
-    stack.blocks = nnx.List([_build(block, rngs) for block in foreign.children("blocks")])
-    if foreign.has("final_norm"):
-        stack.final_norm = nnx.data(_build(foreign.child("final_norm"), rngs))
+    more = {"causal": source_model.setting("causal")} if source_model.kind == "Decoder" else {}
+    stack: Any = CLASSES[source_model.kind](empty, 0, **more, rngs=rngs)
+    stack.blocks = nnx.List([_build(block, rngs) for block in source_model.children("blocks")])
+    if source_model.has("final_norm"):
+        stack.final_norm = nnx.data(_build(source_model.child("final_norm"), rngs))
     return stack
 
 
@@ -186,10 +189,10 @@ def _itself(module: Any) -> dict[str, Any]:
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "torch_ref",
         tuple(
-            Counterpart((name,), cls, _build, _rules, settings=_itself, translated=SIGNATURES)
+            ModuleMapping((name,), cls, _build, _rules, settings=_itself, translated=SIGNATURES)
             for name, cls in CLASSES.items()
         ),
     ),

@@ -30,9 +30,9 @@ from jaxformer.porting.dialects.signatures import (
     RotaryOnHeads,
     TwoInputAttention,
 )
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.source_model import NUM_HEADS, Foreign
+from jaxformer.porting.mapping.source_model import NUM_HEADS, SourceModel
 from jaxformer.positions import ALiBi, LearnedPositions, Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 
@@ -49,51 +49,56 @@ POSITIONS = {
 }
 
 
-def _sizes(foreign: Foreign) -> dict[str, Any]:
+def _sizes(source_model: SourceModel) -> dict[str, Any]:
     """Sizes of an attention; of a class that has key/value heads of its own, their number."""
-    if foreign.kind == "MultiHeadAttention":
-        return attention_sizes(foreign, "W_q", "W_k", "W_v", "W_o")
-    sizes = attention_sizes(foreign, "W_q", "W_o")
-    found = foreign.shape("W_k.weight", 2)[0] // (sizes["d_model"] // sizes["num_heads"])
-    known = 1 if foreign.kind == "MultiQueryAttention" else foreign.number(*NUM_KV_HEADS)
+    if source_model.kind == "MultiHeadAttention":
+        return attention_sizes(source_model, "W_q", "W_k", "W_v", "W_o")
+    sizes = attention_sizes(source_model, "W_q", "W_o")
+    found = source_model.shape("W_k.weight", 2)[0] // (sizes["d_model"] // sizes["num_heads"])
+    known = 1 if source_model.kind == "MultiQueryAttention" else source_model.number(*NUM_KV_HEADS)
     return {**sizes, "num_kv_heads": known or found}
 
 
 def _attention(
-    foreign: Foreign, rngs: nnx.Rngs, kind: type[MultiHeadAttention] = TwoInputAttention
+    source_model: SourceModel, rngs: nnx.Rngs, kind: type[MultiHeadAttention] = TwoInputAttention
 ) -> MultiHeadAttention:
-    return kind(**_sizes(foreign), attention_dropout=foreign.dropout(), rngs=rngs)
+    return kind(**_sizes(source_model), attention_dropout=source_model.dropout(), rngs=rngs)
 
 
-def _is_gated(foreign: Foreign) -> bool:
-    return any(foreign.has(name) for name in ("w_gate", "w_up", "w_down"))
+def _is_gated(source_model: SourceModel) -> bool:
+    return any(source_model.has(name) for name in ("w_gate", "w_up", "w_down"))
 
 
-def _feed_forward(foreign: Foreign, rngs: nnx.Rngs) -> FeedForward | GatedFeedForward:
-    rate = foreign.dropout()
-    if _is_gated(foreign):
-        d_ff, d_model = foreign.shape("w_gate.weight", 2)
+def _feed_forward(source_model: SourceModel, rngs: nnx.Rngs) -> FeedForward | GatedFeedForward:
+    rate = source_model.dropout()
+    if _is_gated(source_model):
+        d_ff, d_model = source_model.shape("w_gate.weight", 2)
         return GatedFeedForward(d_model, d_ff, output_dropout=rate, rngs=rngs)
-    activation = demand_activation(foreign, "net.1", "gelu")
+    activation = demand_activation(source_model, "net.1", "gelu")
     return feed_forward(
-        foreign, "net.0", activation=activation, hidden_dropout=rate, output_dropout=rate, rngs=rngs
+        source_model,
+        "net.0",
+        activation=activation,
+        hidden_dropout=rate,
+        output_dropout=rate,
+        rngs=rngs,
     )
 
 
-def _block(foreign: Foreign, rngs: nnx.Rngs) -> PreNormBlock | PostNormBlock:
+def _block(source_model: SourceModel, rngs: nnx.Rngs) -> PreNormBlock | PostNormBlock:
     parts = (
-        _attention(foreign.child("attention"), rngs, MultiHeadAttention),
-        _feed_forward(foreign.child("ffn"), rngs),
-        layer_norm(foreign, "norm1"),
-        layer_norm(foreign, "norm2"),
+        _attention(source_model.child("attention"), rngs, MultiHeadAttention),
+        _feed_forward(source_model.child("ffn"), rngs),
+        layer_norm(source_model, "norm1"),
+        layer_norm(source_model, "norm2"),
     )
-    kind = PreNormBlock if is_pre_norm(foreign) else PostNormBlock
-    return kind(*parts, residual_dropout=foreign.dropout())
+    kind = PreNormBlock if is_pre_norm(source_model) else PostNormBlock
+    return kind(*parts, residual_dropout=source_model.dropout())
 
 
-def _layer_settings(foreign: Foreign) -> dict[str, Any]:
+def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
     """Settings of a config, from one of its layers."""
-    attention, ffn = foreign.child("attention"), foreign.child("ffn")
+    attention, ffn = source_model.child("attention"), source_model.child("ffn")
     gated = _is_gated(ffn)
     rate = ffn.dropout()
     return {
@@ -101,52 +106,54 @@ def _layer_settings(foreign: Foreign) -> dict[str, Any]:
         "d_ff": ffn.shape("w_gate.weight" if gated else "net.0.weight", 2)[0],
         "activation": "swiglu" if gated else demand_activation(ffn, "net.1", "gelu"),
         "feed_forward_bias": not gated,
-        "norm_eps": one_eps(foreign, "norm1", "norm2"),
+        "norm_eps": one_eps(source_model, "norm1", "norm2"),
         "attention_dropout": attention.dropout(),
         "hidden_dropout": 0.0 if gated else rate,
         "feed_forward_dropout": rate,
-        "residual_dropout": foreign.dropout(),
+        "residual_dropout": source_model.dropout(),
     }
 
 
-def _transformer(foreign: Foreign, rngs: nnx.Rngs) -> TransformerLM:
-    pre_norm = foreign.has("final_norm")
-    said = [layer.setting("pre_norm", default=pre_norm) for layer in foreign.children("layers")]
+def _transformer(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
+    pre_norm = source_model.has("final_norm")
+    said = [
+        layer.setting("pre_norm", default=pre_norm) for layer in source_model.children("layers")
+    ]
     if any(order != pre_norm for order in said):
         raise UsageError(
             "a pre-norm Transformer has a final_norm and a post-norm one has none: got "
             f"pre_norm={said} {'with' if pre_norm else 'without'} it"
         )
     config = TransformerLMConfig(
-        **alike(foreign.children("layers"), _layer_settings),
-        vocab_size=foreign.shape("tok_emb.weight", 2)[0],
-        num_layers=foreign.count("layers"),
+        **alike(source_model.children("layers"), _layer_settings),
+        vocab_size=source_model.shape("tok_emb.weight", 2)[0],
+        num_layers=source_model.count("layers"),
         block="pre_norm" if pre_norm else "post_norm",
         final_norm=pre_norm,
         causal=False,
-        embedding_dropout=foreign.dropout(),
-        **_positions(foreign),
+        embedding_dropout=source_model.dropout(),
+        **_positions(source_model),
     )
     model = TransformerLM(config, rngs=rngs)
-    model.final_norm = layer_norm(foreign, "final_norm") if pre_norm else None
+    model.final_norm = layer_norm(source_model, "final_norm") if pre_norm else None
     return model
 
 
-def _positions(foreign: Foreign) -> dict[str, Any]:
-    kind = foreign.child("pos_enc").kind
+def _positions(source_model: SourceModel) -> dict[str, Any]:
+    kind = source_model.child("pos_enc").kind
     if kind not in ("", "Identity", *POSITIONS):
         raise UsageError(f"pos_enc={kind} is not ours to make: {', '.join(POSITIONS)} are")
-    if "pos_enc.pe" in foreign.shapes:
-        positions, length = "sinusoidal", foreign.shape("pos_enc.pe", 3)[1]
-    elif foreign.has("pos_enc.pe"):
-        positions, length = "learned", foreign.shape("pos_enc.pe.weight", 2)[0]
-    elif foreign.has("pos_enc.cos"):
-        positions, length = "rotary", foreign.shape("pos_enc.cos", 4)[2]
+    if "pos_enc.pe" in source_model.shapes:
+        positions, length = "sinusoidal", source_model.shape("pos_enc.pe", 3)[1]
+    elif source_model.has("pos_enc.pe"):
+        positions, length = "learned", source_model.shape("pos_enc.pe.weight", 2)[0]
+    elif source_model.has("pos_enc.cos"):
+        positions, length = "rotary", source_model.shape("pos_enc.cos", 4)[2]
     else:
         # Tables may have been left out of the arrays, and ALiBi has none: a setting must tell.
-        told = foreign.module is not None
-        positions = POSITIONS.get(kind, "none") if told else foreign.setting("positions")
-        length = foreign.setting("max_len", default=8192)
+        told = source_model.module is not None
+        positions = POSITIONS.get(kind, "none") if told else source_model.setting("positions")
+        length = source_model.setting("max_len", default=8192)
     interleaved = {"rotary_interleaved": True} if positions == "rotary" else {}
     return {"positions": positions, "context_length": length, **interleaved}
 
@@ -160,26 +167,26 @@ def _settings(module: TransformerLM) -> dict[str, Any]:
     }
 
 
-def _sinusoidal(foreign: Foreign, rngs: nnx.Rngs) -> AddedSinusoids:
-    _, max_length, d_model = foreign.shape("pe", 3)
+def _sinusoidal(source_model: SourceModel, rngs: nnx.Rngs) -> AddedSinusoids:
+    _, max_length, d_model = source_model.shape("pe", 3)
     return AddedSinusoids(max_length, d_model)
 
 
-def _alibi(foreign: Foreign, rngs: nnx.Rngs) -> ALiBiTable:
-    slopes = foreign.setting("slopes", default=None)
-    return ALiBiTable(foreign.setting(*NUM_HEADS) if slopes is None else len(slopes))
+def _alibi(source_model: SourceModel, rngs: nnx.Rngs) -> ALiBiTable:
+    slopes = source_model.setting("slopes", default=None)
+    return ALiBiTable(source_model.setting(*NUM_HEADS) if slopes is None else len(slopes))
 
 
 def _heads(module: ALiBi) -> dict[str, Any]:
     return {"num_heads": module.num_heads}
 
 
-def _learned(foreign: Foreign, rngs: nnx.Rngs) -> AddedPositions:
-    return AddedPositions(*foreign.shape("pe.weight", 2), rngs=rngs)
+def _learned(source_model: SourceModel, rngs: nnx.Rngs) -> AddedPositions:
+    return AddedPositions(*source_model.shape("pe.weight", 2), rngs=rngs)
 
 
-def _rotary(foreign: Foreign, rngs: nnx.Rngs) -> RotaryOnHeads:
-    _, _, max_length, half = foreign.shape("cos", 4)
+def _rotary(source_model: SourceModel, rngs: nnx.Rngs) -> RotaryOnHeads:
+    _, _, max_length, half = source_model.shape("cos", 4)
     return RotaryOnHeads(2 * half, max_length, interleaved=True)
 
 
@@ -203,17 +210,17 @@ def _transformer_rules(module: TransformerLM) -> Rules:
 
 
 DIALECTS = (
-    Dialect(
+    StateDictAdapter(
         "unified",
         (
             *(
-                Counterpart((kind,), MultiHeadAttention, _attention, ATTENTION, settings=describe)
+                ModuleMapping((kind,), MultiHeadAttention, _attention, ATTENTION, settings=describe)
                 for kind in ("MultiHeadAttention", "MultiQueryAttention", "GroupedQueryAttention")
             ),
-            Counterpart(("FeedForward",), FeedForward, _feed_forward, PLAIN),
-            Counterpart(("SwiGLUFFN",), GatedFeedForward, _feed_forward, GATED),
-            Counterpart(("TransformerBlock",), Block, _block, _block_rules, settings=describe),
-            Counterpart(
+            ModuleMapping(("FeedForward",), FeedForward, _feed_forward, PLAIN),
+            ModuleMapping(("SwiGLUFFN",), GatedFeedForward, _feed_forward, GATED),
+            ModuleMapping(("TransformerBlock",), Block, _block, _block_rules, settings=describe),
+            ModuleMapping(
                 ("Transformer",),
                 TransformerLM,
                 _transformer,
@@ -225,22 +232,22 @@ DIALECTS = (
                 ),
                 settings=_settings,
             ),
-            Counterpart(
+            ModuleMapping(
                 ("SinusoidalPE",),
                 SinusoidalPositions,
                 _sinusoidal,
                 (),
                 buffers=(sinusoids("pe"),),
             ),
-            Counterpart(("LearnedPE",), LearnedPositions, _learned, names({"": "pe"})),
-            Counterpart(
+            ModuleMapping(("LearnedPE",), LearnedPositions, _learned, names({"": "pe"})),
+            ModuleMapping(
                 ("RoPE",),
                 Rotary,
                 _rotary,
                 (),
                 buffers=rotary_tables_of("cos", "sin"),
             ),
-            Counterpart(("ALiBi",), ALiBi, _alibi, (), settings=_heads),
+            ModuleMapping(("ALiBi",), ALiBi, _alibi, (), settings=_heads),
         ),
     ),
 )

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
 from jaxformer.porting.formats.safetensors_files import MAX_HEADER_BYTES
 from jaxformer.porting.formats.torch_files import is_legacy, looks_like_pickle
-from jaxformer.storage.local_files import LocalFile, shown
+from jaxformer.storage.local_files import LocalFile, safe_repr
 from jaxformer.storage.strict_json import parse_json
 
 Kind = Literal[
@@ -80,7 +80,7 @@ def _folder(path: Path) -> Kind:
         raise CheckpointError(
             f"{path} has a config.json and no weights: put one of {', '.join(WEIGHTS)} beside it"
         )
-    found = ", ".join(shown(name) for name in sorted(names)[:5]) or "nothing"
+    found = ", ".join(safe_repr(name) for name in sorted(names)[:5]) or "nothing"
     raise CheckpointError(f"{path} is not a checkpoint: it holds {found}; name {KNOWN}")
 
 
@@ -107,7 +107,7 @@ def _file(path: Path) -> Kind:
     if looks_like_pickle(file):
         return "pickle"
     what = next((name for start, name in STARTS.items() if head.startswith(start)), None)
-    what = what or (f"it begins with {shown(head[:8])}" if head.strip(b"\0") else "it is empty")
+    what = what or (f"it begins with {safe_repr(head[:8])}" if head.strip(b"\0") else "it is empty")
     raise CheckpointError(f"{path} is not a checkpoint: {what}; name {KNOWN}")
 
 

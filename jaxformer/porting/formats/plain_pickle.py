@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from jaxformer.errors import CheckpointError, UnsafeFileError
 from jaxformer.porting.formats.pickle_operations import OPERATIONS
 from jaxformer.porting.formats.trees import check_tree
-from jaxformer.storage.local_files import LocalFile, shown
+from jaxformer.storage.local_files import LocalFile, safe_repr
 
 # A vocabulary of 50,000 tokens takes about one MiB.
 MAX_PLAIN_BYTES = 16 << 20
@@ -74,7 +74,8 @@ class PlainUnpickler:
     def find(self, module: str, name: str) -> Any:
         """The stand-in for a name; here there are none."""
         raise UnsafeFileError(
-            f"{self.where} holds {shown(f'{module}.{name}')}, and only plain values and tensors "
+            f"{self.where} holds {safe_repr(f'{module}.{name}')}, and only plain "
+            "values and tensors "
             f"are read; {SAVE_AGAIN}"
         )
 

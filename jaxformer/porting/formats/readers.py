@@ -17,7 +17,7 @@ from jaxformer.porting.formats.safetensors_files import (
 )
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_files import read_plain_pickle, read_torch_file
-from jaxformer.storage.local_files import LocalFile, shown
+from jaxformer.storage.local_files import LocalFile, safe_repr
 from jaxformer.storage.strict_json import parse_json
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -60,7 +60,7 @@ class Moments:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
+class RawCheckpoint:
     """What a path holds.
 
     Attributes:
@@ -82,7 +82,7 @@ class Contents:
     warnings: tuple[str, ...] = ()
 
 
-def read_contents(path: Path, step: int | None = None, *, best: bool = False) -> Contents:
+def read_contents(path: Path, step: int | None = None, *, best: bool = False) -> RawCheckpoint:
     """What a file or folder holds, told by its content.
 
     Args:
@@ -107,7 +107,7 @@ def read_contents(path: Path, step: int | None = None, *, best: bool = False) ->
     return dataclasses.replace(contents, record=record)
 
 
-def _read(path: Path, kind: Kind, step: int | None, best: bool) -> Contents:
+def _read(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint:
     if kind in ("run", "checkpoints", "checkpoint"):
         return _read_run(path, kind, step, best)
     if step is not None or best:
@@ -124,7 +124,7 @@ def _read(path: Path, kind: Kind, step: int | None, best: bool) -> Contents:
     if "config" not in contents.record and config.is_file():
         found = read_config(config)
         if "model_type" in found:
-            return _beside(contents, path.parent, found)
+            return _with_sidecars(contents, path.parent, found)
     return contents
 
 
@@ -160,14 +160,14 @@ def read_meta(path: Path) -> str:
     return "".join(table[i] for i in range(len(table)))
 
 
-def _read_folder(path: Path) -> Contents:
+def _read_folder(path: Path) -> RawCheckpoint:
     weights = next(path / name for name in WEIGHTS if (path / name).is_file())
     kind = detect(weights)
     contents = dataclasses.replace(READERS[kind](weights, kind), kind="huggingface")
-    return _beside(contents, path, read_config(path / "config.json"))
+    return _with_sidecars(contents, path, read_config(path / "config.json"))
 
 
-def _beside(contents: Contents, folder: Path, config: dict[str, Any]) -> Contents:
+def _with_sidecars(contents: RawCheckpoint, folder: Path, config: dict[str, Any]) -> RawCheckpoint:
     """The weights with the config.json, and the tokenizer, that lie beside them."""
     ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
     record = {k: v for k, v in contents.record.items() if k in ("vocabulary", "step")}
@@ -179,7 +179,7 @@ def _beside(contents: Contents, folder: Path, config: dict[str, Any]) -> Content
     )
 
 
-def _read_safetensors(path: Path, kind: Kind) -> Contents:
+def _read_safetensors(path: Path, kind: Kind) -> RawCheckpoint:
     files = [path]
     if kind == "safetensors_index":
         tensors, metadata = read_sharded(path)
@@ -189,10 +189,10 @@ def _read_safetensors(path: Path, kind: Kind) -> Contents:
     record = {}
     if RECORD in metadata:
         record = parse_json(metadata[RECORD].encode(), f"{path}: the metadata {RECORD}")
-    return Contents(kind, tuple(files), tensors, record)
+    return RawCheckpoint(kind, tuple(files), tensors, record)
 
 
-def _read_torch(path: Path, kind: Kind) -> Contents:
+def _read_torch(path: Path, kind: Kind) -> RawCheckpoint:
     tree = read_torch_file(path)
     if not isinstance(tree, dict):
         raise CheckpointError(f"{path} holds {_what(tree)}, where a state dict must be")
@@ -205,15 +205,15 @@ def _read_torch(path: Path, kind: Kind) -> Contents:
         raise CheckpointError(
             f"{path} holds no state dict {where}: "
             + (
-                f"{', '.join(shown(name) for name in others[:5])} are no arrays"
+                f"{', '.join(safe_repr(name) for name in others[:5])} are no arrays"
                 if others
                 else "it is empty"
             )
         )
     tensors = {_text(name, path): tensor for name, tensor in state.items()}
     if place is None:
-        return Contents(kind, (path,), tensors)
-    return Contents(
+        return RawCheckpoint(kind, (path,), tensors)
+    return RawCheckpoint(
         kind,
         (path,),
         tensors,
@@ -241,7 +241,7 @@ def _torch_record(tree: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
-def _read_torch_shards(path: Path, kind: Kind) -> Contents:
+def _read_torch_shards(path: Path, kind: Kind) -> RawCheckpoint:
     weight_map = read_weight_map(path)
     shards = {name: _read_torch(path.parent / name, kind) for name in set(weight_map.values())}
     found = {name: shard for shard, part in shards.items() for name in part.tensors}
@@ -254,10 +254,10 @@ def _read_torch_shards(path: Path, kind: Kind) -> Contents:
             "fetch all of them again"
         )
     tensors = {name: shards[shard].tensors[name] for name, shard in weight_map.items()}
-    return Contents(kind, (path, *(path.parent / name for name in sorted(shards))), tensors)
+    return RawCheckpoint(kind, (path, *(path.parent / name for name in sorted(shards))), tensors)
 
 
-def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> Contents:
+def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint:
     from jaxformer.checkpoints import CheckpointFolder
 
     folder = {"run": path / "checkpoints", "checkpoints": path, "checkpoint": path.parent}[kind]
@@ -276,7 +276,7 @@ def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> Contents:
         raise CheckpointError(f"{folder} has a manifest that lacks {error}") from error
     root = folder.parent
     optimizer = Moments(_stored(arrays.get("mu", {})), _stored(arrays.get("nu", {})), manifest)
-    return Contents(
+    return RawCheckpoint(
         kind,
         tuple(sorted(path for path in here.rglob("*") if path.is_file())),
         parameters,
@@ -297,7 +297,7 @@ def _what(value: Any) -> str:
 
 def _text(name: Any, path: Path) -> str:
     if not isinstance(name, str):
-        raise CheckpointError(f"{path} has an array called {shown(name)}, which is no text")
+        raise CheckpointError(f"{path} has an array called {safe_repr(name)}, which is no text")
     return name
 
 
@@ -306,7 +306,7 @@ def record_text(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False)
 
 
-READERS: dict[Kind, Callable[[Path, Kind], Contents]] = {
+READERS: dict[Kind, Callable[[Path, Kind], RawCheckpoint]] = {
     "safetensors": _read_safetensors,
     "safetensors_index": _read_safetensors,
     "torch": _read_torch,

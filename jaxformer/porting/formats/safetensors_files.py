@@ -19,7 +19,7 @@ import numpy as np
 from jaxformer.errors import CheckpointError, UnsafeFileError
 from jaxformer.porting.formats import tensors as t
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.storage.local_files import LocalFile, differs, shown, write_whole
+from jaxformer.storage.local_files import LocalFile, atomic_write, differs, safe_repr
 from jaxformer.storage.strict_json import parse_json
 
 # The limit of the library itself.
@@ -76,8 +76,8 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, StoredTensor], dict[st
     spans: dict[str, tuple[int, int]] = {}
     tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
-        dtype, shape, spans[name] = _entry(entry, f"{path}: {shown(name)}")
-        where = f"{path}: {shown(name)}"
+        dtype, shape, spans[name] = _entry(entry, f"{path}: {safe_repr(name)}")
+        where = f"{path}: {safe_repr(name)}"
         tensors[name] = t.file_tensor(file, where, shape, dtype, start + spans[name][0])
     _check_spans(path, spans, file.size - start)
     return tensors, metadata
@@ -128,7 +128,7 @@ def write_safetensors(
             raise differs(temporary)
 
     size = len(header) + sum(tensor.nbytes for tensor in tensors.values())
-    write_whole(path, size, write, check)
+    atomic_write(path, size, write, check)
     return {name: digests[name] for name in tensors}
 
 
@@ -155,12 +155,12 @@ def read_sharded(index_path: str | Path) -> tuple[dict[str, StoredTensor], dict[
         )
     read = {shard: read_safetensors(index_path.parent / shard) for shard in shards}
     problems = [
-        f"{shown(name)} is not in {shard}"
+        f"{safe_repr(name)} is not in {shard}"
         for name, shard in weight_map.items()
         if name not in read[shard][0]
     ]
     problems += [
-        f"{shown(name)} is in {shard} but listed "
+        f"{safe_repr(name)} is in {shard} but listed "
         + (f"in {weight_map[name]}" if name in weight_map else "nowhere")
         for shard in shards
         for name in read[shard][0]
@@ -205,7 +205,8 @@ def read_weight_map(index_path: str | Path) -> dict[str, str]:
             or not shard
         ):
             raise UnsafeFileError(
-                f"{index_path} names the file {shown(shard)}, where only plain names in its own "
+                f"{index_path} names the file {safe_repr(shard)}, where only plain "
+                "names in its own "
                 "folder are allowed; do not use this file"
             )
     return weight_map
@@ -220,23 +221,23 @@ def _entry(entry: Any, where: str) -> tuple[np.dtype, tuple[int, ...], tuple[int
     name, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(name, str) or name not in DTYPES:
         raise CheckpointError(
-            f"{where} has the dtype {shown(name)}, which cannot be read; "
+            f"{where} has the dtype {safe_repr(name)}, which cannot be read; "
             f"convert it to one of {', '.join(DTYPES)}"
         )
     if not isinstance(shape, list) or not isinstance(span, list) or len(span) != 2:
         raise CheckpointError(f"{where} is damaged: shape and data_offsets must be lists")
     sizes = t.check_shape(shape, DTYPES[name], where)
     if not all(type(place) is int for place in span) or not 0 <= span[0] <= span[1]:
-        raise CheckpointError(f"{where} is damaged: it cannot lie at the bytes {shown(span)}")
+        raise CheckpointError(f"{where} is damaged: it cannot lie at the bytes {safe_repr(span)}")
     claimed = StoredTensor(sizes, DTYPES[name], lambda: np.empty(0)).nbytes
     if claimed > span[1] - span[0]:
         raise UnsafeFileError(
-            f"{where} claims {claimed} bytes ({name} of shape {shown(shape)}) and has "
+            f"{where} claims {claimed} bytes ({name} of shape {safe_repr(shape)}) and has "
             f"{span[1] - span[0]}; do not use this file"
         )
     if claimed < span[1] - span[0]:
         raise CheckpointError(
-            f"{where} is damaged: {name} of shape {shown(shape)} needs {claimed} bytes, "
+            f"{where} is damaged: {name} of shape {safe_repr(shape)} needs {claimed} bytes, "
             f"it has {span[1] - span[0]}"
         )
     return DTYPES[name], sizes, (span[0], span[1])
@@ -248,11 +249,11 @@ def _check_spans(path: str | Path, spans: Mapping[str, tuple[int, int]], size: i
     for name, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
         if first < end:
             raise UnsafeFileError(
-                f"{path}: {shown(name)} overlaps another tensor; do not use this file"
+                f"{path}: {safe_repr(name)} overlaps another tensor; do not use this file"
             )
         if first > end:
             raise CheckpointError(
-                f"{path} is damaged: the {first - end} bytes before {shown(name)} belong to no "
+                f"{path} is damaged: the {first - end} bytes before {safe_repr(name)} belong to no "
                 "tensor; fetch it again"
             )
         end = last

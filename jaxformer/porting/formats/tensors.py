@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
-from jaxformer.storage.local_files import LocalFile, shown
+from jaxformer.storage.local_files import LocalFile, safe_repr
 
 # numpy stops at 64 axes; no weight comes near.
 MAX_AXES = 32
@@ -112,13 +112,14 @@ def check_shape(shape: Sequence[object], dtype: np.dtype, where: str) -> tuple[i
     sizes = [size for size in shape if type(size) is int and size >= 0]
     if len(sizes) != len(shape):
         raise CheckpointError(
-            f"{where} is damaged: its shape is {shown(shape)}, where every size must be an integer "
+            f"{where} is damaged: its shape is {safe_repr(shape)}, where every "
+            "size must be an integer "
             "of at least 0; fetch the file again"
         )
     # An empty array can have any sizes beside its zero, but numpy multiplies those too.
     if len(sizes) > MAX_AXES or math.prod(s or 1 for s in sizes) * dtype.itemsize > MAX_BYTES:
         raise UnsafeFileError(
-            f"{where} claims the shape {shown(shape)}, which no array can have; "
+            f"{where} claims the shape {safe_repr(shape)}, which no array can have; "
             "do not use this file"
         )
     return tuple(sizes)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
-from jaxformer.storage.local_files import LocalFile, shown
+from jaxformer.storage.local_files import LocalFile, safe_repr
 
 # More than twice the tensors that MAX_OBJECTS of the pickle leaves room for.
 MAX_ENTRIES = 250_000
@@ -81,14 +81,15 @@ class TorchArchive:
         """The entry with the data of a storage."""
         entry = self.entries.get(f"{self.root}data/{key}")
         if entry is None:
-            raise self.incomplete(f"the data of storage {shown(key)} is missing")
+            raise self.incomplete(f"the data of storage {safe_repr(key)} is missing")
         return entry
 
     def small(self, entry: Entry, limit: int) -> bytes:
         """All of an entry that may have at most ``limit`` bytes."""
         if entry.size > limit:
             raise UnsafeFileError(
-                f"{self.path}: {shown(entry.name)} has {entry.size} bytes, where a checkpoint has "
+                f"{self.path}: {safe_repr(entry.name)} has {entry.size} bytes, "
+                "where a checkpoint has "
                 f"at most {limit}; do not use this file"
             )
         return self.read(entry, 0, entry.size).tobytes()
@@ -116,7 +117,7 @@ class TorchArchive:
         # torch.serialization.set_crc32_options(False) leaves zeros.
         if entry.crc and crc != entry.crc:
             raise CheckpointError(
-                f"{self.path} is damaged: {shown(entry.name)} does not have its checksum; "
+                f"{self.path} is damaged: {safe_repr(entry.name)} does not have its checksum; "
                 "fetch it again"
             )
         self._sound.add(entry.name)
@@ -129,11 +130,11 @@ class TorchArchive:
         start = entry.header + 30 + name_size + extra_size
         if (signature, method, header[30:]) != (b"PK\x03\x04", 0, entry.raw_name) or flags & 1:
             raise UnsafeFileError(
-                f"{self.path}: {shown(entry.name)} is one thing in the archive's directory and "
+                f"{self.path}: {safe_repr(entry.name)} is one thing in the archive's directory and "
                 "another in its place; do not use this file"
             )
         if start + entry.size > entry.end:
-            raise self.incomplete(f"{shown(entry.name)} does not end where it must")
+            raise self.incomplete(f"{safe_repr(entry.name)} does not end where it must")
         return start
 
     def _read_directory(self) -> dict[str, Entry]:
@@ -159,12 +160,12 @@ class TorchArchive:
         for entry, end in zip(entries, [*(e.header for e in entries[1:]), start], strict=True):
             if entry.header + 30 + len(entry.raw_name) + entry.size > end:
                 raise UnsafeFileError(
-                    f"{self.path}: {shown(entry.name)} overlaps what follows it; "
+                    f"{self.path}: {safe_repr(entry.name)} overlaps what follows it; "
                     "do not use this file"
                 )
             if entry.name in result:
                 raise UnsafeFileError(
-                    f"{self.path} holds {shown(entry.name)} twice; do not use this file"
+                    f"{self.path} holds {safe_repr(entry.name)} twice; do not use this file"
                 )
             result[entry.name] = entry._replace(end=end)
         return result
@@ -216,13 +217,14 @@ class TorchArchive:
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or "\\" in name or name.startswith("/") or "\0" in name:
             raise UnsafeFileError(
-                f"{self.path} holds an entry called {shown(name)}, which leads elsewhere; "
+                f"{self.path} holds an entry called {safe_repr(name)}, which leads elsewhere; "
                 "do not use this file"
             )
         if method or flags & 1 or packed != size:
             # What is stored takes as much room in the file as in memory: it cannot be a bomb.
             raise UnsafeFileError(
-                f"{self.path}: {shown(name)} is compressed or encrypted, as PyTorch never does; "
+                f"{self.path}: {safe_repr(name)} is compressed or encrypted, as "
+                "PyTorch never does; "
                 "do not use this file"
             )
         return Entry(name, raw_name, header, size, crc, 0), after

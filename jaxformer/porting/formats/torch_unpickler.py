@@ -12,7 +12,7 @@ from jaxformer.porting.formats import tensors as t
 from jaxformer.porting.formats.plain_pickle import PlainUnpickler
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_archive import Entry, TorchArchive
-from jaxformer.storage.local_files import shown
+from jaxformer.storage.local_files import safe_repr
 
 # torch's names of the dtypes that numpy and ml_dtypes have too, and of their typed storages.
 DTYPES: dict[str, np.dtype] = {
@@ -128,12 +128,13 @@ class TorchUnpickler(PlainUnpickler):
             self.unsafe("refers to something that is not a storage")
         word, kind, key, _, count = identity
         if word != "storage":
-            self.unsafe(f"refers to a {shown(word)} outside itself")
+            self.unsafe(f"refers to a {safe_repr(word)} outside itself")
         entry = self.archive.storage(key)
         itemsize = kind.dtype.itemsize if kind.dtype else 1
         if count * itemsize != entry.size:
             raise UnsafeFileError(
-                f"{self.where}: storage {shown(key)} claims {count} elements of {itemsize} bytes "
+                f"{self.where}: storage {safe_repr(key)} claims {count} elements "
+                f"of {itemsize} bytes "
                 f"and has {entry.size} bytes; do not use this file"
             )
         return _Storage(entry, kind.dtype)
@@ -157,13 +158,14 @@ class TorchUnpickler(PlainUnpickler):
                 f"{self.where} holds a tensor that is conjugated or negated only when read; "
                 "call resolve_conj() and resolve_neg() on it and save it again"
             )
-        where = f"{self.where}: a tensor in storage {shown(storage.entry.name)}"
+        where = f"{self.where}: a tensor in storage {safe_repr(storage.entry.name)}"
         sizes = t.check_shape(shape, dtype, where)
         numbers = (offset, *strides)
         if len(strides) != len(sizes) or not all(type(n) is int and n >= 0 for n in numbers):
             raise UnsafeFileError(
-                f"{where} has the offset {shown(offset)} and the strides {shown(strides)}, which "
-                f"do not fit its shape {shown(shape)}; do not use this file"
+                f"{where} has the offset {safe_repr(offset)} and the strides "
+                f"{safe_repr(strides)}, which "
+                f"do not fit its shape {safe_repr(shape)}; do not use this file"
             )
         held, count = storage.entry.size // dtype.itemsize, math.prod(sizes)
         steps = zip(sizes, strides, strict=True)

@@ -16,7 +16,7 @@ from jaxformer.porting.formats.plain_pickle import MAX_KEY
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_archive import MAX_PICKLE_BYTES
 from jaxformer.porting.formats.trees import MAX_DEPTH, below, walk
-from jaxformer.storage.local_files import differs, write_whole
+from jaxformer.storage.local_files import atomic_write, differs
 
 ROOT = "archive/"
 # As torch does, so that the tensors of a mapped file are aligned for any instruction.
@@ -118,7 +118,7 @@ def write_torch_file(
             raise differs(temporary)
 
     size = sum(tensor.nbytes + ENTRY_BYTES for tensor, _ in pickler.storages)
-    write_whole(path, len(data) + size, write, check)
+    atomic_write(path, len(data) + size, write, check)
     return dict(expected())
 
 

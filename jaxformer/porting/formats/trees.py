@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.storage.local_files import shown
+from jaxformer.storage.local_files import safe_repr
 
 MAX_VALUES = 10_000_000
 MAX_DEPTH = 100
@@ -47,7 +47,7 @@ def check_tree(tree: Any, where: str) -> int:
             return 1, 0, 0
         if not isinstance(node, dict | list | tuple | set):
             raise CheckpointError(
-                f"{where} holds {shown(node)}, which is not a value; save the state_dict alone"
+                f"{where} holds {safe_repr(node)}, which is not a value; save the state_dict alone"
             )
         if id(node) not in known:
             if depth > MAX_DEPTH:

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.porting.mapping.rules import Rules, Shape
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Buffer:
     computed, unless the bits that were read are still at hand.
 
     Attributes:
-        theirs: its name, ``*`` for an index.
+        source: its name, ``*`` for an index.
         values: from our module and the stored shape (None on writing), what it must hold; None
             where the module has no such buffer.
         written: whether it is written; False where only old checkpoints have it.
@@ -29,14 +29,14 @@ class Buffer:
             compute: a table of positions.
     """
 
-    theirs: str
+    source: str
     values: Callable[[Any, Shape | None], np.ndarray | None]
     written: bool = True
     install: Callable[[Any, np.ndarray], None] | None = None
 
     def matches(self, name: str) -> bool:
         """Whether the array by this name is one of these buffers."""
-        return re.fullmatch(re.escape(self.theirs).replace(r"\*", r"\d+"), name) is not None
+        return re.fullmatch(re.escape(self.source).replace(r"\*", r"\d+"), name) is not None
 
     def differs(self, stored: np.ndarray, module: Any) -> str | None:
         """How the stored values part from those expected, or None where they agree.
@@ -68,12 +68,12 @@ class Buffer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Counterpart:
+class ModuleMapping:
     """Classes of theirs that are one thing, and what it is here.
 
     Attributes:
-        theirs: their class names; the first is the one that is exported to.
-        ours: the class of ours that ``build`` makes.
+        source: their class names; the first is the one that is exported to.
+        target: the class of ours that ``build`` makes.
         build: makes ours from their settings; called without drawing weights.
         rules: which arrays correspond, or a function of our module that says so.
         aliases: their names for an array that has another name as well, by that other name: a tied
@@ -86,9 +86,9 @@ class Counterpart:
             them.
     """
 
-    theirs: tuple[str, ...]
-    ours: type
-    build: Callable[[Foreign, nnx.Rngs], Any]
+    source: tuple[str, ...]
+    target: type
+    build: Callable[[SourceModel, nnx.Rngs], Any]
     rules: Rules | Callable[[Any], Rules]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: tuple[Buffer, ...] = ()
@@ -103,7 +103,7 @@ class Counterpart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dialect:
+class StateDictAdapter:
     """One code base.
 
     Attributes:
@@ -115,26 +115,26 @@ class Dialect:
     """
 
     name: str
-    counterparts: tuple[Counterpart, ...]
+    counterparts: tuple[ModuleMapping, ...]
     prefix: str = ""
     model_types: tuple[str, ...] = ()
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def classes(self) -> list[str]:
         """The names of all its classes."""
-        return [name for counterpart in self.counterparts for name in counterpart.theirs]
+        return [name for counterpart in self.counterparts for name in counterpart.source]
 
-    def for_class(self, kinds: Iterable[str]) -> Counterpart | None:
+    def for_class(self, kinds: Iterable[str]) -> ModuleMapping | None:
         """The counterpart of the first of these class names that is known."""
         for kind in kinds:
             for counterpart in self.counterparts:
-                if kind in counterpart.theirs:
+                if kind in counterpart.source:
                     return counterpart
         return None
 
-    def for_module(self, module: Any) -> list[Counterpart]:
+    def for_module(self, module: Any) -> list[ModuleMapping]:
         """The counterparts that a module of ours may be exported as, the best first."""
-        exact = [c for c in self.counterparts if c.ours is type(module)]
+        exact = [c for c in self.counterparts if c.target is type(module)]
         return exact + [
-            c for c in self.counterparts if c not in exact and isinstance(module, c.ours)
+            c for c in self.counterparts if c not in exact and isinstance(module, c.target)
         ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxformer.checks import MAX_INTEGER, check_types
 from jaxformer.errors import UsageError
-from jaxformer.storage.local_files import shown
+from jaxformer.storage.local_files import safe_repr
 
 # Tables of rotary positions are computed for the whole context: a gigabyte at this length.
 MAX_CONTEXT = 2**24
@@ -34,10 +34,11 @@ def check_settings(settings: Any, arrays: int) -> None:
         return
     for name, value in _numbers(settings):
         if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"the setting {shown(name)} must be finite: got {value}")
+            raise UsageError(f"the setting {safe_repr(name)} must be finite: got {value}")
         if abs(value) > MAX_INTEGER and isinstance(value, int) and "seed" not in name:
             raise UsageError(
-                f"the setting {shown(name)} must be at most {MAX_INTEGER}: got {shown(value)}"
+                f"the setting {safe_repr(name)} must be at most {MAX_INTEGER}: got "
+                f"{safe_repr(value)}"
             )
     for name in LAYERS:
         layers = settings.get(name)

@@ -12,11 +12,11 @@ from flax import nnx
 
 from jaxformer.errors import CheckpointError, JaxformerError, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.dialect import Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.limits import check_settings
 from jaxformer.porting.mapping.rules import Link, Shape, link
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, shapes_of, skeleton
-from jaxformer.porting.mapping.source_model import Foreign, MissingSettingError
+from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
 from jaxformer.porting.mapping.transfer import Tensors
 
 WRAPPERS = ("_orig_mod.", "module.")
@@ -36,7 +36,7 @@ class Match:
         dropped: their arrays that were ignored on request.
     """
 
-    counterpart: Counterpart
+    counterpart: ModuleMapping
     kind: str
     module: Any
     links: list[Link]
@@ -47,7 +47,7 @@ class Match:
 
 def match_arrays(
     tensors: Tensors,
-    dialect: Dialect,
+    dialect: StateDictAdapter,
     *,
     kinds: Sequence[str] = (),
     module: Any = None,
@@ -70,23 +70,23 @@ def match_arrays(
     attempts = []
     for counterpart in _candidates(dialect, kinds, config):
         named = _prefixed(tensors, dialect, counterpart)
-        kind = next((k for k in kinds if k in counterpart.theirs), counterpart.theirs[0])
-        foreign = Foreign(
+        kind = next((k for k in kinds if k in counterpart.source), counterpart.source[0])
+        source_model = SourceModel(
             {name: tensor.shape for name, tensor in named.items()},
             kind=kind,
             module=module,
             config=settings,
         )
         try:
-            ours = skeleton(counterpart, foreign, config)
+            target = skeleton(counterpart, source_model, config)
         except JaxformerError as error:
-            attempts.append(_failure(error, counterpart, foreign, named))
+            attempts.append(_failure(error, counterpart, source_model, named))
             continue
-        links, problems = pair_arrays(counterpart, ours, named)
+        links, problems = pair_arrays(counterpart, target, named)
         if problems:
-            attempts.append((len(problems), _not_those_of(foreign, problems)))
+            attempts.append((len(problems), _not_those_of(source_model, problems)))
             continue
-        return Match(counterpart, kind, ours, links, named, settings, dropped)
+        return Match(counterpart, kind, target, links, named, settings, dropped)
     raise min(attempts, key=lambda attempt: attempt[0])[1]
 
 
@@ -99,7 +99,9 @@ def unwrap(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _candidates(dialect: Dialect, kinds: Sequence[str], config: Any) -> list[Counterpart]:
+def _candidates(
+    dialect: StateDictAdapter, kinds: Sequence[str], config: Any
+) -> list[ModuleMapping]:
     if kinds:
         counterpart = dialect.for_class(kinds)
         if counterpart is None:
@@ -107,11 +109,11 @@ def _candidates(dialect: Dialect, kinds: Sequence[str], config: Any) -> list[Cou
                 f"{dialect.name} has no class {kinds[0]}: it has {', '.join(dialect.classes())}"
             )
         return [counterpart]
-    ours = OUR_CONFIGS.get(type(config), type(config) if isinstance(config, nnx.Module) else None)
+    target = OUR_CONFIGS.get(type(config), type(config) if isinstance(config, nnx.Module) else None)
     fitting = [
         c
         for c in dialect.counterparts
-        if (issubclass(ours, c.ours) if ours else c.rules or c.buffers)
+        if (issubclass(target, c.target) if target else c.rules or c.buffers)
     ]
     if not fitting:
         raise UsageError(f"{dialect.name} has no counterpart of {type(config).__name__}")
@@ -119,7 +121,7 @@ def _candidates(dialect: Dialect, kinds: Sequence[str], config: Any) -> list[Cou
 
 
 def _failure(
-    error: JaxformerError, counterpart: Counterpart, foreign: Foreign, tensors: Tensors
+    error: JaxformerError, counterpart: ModuleMapping, source_model: SourceModel, tensors: Tensors
 ) -> tuple[float, JaxformerError]:
     """What to say of a class that could not be built, and how far it was from it.
 
@@ -127,31 +129,35 @@ def _failure(
     """
     if isinstance(error, MissingSettingError):
         return 0.5, error
-    if isinstance(error, CheckpointError) and not foreign.guess:
-        foreign.guess = True
+    if isinstance(error, CheckpointError) and not source_model.guess:
+        source_model.guess = True
         try:
-            _, problems = pair_arrays(counterpart, skeleton(counterpart, foreign, None), tensors)
+            _, problems = pair_arrays(
+                counterpart, skeleton(counterpart, source_model, None), tensors
+            )
         except JaxformerError:
             problems = []
         problems = [p for p in problems if p.startswith(("missing", "unexpected"))]
         if problems:
-            return len(problems), _not_those_of(foreign, problems)
+            return len(problems), _not_those_of(source_model, problems)
     return len(tensors) + 1, error
 
 
-def _not_those_of(foreign: Foreign, problems: Sequence[str]) -> CheckpointError:
-    return CheckpointError(f"the arrays are not those of {foreign.kind}: {'; '.join(problems)}")
+def _not_those_of(source_model: SourceModel, problems: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"the arrays are not those of {source_model.kind}: {'; '.join(problems)}"
+    )
 
 
 def pair_arrays(
-    counterpart: Counterpart, ours: Any, tensors: Tensors
+    counterpart: ModuleMapping, target: Any, tensors: Tensors
 ) -> tuple[list[Link], list[str]]:
     """The links, and what is missing, unexpected or of another shape."""
-    links, homeless = link(counterpart.rules_for(ours), shapes_of(ours))
-    problems = [f"there is no name for our {name}" for name in homeless]
+    links, unmatched = link(counterpart.rules_for(target), shapes_of(target))
+    problems = [f"there is no name for our {name}" for name in unmatched]
     expected: dict[str, tuple[Link, Shape]] = {}
     for each in links:
-        for name, shape in zip(each.theirs, each.their_shapes, strict=True):
+        for name, shape in zip(each.source, each.source_shapes, strict=True):
             expected[name] = (each, shape)
     missing = [name for name in expected if name not in tensors]
     unexpected = [
@@ -162,8 +168,8 @@ def pair_arrays(
         and not any(buffer.matches(name) for buffer in counterpart.buffers)
     ]
     for name in missing:
-        ours_here = ", ".join(expected[name][0].ours)
-        problems.append(f"missing {name} (our {ours_here})" + _suggest(name, unexpected))
+        target_here = ", ".join(expected[name][0].target)
+        problems.append(f"missing {name} (our {target_here})" + _suggest(name, unexpected))
     problems += [f"unexpected {name}" for name in unexpected]
     found = expected.keys() & tensors.keys()
     for name in sorted(found):
@@ -171,7 +177,7 @@ def pair_arrays(
         if tensors[name].shape != shape:
             problems.append(
                 f"{name} has shape {tensors[name].shape}, not {shape} "
-                f"(our {', '.join(each.ours)} of {', '.join(map(str, each.our_shapes))})"
+                f"(our {', '.join(each.target)} of {', '.join(map(str, each.target_shapes))})"
             )
     dtypes = {tensors[name].dtype for name in found}
     problems += [f"the dtype {d} is no float" for d in dtypes if not _is_float(d)]
@@ -188,11 +194,11 @@ def _is_float(dtype: np.dtype) -> bool:
 
 
 def _prefixed(
-    tensors: Tensors, dialect: Dialect, counterpart: Counterpart
+    tensors: Tensors, dialect: StateDictAdapter, counterpart: ModuleMapping
 ) -> dict[str, StoredTensor]:
     """With the prefix of a whole model where the class has it, and without where it has not."""
     prefix = counterpart.prefix or dialect.prefix
-    tensors = {_today(name, dialect): tensor for name, tensor in tensors.items()}
+    tensors = {_rename_legacy(name, dialect): tensor for name, tensor in tensors.items()}
     has_it = any(name.startswith(prefix) for name in tensors)
     named = dict(tensors)
     if counterpart.prefix and not has_it:
@@ -208,7 +214,7 @@ def _prefixed(
     return named
 
 
-def _today(name: str, dialect: Dialect) -> str:
+def _rename_legacy(name: str, dialect: StateDictAdapter) -> str:
     """What files of today call an array."""
     for old, new in dialect.old_names.items():
         name = re.sub(old, new, name)

@@ -78,15 +78,15 @@ def read_optimizer(state: Mapping[str, Any], plan: Plan) -> OptimizerState:
     if len(counts) > 1:
         problems.append(f"its parameters made different numbers of steps: {sorted(counts)}")
     moments: dict[str, dict[str, StoredTensor]] = {}
-    for ours, theirs in MOMENTS.items():
-        found = {n: _stored(e[theirs]) for n, e in entries.items() if n in shapes and theirs in e}
-        problems += [f"no {theirs} of {n}" for n in entries if n in shapes and n not in found]
+    for target, source in MOMENTS.items():
+        found = {n: _stored(e[source]) for n, e in entries.items() if n in shapes and source in e}
+        problems += [f"no {source} of {n}" for n in entries if n in shapes and n not in found]
         problems += [
-            f"{theirs} of {name} has shape {tensor.shape}, not {shapes[name]}"
+            f"{source} of {name} has shape {tensor.shape}, not {shapes[name]}"
             for name, tensor in found.items()
             if tensor.shape != shapes[name]
         ]
-        moments[ours] = found
+        moments[target] = found
     if problems:
         raise CheckpointError(f"the optimizer does not fit its model: {'; '.join(problems)}")
     return OptimizerState(
@@ -115,8 +115,8 @@ def write_optimizer(
     shapes = _shapes(plan)
     names = [name for name in (order or plan.tensors) if name in shapes]
     moments = {
-        theirs: export_tensors(plan.links, getattr(optimizer, ours))
-        for ours, theirs in MOMENTS.items()
+        source: export_tensors(plan.links, getattr(optimizer, target))
+        for target, source in MOMENTS.items()
     }
     state: dict[int, dict[str, Any]] = {}
     groups = []
@@ -128,7 +128,7 @@ def write_optimizer(
         for place, name in enumerate(members, start):
             state[place] = {
                 "step": StoredTensor.of(np.array(optimizer.count, np.float32)),
-                **{theirs: tensors[name] for theirs, tensors in moments.items()},
+                **{source: tensors[name] for source, tensors in moments.items()},
             }
         groups.append(
             {
@@ -152,14 +152,14 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {
         name: shape
         for link in plan.links
-        for name, shape in zip(link.theirs, link.their_shapes, strict=True)
+        for name, shape in zip(link.source, link.source_shapes, strict=True)
     }
 
 
 def _canonical(plan: Plan, order: Sequence[str]) -> list[str]:
     """Every tied array by the name that carries it."""
     aliases = plan.counterpart.aliases
-    linked = {name for link in plan.links for name in link.theirs}
+    linked = {name for link in plan.links for name in link.source}
     return [name if name in linked else aliases.get(name, name) for name in order]
 
 

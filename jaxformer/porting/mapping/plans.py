@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxformer.errors import CheckpointError, JaxformerError, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor, digest
-from jaxformer.porting.mapping.dialect import Buffer, Counterpart, Dialect
+from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.matching import match_arrays
 from jaxformer.porting.mapping.rules import Link, link
 from jaxformer.porting.mapping.skeletons import facts, shapes_of, skeleton
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.transfer import Tensors, export_tensors, import_tensors
 
 
@@ -33,7 +33,7 @@ class Origin:
         facts: what the module computed when it came, see ``_facts``.
     """
 
-    dialect: Dialect
+    dialect: StateDictAdapter
     kind: str
     buffers: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,14 +58,14 @@ class Plan:
     links: list[Link]
     tensors: dict[str, StoredTensor]
     origin: Origin
-    counterpart: Counterpart
+    counterpart: ModuleMapping
     dropped: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
 
 
 def plan_import(
     tensors: Tensors,
-    dialect: Dialect,
+    dialect: StateDictAdapter,
     *,
     kinds: Sequence[str] = (),
     module: Any = None,
@@ -88,15 +88,15 @@ def plan_import(
         UsageError: the settings do not make a model of ours.
     """
     match = match_arrays(tensors, dialect, kinds=kinds, module=module, config=config, ignore=ignore)
-    ours, links, named = match.module, match.links, match.tensors
-    buffers = _check_the_rest(match.counterpart, ours, links, named)
-    origin = Origin(dialect, match.kind, buffers, match.settings, facts(ours))
+    target, links, named = match.module, match.links, match.tensors
+    buffers = _check_the_rest(match.counterpart, target, links, named)
+    origin = Origin(dialect, match.kind, buffers, match.settings, facts(target))
     read = import_tensors(links, named)
-    return Plan(ours, links, read, origin, match.counterpart, match.dropped, tuple(named))
+    return Plan(target, links, read, origin, match.counterpart, match.dropped, tuple(named))
 
 
 def plan_export(
-    module: Any, tensors: Tensors, dialect: Dialect, *, origin: Origin | None = None
+    module: Any, tensors: Tensors, dialect: StateDictAdapter, *, origin: Origin | None = None
 ) -> Plan:
     """Works out how a module of ours becomes their arrays.
 
@@ -124,29 +124,29 @@ def plan_export(
     attempts = []
     for counterpart in candidates:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        links, homeless = link(counterpart.rules_for(module), shapes)
-        problems = [f"there is no place for {name}" for name in homeless]
+        links, unmatched = link(counterpart.rules_for(module), shapes)
+        problems = [f"there is no place for {name}" for name in unmatched]
         plan = _export(module, tensors, links, counterpart, origin or Origin(dialect, ""))
         # A module that is as it came can go back, even where its class has no such setting.
         same = origin is not None and origin.facts == facts(module)
         cannot_be_built = False
         try:
-            problems += [] if same else _differences(module, plan, counterpart, homeless)
+            problems += [] if same else _differences(module, plan, counterpart, unmatched)
         except JaxformerError as error:
             problems.append(str(error))
             cannot_be_built = True
         if not problems:
             return plan
-        attempts.append(((cannot_be_built, len(homeless), len(problems)), problems, counterpart))
+        attempts.append(((cannot_be_built, len(unmatched), len(problems)), problems, counterpart))
     _, problems, counterpart = min(attempts, key=lambda attempt: attempt[0])
     raise UsageError(
-        f"{dialect.name}'s {counterpart.theirs[0]} cannot hold this {type(module).__name__}: "
+        f"{dialect.name}'s {counterpart.source[0]} cannot hold this {type(module).__name__}: "
         + "; ".join(problems)
     )
 
 
 def _check_the_rest(
-    counterpart: Counterpart, ours: Any, links: Iterable[Link], tensors: Tensors
+    counterpart: ModuleMapping, target: Any, links: Iterable[Link], tensors: Tensors
 ) -> dict[str, np.ndarray]:
     """Compares second names and buffers with what they must hold.
 
@@ -156,7 +156,7 @@ def _check_the_rest(
     Raises:
         CheckpointError: some do not agree; all are listed.
     """
-    names = {name for each in links for name in each.theirs}
+    names = {name for each in links for name in each.source}
     problems = []
     for alias, name in counterpart.aliases.items():
         tied = alias in tensors and name in tensors and alias not in names
@@ -170,10 +170,10 @@ def _check_the_rest(
         if name in names or buffer is None:
             continue
         stored = tensor.read()
-        difference = buffer.differs(stored, ours)
+        difference = buffer.differs(stored, target)
         if difference is not None:
             problems.append(f"the buffer {name} {difference}")
-        elif not (buffer.written and _holds(buffer.values(ours, stored.shape), stored)):
+        elif not (buffer.written and _holds(buffer.values(target, stored.shape), stored)):
             key = (stored.shape, stored.dtype, digest(stored))
             kept[name] = shared.setdefault(key, stored)
     if problems:
@@ -185,7 +185,7 @@ def _export(
     module: Any,
     tensors: Tensors,
     links: list[Link],
-    counterpart: Counterpart,
+    counterpart: ModuleMapping,
     origin: Origin,
 ) -> Plan:
     written = export_tensors(links, tensors)
@@ -202,27 +202,27 @@ def _export(
                 written[name] = StoredTensor.of(values)
     for name in origin.buffers.keys() - written.keys():
         written[name] = StoredTensor.of(origin.buffers[name])
-    origin = dataclasses.replace(origin, kind=origin.kind or counterpart.theirs[0])
+    origin = dataclasses.replace(origin, kind=origin.kind or counterpart.source[0])
     return Plan(module, links, written, origin, counterpart)
 
 
 def _differences(
-    module: Any, plan: Plan, counterpart: Counterpart, homeless: Sequence[str]
+    module: Any, plan: Plan, counterpart: ModuleMapping, unmatched: Sequence[str]
 ) -> list[str]:
     """What the class of theirs would do otherwise than our module, had it these arrays.
 
     Raises:
         JaxformerError: they make none of its modules.
     """
-    foreign = Foreign(
+    source_model = SourceModel(
         {name: tensor.shape for name, tensor in plan.tensors.items()},
         kind=plan.origin.kind,
         config=counterpart.settings(module),
     )
-    again = skeleton(counterpart, foreign, None)
+    again = skeleton(counterpart, source_model, None)
     wanted = facts(module) | {f"the shape of {k}": v for k, v in shapes_of(module).items()}
     had = facts(again) | {f"the shape of {k}": v for k, v in shapes_of(again).items()}
-    skipped = {f"the shape of {name}" for name in homeless}
+    skipped = {f"the shape of {name}" for name in unmatched}
     # What holds for every layer is said once.
     return list(
         dict.fromkeys(
@@ -238,9 +238,9 @@ def _differences(
 
 def _buffer_names(buffer: Buffer, written: Sequence[str]) -> list[str]:
     """The names of a buffer in every module that has it."""
-    if "*" not in buffer.theirs:
-        return [buffer.theirs]
-    owner, _, leaf = buffer.theirs.rpartition(".")
+    if "*" not in buffer.source:
+        return [buffer.source]
+    owner, _, leaf = buffer.source.rpartition(".")
     pattern = re.compile("(" + re.escape(owner).replace(r"\*", r"\d+") + r")\..*")
     owners = dict.fromkeys(m.group(1) for name in written if (m := pattern.fullmatch(name)))
     return [f"{name}.{leaf}" for name in owners]

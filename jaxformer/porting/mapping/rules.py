@@ -9,7 +9,7 @@ each is called on the other side and whether it is transposed follows from the n
 >>> attention = names(q_proj="W_q", o_proj="W_o")
 >>> layers = under("blocks.*", "layers.*", under("attention", "attn", attention))
 >>> links, _ = link(layers, {"blocks.3.attention.q_proj.kernel": (2, 5)})
->>> links[0].theirs, links[0].their_shapes
+>>> links[0].source, links[0].source_shapes
 (('layers.3.attn.W_q.weight',), ((5, 2),))
 
 What a rule cannot say plainly (one array for three projections, one array a head) is its
@@ -32,27 +32,27 @@ TILE = 256
 class Packing:
     """How the arrays of one leaf lie in theirs, both with the outputs first: here, one in one."""
 
-    def count(self, ours: int) -> int:
+    def count(self, target: int) -> int:
         """How many arrays they have for ``ours`` of ours."""
-        return ours
+        return target
 
     def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
         """The shapes of theirs, from those of ours."""
         return tuple(shapes)
 
-    def pack(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Ours as theirs."""
-        return list(ours)
+        return list(target)
 
-    def unpack(self, theirs: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
         """Theirs as ours, which have the given shapes."""
-        return list(theirs)
+        return list(source)
 
 
 class Fused(Packing):
     """One array of theirs holds ours one after another: GPT-2's c_attn, torch.nn's in_proj."""
 
-    def count(self, ours: int) -> int:
+    def count(self, target: int) -> int:
         """One."""
         return 1
 
@@ -60,13 +60,13 @@ class Fused(Packing):
         """All outputs together."""
         return ((sum(shape[0] for shape in shapes), *shapes[0][1:]),)
 
-    def pack(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Ours as theirs."""
-        return [np.concatenate(ours)]
+        return [np.concatenate(target)]
 
-    def unpack(self, theirs: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
         """Theirs as ours."""
-        return np.split(theirs[0], np.cumsum([shape[0] for shape in shapes])[:-1])
+        return np.split(source[0], np.cumsum([shape[0] for shape in shapes])[:-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +75,14 @@ class FusedByHead(Fused):
 
     num_heads: int
 
-    def pack(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Ours as theirs."""
-        heads = [array.reshape(self.num_heads, -1, *array.shape[1:]) for array in ours]
-        return [np.stack(heads, axis=1).reshape(-1, *ours[0].shape[1:])]
+        heads = [array.reshape(self.num_heads, -1, *array.shape[1:]) for array in target]
+        return [np.stack(heads, axis=1).reshape(-1, *target[0].shape[1:])]
 
-    def unpack(self, theirs: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
         """Theirs as ours."""
-        array = theirs[0]
+        array = source[0]
         heads = array.reshape(self.num_heads, len(shapes), -1, *array.shape[1:])
         return [heads[:, part].reshape(shape) for part, shape in enumerate(shapes)]
 
@@ -93,7 +93,7 @@ class ArrayPerHead(Packing):
 
     num_heads: int
 
-    def count(self, ours: int) -> int:
+    def count(self, target: int) -> int:
         """One a head."""
         return self.num_heads
 
@@ -101,17 +101,17 @@ class ArrayPerHead(Packing):
         """A head's share of the outputs."""
         return ((shapes[0][0] // self.num_heads, *shapes[0][1:]),) * self.num_heads
 
-    def pack(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Ours as theirs."""
-        return np.split(ours[0], self.num_heads)
+        return np.split(target[0], self.num_heads)
 
-    def unpack(self, theirs: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
         """Theirs as ours."""
-        return [np.concatenate(theirs)]
+        return [np.concatenate(source)]
 
 
 @dataclasses.dataclass(frozen=True)
-class HalvesForPairs(Packing):
+class RotaryPermutation(Packing):
     """Their rotary embedding turns a head's two halves, ours turns neighbours, or the reverse.
 
     The first ``width`` outputs of each head are reordered, so that queries and keys on both sides
@@ -125,13 +125,13 @@ class HalvesForPairs(Packing):
     head_dim: int
     width: int
 
-    def pack(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Neighbours to halves."""
-        return [self._reorder(array, (-1, 2), (1, 0)) for array in ours]
+        return [self._reorder(array, (-1, 2), (1, 0)) for array in target]
 
-    def unpack(self, theirs: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
         """Halves to neighbours."""
-        return [self._reorder(array, (2, -1), (1, 0)) for array in theirs]
+        return [self._reorder(array, (2, -1), (1, 0)) for array in source]
 
     def _reorder(self, array: np.ndarray, grid: Shape, axes: Shape) -> np.ndarray:
         order = np.arange(self.head_dim)
@@ -148,29 +148,29 @@ class Rule:
     """Modules of ours, and theirs that hold the same arrays.
 
     Attributes:
-        ours: paths of modules, or of single leaves, ``*`` for an index.
-        theirs: theirs, with the same ``*``; ``#`` for a head's index.
+        target: paths of modules, or of single leaves, ``*`` for an index.
+        source: theirs, with the same ``*``; ``#`` for a head's index.
         packing: how several lie in one or one in several.
         transpose: whether their matrices are (out, in), as PyTorch's, and not (in, out).
         joiner: what stands between a module's name and the leaf's.
         scopes: the pairs of modules around them, outermost first.
     """
 
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
+    target: tuple[str, ...]
+    source: tuple[str, ...]
     packing: Packing = ONE_TO_ONE
     transpose: bool = True
     joiner: str = "."
     scopes: tuple[tuple[str, str], ...] = ()
 
-    def within(self, ours: str, theirs: str) -> "Rule":
+    def within(self, target: str, source: str) -> "Rule":
         """The same rule inside a pair of modules."""
-        scopes = tuple((_join(ours, a), _join(theirs, b)) for a, b in self.scopes)
+        scopes = tuple((_join(target, a), _join(source, b)) for a, b in self.scopes)
         return dataclasses.replace(
             self,
-            ours=tuple(_join(ours, name) for name in self.ours),
-            theirs=tuple(_join(theirs, name) for name in self.theirs),
-            scopes=((ours, theirs), *scopes),
+            target=tuple(_join(target, name) for name in self.target),
+            source=tuple(_join(source, name) for name in self.source),
+            scopes=((target, source), *scopes),
         )
 
 
@@ -179,12 +179,12 @@ Rules = tuple[Rule, ...]
 
 def names(pairs: Mapping[str, str] | None = None, /, **more: str) -> Rules:
     """Rules for modules of one array each: ours = theirs."""
-    return tuple(Rule((ours,), (theirs,)) for ours, theirs in {**(pairs or {}), **more}.items())
+    return tuple(Rule((target,), (source,)) for target, source in {**(pairs or {}), **more}.items())
 
 
-def under(ours: str, theirs: str, rules: Iterable[Rule]) -> Rules:
+def under(target: str, source: str, rules: Iterable[Rule]) -> Rules:
     """The rules of a pair of modules, seen from the modules around them."""
-    return tuple(rule.within(ours, theirs) for rule in rules)
+    return tuple(rule.within(target, source) for rule in rules)
 
 
 def untransposed(rules: Iterable[Rule]) -> Rules:
@@ -197,35 +197,37 @@ class Link:
     """Arrays of ours and the arrays of theirs that hold the same numbers.
 
     Attributes:
-        ours: names.
-        theirs: names.
-        our_shapes: in the order of ``ours``.
-        their_shapes: in the order of ``theirs``.
+        target: names.
+        source: names.
+        target_shapes: in the order of ``ours``.
+        source_shapes: in the order of ``theirs``.
         rule: where it comes from.
         indices: what its ``*`` stood for.
     """
 
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    our_shapes: tuple[Shape, ...]
-    their_shapes: tuple[Shape, ...]
+    target: tuple[str, ...]
+    source: tuple[str, ...]
+    target_shapes: tuple[Shape, ...]
+    source_shapes: tuple[Shape, ...]
     rule: Rule
     indices: tuple[str, ...]
 
-    def to_ours(self, theirs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def to_target(self, source: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Their arrays in our layout; C-contiguous, some may be the arrays that came in."""
-        return [contiguous(array) for array in self.view_as_ours(theirs)]
+        return [contiguous(array) for array in self.view_as_target(source)]
 
-    def view_as_ours(self, theirs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def view_as_target(self, source: Sequence[np.ndarray]) -> list[np.ndarray]:
         """As ``to_ours``, but not copied where a view will do."""
         flip = self._is_kernel and not self.rule.transpose
-        arrays = [array.T for array in theirs] if flip else theirs
-        arrays = self.rule.packing.unpack(arrays, [self._outputs_first(s) for s in self.our_shapes])
+        arrays = [array.T for array in source] if flip else source
+        arrays = self.rule.packing.unpack(
+            arrays, [self._outputs_first(s) for s in self.target_shapes]
+        )
         return [array.T if self._is_kernel else array for array in arrays]
 
-    def view_as_theirs(self, ours: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def view_as_source(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Our arrays in their layout, not copied where a view will do."""
-        arrays = self.rule.packing.pack([a.T if self._is_kernel else a for a in ours])
+        arrays = self.rule.packing.pack([a.T if self._is_kernel else a for a in target])
         flip = self._is_kernel and not self.rule.transpose
         return [array.T if flip else array for array in arrays]
 
@@ -241,7 +243,7 @@ class Link:
 
     @property
     def _is_kernel(self) -> bool:
-        return self.ours[0].endswith("kernel")
+        return self.target[0].endswith("kernel")
 
     def _outputs_first(self, shape: Shape) -> Shape:
         return shape[::-1] if self._is_kernel else shape
@@ -258,10 +260,12 @@ def link(rules: Iterable[Rule], shapes: Mapping[str, Shape]) -> tuple[list[Link]
         The links in the order of our names, and the names of ours that no rule speaks of.
     """
     patterns = [
-        (rule, place, _pattern(ours)) for rule in rules for place, ours in enumerate(rule.ours)
+        (rule, place, _pattern(target))
+        for rule in rules
+        for place, target in enumerate(rule.target)
     ]
     groups: dict[tuple[Rule, tuple[str, ...], str], dict[int, str]] = {}
-    homeless = []
+    unmatched = []
     for name in shapes:
         found = [
             (rule, match.groups(), place)
@@ -269,32 +273,32 @@ def link(rules: Iterable[Rule], shapes: Mapping[str, Shape]) -> tuple[list[Link]
             if (match := pattern.fullmatch(name))
         ]
         if not found:
-            homeless.append(name)
+            unmatched.append(name)
         for rule, (*places, leaf), place in found:
             groups.setdefault((rule, tuple(places), leaf), {})[place] = name
     links = []
     for (rule, indices, leaf), by_place in groups.items():
-        if len(by_place) < len(rule.ours):
-            homeless += by_place.values()
+        if len(by_place) < len(rule.target):
+            unmatched += by_place.values()
             continue
-        ours = tuple(by_place[place] for place in range(len(rule.ours)))
-        links.append(_link(rule, indices, leaf, ours, [shapes[name] for name in ours]))
-    return links, homeless
+        target = tuple(by_place[place] for place in range(len(rule.target)))
+        links.append(_link(rule, indices, leaf, target, [shapes[name] for name in target]))
+    return links, unmatched
 
 
 def _link(
-    rule: Rule, indices: tuple[str, ...], leaf: str, ours: tuple[str, ...], shapes: list[Shape]
+    rule: Rule, indices: tuple[str, ...], leaf: str, target: tuple[str, ...], shapes: list[Shape]
 ) -> Link:
     ending = f"{rule.joiner}{TORCH_LEAVES[leaf]}" if leaf else ""
-    theirs = [_fill(name, indices) + ending for name in rule.theirs]
-    if "#" in theirs[0]:
-        theirs = [theirs[0].replace("#", str(n)) for n in range(rule.packing.count(1))]
-    is_kernel = ours[0].endswith("kernel")
+    source = [_fill(name, indices) + ending for name in rule.source]
+    if "#" in source[0]:
+        source = [source[0].replace("#", str(n)) for n in range(rule.packing.count(1))]
+    is_kernel = target[0].endswith("kernel")
     packed = rule.packing.shapes([s[::-1] if is_kernel else s for s in shapes])
     flip = is_kernel and not rule.transpose
     return Link(
-        ours,
-        tuple(name.removeprefix(rule.joiner) for name in theirs),
+        target,
+        tuple(name.removeprefix(rule.joiner) for name in source),
         tuple(shapes),
         tuple(shape[::-1] if flip else shape for shape in packed),
         rule,
@@ -302,13 +306,13 @@ def _link(
     )
 
 
-def _pattern(ours: str) -> re.Pattern[str]:
+def _pattern(target: str) -> re.Pattern[str]:
     """Matches the leaves of a module's path, or one leaf; its last group is the leaf's kind."""
-    inner = re.escape(ours).replace(r"\*", r"(\d+)")
+    inner = re.escape(target).replace(r"\*", r"(\d+)")
     leaves = "|".join(TORCH_LEAVES)
-    if ours.rpartition(".")[2] in TORCH_LEAVES:
+    if target.rpartition(".")[2] in TORCH_LEAVES:
         return re.compile(inner + "()")
-    return re.compile(rf"{inner}{re.escape('.') if ours else ''}({leaves})")
+    return re.compile(rf"{inner}{re.escape('.') if target else ''}({leaves})")
 
 
 def _fill(name: str, indices: Sequence[str]) -> str:

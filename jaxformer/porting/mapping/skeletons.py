@@ -10,10 +10,10 @@ from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
-from jaxformer.porting.mapping.dialect import Counterpart
+from jaxformer.porting.mapping.dialect import ModuleMapping
 from jaxformer.porting.mapping.limits import check_config
 from jaxformer.porting.mapping.rules import Shape
-from jaxformer.porting.mapping.source_model import Foreign
+from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.positions import RotaryScaling
 from jaxformer.transformer_lm import TransformerLM
 
@@ -33,7 +33,7 @@ _USED_BY_THE_MODEL = (
 )  # fmt: skip
 
 
-def skeleton(counterpart: Counterpart, foreign: Foreign, config: Any) -> Any:
+def skeleton(counterpart: ModuleMapping, source_model: SourceModel, config: Any) -> Any:
     """Our module with shapes in place of weights."""
     if isinstance(config, nnx.Module):
         return config
@@ -43,13 +43,13 @@ def skeleton(counterpart: Counterpart, foreign: Foreign, config: Any) -> Any:
             build = OUR_CONFIGS[type(config)]
             module = nnx.eval_shape(lambda: build(config, rngs=keys))
         else:
-            module = nnx.eval_shape(lambda: counterpart.build(foreign, keys))
+            module = nnx.eval_shape(lambda: counterpart.build(source_model, keys))
     except JaxformerError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Settings come from files: they may be of any type and value.
         reason = str(error) or type(error).__name__
-        raise UsageError(f"these settings make no {foreign.kind}: {reason}") from error
+        raise UsageError(f"these settings make no {source_model.kind}: {reason}") from error
     if type(getattr(module, "config", None)) in OUR_CONFIGS:
         check_config(module.config)
     return module

@@ -25,7 +25,7 @@ class MissingSettingError(UsageError):
     """A setting that neither a module nor a config tells; whatever was read before it was found."""
 
 
-class Foreign:
+class SourceModel:
     """One module of a foreign model.
 
     Args:
@@ -97,13 +97,13 @@ class Foreign:
         """Whether there is an array by that name, or a module that holds some."""
         return name in self.shapes or any(key.startswith(f"{name}.") for key in self.shapes)
 
-    def child(self, path: str) -> "Foreign":
+    def child(self, path: str) -> "SourceModel":
         """A module inside of it, by its path."""
         module = self.module
         for part in path.split("."):
             module = getattr(module, part, None)
         start = f"{path}."
-        return Foreign(
+        return SourceModel(
             {
                 key[len(start) :]: shape
                 for key, shape in self.shapes.items()
@@ -122,7 +122,7 @@ class Foreign:
             {key[len(start) :].partition(".")[0] for key in self.shapes if key.startswith(start)}
         )
 
-    def children(self, path: str) -> Iterator["Foreign"]:
+    def children(self, path: str) -> Iterator["SourceModel"]:
         """The modules of the list at ``path``."""
         return (self.child(f"{path}.{n}") for n in range(self.count(path)))
 

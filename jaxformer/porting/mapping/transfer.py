@@ -14,22 +14,22 @@ Tensors = Mapping[str, StoredTensor]
 
 def import_tensors(links: Iterable[Link], tensors: Tensors) -> dict[str, StoredTensor]:
     """Ours from theirs by the links, to be read in this order: parameters or moments."""
-    return {name: tensor for each in links for name, tensor in _ours_of(each, tensors)}
+    return {name: tensor for each in links for name, tensor in _target_of(each, tensors)}
 
 
 def export_tensors(links: Iterable[Link], tensors: Tensors) -> dict[str, StoredTensor]:
     """Theirs from ours by the links, to be read in this order: parameters or moments."""
-    return {name: tensor for each in links for name, tensor in _theirs_of(each, tensors)}
+    return {name: tensor for each in links for name, tensor in _source_of(each, tensors)}
 
 
-def _ours_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
-    sources = [tensors[name] for name in each.theirs]
-    return _converted(each.ours, each.our_shapes, sources, each.view_as_ours)
+def _target_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
+    sources = [tensors[name] for name in each.source]
+    return _converted(each.target, each.target_shapes, sources, each.view_as_target)
 
 
-def _theirs_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
-    sources = [tensors[name] for name in each.ours]
-    return _converted(each.theirs, each.their_shapes, sources, each.view_as_theirs)
+def _source_of(each: Link, tensors: Tensors) -> list[tuple[str, StoredTensor]]:
+    sources = [tensors[name] for name in each.target]
+    return _converted(each.source, each.source_shapes, sources, each.view_as_source)
 
 
 def _converted(

@@ -27,39 +27,42 @@ def map_images(nodes: Sequence[Node]) -> Mapping[int, Mapping[str, Any]]:
     for index, node in enumerate(nodes):
         if node.maps is None:
             continue
-        ours, theirs = np.asarray(node.maps.ours, float), np.asarray(node.maps.theirs, float)
-        if ours.shape != theirs.shape or ours.ndim != 3 or not ours.size:
+        candidate, reference = (
+            np.asarray(node.maps.candidate, float),
+            np.asarray(node.maps.reference, float),
+        )
+        if candidate.shape != reference.shape or candidate.ndim != 3 or not candidate.size:
             continue
-        largest = np.nan_to_num(np.abs(ours - theirs), nan=np.inf).max((1, 2))
+        largest = np.nan_to_num(np.abs(candidate - reference), nan=np.inf).max((1, 2))
         for rank, head in enumerate(np.argsort(-largest, kind="stable").tolist()):
-            key = (rank, not node.is_culprit, -largest[head], index)
-            ranked.append((key, index, head, ours[head], theirs[head], len(ours)))
+            key = (rank, not node.is_root_cause, -largest[head], index)
+            ranked.append((key, index, head, candidate[head], reference[head], len(candidate)))
     ranked.sort(key=lambda entry: entry[0])
     drawn: dict[int, dict[str, Any]] = {}
     left = BUDGET_BYTES
-    for _, index, head, ours, theirs, count in ranked:
-        picture = _picture(head, ours, theirs)
-        left -= sum(len(picture[name]) for name in ("ours", "theirs", "difference"))
+    for _, index, head, candidate, reference, count in ranked:
+        picture = _picture(head, candidate, reference)
+        left -= sum(len(picture[name]) for name in ("candidate", "reference", "difference"))
         if left < 0:
             break
         maps = drawn.setdefault(index, {"count": count, "heads": []})
-        maps["shape"] = [*ours.shape]
+        maps["shape"] = [*candidate.shape]
         maps["heads"].append(picture)
     for maps in drawn.values():
         maps["heads"].sort(key=lambda picture: picture["head"])
     return drawn
 
 
-def _picture(head: int, ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+def _picture(head: int, candidate: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
     """One head: three pictures in base64, and what full colour stands for in them."""
-    difference = ours - theirs
-    high = float(np.nan_to_num(np.maximum(ours, theirs)).max()) or 1.0
+    difference = candidate - reference
+    high = float(np.nan_to_num(np.maximum(candidate, reference)).max()) or 1.0
     largest = float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
     full = max(min(largest, high), FAINT * high)
     # Of the cells that become one, the furthest from zero, with its sign.
     above, below = reduce(difference), reduce(-difference)
     signed = np.where(above >= below, above, -below)
-    small = reduce(ours)
+    small = reduce(candidate)
     return {
         "head": head,
         "rows": small.shape[0],
@@ -67,8 +70,8 @@ def _picture(head: int, ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
         "high": float(f"{high:.3g}"),
         "full": float(f"{full:.3g}"),
         "largest": float(f"{largest:.3g}") if np.isfinite(largest) else "Infinity",
-        "ours": _bytes(255 * small / high),
-        "theirs": _bytes(255 * reduce(theirs) / high),
+        "candidate": _bytes(255 * small / high),
+        "reference": _bytes(255 * reduce(reference) / high),
         "difference": _bytes(128 + 127 * np.clip(signed / full, -1, 1)),
     }
 

@@ -16,14 +16,14 @@ from jaxformer.parity.report.html.attention_maps import map_images
 from jaxformer.parity.report.model import VERDICTS, Difference, Node, Report, Verdict
 from jaxformer.parity.report.tree import (
     Branch,
+    build_tree,
     chosen_steps,
-    culprits_among,
-    gather,
-    grow,
+    fold_repeats,
     merge,
     number,
     one_line,
     place,
+    root_causes_among,
     scientific,
     step_line,
     title,
@@ -89,13 +89,13 @@ def _hash(text: str) -> str:
 def _headline(report: Report) -> str:
     if report.verdict != "bug":
         return EQUAL[report.verdict]
-    culprits = report.culprits
-    if culprits:
-        count = "Bug" if len(culprits) == 1 else f"{len(culprits)} bugs, the first"
-        return f"{count} in {place(culprits[0])}"
-    if report.parting is not None:
+    root_causes = report.root_causes
+    if root_causes:
+        count = "Bug" if len(root_causes) == 1 else f"{len(root_causes)} bugs, the first"
+        return f"{count} in {place(root_causes[0])}"
+    if report.first_divergence is not None:
         unit = "token" if report.mode == "generate" else "step"
-        return f"They part at {unit} {report.parting.number}"
+        return f"They part at {unit} {report.first_divergence.number}"
     return "Bug"
 
 
@@ -105,26 +105,27 @@ def _header(report: Report) -> str:
         f'<p class="kicker">{escape(title(report))}</p>',
         f"<h1>{symbol} {escape(_headline(report))}</h1>",
     ]
-    if report.culprits:
-        lines.append('<ol class="culprits">')
-        for node in report.culprits:
+    if report.root_causes:
+        lines.append('<ol class="root-causes">')
+        for node in report.root_causes:
             stage = f'<span class="stage">{escape(node.stage)}</span> ' if node.stage else ""
             lines.append(
                 f'<li><a href="#node-{report.nodes.index(node)}">{escape(place(node))}</a> '
                 f"{stage}<span>{escape(one_line(node.message))}</span> "
-                f'<span class="theirs">theirs: {escape(node.their_path or "the whole model")}'
+                '<span class="reference">reference: '
+                f"{escape(node.reference_path or 'the whole model')}"
                 "</span></li>"
             )
         lines.append("</ol>")
-    if report.parting is not None:
-        lines.append(f"<p>{escape(step_line(report, report.parting))}</p>")
+    if report.first_divergence is not None:
+        lines.append(f"<p>{escape(step_line(report, report.first_divergence))}</p>")
     if report.remarks:
         remarks = "".join(f"<li>{escape(one_line(remark))}</li>" for remark in report.remarks)
         lines.append(f'<ul class="remarks">{remarks}</ul>')
     counts = {v: sum(node.verdict == v for node in report.nodes) for v in reversed(VERDICTS)}
     lines.append('<ul class="counts" aria-label="nodes by verdict">')
     lines += [
-        f"<li>{_symbol(v)} <b>{count}</b> {v}{culprits_among(report, v)}</li>"
+        f"<li>{_symbol(v)} <b>{count}</b> {v}{root_causes_among(report, v)}</li>"
         for v, count in counts.items()
         if count
     ]
@@ -135,8 +136,8 @@ def _header(report: Report) -> str:
 def _settings(report: Report) -> str:
     if not report.settings:
         return ""
-    rows = [[s.name, s.ours, s.theirs, s.effect] for s in report.settings]
-    table = _table(["setting", "ours", "theirs", "likely effect"], rows)
+    rows = [[s.name, s.candidate, s.reference, s.effect] for s in report.settings]
+    table = _table(["setting", "candidate", "reference", "likely effect"], rows)
     return f'<section class="card" id="settings"><h2>Settings that differ</h2>{table}</section>'
 
 
@@ -146,14 +147,18 @@ def _steps(report: Report) -> str:
     unit = "token" if report.mode == "generate" else "step"
     rows, classes = [], []
     for step in chosen_steps(report):
-        parts = step is not None and step is report.parting
-        classes.append("parting" if parts else "")
+        parts = step is not None and step is report.first_divergence
+        classes.append("first-divergence" if parts else "")
         if step is None:
             rows.append(["…", "", "", "", ""])
             continue
-        figures = [number(step.ours), number(step.theirs), scientific(step.difference.relative)]
+        figures = [
+            number(step.candidate),
+            number(step.reference),
+            scientific(step.difference.relative),
+        ]
         rows.append([str(step.number), *figures, step.note or ("parts here" if parts else "")])
-    table = _table([unit, "ours", "theirs", "difference", "note"], rows, classes)
+    table = _table([unit, "candidate", "reference", "difference", "note"], rows, classes)
     return (
         f'<section class="card" id="steps"><h2>{unit.capitalize()}s</h2>'
         '<div class="chart" id="step-losses"></div><div class="chart" id="step-errors"></div>'
@@ -176,12 +181,14 @@ def _about(report: Report) -> str:
 
 def _tree(report: Report) -> str:
     indices = {id(node): index for index, node in enumerate(report.nodes)}
-    return f'<ul role="tree" aria-label="the model">{_items(grow(report.nodes), indices)}</ul>'
+    return (
+        f'<ul role="tree" aria-label="the model">{_items(build_tree(report.nodes), indices)}</ul>'
+    )
 
 
 def _items(branches: Sequence[Branch], indices: Mapping[int, int]) -> str:
     items = []
-    for run in gather(branches):
+    for run in fold_repeats(branches):
         members = "".join(_item(branch, indices) for branch in run)
         if len(run) == 1:
             items.append(members)
@@ -195,8 +202,8 @@ def _item(branch: Branch, indices: Mapping[int, int]) -> str:
     node = branch.nodes[0]
     index = indices[id(node)]
     expanded = not node.path or any(not part.is_clean for part in branch.parts)
-    holds_bug = branch.any(lambda inner: inner.is_culprit)
-    place_of_bug = "culprit" if node.is_culprit else "holds" if holds_bug else ""
+    holds_bug = branch.any(lambda inner: inner.is_root_cause)
+    place_of_bug = "root-cause" if node.is_root_cause else "holds" if holds_bug else ""
     return _tree_item(
         _row(branch, "" if branch.name == node.kind else node.kind),
         f'id="node-{index}" data-node="{index}" class="{place_of_bug}"',
@@ -246,7 +253,13 @@ def _data(report: Report) -> dict[str, Any]:
         "dtype": report.dtype,
         "nodes": [_node(node, images.get(index)) for index, node in enumerate(report.nodes)],
         "steps": [
-            [s.number, _short(s.ours, 8), _short(s.theirs, 8), _difference(s.difference), s.note]
+            [
+                s.number,
+                _short(s.candidate, 8),
+                _short(s.reference, 8),
+                _difference(s.difference),
+                s.note,
+            ]
             for s in report.steps
         ],
     }
@@ -256,12 +269,12 @@ def _node(node: Node, maps: Any) -> dict[str, Any]:
     histogram = node.histogram
     return {
         "path": node.path,
-        "theirs": node.their_path,
+        "reference": node.reference_path,
         "kind": node.kind,
-        "theirKind": node.their_kind,
+        "referenceKind": node.reference_kind,
         "depth": node.depth,
         "verdict": node.verdict,
-        "culprit": node.is_culprit,
+        "rootCause": node.is_root_cause,
         "stage": node.stage,
         "message": node.message,
         "condition": _short(node.condition),
@@ -272,8 +285,8 @@ def _node(node: Node, maps: Any) -> dict[str, Any]:
         "histogram": histogram
         and {
             "edges": [_short(edge, 4) for edge in histogram.edges],
-            "ours": histogram.ours,
-            "theirs": histogram.theirs,
+            "candidate": histogram.candidate,
+            "reference": histogram.reference,
         },
         "maps": maps,
     }
@@ -287,7 +300,7 @@ def _difference(difference: Difference | None) -> list[Any] | None:
     # Rounded to three digits, a bug must still be more than once what is allowed.
     excess = max(difference.excess, 1.01) if difference.is_bug else difference.excess
     figures = (difference.relative, difference.allowed / scale, excess)
-    rounding = (difference.our_rounding, difference.their_rounding, difference.ulps)
+    rounding = (difference.candidate_rounding, difference.reference_rounding, difference.ulps)
     return [_short(value) for value in (*figures, *rounding)]
 
 

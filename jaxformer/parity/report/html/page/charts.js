@@ -28,7 +28,7 @@ function short(value) {
 
 // A chart over the index of nodes or steps. On a logarithmic axis zero has a line of its own at
 // the bottom, and what is not finite one at the top.
-function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1, parting = -1, height, label, pick, hover }) {
+function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1, firstDivergence = -1, height, label, pick, hover }) {
   const width = Math.max(box.clientWidth, 240);
   const [left, right, top, bottom] = [52, 10, 10, 22];
   const values = series.flatMap((one) => one.values).filter((v) => v !== null && v !== undefined).map(Number);
@@ -68,7 +68,7 @@ function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1,
   });
   if (zero) tick(y(0), "0");
   if (over) tick(y(Infinity), "∞");
-  if (parting >= 0) svg.append(make("line", { class: "parting", x1: x(parting), x2: x(parting), y1: top, y2: height - bottom }));
+  if (firstDivergence >= 0) svg.append(make("line", { class: "first-divergence", x1: x(firstDivergence), x2: x(firstDivergence), y1: top, y2: height - bottom }));
   if (cursor >= 0) svg.append(make("line", { class: "cursor", x1: x(cursor), x2: x(cursor), y1: top, y2: height - bottom }));
   for (const one of series) {
     const points = one.values.map((v, i) => (v === null || v === undefined ? null : [x(i), y(Number(v))]));
@@ -107,7 +107,7 @@ function round(value) {
 }
 
 function mark(kind, [x, y]) {
-  if (kind === "ours" || kind === "theirs") return make("circle", { class: `dot ${kind}`, cx: x, cy: y, r: kind === "ours" ? 1.8 : 2.6 });
+  if (kind === "candidate" || kind === "reference") return make("circle", { class: `dot ${kind}`, cx: x, cy: y, r: kind === "candidate" ? 1.8 : 2.6 });
   const r = kind === "bug" ? 5 : kind === "amplified" ? 4.5 : 3.4;
   const path = {
     bug: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}`,

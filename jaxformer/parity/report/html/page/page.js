@@ -8,7 +8,7 @@ const STAGES = {
   parameters: ["parameters", "the worst of each node’s own parameters"],
 };
 // The places of a difference's numbers, as the writer packs them.
-const [ERROR, ALLOWED, EXCESS, OURS, THEIRS, ULPS] = [0, 1, 2, 3, 4, 5];
+const [ERROR, ALLOWED, EXCESS, CANDIDATE, REFERENCE, ULPS] = [0, 1, 2, 3, 4, 5];
 const state = { node: -1, stage: "output" };
 const find = (selector) => document.querySelector(selector);
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -43,14 +43,14 @@ function drawErrors() {
     if (!judged) return verdict;
     return isBug(differences[i]) ? "bug" : verdict === "bug" ? "rounding" : verdict;
   };
-  find("#overview").classList.toggle("measured", column(OURS).some((v) => v !== null));
+  find("#overview").classList.toggle("measured", column(CANDIDATE).some((v) => v !== null));
   find("#overview").classList.toggle("judged", judged);
   chart(find("#errors"), {
     count: nodes.length, log: true, height: innerWidth < 620 ? 220 : 260, cursor: state.node, bands: bands(),
     label: `${STAGES[state.stage][1]}; left and right arrow choose a node`,
     series: [
-      { values: column(THEIRS), line: "theirs thin", mark: () => "theirs" },
-      { values: column(OURS), line: "ours thin", mark: () => "ours" },
+      { values: column(REFERENCE), line: "reference thin", mark: () => "reference" },
+      { values: column(CANDIDATE), line: "candidate thin", mark: () => "candidate" },
       { values: judged ? column(ALLOWED) : [], line: "allowed" },
       { values: column(ERROR), mark: kind },
     ],
@@ -63,7 +63,7 @@ function readout(index) {
   const node = nodes[index], difference = node && shown(node, state.stage);
   const text = !node ? "" : difference
     ? `: ${scientific(difference[ERROR])}` + (isJudged(state.stage) ? `, allowed ${scientific(difference[ALLOWED])}` : "") +
-      (difference[OURS] === null ? "" : `; in ${report.dtype} ours ${scientific(difference[OURS])}, theirs ${scientific(difference[THEIRS])}`)
+      (difference[CANDIDATE] === null ? "" : `; in ${report.dtype} candidate ${scientific(difference[CANDIDATE])}, reference ${scientific(difference[REFERENCE])}`)
     : ": not measured";
   find("#readout").replaceChildren(...(node ? [make("b", {}, place(node)), text] : []));
 }
@@ -78,13 +78,13 @@ function drawStages() {
 
 function drawSteps() {
   if (!report.steps.length) return;
-  const parting = report.steps.findIndex((s) => isBug(s[3]) && s[4] !== "tie");
-  const common = { count: report.steps.length, parting, height: 170, numbers: report.steps.map((s) => s[0]) };
+  const firstDivergence = report.steps.findIndex((s) => isBug(s[3]) && s[4] !== "tie");
+  const common = { count: report.steps.length, firstDivergence, height: 170, numbers: report.steps.map((s) => s[0]) };
   if (report.mode !== "generate") {
-    chart(find("#step-losses"), { ...common, label: "losses of ours and theirs", series: [
-      { values: report.steps.map((s) => s[2]), line: "theirs" }, { values: report.steps.map((s) => s[1]), line: "ours" }] });
+    chart(find("#step-losses"), { ...common, label: "losses of candidate and reference", series: [
+      { values: report.steps.map((s) => s[2]), line: "reference" }, { values: report.steps.map((s) => s[1]), line: "candidate" }] });
     find("#step-losses").append(make("p", { class: "note" }, "loss in nats per token: ",
-      make("span", { class: "more" }, "ours"), ", ", make("span", { class: "less" }, "theirs")));
+      make("span", { class: "more" }, "candidate"), ", ", make("span", { class: "less" }, "reference")));
   }
   chart(find("#step-errors"), { ...common, log: true, label: "difference at each step, and what is allowed", series: [
     { values: report.steps.map((s) => s[3][ALLOWED]), line: "allowed" },
@@ -95,7 +95,7 @@ function drawSteps() {
 // ---- One node -----------------------------------------------------------------------------
 
 function figures(node) {
-  const heads = ["", "difference", "allowed", "× allowed", "ours off by", "theirs off by", "ulp"];
+  const heads = ["", "difference", "allowed", "× allowed", "candidate off by", "reference off by", "ulp"];
   // Of what is not judged, what is allowed says nothing.
   const whole = node.whole && node.whole.map((value, i) => (i === ALLOWED || i === EXCESS ? null : value));
   const lines = [["output", node.output], ["output in the whole model", whole],
@@ -105,25 +105,25 @@ function figures(node) {
   return make("table", {},
     make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
     make("tbody", {}, ...lines.map(([name, d]) => {
-      const cells = [scientific(d[ERROR]), scientific(d[ALLOWED]), short(d[EXCESS]), scientific(d[OURS]), scientific(d[THEIRS]), short(d[ULPS])];
+      const cells = [scientific(d[ERROR]), scientific(d[ALLOWED]), short(d[EXCESS]), scientific(d[CANDIDATE]), scientific(d[REFERENCE]), short(d[ULPS])];
       return make("tr", { class: d[EXCESS] !== null && isBug(d) ? "bug" : "" }, make("td", {}, name),
         ...cells.map((cell, i) => make("td", { class: "figures", "data-head": heads[i + 1] }, cell)));
     })));
 }
 
-function histogram({ edges, ours, theirs }) {
+function histogram({ edges, candidate, reference }) {
   const box = make("div", { class: "chart histogram" });
   const [width, height, base] = [Math.min(find("#node").clientWidth - 26, 560), 130, 112];
   const [low, high] = [Number(edges[0]), Number(edges[edges.length - 1])];
-  const most = Math.max(...ours, ...theirs, 1);
+  const most = Math.max(...candidate, ...reference, 1);
   const x = (edge) => 4 + ((Number(edge) - low) / (high - low || 1)) * (width - 8);
   const outline = (counts) => counts.reduce((path, count, i) => {
     const at = (base - (count / most) * (base - 6)).toFixed(1);
     return `${path}L${x(edges[i]).toFixed(1)} ${at}L${x(edges[i + 1]).toFixed(1)} ${at}`;
   }, `M${x(low)} ${base}`) + `L${x(high)} ${base}`;
   const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": "histograms of both outputs" },
-    make("path", { class: "area theirs", d: `${outline(theirs)}Z` }), make("path", { class: "line theirs", d: outline(theirs) }),
-    make("path", { class: "line ours", d: outline(ours) }),
+    make("path", { class: "area reference", d: `${outline(reference)}Z` }), make("path", { class: "line reference", d: outline(reference) }),
+    make("path", { class: "line candidate", d: outline(candidate) }),
     make("line", { class: "grid", x1: 4, x2: width - 4, y1: base, y2: base }),
     make("text", { x: 4, y: height - 3 }, low.toPrecision(3)),
     make("text", { x: width - 4, y: height - 3, "text-anchor": "end" }, high.toPrecision(3)));
@@ -151,23 +151,23 @@ function weightColour(cell) {
 
 function attention(maps) {
   const rgb = (name) => cssColour(name).match(/\w\w/g).map((pair) => parseInt(pair, 16));
-  const [more, less] = [rgb("--ours"), rgb("--theirs")];
+  const [more, less] = [rgb("--candidate"), rgb("--reference")];
   const differenceColour = (cell) => [...(cell > 128 ? more : less), Math.min(2 * Math.abs(cell - 128), 255)];
   const [rows, columns] = maps.shape;
   const reduced = rows > maps.heads[0].rows || columns > maps.heads[0].columns;
   const some = maps.heads.length < maps.count ? `${maps.heads.length} of ${maps.count} heads, those that differ most. ` : "";
   const note = make("p", { class: "note" }, `${some}${rows} queries by ${columns} keys` +
     (reduced ? ", each cell the largest of its neighbourhood" : "") + ". Difference: ",
-    make("span", { class: "more" }, "ours is larger"), ", ", make("span", { class: "less" }, "theirs is larger"),
+    make("span", { class: "more" }, "the candidate is larger"), ", ", make("span", { class: "less" }, "reference is larger"),
     "; full colour at the head’s largest, or at 1e-03 of its largest weight where that is more.");
   const heads = maps.heads.map((head) => {
-    const [ours, theirs, difference] = [head.ours, head.theirs, head.difference].map(bytes);
+    const [candidate, reference, difference] = [head.candidate, head.reference, head.difference].map(bytes);
     const caption = make("figcaption", {}, make("b", {}, `head ${head.head}`), make("span", {}, `largest difference ${scientific(head.largest)}`));
     const told = caption.lastChild.textContent;
     const pictures = make("div", { class: "maps" },
-      picture(head, ours, weightColour, `our weights, head ${head.head}`), picture(head, theirs, weightColour, `their weights, head ${head.head}`),
+      picture(head, candidate, weightColour, `candidate weights, head ${head.head}`), picture(head, reference, weightColour, `reference weights, head ${head.head}`),
       picture(head, difference, differenceColour, `difference, head ${head.head}: largest ${scientific(head.largest)}`),
-      make("span", {}, "ours"), make("span", {}, "theirs"), make("span", {}, "difference"));
+      make("span", {}, "candidate"), make("span", {}, "reference"), make("span", {}, "difference"));
     pictures.addEventListener("pointermove", (event) => {
       const box = event.target.getBoundingClientRect();
       if (event.target.tagName !== "CANVAS") return;
@@ -175,7 +175,7 @@ function attention(maps) {
         .map(([offset, size, cells, whole]) => [Math.min(Math.max(Math.floor((offset / size) * cells), 0), cells - 1), cells, whole]);
       const cell = at[0][0] * head.columns + at[1][0];
       const [query, key] = at.map(([index, cells, whole]) => Math.floor((index * whole) / cells));
-      caption.lastChild.textContent = `query ${query}, key ${key}: ours ${((ours[cell] / 255) * head.high).toFixed(3)}, theirs ${((theirs[cell] / 255) * head.high).toFixed(3)}`;
+      caption.lastChild.textContent = `query ${query}, key ${key}: candidate ${((candidate[cell] / 255) * head.high).toFixed(3)}, reference ${((reference[cell] / 255) * head.high).toFixed(3)}`;
     });
     pictures.addEventListener("pointerleave", () => { caption.lastChild.textContent = told; });
     return make("figure", {}, caption, pictures);
@@ -184,7 +184,7 @@ function attention(maps) {
 }
 
 function remark(node) {
-  if (node.culprit || node.message) return (node.stage ? `${node.stage}: ` : "") + (node.message || "the bug is here, and not in a part of it");
+  if (node.rootCause || node.message) return (node.stage ? `${node.stage}: ` : "") + (node.message || "the bug is here, and not in a part of it");
   if (node.verdict === "bug") return "The bug is in a part of it.";
   return node.verdict === "amplified" ? "No bug: rounding comes in and more comes out, on both sides alike." : "";
 }
@@ -200,14 +200,14 @@ function drawNode() {
       make("h2", {}, make("span", { class: `symbol ${node.verdict}`, role: "img", "aria-label": node.verdict }, SYMBOLS[node.verdict]), ` ${place(node)}`),
       make("div", { class: "steps-between" }, go(-1, "previous node", "‹"), go(1, "next node", "›"),
         make("button", { type: "button", onclick: () => { const item = itemOf(state.node); item.scrollIntoView({ block: "center" }); item.focus({ preventScroll: true }); } }, "in the tree"))),
-    make("p", { class: "pairing" }, `${node.verdict} · ${node.kind} against their ${node.theirKind} `, make("code", {}, node.theirs || "the whole model")),
+    make("p", { class: "pairing" }, `${node.verdict} · ${node.kind} against the reference’s ${node.referenceKind} `, make("code", {}, node.reference || "the whole model")),
     text ? make("p", { class: `callout ${node.verdict}` }, text) : null,
     make("h3", {}, "Numbers ", make("span", { class: "hint" }, `difference and allowed: float64, relative to the largest value; off by: ${report.dtype} against float64`)),
     figures(node),
     node.condition === null ? null : make("p", { class: "note" }, `condition ${short(node.condition)}: small relative errors of its input come out that many times as large`),
   ];
   if (node.histogram) parts.push(make("h3", {}, "Values of the output ", make("span", { class: "hint" },
-    make("span", { class: "more" }, "ours"), ", ", make("span", { class: "less" }, "theirs"))), histogram(node.histogram));
+    make("span", { class: "more" }, "candidate"), ", ", make("span", { class: "less" }, "reference"))), histogram(node.histogram));
   if (node.maps) parts.push(...attention(node.maps));
   find("#node").replaceChildren(...parts.filter(Boolean));
 }
@@ -289,11 +289,11 @@ function begin() {
     for (const selector of ["#tree", "#overview", "#node"]) find(selector).hidden = true;
     return;
   }
-  const culprit = nodes.findIndex((node) => node.culprit);
-  const stage = culprit >= 0 && nodes[culprit].stage;
-  state.stage = { parameters: "parameters", backward: "gradients" }[stage] ?? (culprit >= 0 ? ["output", "whole"] : ["whole", "output"]).find((s) => nodes.some((node) => shown(node, s))) ?? "output";
+  const rootCause = nodes.findIndex((node) => node.rootCause);
+  const stage = rootCause >= 0 && nodes[rootCause].stage;
+  state.stage = { parameters: "parameters", backward: "gradients" }[stage] ?? (rootCause >= 0 ? ["output", "whole"] : ["whole", "output"]).find((s) => nodes.some((node) => shown(node, s))) ?? "output";
   drawStages();
-  select(nodes[fromHash()] ? fromHash() : Math.max(culprit, 0), false);
+  select(nodes[fromHash()] ? fromHash() : Math.max(rootCause, 0), false);
   for (const link of document.querySelectorAll("header a[href^='#node-']")) link.addEventListener("click", (event) => {
     event.preventDefault();
     select(Number(link.hash.slice(6)));
