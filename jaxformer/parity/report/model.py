@@ -20,9 +20,8 @@ class Difference:
         error: largest |ours - theirs|, both computed in float64.
         scale: largest |theirs|.
         allowed: the largest error that is rounding; see ``judge``.
-        candidate_rounding: root mean square of (candidate in the dtype under test - reference in float64),
-            over
-            the root mean square of theirs; None where it was not measured.
+        candidate_rounding: root mean square of (candidate in the dtype under test - reference in
+            float64), over the root mean square of the reference; None where it was not measured.
         reference_rounding: the same of theirs in the dtype under test.
         ulps: our largest error in the dtype under test, in units in the last place of ``scale``.
     """
