@@ -1,18 +1,64 @@
-"""Everything that jaxformer refuses, and the exit code that each refusal ends a command with."""
+"""The errors that jaxformer raises on purpose, and the exit code that each gives a command.
 
-from collections.abc import Mapping
+A message is one line: what is wrong, where, and what to do next. Where it names a setting that the
+library takes as a keyword and the command line as a flag, the setting is a field, so that each side
+writes it in its own way and nobody searches a message for it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """A setting that an error message names.
+
+    Attributes:
+        name: the keyword of the library.
+        example: a value to give, as code; empty if the message names the setting alone.
+    """
+
+    name: str
+    example: str = ""
+
+
+def as_keyword(setting: Setting) -> str:
+    """Returns a setting as the library's callers write it: ``dialect=``."""
+    return f"{setting.name}={setting.example}"
 
 
 class JaxformerError(Exception):
-    """A refusal in one line: what, where, and what to do next.
+    """The base class of all errors that jaxformer raises on purpose.
+
+    >>> error = UsageError("the arrays may be of gpt2 or nanogpt: choose with ", Setting("dialect"))
+    >>> str(error)
+    'the arrays may be of gpt2 or nanogpt: choose with dialect='
+    >>> error.message(lambda setting: f"--{setting.name}")
+    'the arrays may be of gpt2 or nanogpt: choose with --dialect'
+
+    Args:
+        parts: of the message, in order: text, and the settings that it names. They stay in
+            ``args``, so ``type(error)("prefix: ", *error.args)`` adds to a message.
 
     Attributes:
-        exit_code: what a command ends with.
-        already_reported: another process of the same run tells it, so this one need not.
+        exit_code: of the command that this error ends.
+        already_reported: whether another process of the same run reports it, so that this one
+            need not.
     """
 
     exit_code = 1
     already_reported = False
+
+    def __init__(self, *parts: str | Setting):
+        super().__init__(*parts)
+
+    def message(self, spell: Callable[[Setting], str]) -> str:
+        """Returns the message, with each setting as ``spell`` writes it."""
+        return "".join(
+            spell(part) if isinstance(part, Setting) else str(part) for part in self.args
+        )
+
+    def __str__(self) -> str:
+        return self.message(as_keyword)
 
 
 class UsageError(JaxformerError):
@@ -34,7 +80,7 @@ class CheckpointError(JaxformerError):
 
 
 class UnsafeFileError(JaxformerError):
-    """A file refused because opening it could do harm."""
+    """A file that is not opened because it could do harm."""
 
     exit_code = 5
 
@@ -46,7 +92,7 @@ class DivergedError(JaxformerError):
 
 
 class ResourceError(JaxformerError):
-    """Disk, permission or memory."""
+    """A lack of disk space, permission or memory."""
 
     exit_code = 7
 
@@ -64,23 +110,36 @@ class DeviceError(JaxformerError):
 
 
 class StoppedError(JaxformerError):
-    """A signal ended the run after its work was saved; ``exit_code`` is 128 + the signal."""
+    """A signal ended the run after its work was saved; ``exit_code`` is 128 + the signal.
+
+    Args:
+        message: what was saved, in one line.
+        signal_number: of the signal.
+    """
 
     def __init__(self, message: str, signal_number: int):
         super().__init__(message)
         self.exit_code = 128 + signal_number
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the memory of the host or of a device is used up.
+
+    XLA raises one class for all its errors; its status code stands in the text alone.
+    """
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
 def mismatches(expected: Mapping[str, object], found: Mapping[str, object], verb: str) -> list[str]:
-    """What is missing, what is unexpected and what differs, in this order and by name.
+    """Returns what is missing, what is unexpected and what differs, in this order and by name.
 
     >>> mismatches({"a": (2,), "b": (3,)}, {"b": (5,), "c": (7,)}, "has shape")
     ['missing a', 'unexpected c', 'b has shape (5,), not (3,)']
 
     Args:
-        expected: what there must be, by name.
-        found: what there is.
-        verb: stands between a name and what was found; without one the difference is not shown.
+        expected: the values that there must be, by name.
+        found: the values that there are, by name.
+        verb: stands between a name and its value; if empty, the two values are not shown.
     """
     problems = [f"missing {name}" for name in sorted(expected.keys() - found.keys())]
     problems += [f"unexpected {name}" for name in sorted(found.keys() - expected.keys())]

@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import re
 import signal
 import sys
 import traceback
@@ -12,7 +11,13 @@ from typing import Any
 
 from jaxformer.cli.arguments import is_path, parse, preset_name
 from jaxformer.cli.train_options import SampleOptions
-from jaxformer.errors import JaxformerError, ResourceError, UsageError
+from jaxformer.errors import (
+    JaxformerError,
+    ResourceError,
+    Setting,
+    UsageError,
+    is_out_of_memory,
+)
 from jaxformer.hardware.huge_pages import reexec_with_huge_pages
 from jaxformer.training.presets import PRESETS
 
@@ -211,7 +216,7 @@ def entry_point() -> None:
 
 
 def _resource_refusal(error: Exception, command: str) -> str | None:
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+    if is_out_of_memory(error):
         if command != "train":
             return "out of memory: free some, or use a smaller model"
         return "out of memory: use a smaller --batch-size, more --accumulation, or --dtype bfloat16"
@@ -224,7 +229,7 @@ def _resource_refusal(error: Exception, command: str) -> str | None:
 def _explain(error: Exception) -> JaxformerError | None:
     """What the runtime's error means where this process trains with others."""
     processes = sys.modules.get("jaxformer.distributed.processes")
-    if processes is None or "RESOURCE_EXHAUSTED" in str(error):
+    if processes is None or is_out_of_memory(error):
         return None
     refusal: JaxformerError | None = processes.explain(error)
     return refusal
@@ -237,12 +242,16 @@ def _leave_processes(code: int, message: str = "", *, already_reported: bool = F
         processes.leave(code, message, already_reported=already_reported)
 
 
+def as_flag(setting: Setting) -> str:
+    """Returns a setting as the command line writes it: ``--dialect``."""
+    flag = f"--{setting.name.replace('_', '-')}"
+    return f"a JSON file for {flag}: {setting.example}" if setting.example else flag
+
+
 def _refuse(error: JaxformerError | str, code: int, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    # What the library calls by its keywords, this command calls by its flags.
-    message = re.sub(r"\bconfig=(?=\{)", "a JSON file for --config: ", str(error))
-    message = re.sub(r"(?<![\w-])(dialect|config)=(?=\W|$)", r"--\1", message)
+    message = error.message(as_flag) if isinstance(error, JaxformerError) else error
     already_reported = isinstance(error, JaxformerError) and error.already_reported
     if not already_reported:
         print(f"jaxformer: {message}", file=sys.stderr)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from jaxformer import errors
-from jaxformer.errors import JaxformerError, ResourceError, StoppedError
+from jaxformer.errors import JaxformerError, ResourceError, StoppedError, is_out_of_memory
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ def _described(error: Exception) -> dict[str, Any]:
     code = None
     if isinstance(error, JaxformerError):
         kind, code = type(error), error.exit_code
-    elif isinstance(error, OSError | MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+    elif isinstance(error, OSError) or is_out_of_memory(error):
         kind = ResourceError
     else:
         kind = JaxformerError

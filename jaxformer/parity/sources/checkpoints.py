@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
-from jaxformer.errors import CheckpointError, JaxformerError, UsageError
+from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
 from jaxformer.parity.compare.weights import weight_difference
 from jaxformer.parity.sources.transformers_folders import from_transformers
 from jaxformer.parity.trace.torch_trace import require_torch
@@ -85,10 +85,13 @@ def open_source(
         checkpoint = open_checkpoint(path, dialect=dialect, config=config)
         plan = checkpoint.plan()
     except JaxformerError as error:
-        # What the library calls by its keywords, this command has twice.
-        message = re.sub(r"(?<![\w-])(dialect|config)=", rf"--\1-{letter}=", str(error))
-        said = message if str(path) in message else f"{path}: {message}"
-        raise type(error)(said) from error
+        # Each keyword of the library is two keywords here, one a side.
+        parts = [
+            part._replace(name=f"{part.name}_{letter}") if isinstance(part, Setting) else part
+            for part in error.args
+        ]
+        prefix = [] if str(path) in str(error) else [f"{path}: "]
+        raise type(error)(*prefix, *parts) from error
     known = TransformerLMConfig | EncoderDecoderConfig
     if not isinstance(getattr(plan.module, "config", None), known):
         raise UsageError(

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.errors import JaxformerError, UsageError
+from jaxformer.errors import JaxformerError, Setting, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.dialect import StateDictAdapter
 
@@ -109,9 +109,12 @@ def _fitting(tensors: Mapping[str, StoredTensor], config: Any, module: Any) -> S
         return fitting[0]
     if fitting:
         found = ", ".join(dialect.name for dialect in fitting)
-        raise UsageError(f"the arrays may be of {found}: say which with dialect=")
+        raise UsageError(f"the arrays may be of {found}: say which with ", Setting("dialect"))
     what = f"the first is called {next(iter(tensors))!r}" if tensors else "there are none"
     raise UsageError(
-        f"no dialect has these arrays with these settings ({what}): name one with dialect= to see "
-        f"what it lacks, and give its settings with config=. There are {', '.join(DIALECTS)}"
+        f"no dialect has these arrays with these settings ({what}): name one with ",
+        Setting("dialect"),
+        " to see what it lacks, and give its settings with ",
+        Setting("config"),
+        f". There are {', '.join(DIALECTS)}",
     )

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.errors import CheckpointError, Setting, UsageError
 
 Shape = tuple[int, ...]
 _REQUIRED = object()
@@ -65,7 +65,8 @@ class SourceModel:
                 return value
         if default is _REQUIRED:
             where = f"{self.kind or 'the model'} has no " + " or ".join(names)
-            raise MissingSettingError(f'{where}: give it as config={{"{names[0]}": …}}')
+            example = f'{{"{names[0]}": …}}'
+            raise MissingSettingError(f"{where}: give it as ", Setting("config", example))
         return default
 
     def number(self, *names: str) -> int | None:
