@@ -29,11 +29,12 @@ from jaxformer.cli.inspect_options import (
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.generation import generate
+from jaxformer.hardware.memory import host_memory
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Tokenizer, in_float32, language_model, open_checkpoint
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
 from jaxformer.scaling import softmax_scaling
-from jaxformer.training.memory import count_matrices, host_memory
+from jaxformer.training.memory import count_matrices
 from jaxformer.transformer_lm import TransformerLM
 
 Numbers = dict[str, Any]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxformer.errors import ResourceError, TextError, UsageError
-from jaxformer.training.memory import host_memory
+from jaxformer.hardware.memory import host_memory
+from jaxformer.hardware.user_folders import user_cache
 
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TINY_SHAKESPEARE_URL = (
@@ -54,11 +55,6 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
             what = f"is a {'folder' if path.is_dir() else 'device or a pipe'}, not a text file"
         raise UsageError(f"--data {name}: {what}; known names are {', '.join(NAMES)}")
     return _corpus(str(path), _read_text(path, encoding))
-
-
-def user_cache() -> Path:
-    """Where this user keeps what can be made or fetched again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxformer"
 
 
 def _corpus(name: str, text: str) -> Corpus:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from jaxformer.data.corpora import user_cache
+from jaxformer.hardware.user_folders import user_cache
 
 # Beyond this the programs that were written longest ago go first; one of nano is 1 MB.
 MOST_BYTES = 2 * 2**30

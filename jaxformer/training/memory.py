@@ -4,13 +4,12 @@ What it needs exactly, ``jaxformer plan`` finds by compiling; this is arithmetic
 integers, which no setting makes slow.
 """
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from jaxformer.config import GatedActivation, TransformerLMConfig
 from jaxformer.errors import UsageError
+from jaxformer.hardware.memory import device_memory
 from jaxformer.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 KEPT_BYTES = 3 * 4
 # Of a run, over all devices: 16 PiB.
 MOST_BYTES = 2**54
-# Where a container's limit stands, by version of control groups.
-LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def count_matrices(model: TransformerLMConfig) -> int:
@@ -141,34 +138,6 @@ def too_large_for_samples(config: TrainConfig, devices: Sequence["jax.Device"]) 
         f"{_size(training)} of training, and there are {_size(room)} (jaxformer sample writes them "
         "later; --sample-tokens 0 asks for none)"
     )
-
-
-def device_memory(devices: Sequence["jax.Device"]) -> int | None:
-    """The bytes that each of the devices has, or None where that is unknown.
-
-    The devices of a CPU share the memory of their machine.
-    """
-    import jax
-
-    local = [device for device in devices if device.process_index == jax.process_index()]
-    if not local:
-        return None
-    if local[0].platform == "cpu":
-        return host_memory() // len(local)
-    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in local]
-    known = [int(limit) for limit in limits if limit is not None]
-    return min(known) if len(known) == len(limits) else None
-
-
-def host_memory() -> int:
-    """The bytes that this machine has, or that its container may use."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in LIMITS:
-        try:
-            found.append(int(Path(path).read_text(encoding="ascii")))
-        except (OSError, ValueError):
-            continue  # there is none, or it is "max"
-    return min(found)
 
 
 def _number(count: int) -> str:

@@ -9,13 +9,14 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
+from jaxformer.hardware import memory as hardware_memory
+from jaxformer.hardware.memory import host_memory
 from jaxformer.parameters import abstract
-from jaxformer.training import loop, memory
+from jaxformer.training import loop
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.memory import (
     check_memory,
     count_matrices,
-    host_memory,
     least_bytes,
     too_large_for_samples,
 )
@@ -110,7 +111,7 @@ def test_a_plan_beyond_all_machines_is_refused(refuse, text, flags):
 
 
 def test_the_room_is_shared_by_the_devices_of_a_cpu(monkeypatch):
-    monkeypatch.setattr(memory, "host_memory", lambda: 100_000)
+    monkeypatch.setattr(hardware_memory, "host_memory", lambda: 100_000)
     config = TrainConfig(model=SMALL, batch_size=8, steps_per_call=1)
     check_memory(config, jax.devices()[:1])
     with pytest.raises(UsageError, match="on each of 8 devices"):
@@ -121,9 +122,9 @@ def test_samples_need_the_whole_model_on_one_device(monkeypatch):
     config = TrainConfig(model=SMALL, strategy="mesh", fsdp=8)
     # In bytes a parameter: 4 whole, and an eighth of 12 beside them.
     room = int(5.5 * count_matrices(SMALL))
-    monkeypatch.setattr(memory, "host_memory", lambda: 8 * room)
+    monkeypatch.setattr(hardware_memory, "host_memory", lambda: 8 * room)
     assert too_large_for_samples(config, jax.devices()) is None
-    monkeypatch.setattr(memory, "host_memory", lambda: 8 * (room - 1))
+    monkeypatch.setattr(hardware_memory, "host_memory", lambda: 8 * (room - 1))
     told = too_large_for_samples(config, jax.devices())
     assert "no samples will be written" in told
     assert too_large_for_samples(config, jax.devices()[:1]) is None
@@ -141,9 +142,9 @@ def test_a_run_without_room_for_samples_says_so_once_and_goes_on(text, monkeypat
 def test_a_containers_limit_counts(monkeypatch, tmp_path):
     (tmp_path / "max").write_text("max\n")
     (tmp_path / "limit").write_text("12345\n")
-    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "max", tmp_path / "none"))
+    monkeypatch.setattr(hardware_memory, "CONTAINER_LIMITS", (tmp_path / "max", tmp_path / "none"))
     assert host_memory() > 12345
-    monkeypatch.setattr(memory, "LIMITS", (tmp_path / "max", tmp_path / "limit"))
+    monkeypatch.setattr(hardware_memory, "CONTAINER_LIMITS", (tmp_path / "max", tmp_path / "limit"))
     assert host_memory() == 12345
 
 

@@ -3,11 +3,12 @@
 import math
 import time
 
-import jax
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from jaxformer.hardware.memory import describe_memory_in_use
 
 
 class Reporter:
@@ -73,7 +74,7 @@ class Reporter:
         if math.isfinite(self._val_loss):
             numbers += f" · val {self._val_loss:.3f}"
         numbers += f" · {_thousands(tokens_per_second)} tokens/s · {ms:.1f} ms/step"
-        numbers += (f" · {compute}" if compute else "") + f" · {memory()}"
+        numbers += (f" · {compute}" if compute else "") + f" · {describe_memory_in_use()}"
         self._bar.update(self._task, completed=step, numbers=numbers)
         now = time.monotonic()
         if not self.console.is_terminal and (
@@ -109,27 +110,6 @@ class Reporter:
     def close(self) -> None:
         """Takes the bar away."""
         self._bar.stop()
-
-
-def memory() -> str:
-    """The memory in use: that of the first accelerator, or this process's where there is none."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_in_use" in stats:
-        return f"{stats['bytes_in_use'] / 2**30:.1f} GiB on device"
-    return f"{resident_bytes() / 2**30:.1f} GiB"
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process, in bytes; its peak where the system gives only that."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * 4096
-    except OSError:
-        import resource
-        import sys
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def describe_parameters(count: int) -> str:

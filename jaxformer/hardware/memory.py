@@ -1,0 +1,66 @@
+"""How much memory devices and this machine have, and how much of it is in use, in bytes."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jax
+
+# Where a container's limit stands, for both versions of Linux's control groups.
+CONTAINER_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+def device_memory(devices: Sequence["jax.Device"]) -> int | None:
+    """Returns the bytes that each of the devices has, or None where that is unknown.
+
+    Only devices of this process are looked at. The devices of a CPU share their machine's memory.
+    """
+    import jax
+
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    if not local:
+        return None
+    if local[0].platform == "cpu":
+        return host_memory() // len(local)
+    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in local]
+    known = [int(limit) for limit in limits if limit is not None]
+    return min(known) if len(known) == len(limits) else None
+
+
+def host_memory() -> int:
+    """Returns the bytes that this machine has, or that its container may use."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in CONTAINER_LIMITS:
+        try:
+            found.append(int(Path(path).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # there is none, or it is "max"
+    return min(found)
+
+
+def describe_memory_in_use() -> str:
+    """Returns in words what the first accelerator holds, or this process where there is none."""
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_in_use" in stats:
+        return f"{stats['bytes_in_use'] / 2**30:.1f} GiB on device"
+    return f"{_resident_bytes() / 2**30:.1f} GiB"
+
+
+def _resident_bytes() -> int:
+    """Resident memory of this process; its peak where the system gives only that."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+    except OSError:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
