@@ -105,6 +105,12 @@ REFUSED = {
     "another architecture": (("{a}", "{llama}"), 4, "missing position_embedding.embedding"),
     "part of a model": (("{a}", "{part}", "--dialect-b", "unified"), 2, "only whole models"),
     "no dialect": (("{a}", "{b}", "--dialect-b", "nobody"), 2, "there is no dialect nobody"),
+    "unknown names": (("{a}", "{strange_names}"), 2, "name one with --dialect-b to see"),
+    "no settings": (
+        ("{bare}", "{b}", "--dialect-a", "gpt2"),
+        2,
+        "give it as a JSON file for --config-a: {{",
+    ),
     "mode": (("{a}", "{b}", "--mode", "backward"), 2, "backward"),
     "batch": (("{a}", "{b}", "--batch", "0"), 2, "--batch must be at least 1: got 0"),
     "length": (("{a}", "{b}", "--length", "99"), 2, "the models hold 19 tokens"),
@@ -158,6 +164,10 @@ def test_refusals(refuse, tmp_path, gpt2, llamas, nano, case):
     part = unified.FeedForward(24, 35)
     paths["part"] = tmp_path / "part.pt"
     torch.save(part.state_dict(), paths["part"])
+    paths["strange_names"] = tmp_path / "strange.pt"
+    torch.save({"w": torch.zeros(2)}, paths["strange_names"])
+    paths["bare"] = tmp_path / "bare.pt"
+    torch.save(gpt2_state(), paths["bare"])
     filled = [argument.format(**paths) for argument in arguments]
     refuse(["verify", *filled], code, words.format(**paths))
 
