@@ -6,8 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from jaxformer.parity.report.html.attention_maps import BUDGET_BYTES, MAX_SIDE, map_images, reduce
-from jaxformer.parity.report.model import Maps, Node
+from jaxformer.parity.report.html.attention_maps import (
+    BUDGET_BYTES,
+    MAX_SIDE,
+    attention_pictures,
+    reduce,
+)
+from jaxformer.parity.report.model import AttentionMaps, Node
 
 
 def pixels(picture, side):
@@ -16,14 +21,14 @@ def pixels(picture, side):
 
 
 def node_with(candidate, reference, order=0, **more):
-    maps = Maps(candidate.tolist(), reference.tolist())
+    maps = AttentionMaps(candidate.tolist(), reference.tolist())
     return Node(f"a.{order}", "", "A", "B", 0, order, maps=maps, **more)
 
 
 def test_a_small_map_is_drawn_cell_by_cell():
     rng = np.random.default_rng(3)
     candidate, reference = rng.random((2, 3, 5, 7))
-    [maps] = map_images([node_with(candidate, reference)]).values()
+    [maps] = attention_pictures([node_with(candidate, reference)]).values()
     assert [p["head"] for p in maps["heads"]] == [0, 1, 2]
     for picture, one, other in zip(maps["heads"], candidate, reference, strict=True):
         high = max(one.max(), other.max())
@@ -43,7 +48,7 @@ def test_a_large_map_keeps_the_largest_of_every_cell():
     weights[0, 150, 2] = 1.0
     reference = weights.copy()
     reference[0, 149, 2] = 0.3
-    [maps] = map_images([node_with(weights, reference)]).values()
+    [maps] = attention_pictures([node_with(weights, reference)]).values()
     [picture] = maps["heads"]
     assert (picture["rows"], picture["columns"]) == (MAX_SIDE, 5)
     row = next(
@@ -61,10 +66,10 @@ def test_a_large_map_keeps_the_largest_of_every_cell():
 def test_the_last_bits_are_not_drawn_as_a_difference():
     weights = np.full((1, 4, 6), 0.25)
     reference = weights * (1 + 1e-7)
-    [maps] = map_images([node_with(weights, reference)]).values()
+    [maps] = attention_pictures([node_with(weights, reference)]).values()
     assert (pixels(maps["heads"][0], "difference") == 128).all()
     reference[0, 2, 3] += 1e-3
-    [maps] = map_images([node_with(weights, reference)]).values()
+    [maps] = attention_pictures([node_with(weights, reference)]).values()
     assert pixels(maps["heads"][0], "difference")[2, 3] == 1
 
 
@@ -76,7 +81,7 @@ def test_what_the_budget_leaves_are_the_heads_that_differ_most():
         candidate = reference.copy()
         candidate[order % 9] += 0.5
         nodes.append(node_with(candidate, reference, order, is_root_cause=order == 59))
-    drawn = map_images(nodes)
+    drawn = attention_pictures(nodes)
     assert len(drawn) == 60
     for order, maps in drawn.items():
         assert order % 9 in [p["head"] for p in maps["heads"]]
@@ -93,8 +98,8 @@ def test_what_the_budget_leaves_are_the_heads_that_differ_most():
 
 def test_maps_that_do_not_fit_each_other_or_are_not_finite_do_no_harm():
     candidate = np.full((2, 3, 4), 0.5)
-    assert map_images([node_with(candidate, candidate[:1])]) == {}
+    assert attention_pictures([node_with(candidate, candidate[:1])]) == {}
     candidate[1, 1, 1] = np.nan
-    [maps] = map_images([node_with(candidate, np.full((2, 3, 4), 0.5))]).values()
+    [maps] = attention_pictures([node_with(candidate, np.full((2, 3, 4), 0.5))]).values()
     assert maps["heads"][1]["largest"] == "Infinity"
     json.dumps(maps, allow_nan=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxformer.parity.report.html.writer import page, write_html
-from jaxformer.parity.report.model import Difference, Node, Report, Setting, Step
+from jaxformer.parity.report.model import Difference, Node, Report, SettingDifference, Step
 from jaxformer.parity.report.tree import one_line
 from tests.support.parity_reports import HOSTILE, report
 
@@ -27,7 +27,7 @@ def test_everything_is_escaped():
         backward={HOSTILE: Difference(1.0, 1.0, 1e-12)},
     )  # fmt: skip
     what = Report(
-        "grad", "float32", (node,), (Setting(*[HOSTILE] * 4),),
+        "grad", "float32", (node,), (SettingDifference(*[HOSTILE] * 4),),
         (Step(0, 1.0, 1.0, Difference(0, 1, 1), HOSTILE, HOSTILE),),
         {HOSTILE: HOSTILE, "nested": {"a": [HOSTILE]}}, (HOSTILE,),
     )  # fmt: skip

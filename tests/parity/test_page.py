@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.parity.report.html.writer import write_html
-from jaxformer.parity.report.model import Difference, Node, Report, Setting, Step
+from jaxformer.parity.report.model import Difference, Node, Report, SettingDifference, Step
 from jaxformer.parity.report.tree import scientific
 from tests.support.chromium import EXECUTABLE, Browser
 from tests.support.parity_reports import HOSTILE, MESSAGE, report
@@ -294,7 +294,7 @@ def test_nothing_that_comes_from_a_model_is_run(show):
     )  # fmt: skip
     step = Step(0, float("nan"), 1.0, Difference(1.0, 1.0, 1e-9), HOSTILE, HOSTILE)
     what = Report(
-        "train", HOSTILE, (node,), (Setting(*[HOSTILE] * 4),), (step,), {HOSTILE: HOSTILE}
+        "train", HOSTILE, (node,), (SettingDifference(*[HOSTILE] * 4),), (step,), {HOSTILE: HOSTILE}
     )
     browser = show(what, 390)
     assert browser.evaluate("document.querySelectorAll('img').length") == 0

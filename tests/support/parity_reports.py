@@ -6,7 +6,15 @@ import io
 import numpy as np
 from rich.console import Console
 
-from jaxformer.parity.report.model import Difference, Histogram, Maps, Node, Report, Setting, Step
+from jaxformer.parity.report.model import (
+    AttentionMaps,
+    Difference,
+    Histogram,
+    Node,
+    Report,
+    SettingDifference,
+    Step,
+)
 from jaxformer.parity.report.terminal import print_report
 
 # What a model may be called, to break a report out of its file.
@@ -64,7 +72,7 @@ def maps(rng, bug=False, heads=4, length=24):
         s = np.where(place[:, None] >= place, s, -np.inf)
         weights = np.exp(s - s.max(-1, keepdims=True))
         both.append((weights / weights.sum(-1, keepdims=True)).tolist())
-    return Maps(*both)
+    return AttentionMaps(*both)
 
 
 def report(layers=6, bugs=(), mode="grad", first_divergence=None, heads=4, length=24, amplified=()):
@@ -111,8 +119,12 @@ def report(layers=6, bugs=(), mode="grad", first_divergence=None, heads=4, lengt
     add("final_norm", "model.norm", "RMSNorm", "LlamaRMSNorm", 1)
     add("lm_head", "lm_head", "Linear", "Linear", 1)
     settings = (
-        Setting("rotary layout", "interleaved", "half", "attention looks at the wrong places"),
-        Setting("norm_eps", "1e-05", "1e-06", "small inputs are scaled by up to 1 % less"),
+        SettingDifference(
+            "rotary layout", "interleaved", "half", "attention looks at the wrong places"
+        ),
+        SettingDifference(
+            "norm_eps", "1e-05", "1e-06", "small inputs are scaled by up to 1 % less"
+        ),
     )
     return Report(
         mode, "float32", tuple(nodes), settings if bugs else (), steps(rng, mode, first_divergence),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.matching.calls import MatchedCall, match_calls
-from jaxformer.parity.report.model import Histogram, Maps
+from jaxformer.parity.report.model import AttentionMaps, Histogram
 from jaxformer.parity.tolerance import ROUNDOFF, judge, rounding, ulps
 from jaxformer.parity.trace import jax_trace as jax_trace
 from jaxformer.parity.trace import torch_trace as torch_trace
@@ -77,11 +77,11 @@ def _histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram | None
     return Histogram(tuple(edges.tolist()), *counts)
 
 
-def _maps(matched_call: MatchedCall) -> Maps | None:
+def _maps(matched_call: MatchedCall) -> AttentionMaps | None:
     candidate, reference = matched_call.candidate[0].weights, matched_call.reference[0].weights
     if candidate is None or reference is None or candidate.shape != reference.shape:
         return None
-    return Maps(*(_nested(seen.beginning) for seen in (candidate, reference)))
+    return AttentionMaps(*(_nested(seen.beginning) for seen in (candidate, reference)))
 
 
 def _nested(array: np.ndarray) -> Any:

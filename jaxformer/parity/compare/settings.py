@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxformer.parity.report.model import Node, Setting
+from jaxformer.parity.report.model import Node, SettingDifference
 from jaxformer.porting.mapping.skeletons import facts
 
 # What a setting is called in a module, and what it does where it is not the same.
@@ -42,7 +42,7 @@ EFFECTS = (
 INDEX = re.compile(r"(?<=[.])[0-9]+(?=[.])")
 
 
-def compare_settings(candidate: Any, expected: Any) -> list[Setting]:
+def compare_settings(candidate: Any, expected: Any) -> list[SettingDifference]:
     """How a module of ours differs from the one that their settings make.
 
     What differs alike in every layer is told once: ``blocks.*.attention_norm.eps``.
@@ -50,11 +50,11 @@ def compare_settings(candidate: Any, expected: Any) -> list[Setting]:
     here, there = facts(candidate), facts(expected)
     known = here.keys() | there.keys()
     layers = Counter(INDEX.sub("*", name) for name in known)
-    found: dict[Setting, list[str]] = {}
+    found: dict[SettingDifference, list[str]] = {}
     for name in sorted(name for name in known if here.get(name) != there.get(name)):
         folded = INDEX.sub("*", name)
         values = _shown(here.get(name)), _shown(there.get(name))
-        found.setdefault(Setting(folded, *values, _effect(name)), []).append(name)
+        found.setdefault(SettingDifference(folded, *values, _effect(name)), []).append(name)
     return [
         dataclasses.replace(setting, name=name)
         for setting, names in found.items()
@@ -62,7 +62,7 @@ def compare_settings(candidate: Any, expected: Any) -> list[Setting]:
     ]
 
 
-def name_causes(nodes: Sequence[Node], settings: Sequence[Setting]) -> list[Node]:
+def name_causes(nodes: Sequence[Node], settings: Sequence[SettingDifference]) -> list[Node]:
     """The nodes, those with a bug saying which of their own settings are not the same."""
     root_causes = [node for node in nodes if node.is_root_cause]
     caused: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def name_causes(nodes: Sequence[Node], settings: Sequence[Setting]) -> list[Node
     ]
 
 
-def flags() -> list[Setting]:
+def flags() -> list[SettingDifference]:
     """Global switches that lower the precision of matrix products on one side."""
     import torch
 
@@ -90,7 +90,7 @@ def flags() -> list[Setting]:
     precision = getattr(jax.config, "jax_default_matmul_precision", None)
     if jax.default_backend() != "cpu" and precision not in ("highest", "float32"):
         found.append(
-            Setting(
+            SettingDifference(
                 "matrix products in float32", f"jax_default_matmul_precision={precision}",
                 torch.get_float32_matmul_precision(),
                 "on this accelerator JAX multiplies float32 in fewer bits unless told otherwise",
@@ -98,7 +98,7 @@ def flags() -> list[Setting]:
         )  # fmt: skip
     if torch.get_float32_matmul_precision() != "highest":
         found.append(
-            Setting(
+            SettingDifference(
                 "matrix products in float32", "float32",
                 f"torch.set_float32_matmul_precision({torch.get_float32_matmul_precision()!r})",
                 "theirs keep 10 bits (TF32) or 7 where the hardware can",

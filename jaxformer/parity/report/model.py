@@ -64,7 +64,7 @@ class Histogram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Maps:
+class AttentionMaps:
     """Attention weights of one example, head by head, both sides: (heads, T, S), nested tuples."""
 
     candidate: Any
@@ -113,7 +113,7 @@ class Node:
     backward: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
     condition: float | None = None
     histogram: Histogram | None = None
-    maps: Maps | None = None
+    maps: AttentionMaps | None = None
 
     @property
     def differences(self) -> dict[str, Difference]:
@@ -148,7 +148,7 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class SettingDifference:
     """A setting that is not the same on both sides, and what that is likely to do."""
 
     name: str
@@ -195,7 +195,7 @@ class Report:
     mode: str
     dtype: str
     nodes: tuple[Node, ...] = ()
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[SettingDifference, ...] = ()
     steps: tuple[Step, ...] = ()
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
@@ -241,7 +241,7 @@ class Report:
                 values["mode"],
                 values["dtype"],
                 tuple(map(_node, values["nodes"])),
-                tuple(Setting(**setting) for setting in values["settings"]),
+                tuple(SettingDifference(**setting) for setting in values["settings"]),
                 tuple(map(_step, values["steps"])),
                 values["about"],
                 tuple(map(str, values.get("remarks", ()))),
@@ -270,7 +270,7 @@ def _node(values: Mapping[str, Any]) -> Node:
             reference=tuple(map(int, values["histogram"]["reference"])),
         )
     if values["maps"] is not None:
-        made["maps"] = Maps(
+        made["maps"] = AttentionMaps(
             **{side: _floats(values["maps"][side]) for side in ("candidate", "reference")}
         )
     return Node(**made)

@@ -17,7 +17,7 @@ BUDGET_BYTES = 2_500_000
 FAINT = 1e-3
 
 
-def map_images(nodes: Sequence[Node]) -> Mapping[int, Mapping[str, Any]]:
+def attention_pictures(nodes: Sequence[Node]) -> Mapping[int, Mapping[str, Any]]:
     """The pictures of each node that has maps, by its place among the nodes.
 
     Where the budget does not allow for all heads, those that differ most are drawn: first one of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.parity.report.files import write_text
-from jaxformer.parity.report.html.attention_maps import map_images
+from jaxformer.parity.report.html.attention_maps import attention_pictures
 from jaxformer.parity.report.model import VERDICTS, Difference, Node, Report, Verdict
 from jaxformer.parity.report.tree import (
     Branch,
@@ -247,7 +247,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequenc
 
 def _data(report: Report) -> dict[str, Any]:
     """What the page's script draws from."""
-    images = map_images(report.nodes)
+    images = attention_pictures(report.nodes)
     return {
         "mode": report.mode,
         "dtype": report.dtype,
