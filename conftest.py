@@ -1,6 +1,7 @@
-"""Settings of the whole test run: made before JAX is imported."""
+"""Settings of the whole test run, made before JAX is imported, and the choice of a tier."""
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
@@ -11,23 +12,57 @@ import jax
 import pytest
 import torch
 
+from tests.support.tiers import TIERS, tier_of
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 
-# Their subject is what the optimised program computes, needs or costs.
-OPTIMIZED = {
-    "test_cases", "test_train_step", "test_training_parity", "test_random_bits", "test_versions",
-    "test_benchmarks", "test_compilation_cache", "test_memory", "test_parity_memory",
-}  # fmt: skip
+# What a worker may grow to in the full tier.
+WORKER_MEMORY = 4 * 2**30
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that chooses a tier."""
+    parser.addoption(
+        "--tier",
+        choices=TIERS,
+        default=TIERS[0],
+        help="run the tests of this tier alone (default: %(default)s); "
+        "a test that is named as path::test runs whatever its tier",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the tests of the chosen tier and those that the command line names."""
+    tier = config.getoption("tier")
+    named = tuple(arg.partition("::")[2] for arg in config.args if "::" in arg)
+
+    def is_chosen(item: pytest.Item) -> bool:
+        return tier == tier_of(item.iter_markers()) or item.nodeid.partition("::")[2].startswith(
+            named
+        )
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item)])
+    items[:] = [item for item in items if is_chosen(item)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Returns a worker for each core that this process may use, fewer where memory is short."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(cores, memory // WORKER_MEMORY))
 
 
 def compile_quickly(quickly: bool) -> None:
-    """Elsewhere the arrays are tiny, and compiling takes longer than running.
+    """Turns LLVM's optimisations off, or on again, here and in processes that tests start.
 
-    What XLA fuses and where it keeps its arrays stays as it is; only LLVM optimises nothing.
+    Most tests use tiny arrays, and compiling takes longer than running. What XLA fuses and where
+    it keeps its arrays stays as it is.
     """
     jax.config.update("jax_disable_most_optimizations", quickly)
-    # That of the processes that tests start.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quickly))
 
 
@@ -35,16 +70,16 @@ compile_quickly(True)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def optimized_where_it_matters(request):
-    """Sets it by module."""
-    compile_quickly(request.module.__name__.rpartition(".")[2] not in OPTIMIZED)
+def compile_as_the_module_needs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compiles modules that are marked ``optimized`` as users do, and all others quickly."""
+    compile_quickly(request.node.get_closest_marker("optimized") is None)
     yield
     compile_quickly(True)
 
 
 @pytest.fixture(scope="module")
-def float64():
-    """JAX computes in float64 where it is asked to, and torch in one thread.
+def float64() -> Iterator[None]:
+    """Lets JAX compute in float64 where it is asked to, and torch in one thread.
 
     The arrays are tiny: a second thread would only wait.
     """

@@ -7,6 +7,8 @@ from parity_tests.harness import DTYPES, Pair
 from parity_tests.table import float64_figures, note, rounding_figures
 from parity_tests.verdict import judge_float64
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def pair(request):

@@ -23,6 +23,8 @@ from jaxformer.training.parallel.strategies import DataParallel
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch
 
+pytestmark = pytest.mark.optimized
+
 CONFIG = TransformerLMConfig(
     vocab_size=29, context_length=13, d_model=24, num_layers=2, num_heads=3, d_ff=40
 )

@@ -26,6 +26,8 @@ from jaxformer.train_step import TrainState, train_step
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.verdict import rms
 
+pytestmark = pytest.mark.optimized
+
 STEPS = 200
 CONFIG = TransformerLMConfig(
     vocab_size=65, context_length=18, d_model=24, num_layers=2, num_heads=3, d_ff=40

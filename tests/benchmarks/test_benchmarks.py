@@ -14,6 +14,8 @@ import torch_ref.config
 import torch_ref.train_step
 import torch_ref.transformer_lm
 
+pytestmark = pytest.mark.optimized
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 HELPERS = {"measure", "limits", "sides"}

@@ -96,7 +96,7 @@ def test_two_processes_save_and_restore_together(saved, tmp_path):
         assert same(folder.restore(5, shardings(*layout))[0], 5, layout)
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 def test_four_processes_save_and_two_restore(tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoints")
     assert together(4, folder.folder, "save:5:2x4", "save:6:8x1") == [["fine"] * 2] * 4

@@ -12,6 +12,8 @@ from jaxformer.checkpoints import CheckpointFolder, describe
 from tests.fixtures import write
 from tests.support.tiny import resume
 
+pytestmark = pytest.mark.optimized
+
 FIXTURES = sorted(path.parent for path in write.HERE.glob("*/expected.json"))
 
 

@@ -13,6 +13,7 @@ from jaxformer.config import EncoderDecoderConfig
 from jaxformer.parity.report.files import load_report
 from jaxformer.parity.sources.checkpoints import make_twin
 from tests.support.ported import VOCABULARY, port, refused
+from tests.support.tiers import SLOW
 from tests.support.verified import (
     changed,
     gpt2_formats,
@@ -49,7 +50,7 @@ def nano(tmp_path_factory):
 
 # Each once as A and once as B; the slow run has every pair.
 PAIRS = [
-    pytest.param(a, b, marks=() if "folder" in (a, b) else pytest.mark.slow)
+    pytest.param(a, b, marks=() if "folder" in (a, b) else SLOW)
     for a, b in itertools.product(FORMATS, FORMATS)
 ]
 
@@ -102,7 +103,7 @@ BUGS = {
 USUAL = ("eps", "activation", "rotary base", "scale", "window")
 # By transformers and by torch_ref; what the latter finds too is left to the slow run.
 RUN_BY = [
-    pytest.param(a, bug, marks=pytest.mark.slow if a != "llama" and bug in USUAL else ())
+    pytest.param(a, bug, marks=SLOW if a != "llama" and bug in USUAL else ())
     for a, bug in itertools.product(["llama", "llama.safetensors"], BUGS)
 ]
 

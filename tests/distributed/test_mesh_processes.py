@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.several import fresh, run
+from tests.support.tiers import SLOW
 from tests.support.tiny import DROPOUT, TEXT, losses, resume, steps, train
 
 SELDOM = ["--sample-tokens", 0, "--eval-interval", 5, "--eval-batch-size", 64]
@@ -12,7 +13,7 @@ SELDOM = ["--sample-tokens", 0, "--eval-interval", 5, "--eval-batch-size", 64]
     ("each", "mesh"),
     [
         (1, ["--fsdp", 2]),
-        pytest.param(2, ["--fsdp", 2, "--tensor", 2], marks=pytest.mark.slow),
+        pytest.param(2, ["--fsdp", 2, "--tensor", 2], marks=SLOW),
     ],
     ids=["fsdp", "fsdp and tensor"],
 )

@@ -44,7 +44,7 @@ def same_everywhere(out, together):
     assert losses(out, GRADIENT_NORM) == losses(together / "run", GRADIENT_NORM)
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 def test_four_processes_are_one_to_the_bit(together, cache, empty_folder):
     arguments = fresh(together / "text.txt", "run", *LONG)
     told = run(4, 1, *arguments, cache=cache)
@@ -108,7 +108,7 @@ def test_a_process_that_hangs_ends_the_others(together, cache, empty_folder):
     assert f"step {saved()[-1]} is the last one saved" in line
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_whoever_is_lost_of_four_ends_the_rest(together, cache, empty_folder, victim, number):
@@ -123,7 +123,7 @@ def test_whoever_is_lost_of_four_ends_the_rest(together, cache, empty_folder, vi
     assert run(1, 1, "train", "--out", "run", "--resume", "--steps", saved()[-1] + 1, cache=cache)
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 @pytest.mark.parametrize(
     "flags", [[], ["--fsdp", 4], ["--fsdp", 2]], ids=["data", "fsdp4", "fsdp2"]
 )

@@ -94,7 +94,7 @@ def test_layers_with_masks_of_their_own_run_one_by_one():
     assert "scan" not in text(abstract(sliding_window=5, full_attention_layers=(1,)))
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 def test_a_run_on_a_mesh_is_the_same(text, tmp_path):
     flags = [
         "--steps", 2, "--num-layers", 2, "--devices", 4, "--strategy", "mesh", "--fsdp", 2,

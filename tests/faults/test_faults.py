@@ -116,7 +116,7 @@ def test_a_figure_that_is_not_a_results_is_found():
         table.render(text.replace("end of", "end"), {})
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 def test_a_short_soak(tmp_path):
     found = soak.soak(Workbench(tmp_path, 0), steps=600, kills=3)
     assert found["same_losses"]
@@ -125,7 +125,7 @@ def test_a_short_soak(tmp_path):
     assert len(found["kills"]) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 @pytest.mark.parametrize("name", FAULTS)
 def test_all_of_each(name, tmp_path):
     bench = Workbench(tmp_path, 2)

@@ -11,6 +11,8 @@ from jaxformer.hardware import compilation_cache as compilation
 from jaxformer.hardware.compilation_cache import use_compilation_cache
 from tests.support.tiny import DROPOUT, ROOT, losses, manifest, start, train, train_arguments
 
+pytestmark = pytest.mark.optimized
+
 # A full disk: whatever is written to the cache stays half written.
 FULL_DISK = """
 import errno, sys

@@ -15,6 +15,7 @@ from jaxformer.parameters import abstract
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import SLOW
 
 MODEL = {"num_layers": 2, "d_model": 12, "num_heads": 4, "context_length": 8}
 CLASSES = (TransformerLMConfig, OptimizerConfig, TrainConfig)
@@ -191,7 +192,7 @@ LLAMAS = {"llama-1b": 1_100_048_384, "llama-7b": 6_738_415_616, "llama-70b": 68_
     "name",
     [
         # 80 layers take half a minute to trace.
-        pytest.param(name, marks=pytest.mark.slow) if name == "llama-70b" else name
+        pytest.param(name, marks=SLOW) if name == "llama-70b" else name
         for name in PRESETS
         if name.startswith("llama")
     ],

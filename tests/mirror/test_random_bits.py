@@ -7,6 +7,8 @@ import pytest
 
 from jaxformer.layers import Dropout, random_bits
 
+pytestmark = pytest.mark.optimized
+
 SHAPE = (37, 3, 61, 59)
 
 

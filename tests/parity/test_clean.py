@@ -13,6 +13,7 @@ from jaxformer.parity.compare.modules import compare_with
 from jaxformer.parity.trace.torch_trace import in_narrow
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from tests.support.subjects import HUGGING_FACE, B, D, F, Subject, V, causal, randomize
+from tests.support.tiers import SLOW, tier_of
 from torch_ref.config import TransformerLMConfig
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -224,7 +225,7 @@ CASES = [
         STDS[(place + turn) % 3],
         LONG if 3 * place + turn in AT_LENGTH else SHORT,
         id=f"{3 * place + turn}-{name}-{dtype}",
-        marks=[pytest.mark.slow] * ((turn == 2 and place < 8) or 3 * place + turn in (3, 13)),
+        marks=[SLOW] * ((turn == 2 and place < 8) or 3 * place + turn in (3, 13)),
     )
     for place, (name, make) in enumerate(FAMILIES)
     for turn, dtype in enumerate(("float32", "bfloat16", "float32"))
@@ -232,7 +233,7 @@ CASES = [
 
 
 def test_there_are_enough():
-    assert sum(not case.marks for case in CASES) >= 50
+    assert sum(tier_of(case.marks) != "slow" for case in CASES) >= 50
 
 
 @pytest.mark.parametrize(("number", "make", "dtype", "std", "length"), CASES)

@@ -11,7 +11,7 @@ from tests.parity.test_mutants import generator, is_named
 from tests.support import mutants as mutants
 from tests.support.subjects import F, V, ids, subject
 
-pytestmark = pytest.mark.usefixtures("float64")
+pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("float64")]
 
 NAMES = ["gpt2", "llama", "bert"]
 

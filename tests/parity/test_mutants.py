@@ -11,6 +11,7 @@ from jaxformer.parity.trace.reference_run import ReferenceRun
 from tests.support import mutants as mutants
 from tests.support.mutants import MUTANTS, REFERENCE_MUTANTS
 from tests.support.subjects import SUBJECTS, Mutated, subject
+from tests.support.tiers import SLOW
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -30,11 +31,11 @@ PLACES = {
     "positions_shift": ["unified learned", "gpt2", "bert", "torch_ref post-norm", "encdec gpt"],
 }
 # The second models of a family are left to the slow run.
-SLOW = ("unified alibi post-norm", "mistral", "torch_ref post-norm", "encdec gpt")
+SECOND_MODELS = ("unified alibi post-norm", "mistral", "torch_ref post-norm", "encdec gpt")
 # Model by model, so that what one compiles serves the next.
 CASES = [
     pytest.param(
-        name, mutate, id=f"{name}-{mutate.__name__}", marks=[pytest.mark.slow] * (name in SLOW)
+        name, mutate, id=f"{name}-{mutate.__name__}", marks=[SLOW] * (name in SECOND_MODELS)
     )
     for name in SUBJECTS
     for mutate in (*MUTANTS, *REFERENCE_MUTANTS)
@@ -83,7 +84,7 @@ def test_a_plant_is_named(name, mutate):
     is_named(report, mutated)
 
 
-@pytest.mark.parametrize("name", [name for name in SUBJECTS if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in SUBJECTS if name not in SECOND_MODELS])
 @pytest.mark.parametrize("several", TOGETHER, ids=lambda v: "+".join(p.__name__ for p in v))
 def test_plants_do_not_hide_each_other(name, several):
     found = subject(name)
@@ -105,7 +106,7 @@ def test_there_are_enough():
     assert set(PLACES) <= {mutate.__name__ for mutate in MUTANTS}
 
 
-@pytest.mark.parametrize("name", [name for name in SUBJECTS if name not in SLOW])
+@pytest.mark.parametrize("name", [name for name in SUBJECTS if name not in SECOND_MODELS])
 def test_without_a_plant_there_is_nothing(name):
     found = subject(name)
     report = found.compare(found.fresh())

@@ -1,4 +1,4 @@
-"""The page of a parity report in a headless Chromium; ``pytest -m browser`` where there is one."""
+"""The page of a parity report in a headless Chromium, where there is one."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from tests.support.chromium import EXECUTABLE, Browser
 from tests.support.parity_reports import HOSTILE, MESSAGE, report
 
 pytestmark = [
-    pytest.mark.browser,
+    pytest.mark.tier("full"),
     pytest.mark.skipif(EXECUTABLE is None, reason="there is no Chromium on this machine"),
 ]
 WIDTHS = (1280, 390)

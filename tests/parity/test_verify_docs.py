@@ -56,7 +56,7 @@ def verse(empty_folder):
     return hugging_face(empty_folder / "verse", state, config=config)
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 def test_the_bug_hunt(verse):
     script = code("# convert.py")
     exec(compile(script, "convert.py", "exec"), {})

@@ -23,6 +23,8 @@ from jaxformer.training.memory import (
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.tiny import train, train_arguments
 
+pytestmark = pytest.mark.optimized
+
 SMALL = TransformerLMConfig(
     d_model=12, num_heads=4, context_length=7, num_layers=3, vocab_size=31, d_ff=35
 )

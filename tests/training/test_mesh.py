@@ -39,6 +39,7 @@ from tests.support.meshes import (
     shapes_of,
     state_of,
 )
+from tests.support.tiers import SLOW
 from tests.support.tiny import DROPOUT, losses, manifest, resume, train, train_arguments
 
 
@@ -58,7 +59,7 @@ def assert_same(one, other):
 # Eight devices under pmap are held to one in parity_tests/test_train_step.py too.
 @pytest.mark.parametrize(
     "mesh",
-    [pytest.param(mesh, marks=[pytest.mark.slow] * (mesh == "pmap 8")) for mesh in MESHES],
+    [pytest.param(mesh, marks=[SLOW] * (mesh == "pmap 8")) for mesh in MESHES],
 )
 def test_twenty_steps_are_the_same_on_every_mesh(mesh):
     """As by pmap on one device, with dropout; losses and parameters to 1e-10."""
@@ -67,12 +68,12 @@ def test_twenty_steps_are_the_same_on_every_mesh(mesh):
     assert_same(one, fetch(dropping(LLAMA), mesh))
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 def test_a_model_that_divides_badly_is_the_same_on_a_mesh_in_micro_batches():
     assert_same(fetch(ODD, ONE), fetch(ODD, "data 2 x fsdp 2 x tensor 2", accumulation=2))
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("config", [LLAMA, ODD, dropping(ODD)], ids=["llama", "odd", "dropping"])
@@ -81,7 +82,7 @@ def test_every_model_is_the_same_on_every_mesh(config, mesh, accumulation):
     assert_same(fetch(config, ONE, accumulation), fetch(config, mesh, accumulation))
 
 
-@pytest.mark.slow
+@pytest.mark.tier("slow")
 @pytest.mark.parametrize(
     "run_as",
     [

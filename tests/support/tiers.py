@@ -1,0 +1,42 @@
+"""The tiers of tests: each test is in one, ``default`` unless its marker ``tier`` says another."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+TIERS = ("default", "full", "slow")
+FULL = pytest.mark.tier("full")
+SLOW = pytest.mark.tier("slow")
+
+
+def tier_of(marks: Iterable[Any]) -> str:
+    """Returns the slowest tier that is among the markers of a test.
+
+    Raises:
+        pytest.UsageError: a marker names no tier.
+    """
+    named = [name for mark in marks if mark.name == "tier" for name in mark.args]
+    if unknown := set(named) - set(TIERS):
+        raise pytest.UsageError(f"no tiers: {sorted(unknown)}; there are {', '.join(TIERS)}")
+    return max(named, key=TIERS.index, default=TIERS[0])
+
+
+def full_except(values: Sequence[Any], keep: Callable[..., bool]) -> list[Any]:
+    """Returns parameters of which the default tier runs those that ``keep`` accepts.
+
+    Args:
+        values: what ``pytest.mark.parametrize`` takes; a tuple is one value for each name.
+        keep: is called with the values of a parameter.
+    """
+    result = []
+    for value in values:
+        known = value if hasattr(value, "marks") else as_parameter(value)
+        marks = known.marks if keep(*known.values) else (*known.marks, FULL)
+        result.append(pytest.param(*known.values, id=known.id, marks=marks))
+    return result
+
+
+def as_parameter(value: Any) -> Any:
+    """Returns a plain parameter as pytest.param makes them."""
+    return pytest.param(*value) if isinstance(value, tuple) else pytest.param(value)
