@@ -6,6 +6,7 @@ writes it in its own way and nobody searches a message for it.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -92,9 +93,25 @@ class DivergedError(JaxformerError):
 
 
 class ResourceError(JaxformerError):
-    """A lack of disk space, permission or memory."""
+    """A lack of disk space, permission or memory.
+
+    Attributes:
+        action: what could not be done with a file or folder, such as "write"; "" if unknown.
+        path: the file or folder, if it is about one.
+        reason: why, and what to do next.
+    """
 
     exit_code = 7
+    action = ""
+    path: Path | None = None
+    reason = ""
+
+    @classmethod
+    def could_not(cls, action: str, path: Path, reason: str) -> "ResourceError":
+        """Returns the error for a file or folder with which something could not be done."""
+        error = cls(f"could not {action} {path}: {reason}")
+        error.action, error.path, error.reason = action, path, reason
+        return error
 
 
 class DirectoryInUseError(JaxformerError):

@@ -23,7 +23,6 @@ from jaxformer.checkpoints.manifest import (
     seal,
     state_hash,
 )
-from jaxformer.storage.durable_files import write_durably
 
 __all__ = [
     "DTYPES",
@@ -41,5 +40,4 @@ __all__ = [
     "rounding_error",
     "seal",
     "state_hash",
-    "write_durably",
 ]

@@ -14,7 +14,7 @@ from jaxformer.checkpoints.restoring import Accept, newest, restore
 from jaxformer.checkpoints.saving import Save
 from jaxformer.distributed.control_plane import ControlPlane
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
-from jaxformer.storage.durable_files import is_temporary, sync
+from jaxformer.storage.durable_files import is_temporary, sync_path
 
 QUARANTINE = "quarantine"
 # What is being removed; a save that is cut short leaves ``.STEP.PROCESS.tmp``.
@@ -68,7 +68,7 @@ class CheckpointFolder:
             if os.path.lexists(target):
                 self._quarantine(step)
             temporary.rename(target)
-            sync(self.folder)
+            sync_path(self.folder)
             if keep is not None:
                 self.prune(keep)
 
@@ -250,8 +250,8 @@ class CheckpointFolder:
                 number += 1
                 place = folder / f"{step}.{number}"
             (self.folder / str(step)).rename(place)
-            sync(folder)
-            sync(self.folder)
+            sync_path(folder)
+            sync_path(self.folder)
         except OSError as error:
             raise ResourceError(
                 f"could not move {self.folder / str(step)} to {folder}: {error.strerror}"

@@ -130,7 +130,7 @@ def _check_files(folder: Path, manifest: Manifest, control_plane: ControlPlane) 
     found = control_plane.first(
         lambda: {
             name: size
-            for name, size in files.entries(folder, inside).items()
+            for name, size in files.list_files(folder, inside).items()
             # A manifest that was about to be written anew leaves a temporary one behind.
             if name != f"../{MANIFEST}" and not re.fullmatch(rf"\.\./\.{MANIFEST}\.\d+\.tmp", name)
         }
@@ -143,7 +143,7 @@ def _check_files(folder: Path, manifest: Manifest, control_plane: ControlPlane) 
 
 def _digest(path: Path) -> str:
     try:
-        return files.digest(path)
+        return files.sha256_of_file(path)
     except OSError as error:
         return f"unreadable: {error.strerror}"
 

@@ -1,7 +1,6 @@
 """One save: begun while training waits, finished beside it."""
 
 import concurrent.futures
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -70,7 +69,7 @@ class Save:
         self._sizes = {name: int(array.nbytes) for name, array in named.items()}
         self._arrays: Arrays = {}
         self._written: Callable[[], None] | None = None
-        self._temporary = target.with_name(f".{step}.{os.getpid()}.tmp")
+        self._temporary = files.temporary_path(target)
         try:
             self._temporary = Path(self._exchange.first(self._prepare))
             if any(map(stored.is_shared, named.values())):
@@ -103,7 +102,7 @@ class Save:
             files.check_space(folder, self._need())
         if not folder.exists():
             folder.mkdir(parents=True)
-            files.sync(folder.parent)
+            files.sync_path(folder.parent)
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir()
         return str(self._temporary)
@@ -123,7 +122,7 @@ class Save:
         manifest = self._manifest(describe(self._arrays))
         if not self._is_there(manifest):
             stored.write(self._inside, self._arrays)
-            manifest["files"] = self._digests(files.entries(self._inside, self._inside))
+            manifest["files"] = self._digests(files.list_files(self._inside, self._inside))
         return self._finish(manifest)
 
     def _write_together(self, written: Callable[[], None]) -> Manifest:
@@ -136,7 +135,7 @@ class Save:
                 reason = ResourceError(one_line(error))
                 control_plane.each(lambda: _raise(reason))
             raise
-        found = control_plane.first(lambda: files.entries(self._inside, self._inside))
+        found = control_plane.first(lambda: files.list_files(self._inside, self._inside))
         digests = merged(control_plane.each(lambda: self._digests(control_plane.share(found))))
         described = control_plane.first(lambda: stored.stored_shapes(self._inside))
         mine = control_plane.share({name: size_of(what) for name, what in described.items()})
@@ -165,7 +164,7 @@ class Save:
         }
 
     def _digests(self, names: Iterable[str]) -> dict[str, str]:
-        return {name: files.digest(self._inside / name) for name in names}
+        return {name: files.sha256_of_file(self._inside / name) for name in names}
 
     def _need(self) -> int:
         return sum(self._sizes.values()) + BYTES_PER_ARRAY * len(self._sizes) + BYTES_PER_SAVE
@@ -185,18 +184,18 @@ class Save:
         if self._is_there(manifest):
             # The state is on the disk: only what is said of it is new.
             manifest["files"] = (self._known() or manifest)["files"]
-            files.write_durably(self._target / MANIFEST, seal(manifest))
+            files.atomic_write_text(self._target / MANIFEST, seal(manifest))
             shutil.rmtree(self._temporary, ignore_errors=True)
         else:
             files.sync_tree(self._temporary)
-            files.write_durably(self._temporary / MANIFEST, seal(manifest))
+            files.atomic_write_text(self._temporary / MANIFEST, seal(manifest))
             # What could not be read must not take the place of what can.
             read_manifest(self._temporary / MANIFEST, self._step)
             self._place(self._temporary)
         return manifest
 
     def _fail(self, error: Exception) -> NoReturn:
-        _, room = files.space(self._target.parent, self._need())
+        room = files.describe_space(self._target.parent, self._need())
         if self._exchange.index == 0:
             shutil.rmtree(self._temporary, ignore_errors=True)
         if self._exchange.lost:
@@ -205,7 +204,7 @@ class Save:
         hint = f": {HINTS[reason]}" if reason in HINTS else ""
         if reason == FULL:
             reason = f"{reason} ({room})"
-        refusal = ResourceError(f"could not save {self._target}: {reason}{hint}; {self._safe()}")
+        refusal = ResourceError.could_not("save", self._target, f"{reason}{hint}; {self._safe()}")
         refusal.already_reported = self._exchange.index != 0
         raise refusal from error
 

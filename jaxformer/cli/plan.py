@@ -9,13 +9,13 @@ from rich.table import Table
 from jaxformer.cli.plan_options import PlanOptions
 from jaxformer.data.corpora import load_corpus
 from jaxformer.hardware.accelerators import describe_rate
+from jaxformer.hardware.units import format_count, format_duration, format_memory
 from jaxformer.planning.collectives import Collective
 from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.needs import ResourceEstimate, find_needs, guess_needs
 from jaxformer.planning.programs import compile_for_topology, compile_run, describe_topology
 from jaxformer.planning.targets import Target
 from jaxformer.training.experiment import Experiment, check_devices, choose_devices, run_as
-from jaxformer.training.logging.progress import describe_parameters
 from jaxformer.training.memory import check_countable
 
 SECONDS_OF_A_DAY = 86400
@@ -88,45 +88,51 @@ def _show_memory(needs: ResourceEstimate, table: Table) -> None:
     verb = "compiled for" if needs.source == "compiled" else "a model's estimate for"
     here = f"{verb} {needs.devices} × {needs.device_kind}"
     mesh = " × ".join(f"{axis} {size}" for axis, size in needs.mesh.items() if size > 1)
-    size = describe_parameters(needs.parameter_count)
+    size = format_count(needs.parameter_count)
     if mesh:
         table.add_row("mesh", mesh, "what follows is of one device")
-    table.add_row("parameters", _size(needs.parameters), f"{size}, float32")
-    table.add_row("AdamW's moments", _size(needs.moments), "two for each parameter")
+    table.add_row("parameters", format_memory(needs.parameters), f"{size}, float32")
+    table.add_row("AdamW's moments", format_memory(needs.moments), "two for each parameter")
     if needs.corpus:
-        table.add_row("corpus", _size(needs.corpus), "ids of the whole text")
-    table.add_row("training", _size(needs.training), f"temporary, {here}; of it")
-    table.add_row("  gradients", _size(needs.gradients), "for the update, a model's estimate")
-    table.add_row("  activations", _size(needs.activations), "kept, a model's estimate")
+        table.add_row("corpus", format_memory(needs.corpus), "ids of the whole text")
+    table.add_row("training", format_memory(needs.training), f"temporary, {here}; of it")
+    table.add_row(
+        "  gradients", format_memory(needs.gradients), "for the update, a model's estimate"
+    )
+    table.add_row("  activations", format_memory(needs.activations), "kept, a model's estimate")
     if needs.evaluation is not None:
-        table.add_row("evaluation", _size(needs.evaluation), "temporary, never beside training's")
-    table.add_row("each device", _size(needs.total), _verdict(needs))
+        table.add_row(
+            "evaluation", format_memory(needs.evaluation), "temporary, never beside training's"
+        )
+    table.add_row("each device", format_memory(needs.total), _verdict(needs))
 
 
 def _show_work(needs: ResourceEstimate, table: Table) -> None:
     table.add_row("tokens", f"{needs.tokens_per_step:,}", "a step, over all devices")
     table.add_row("operations", f"{needs.operations_per_step:.3g}", "a step, in matrix products")
     for one in needs.collectives:
-        table.add_row(one.kind, _size(int(one.sent)), _describe(one))
+        table.add_row(one.kind, format_memory(int(one.sent)), _describe(one))
     roofline = needs.roofline
     if roofline is None:
         return
     if roofline.compute is not None and needs.peak:
         words = f"what is computed, at the peak of {describe_rate(needs.peak)}"
-        table.add_row("compute", _time(roofline.compute), words)
-    table.add_row("memory", _time(roofline.memory), "what passes through a device's memory")
+        table.add_row("compute", format_duration(roofline.compute), words)
+    table.add_row(
+        "memory", format_duration(roofline.memory), "what passes through a device's memory"
+    )
     if needs.collectives:
         time = roofline.interconnect
         table.add_row(
             "interconnect",
-            "unknown" if time is None else _time(time),
+            "unknown" if time is None else format_duration(time),
             "what a device sends",
         )
     if roofline.seconds is not None and needs.tokens_per_second is not None:
         a_day = f"{needs.tokens_per_second * SECONDS_OF_A_DAY:.3g} tokens a day"
         share = "" if roofline.utilization is None else f"{100 * roofline.utilization:.0f}% MFU, "
         words = f"a step, if all else hides behind {roofline.bound}: {share}{a_day}, an estimate"
-        table.add_row("no faster than", _time(roofline.seconds), words)
+        table.add_row("no faster than", format_duration(roofline.seconds), words)
 
 
 def _describe(one: Collective) -> str:
@@ -138,15 +144,4 @@ def _verdict(needs: ResourceEstimate) -> str:
     if needs.capacity is None:
         return "of an unknown amount"
     fits = "fits" if needs.total <= needs.capacity else "[bold red]does not fit[/]"
-    return f"of {_size(needs.capacity)}: {fits}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _size(count: int) -> str:
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 2**10:.1f} KiB"
+    return f"of {format_memory(needs.capacity)}: {fits}"

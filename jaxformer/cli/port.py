@@ -17,11 +17,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from jaxformer.cli.port_options import PortOptions
 from jaxformer.errors import UsageError
+from jaxformer.hardware.units import format_count
 from jaxformer.porting import outputs
 from jaxformer.porting.certificate import certificate, file_record
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.download import fetched, is_address
-from jaxformer.porting.formats.text import FORMATS, count_text
+from jaxformer.porting.formats.text import FORMATS
 from jaxformer.porting.mapping.casts import DTYPES, cast
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.outputs import CERTIFICATE
@@ -196,7 +197,7 @@ def _summary(
     rows = {
         "from": f"{options.source} · {FORMATS[checkpoint.contents.kind]} · {_whose(imported)}",
         "to": f"{options.target} · {FORMATS[output.format]} · {_whose(exported)}",
-        "model": f"{len(exported.tensors)} arrays, {count_text(count)} parameters, "
+        "model": f"{len(exported.tensors)} arrays, {format_count(count)} parameters, "
         + ", ".join(dtypes)
         + (f" to {options.dtype}" if rounding else ""),
     }

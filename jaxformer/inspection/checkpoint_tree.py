@@ -13,9 +13,10 @@ from rich.tree import Tree
 
 from jaxformer.cli.inspect_options import TreeOptions
 from jaxformer.errors import JaxformerError
+from jaxformer.hardware.units import format_count, format_file_size
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.formats.text import FORMATS, bytes_text, count_text
+from jaxformer.porting.formats.text import FORMATS
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 
@@ -112,8 +113,8 @@ def _tree(title: str, facts: dict[str, Any]) -> Tree:
     whose = " ".join(facts[n] for n in ("dialect", "class") if n in facts) or "unknown"
     head = Tree(f"[bold]{escape(title)}[/] · {FORMATS[facts['format']]} · {escape(whose)}")
     head.add(
-        f"{count_text(facts['parameters'])} parameters, {len(facts['tensors'])} arrays, "
-        f"{bytes_text(facts['bytes'])}, {', '.join(facts['dtypes'])}"
+        f"{format_count(facts['parameters'])} parameters, {len(facts['tensors'])} arrays, "
+        f"{format_file_size(facts['bytes'])}, {', '.join(facts['dtypes'])}"
     )
     if "problem" in facts:
         head.add(f"[yellow]not to be ported as it is:[/] {escape(facts['problem'])}")
@@ -164,11 +165,11 @@ def _add(branch: Tree, modules: Modules) -> None:
         first, what = names[0], modules[names[0]]
         if not first.endswith("."):
             shape = " × ".join(map(str, what["shape"])) or "()"
-            size = bytes_text(what["bytes"])
+            size = format_file_size(what["bytes"])
             branch.add(f"{escape(first)} [cyan]{shape}[/] {what['dtype']} [dim]{size}")
             continue
         title = escape(first[:-1]) + (f" … {names[-1][:-1]}, each" if len(names) > 1 else "")
-        _add(branch.add(f"{title} [dim]{count_text(_parameters(what))}"), what)
+        _add(branch.add(f"{title} [dim]{format_count(_parameters(what))}"), what)
 
 
 def _alike(name: str, modules: Modules) -> Any:

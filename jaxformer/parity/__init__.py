@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jaxformer.porting.lazy import lazily
+from jaxformer.execution.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from jaxformer.parity.compare.generation import compare_generation
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "assert_parity", "compare", "compare_generation", "compare_training"]
 
-__getattr__ = lazily(
+__getattr__ = lazy_attributes(
     __name__,
     {
         "Report": "report.model",

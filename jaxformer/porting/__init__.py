@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from jaxformer.porting.lazy import lazily
+from jaxformer.execution.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from jaxformer.porting.api import from_torch, to_torch
@@ -21,7 +21,7 @@ __all__ = [
     "train_state_to_torch",
 ]
 
-__getattr__ = lazily(
+__getattr__ = lazy_attributes(
     __name__,
     {
         "export_arrays": "mapping.naming",

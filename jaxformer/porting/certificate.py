@@ -1,6 +1,5 @@
 """What a port did, for whoever wants to check it: every file and every array, with its hash."""
 
-import hashlib
 import importlib.metadata
 import math
 import platform
@@ -10,6 +9,7 @@ from typing import Any
 
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.rules import Link
+from jaxformer.storage.durable_files import sha256_of_file
 
 PACKAGES = ("jaxformer", "jax", "flax", "numpy", "ml_dtypes", "orbax-checkpoint", "tokenizers")
 FORMAT = 1
@@ -64,12 +64,10 @@ def certificate(
 
 def file_record(path: Path, root: Path) -> dict[str, Any]:
     """A file's name within ``root``, its size in bytes and its SHA-256."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "path": path.relative_to(root).as_posix(),
         "bytes": path.stat().st_size,
-        "sha256": digest,
+        "sha256": sha256_of_file(path, follow_links=True),
     }
 
 

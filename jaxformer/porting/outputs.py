@@ -12,8 +12,8 @@ from jaxformer.errors import ResourceError, UsageError
 from jaxformer.porting.dialects import DIALECTS, find_dialect
 from jaxformer.porting.mapping.plans import Plan, plan_export
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
-from jaxformer.porting.writers import FOLDERS, WRITERS, Format, Output, Progress, write_text
-from jaxformer.storage.local_files import sync_folder
+from jaxformer.porting.writers import FOLDERS, WRITERS, Format, Output, Progress
+from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
 
 CERTIFICATE = "certificate.json"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -118,7 +118,7 @@ def write_output(
     check_free(path, output.format, overwrite=overwrite)
     made = [folder for folder in path.parents if not folder.exists()]
     new = [certificate for certificate in certificates if not certificate.exists()]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     written = temporary if output.is_folder else temporary / path.name
     try:
         temporary.mkdir(parents=True)
@@ -128,10 +128,10 @@ def write_output(
             *certificates,
             *([temporary / CERTIFICATE] if output.is_folder else []),
         ):
-            write_text(certificate, text)
-        sync_folder(temporary)
+            atomic_write_bytes(certificate, text.encode())
+        sync_path(temporary)
         _put(written, path)
-        sync_folder(path.parent)
+        sync_path(path.parent)
     except BaseException as error:
         for certificate in new:
             certificate.unlink(missing_ok=True)
@@ -143,12 +143,18 @@ def write_output(
             reason = error.strerror or error
             raise ResourceError(f"could not write {path}: {reason}; check the folder") from error
         if isinstance(error, ResourceError):
-            # The temporary name is nothing to look for.
-            message = str(error).replace(str(written), str(path))
-            raise ResourceError(message.replace(str(temporary), str(path.parent))) from error
+            raise _with_final_path(error, written, path) from error
         raise
     shutil.rmtree(temporary, ignore_errors=True)
     return digests
+
+
+def _with_final_path(error: ResourceError, written: Path, path: Path) -> ResourceError:
+    """Returns the error about the name that the user gave, not about a temporary one below it."""
+    if error.path is None or not error.path.is_relative_to(written):
+        return error
+    final = path / error.path.relative_to(written)
+    return ResourceError.could_not(error.action, final, error.reason)
 
 
 def _put(written: Path, path: Path) -> None:

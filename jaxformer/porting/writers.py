@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 from flax import nnx
@@ -17,7 +17,7 @@ from jaxformer.porting.formats.torch_files import write_torch_file
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
-from jaxformer.storage.local_files import atomic_write, differs
+from jaxformer.storage.durable_files import atomic_write_bytes, read_back_error
 
 Format = Literal["safetensors", "torch", "huggingface", "run"]
 FOLDERS = ("huggingface", "run")
@@ -122,7 +122,8 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
         **output.token_ids,
         "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
     }
-    write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    atomic_write_bytes(folder / "config.json", text.encode())
     _copy(output.companions, folder)
     return digests
 
@@ -168,7 +169,7 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
     try:
         checkpoints.restore(step)
     except CheckpointError as error:
-        raise differs(folder / "checkpoints") from error
+        raise read_back_error(folder / "checkpoints") from error
     _copy(output.companions, folder)
     return {
         name.removeprefix("parameters/"): what["sha256"]
@@ -179,7 +180,7 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
 
 def _copy(files: Mapping[str, Path], folder: Path) -> None:
     for name, file in files.items():
-        _write_bytes(folder / name, file.read_bytes())
+        atomic_write_bytes(folder / name, file.read_bytes())
 
 
 def _is_plain(value: Any) -> bool:
@@ -214,26 +215,6 @@ def _parameters(module: Any, path: str = "") -> list[str]:
         elif isinstance(child, nnx.Module | nnx.List) and not str(name).startswith("_"):
             names += _parameters(child, f"{path}{name}.")
     return names
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a small file, as all others are written.
-
-    Raises:
-        ResourceError: the disk is full or may not be written; nothing is left behind.
-    """
-    _write_bytes(path, text.encode())
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    def write(file: BinaryIO) -> None:
-        file.write(data)
-
-    def check(temporary: Path) -> None:
-        if temporary.read_bytes() != data:
-            raise differs(temporary)
-
-    atomic_write(path, len(data), write, check)
 
 
 # Each writes a file, or into a folder, and returns the SHA-256 of every array.

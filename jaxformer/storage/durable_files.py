@@ -1,31 +1,143 @@
-"""Files that are on the disk for good, and what they hold."""
+"""Files that are complete and on the disk before they appear under their name.
 
+A file or folder is written under a temporary name beside its own, synced, renamed, and the rename
+is synced. A process that is killed at any moment leaves the old file, or the new one, and perhaps
+a temporary one (``is_temporary``).
+"""
+
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from jaxformer.errors import ResourceError
 
-# Large enough that the interpreter's lock is seldom taken while a step is made.
-BUFFER = 2 << 20
+# Directory entries, journal and rounding to blocks, beside the data itself.
+SPARE_BYTES = 1 << 20
+# Large enough that the interpreter's lock is seldom taken while a training step runs.
+BUFFER_BYTES = 2 << 20
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Writes a file under a temporary name, syncs it to the disk and renames it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
+def atomic_write(
+    path: str | Path,
+    size: int,
+    write: Callable[[BinaryIO], None],
+    check: Callable[[Path], None],
+) -> None:
+    """Writes a file that exists under its name only once all of it is on the disk and correct.
+
+    It is read back from the disk before it is renamed. Whatever fails, the temporary file is
+    removed, and a file that already had the name is left as it was.
+
+    Args:
+        path: the file's name.
+        size: about how many bytes it will have.
+        write: writes it.
+        check: reads it under its temporary name, and raises if it is not what was written.
+
+    Raises:
+        ResourceError: the folder is missing, the disk is full or may not be written.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise ResourceError.could_not("write", path, "it is a folder; name a file in it")
+        free = shutil.disk_usage(path.parent).free
+        if free < size + SPARE_BYTES:
+            raise ResourceError.could_not(
+                "write",
+                path,
+                f"it needs {(size + SPARE_BYTES) / 2**20:.1f} MiB and {free / 2**20:.1f} MiB are "
+                "free there; free some space or choose another disk",
+            )
+        _write_and_rename(path, write, check)
+    except OSError as error:
+        reason = f"{error.strerror or error}; check the folder, its permissions and the space on "
+        raise ResourceError.could_not("write", path, f"{reason}its disk") from error
+    except MemoryError as error:
+        reason = "not enough memory for its largest array"
+        raise ResourceError.could_not("write", path, reason) from error
 
 
-def sync(path: Path) -> None:
-    """Returns once a file or a folder's list of names is on the disk."""
+def atomic_write_bytes(path: str | Path, data: bytes) -> None:
+    """Writes a small file atomically, and compares what the disk gives back.
+
+    Raises:
+        ResourceError: it cannot be written, or reads back as something else.
+    """
+
+    def write(file: BinaryIO) -> None:
+        file.write(data)
+
+    def check(temporary: Path) -> None:
+        if temporary.read_bytes() != data:
+            raise read_back_error(path)
+
+    atomic_write(path, len(data), write, check)
+
+
+def atomic_write_text(path: Path, text: str) -> None:
+    """Writes a small UTF-8 file atomically; its reader must be able to tell damage from content.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def write(file: BinaryIO) -> None:
+        file.write(text.encode("utf-8"))
+
+    _write_and_rename(path, write)
+
+
+def read_back_error(path: str | Path) -> ResourceError:
+    """Returns the error for a disk that does not give back what was written to it."""
+    return ResourceError.could_not(
+        "write",
+        Path(path),
+        "the disk did not give back what was written to it; the file was removed, try another disk",
+    )
+
+
+def _write_and_rename(
+    path: Path,
+    write: Callable[[BinaryIO], None],
+    check: Callable[[Path], None] | None = None,
+) -> None:
+    temporary = temporary_path(path)
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+            # The check then reads what the disk holds, not what memory remembers.
+            if check is not None and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if check is not None:
+            check(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_path(path.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """Returns the path that a file or folder has until it is complete, beside its own."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the name is one that a file or folder has until it is complete."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def sync_path(path: Path) -> None:
+    """Returns once a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -37,19 +149,14 @@ def sync_tree(folder: Path) -> None:
     """Returns once all files below a folder, and their names, are on the disk."""
     for parent, _, names in os.walk(folder):
         for name in names:
-            sync(Path(parent, name))
-        sync(Path(parent))
+            sync_path(Path(parent, name))
+        sync_path(Path(parent))
 
 
-def is_temporary(path: Path) -> bool:
-    """Whether the name is one that is taken until a file or folder is whole."""
-    return path.name.startswith(".") and path.name.endswith(".tmp")
+def list_files(folder: Path, start: Path) -> dict[str, int]:
+    """Returns the size in bytes of every file below a folder, by its path relative to ``start``.
 
-
-def entries(folder: Path, start: Path) -> dict[str, int]:
-    """The size of all that is below a folder and is none itself, by its path from ``start``.
-
-    What is no file of its own, such as a link, has the size -1.
+    Anything that is neither a folder nor a regular file, such as a link, has the size -1.
     """
 
     def walk(place: Path) -> Iterator[os.DirEntry[str]]:
@@ -70,23 +177,32 @@ def entries(folder: Path, start: Path) -> dict[str, int]:
     }
 
 
-def digest(path: Path) -> str:
-    """The SHA-256 of a file; a link is none."""
+def sha256_of_file(path: Path, *, follow_links: bool = False) -> str:
+    """Returns the SHA-256 of a file's content, in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read, or it is a link and ``follow_links`` is False.
+    """
     found = hashlib.sha256()
-    buffer = bytearray(BUFFER)
+    buffer = bytearray(BUFFER_BYTES)
     view = memoryview(buffer)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb", buffering=0) as file:
+    # A pipe would otherwise wait for its other end for ever.
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    with open(os.open(path, flags), "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             found.update(view[:count])
     return found.hexdigest()
 
 
-def space(folder: Path, need: int) -> tuple[int, str]:
-    """How many bytes are free where a folder is or is to be; and that beside the need, in words."""
+def free_bytes(folder: Path) -> int:
+    """Returns how many bytes are free on the disk where a folder is, or is to be created."""
     place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(place).free
-    return free, f"it needs {need / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free there"
+    return shutil.disk_usage(place).free
+
+
+def describe_space(folder: Path, need: int) -> str:
+    """Says how many of the ``need`` bytes are free where a folder is, or is to be created."""
+    return f"it needs {need / 1e6:,.1f} MB, and {free_bytes(folder) / 1e6:,.1f} MB are free there"
 
 
 def check_space(folder: Path, need: int) -> None:
@@ -97,8 +213,7 @@ def check_space(folder: Path, need: int) -> None:
         need: in bytes.
 
     Raises:
-        ResourceError: it does not; the message says what is needed and what is free.
+        ResourceError: it does not fit; the message says what is needed and what is free.
     """
-    free, words = space(folder, need)
-    if need > free:
-        raise ResourceError(words)
+    if need > free_bytes(folder):
+        raise ResourceError(describe_space(folder, need))

@@ -1,4 +1,4 @@
-"""JSON of files that may be damaged or hostile."""
+"""JSON read from files that may be damaged or malicious."""
 
 import itertools
 import json
@@ -12,11 +12,15 @@ MAX_BRACKETS = 3_000_000
 
 
 def parse_json(data: bytes, where: str) -> dict[str, Any]:
-    """A JSON object in which no key occurs twice.
+    """Parses a JSON object in which no key occurs twice.
+
+    Args:
+        data: UTF-8.
+        where: what it is called, for messages.
 
     Raises:
-        CheckpointError: it is not one.
-        UnsafeFileError: a key occurs twice, or there is more in it than any checkpoint has.
+        CheckpointError: it is no JSON object.
+        UnsafeFileError: a key occurs twice, or it has more entries than any checkpoint.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jaxformer.checkpoints import Arrays, write_durably
+from jaxformer.checkpoints import Arrays
 from jaxformer.errors import DivergedError
+from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.training.run_folder import RunFolder
 
 
@@ -28,7 +29,7 @@ def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, 
     """
     path = folder.path / f"divergence-{step}.json"
     shown = {name: repr(v) if _is_wild(v) else v for name, v in facts.items()}
-    write_durably(path, json.dumps({"step": step, **shown}, indent=1))
+    atomic_write_text(path, json.dumps({"step": step, **shown}, indent=1))
     numbers = ", ".join(
         f"{name} {facts[name]:.4g}"
         for name in ("train_loss", "val_loss", "grad_norm", "learning_rate")

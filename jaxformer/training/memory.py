@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 from jaxformer.config import GatedActivation, TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.hardware.memory import device_memory
+from jaxformer.hardware.units import format_count, format_memory
 from jaxformer.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -85,8 +86,9 @@ def check_countable(config: TrainConfig) -> None:
     needed = sum(least_bytes(config, 1).values())
     if needed > MOST_BYTES:
         raise UsageError(
-            f"{_number(count_matrices(config.model))} parameters and batches of "
-            f"{config.batch_size:,} windows need {_size(needed)}, more than all machines there are"
+            f"{format_count(count_matrices(config.model))} parameters and batches of "
+            f"{config.batch_size:,} windows need {format_memory(needed)}, "
+            "more than all machines there are"
         )
 
 
@@ -106,14 +108,14 @@ def check_memory(config: TrainConfig, devices: Sequence["jax.Device"]) -> None:
     least = least_bytes(config, len(devices))
     if sum(least.values()) > room:
         parts = {
-            "state": f"{_number(count_matrices(config.model))} parameters with gradients and "
-            f"moments {_size(least['state'])}",
-            "batch": f"one micro-batch {_size(least['batch'])}",
-            "starts": f"{config.steps_per_call:,} steps per call {_size(least['starts'])}",
+            "state": f"{format_count(count_matrices(config.model))} parameters with gradients and "
+            f"moments {format_memory(least['state'])}",
+            "batch": f"one micro-batch {format_memory(least['batch'])}",
+            "starts": f"{config.steps_per_call:,} steps per call {format_memory(least['starts'])}",
         }
         told = ", ".join(words for name, words in parts.items() if least[name] > room / 100)
         raise UsageError(
-            f"this needs more memory than there is: {told}, of {_size(room)} on each of "
+            f"this needs more memory than there is: {told}, of {format_memory(room)} on each of "
             f"{len(devices)} devices; use a smaller model, a smaller --batch-size, or more devices"
         )
 
@@ -134,23 +136,8 @@ def too_large_for_samples(config: TrainConfig, devices: Sequence["jax.Device"]) 
     if room is None or whole + training <= room:
         return None
     return (
-        f"no samples will be written: the whole model takes {_size(whole)} on one device, beside "
-        f"{_size(training)} of training, and there are {_size(room)} (jaxformer sample writes them "
-        "later; --sample-tokens 0 asks for none)"
+        f"no samples will be written: the whole model takes {format_memory(whole)} on one "
+        f"device, beside {format_memory(training)} of training, and there are "
+        f"{format_memory(room)} (jaxformer sample writes them later; "
+        "--sample-tokens 0 asks for none)"
     )
-
-
-def _number(count: int) -> str:
-    """A count as people say it: 124.4 M, 70.6 G."""
-    for size, unit in ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M")):
-        if count >= size:
-            return f"{count // (size // 10) / 10:,.1f} {unit}"
-    return f"{count:,}"
-
-
-def _size(count: int) -> str:
-    """Bytes as people say it."""
-    for power, unit in ((60, "EiB"), (50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB")):
-        if count >= 2**power:
-            return f"{count * 10 // 2**power / 10:,.1f} {unit}"
-    return f"{count / 2**10:.1f} KiB"

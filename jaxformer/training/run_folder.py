@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from jaxformer.checkpoints import CheckpointFolder, write_durably
+from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.distributed import processes
 from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError, UsageError
+from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.training.config import TrainConfig
 
 # What a resumed run may not change: the state would no longer be that of the same experiment.
@@ -114,10 +115,10 @@ class RunFolder:
         self._lock.truncate()
         self._lock.write(f"{socket.gethostname()}, process {os.getpid()}, run {uuid.uuid4().hex}")
         self._lock.flush()
-        write_durably(self.path / "config.json", json.dumps(config.to_dict(), indent=1))
+        atomic_write_text(self.path / "config.json", json.dumps(config.to_dict(), indent=1))
         self._copied = [self.path / file.name for file in files]
         for file, copy in zip(files, self._copied, strict=True):
-            write_durably(copy, file.read_text(encoding="utf-8"))
+            atomic_write_text(copy, file.read_text(encoding="utf-8"))
 
     def __enter__(self) -> "RunFolder":
         return self

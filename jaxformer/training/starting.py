@@ -9,6 +9,7 @@ import jax
 from jaxformer.checkpoints import Cast, Manifest
 from jaxformer.distributed import processes
 from jaxformer.errors import JaxformerError, TextError, UsageError
+from jaxformer.hardware.units import format_count
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import (
     Experiment,
@@ -16,7 +17,6 @@ from jaxformer.training.experiment import (
     choose_devices,
     first_state,
 )
-from jaxformer.training.logging.progress import describe_parameters
 from jaxformer.training.memory import check_memory
 from jaxformer.training.parallel.device_counts import describe_devices
 from jaxformer.training.parallel.strategies import Strategy
@@ -114,7 +114,7 @@ def starting_point(
 def summary(experiment: Experiment, strategy: Strategy, folder: Path) -> dict[str, str]:
     """What is about to run, in rows with a name."""
     config, model = experiment.config, experiment.config.model
-    size = describe_parameters(sum(p.size for p in strategy.shapes.values()))
+    size = format_count(sum(p.size for p in strategy.shapes.values()))
     devices = strategy.devices
     hosts = "" if processes.count() == 1 else f" in {processes.count()} processes"
     return {

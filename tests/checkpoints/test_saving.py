@@ -89,7 +89,7 @@ def test_what_went_wrong_beside_the_training_is_told(folder, monkeypatch, surfac
     def fail(*_):
         raise full
 
-    monkeypatch.setattr(files, "write_durably", fail)
+    monkeypatch.setattr(files, "atomic_write_text", fail)
     folder.save(8, make_arrays(8), ABOUT)
     with pytest.raises(ResourceError) as error:
         folder.wait() if surfaces == "wait" else save(folder, 9, make_arrays(9))
@@ -217,7 +217,7 @@ def test_a_file_that_cannot_be_read_back_ends_the_save(folder, monkeypatch):
     def unreadable(*_):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(files, "digest", unreadable)
+    monkeypatch.setattr(files, "sha256_of_file", unreadable)
     with pytest.raises(ResourceError, match=r"could not save .*8: Input/output error; step 7"):
         save(folder, 8, make_arrays(8))
     assert [path.name for path in folder.folder.iterdir()] == ["7"]

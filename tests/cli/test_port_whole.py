@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_nothing(source, empty_folder, monkeypatch, target):
         def fail(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("jaxformer.storage.durable_files.write_durably", fail)
+        monkeypatch.setattr("jaxformer.storage.durable_files.atomic_write_text", fail)
     code, line = refused("port", source, target)
     assert code == 7
     assert target in line

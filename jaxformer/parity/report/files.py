@@ -4,12 +4,12 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from jaxformer.errors import CheckpointError
 from jaxformer.parity.report.model import VERDICTS, Difference, Node, Report
 from jaxformer.parity.report.tree import number, one_line, place, scientific
-from jaxformer.storage.local_files import LocalFile, atomic_write, differs
+from jaxformer.storage.durable_files import atomic_write_bytes
+from jaxformer.storage.local_files import LocalFile
 from jaxformer.storage.strict_json import parse_json
 
 # No report comes near it: a node has about 3 kB.
@@ -56,16 +56,7 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         ResourceError: it cannot be written, or reads back as something else.
     """
-    data = text.encode("utf-8", "backslashreplace")
-
-    def write(file: BinaryIO) -> None:
-        file.write(data)
-
-    def check(written: Path) -> None:
-        if written.read_bytes() != data:
-            raise differs(written)
-
-    atomic_write(path, len(data), write, check)
+    atomic_write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def compare_reports(report: Report, before: Report) -> list[str]:

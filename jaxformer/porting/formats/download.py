@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import re
-import shutil
 import tempfile
 import urllib.error
 import urllib.parse
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jaxformer.errors import CheckpointError, ResourceError, UsageError
-from jaxformer.storage.local_files import SPARE_BYTES
+from jaxformer.storage.durable_files import SPARE_BYTES, free_bytes
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60
@@ -49,7 +48,7 @@ def fetched(
             digest = hashlib.sha256()
             with path.open("wb") as file:
                 while piece := response.read(CHUNK_BYTES):
-                    if shutil.disk_usage(kept).free < len(piece) + SPARE_BYTES:
+                    if free_bytes(Path(kept)) < len(piece) + SPARE_BYTES:
                         raise ResourceError(f"{folder} has no room for {address}: free some space")
                     file.write(piece)
                     digest.update(piece)

@@ -19,7 +19,8 @@ import numpy as np
 from jaxformer.errors import CheckpointError, UnsafeFileError
 from jaxformer.porting.formats import tensors as t
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.storage.local_files import LocalFile, atomic_write, differs, safe_repr
+from jaxformer.storage.durable_files import atomic_write, read_back_error
+from jaxformer.storage.local_files import LocalFile, safe_repr
 from jaxformer.storage.strict_json import parse_json
 
 # The limit of the library itself.
@@ -125,7 +126,7 @@ def write_safetensors(
     def check(temporary: Path) -> None:
         found, _ = read_safetensors(temporary)
         if digests != {name: t.digest(tensor.read()) for name, tensor in found.items()}:
-            raise differs(temporary)
+            raise read_back_error(path)
 
     size = len(header) + sum(tensor.nbytes for tensor in tensors.values())
     atomic_write(path, size, write, check)

@@ -16,7 +16,7 @@ from jaxformer.porting.formats.plain_pickle import MAX_KEY
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_archive import MAX_PICKLE_BYTES
 from jaxformer.porting.formats.trees import MAX_DEPTH, below, walk
-from jaxformer.storage.local_files import atomic_write, differs
+from jaxformer.storage.durable_files import atomic_write, read_back_error
 
 ROOT = "archive/"
 # As torch does, so that the tensors of a mapped file are aligned for any instruction.
@@ -115,7 +115,7 @@ def write_torch_file(
                 known[tensor.storage] = t.digest(tensor.read())
             found.append((place, known[tensor.storage]))
         if found != expected():
-            raise differs(temporary)
+            raise read_back_error(path)
 
     size = sum(tensor.nbytes + ENTRY_BYTES for tensor, _ in pickler.storages)
     atomic_write(path, len(data) + size, write, check)

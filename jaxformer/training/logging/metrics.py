@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from jaxformer.checkpoints import write_durably
 from jaxformer.errors import ResourceError, UsageError
+from jaxformer.storage.durable_files import atomic_write_text
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
 TRACKER_MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
@@ -53,7 +53,7 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int = 0):
         if path.exists():
             kept = [json.dumps(r) + "\n" for r in read_metrics(path) if r["step"] <= first_step]
-            write_durably(path, "".join(kept))
+            atomic_write_text(path, "".join(kept))
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jaxformer.hardware.memory import describe_memory_in_use
+from jaxformer.hardware.units import format_clock, format_thousands
 
 
 class Reporter:
@@ -73,7 +74,7 @@ class Reporter:
         numbers = f"loss {loss:.3f}"
         if math.isfinite(self._val_loss):
             numbers += f" · val {self._val_loss:.3f}"
-        numbers += f" · {_thousands(tokens_per_second)} tokens/s · {ms:.1f} ms/step"
+        numbers += f" · {format_thousands(tokens_per_second)} tokens/s · {ms:.1f} ms/step"
         numbers += (f" · {compute}" if compute else "") + f" · {describe_memory_in_use()}"
         self._bar.update(self._task, completed=step, numbers=numbers)
         now = time.monotonic()
@@ -82,7 +83,7 @@ class Reporter:
         ):
             self._last_line = now
             left = (self._steps - step) * ms / 1000
-            self.console.print(f"step {step}/{self._steps} · {numbers} · ETA {_clock(left)}")
+            self.console.print(f"step {step}/{self._steps} · {numbers} · ETA {format_clock(left)}")
 
     def evaluation(self, step: int, val_loss: float, seconds: float) -> None:
         """Shows a validation loss (nats per token)."""
@@ -110,18 +111,3 @@ class Reporter:
     def close(self) -> None:
         """Takes the bar away."""
         self._bar.stop()
-
-
-def describe_parameters(count: int) -> str:
-    """A count of parameters as people say it: 3,512, 0.8 M, 124.4 M."""
-    return f"{count / 1e6:.1f} M" if count >= 100_000 else f"{count:,}"
-
-
-def _thousands(value: float) -> str:
-    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
