@@ -17,7 +17,7 @@ from jaxformer.blocks import BLOCKS, Block
 from jaxformer.initializers import initialize
 from jaxformer.layers import widen
 from jaxformer.masks import causal_mask, combine_masks, padding_mask_from_lengths, window_mask
-from jaxformer.parameters import get_parameters, set_parameters
+from jaxformer.parameters import get_parameters, join_path, set_parameters
 from jaxformer.positions import (
     ALiBi,
     LearnedPositions,
@@ -79,7 +79,7 @@ def gradient_norms(module: nnx.Module, *inputs: Array) -> dict[str, float]:
 
     gradients = nnx.to_flat_state(jax.jit(jax.grad(total))(state))
     return {
-        ".".join(map(str, path)): float(np.linalg.norm(np.asarray(gradient[...], np.float64)))
+        join_path(path): float(np.linalg.norm(np.asarray(gradient[...], np.float64)))
         for path, gradient in gradients
     }
 

@@ -158,15 +158,37 @@ class TransformerConfig:
                 "d_model must be divisible by num_heads where head_dim is not given: got "
                 f"d_model={self.d_model}, num_heads={self.num_heads}"
             )
-        heads = self.num_heads * (self.head_dim or self.d_model // self.num_heads)
+        heads = self.num_heads * self.head_width
         check_elements("num_heads times head_dim", heads, "d_model", self.d_model)
-        check_elements("d_ff", self.d_ff or 4 * self.d_model, "d_model", self.d_model)
+        check_elements("d_ff", self.feed_forward_width, "d_model", self.d_model)
         check_elements("context_length", self.context_length, "d_model", self.d_model)
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
             raise ValueError(
                 "num_heads must be divisible by num_kv_heads: got "
                 f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
             )
+
+    @property
+    def head_width(self) -> int:
+        """H: ``head_dim`` where it is given, else D / N."""
+        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def key_value_heads(self) -> int:
+        """K: ``num_kv_heads`` where it is given, else N."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward multiplies its activation by a second projection."""
+        return self.activation in get_args(GatedActivation)
+
+    @property
+    def feed_forward_width(self) -> int:
+        """F: ``d_ff`` where it is given, else 4·D, or int(8·D / 3) where it is gated."""
+        if self.d_ff is not None:
+            return self.d_ff
+        return int(8 * self.d_model / 3) if self.is_gated else 4 * self.d_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +238,7 @@ class TransformerLMConfig(TransformerConfig):
                 "full_attention_layers needs a sliding_window for the others: got "
                 f"full_attention_layers={layers}, sliding_window=None"
             )
-        if self.head == "masked_lm" and self.activation in get_args(GatedActivation):
+        if self.head == "masked_lm" and self.is_gated:
             raise ValueError(
                 "head='masked_lm' needs an activation that is not gated: got "
                 f"activation={self.activation!r}"

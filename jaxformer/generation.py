@@ -370,9 +370,7 @@ def _lengthen(tree: Any, count: int) -> Any:
 
 def _cache_shape(config: TransformerLMConfig, batch: int, length: int) -> tuple[int, int, int]:
     """That of a layer's keys or values: rows times key/value heads, slots, head width."""
-    num_kv_heads = config.num_heads if config.num_kv_heads is None else config.num_kv_heads
-    head_dim = config.d_model // config.num_heads if config.head_dim is None else config.head_dim
-    return batch * num_kv_heads, length, head_dim
+    return batch * config.key_value_heads, length, config.head_width
 
 
 def _shortest_cache(config: TransformerLMConfig, batch: int, dtype: jnp.dtype) -> int:

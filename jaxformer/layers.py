@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxformer.initializers import torch_linear
+from jaxformer.parameters import join_path
 
 
 def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -160,7 +161,7 @@ def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
 def dropout_modules(module: nnx.Module) -> dict[str, Dropout]:
     """Every place of dropout in ``module``, by path: ``blocks.3.attention.attention_dropout``."""
     return {
-        ".".join(map(str, path)): node
+        join_path(path): node
         for path, node in nnx.iter_modules(module)
         if isinstance(node, Dropout)
     }

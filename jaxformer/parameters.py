@@ -4,6 +4,8 @@
 in checkpoints, in the naming rule of porting.
 """
 
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,40 +13,78 @@ from flax import nnx
 from jaxtyping import Array
 
 from jaxformer.errors import mismatches
-from jaxformer.layers import inject_keep_masks, seed_dropout
 
 Parameters = dict[str, Array]
 
 
+def join_path(path: Iterable[Any]) -> str:
+    """Returns the name of a leaf or a sub-module, from the parts of its path.
+
+    >>> join_path(("blocks", 0, "attention"))
+    'blocks.0.attention'
+    """
+    return ".".join(map(str, path))
+
+
+def split_path(name: str) -> tuple[str | int, ...]:
+    """Returns the parts of a path, from the name that ``join_path`` made of it.
+
+    >>> split_path("blocks.0.attention")
+    ('blocks', 0, 'attention')
+    """
+    return tuple(int(part) if part.isdigit() else part for part in name.split("."))
+
+
 def split(module: nnx.Module) -> tuple[nnx.GraphDef[Any], Parameters]:
-    """The module without its arrays, and its parameters by path."""
+    """Returns the module's definition, which holds no arrays, and its parameters by path.
+
+    Keys and masks of dropout are in neither: they belong to one call, not to the module.
+    """
     split_state: Any = nnx.split(module, nnx.Param, ...)
     definition, state, rest = split_state
     if jax.tree.leaves(rest):
-        # Keys and masks of dropout belong to one call, not to the module.
         module = nnx.clone(module)
-        seed_dropout(module, None)
-        inject_keep_masks(module, {})
+        for (*owner, attribute), _ in nnx.to_flat_state(rest):
+            setattr(_find(module, owner), str(attribute), None)
         definition, state = nnx.split(module, nnx.Param)
     return definition, {
-        ".".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(state)
+        join_path(path): variable[...] for path, variable in nnx.to_flat_state(state)
     }
+
+
+def _find(module: Any, path: Iterable[Any]) -> Any:
+    """The sub-module at a path."""
+    return functools.reduce(
+        lambda node, part: node[part] if isinstance(part, int) else getattr(node, part),
+        path,
+        module,
+    )
 
 
 def merge(definition: nnx.GraphDef[Any], parameters: Parameters) -> Any:
-    """The module that ``split`` took apart, around the given parameters.
+    """Returns the module that ``split`` took apart, around the given parameters.
 
     Cheap inside ``jax.jit``, where it runs once, while tracing.
     """
-    flat: Any = {
-        tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
-        for name, value in parameters.items()
-    }
+    flat: Any = {split_path(name): value for name, value in parameters.items()}
     return nnx.merge(definition, nnx.from_flat_state(flat))
 
 
+def map_parameters(module: Any, function: Callable[[Parameters], Parameters]) -> Any:
+    """Returns a copy of the module with ``function`` of its parameters, by path, in their place.
+
+    Its other arrays, such as keys of dropout, stay.
+    """
+    split_state: Any = nnx.split(module, nnx.Param, ...)
+    definition, state, rest = split_state
+    flat = nnx.to_flat_state(state)
+    mapped = function({join_path(path): variable[...] for path, variable in flat})
+    paths: Any = [(path, mapped[join_path(path)]) for path, _ in flat]
+    return nnx.merge(definition, nnx.from_flat_state(paths), rest)
+
+
 def get_parameters(module: nnx.Module) -> Parameters:
-    """The module's parameters by path."""
+    """Returns the module's parameters by path."""
     return split(module)[1]
 
 
@@ -56,7 +96,7 @@ def set_parameters(module: nnx.Module, parameters: Parameters) -> None:
             nothing is changed.
     """
     variables = {
-        ".".join(map(str, path)): variable
+        join_path(path): variable
         for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
     }
     problems = mismatches(
@@ -71,9 +111,9 @@ def set_parameters(module: nnx.Module, parameters: Parameters) -> None:
 
 
 def abstract(build: Any) -> tuple[nnx.GraphDef[Any], dict[str, jax.ShapeDtypeStruct]]:
-    """Definition and parameter shapes of the module that ``build()`` makes, without making it."""
+    """Returns definition and parameter shapes of the module that ``build()`` would make."""
     definition, state = nnx.split(nnx.eval_shape(build), nnx.Param)
     return definition, {
-        ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+        join_path(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
         for path, variable in nnx.to_flat_state(state)
     }

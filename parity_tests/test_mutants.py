@@ -321,7 +321,7 @@ MUTANTS = [
         transformer_lm.TransformerLM, "pooled",
         lambda original: lambda self, hidden: original(self, hidden[:, ::-1]))),
     Mutant("the embedding scale is forgotten", "transformer_lm/gemma2", replace(
-        positions, "widely", lambda original: lambda f, x: x if x.shape[-1] == 20
+        positions, "in_float32", lambda original: lambda f, x: x if x.shape[-1] == 20
         else original(f, x))),
     Mutant("the final norm is left out", "transformer_lm/gpt2",
           without(transformer_lm.TransformerLM, "final_norm", "hidden")),

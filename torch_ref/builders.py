@@ -42,10 +42,9 @@ def make_attention(
     config: TransformerConfig, *, position: NoPositions | None = None
 ) -> MultiHeadAttention:
     """The attention that a config describes, around a position scheme."""
-    head_dim = config.head_dim or config.d_model // config.num_heads
 
     def head_norm() -> Norm | None:
-        return _make_norm(config, head_dim) if config.query_key_norm else None
+        return _make_norm(config, config.head_width) if config.query_key_norm else None
 
     return MultiHeadAttention(
         config.d_model,
@@ -66,10 +65,9 @@ def make_attention(
 
 def make_position(config: TransformerConfig) -> NoPositions:
     """The position scheme inside the attention that a config describes."""
-    head_dim = config.head_dim or config.d_model // config.num_heads
     if config.positions == "rotary":
         return Rotary(
-            head_dim,
+            config.head_width,
             config.context_length,
             base=config.rotary_base,
             fraction=config.rotary_fraction,
@@ -79,7 +77,7 @@ def make_position(config: TransformerConfig) -> NoPositions:
     if config.positions == "alibi":
         return ALiBi(config.num_heads)
     if config.positions == "relative":
-        return RelativePositions(config.max_relative_position, head_dim)
+        return RelativePositions(config.max_relative_position, config.head_width)
     return NoPositions()
 
 

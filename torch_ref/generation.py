@@ -27,9 +27,7 @@ def make_cache(
     device: torch.device | None = None,
 ) -> list[LayerCache]:
     """Empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
-    num_kv_heads = config.num_heads if config.num_kv_heads is None else config.num_kv_heads
-    head_dim = config.d_model // config.num_heads if config.head_dim is None else config.head_dim
-    shape = (batch, length, num_kv_heads, head_dim)
+    shape = (batch, length, config.key_value_heads, config.head_width)
     return [
         LayerCache(
             torch.zeros(shape, dtype=dtype, device=device),

@@ -158,7 +158,7 @@ def positions(run: Run, options: PositionsOptions) -> Numbers:
     """``analysis.position_tables``: the model's own, and every fixed scheme in its sizes."""
     config, model = run.config, run.model
     length = options.length or config.context_length
-    head_dim = config.head_dim or config.d_model // config.num_heads
+    head_dim = config.head_width
     own = (model.position_embedding, model.blocks[0].attention.position)
     fixed: list[Any] = [ALiBi(config.num_heads)]
     if head_dim % 2 == 0:
@@ -185,7 +185,7 @@ def masks(run: Run, options: MasksOptions) -> Numbers:
 
 def scaling(run: Run, options: ScalingOptions) -> Numbers:
     """``scaling.softmax_scaling`` for the head sizes asked for and the run's own."""
-    own = run.config.head_dim or run.config.d_model // run.config.num_heads
+    own = run.config.head_width
     sizes = sorted({*options.head_sizes, own})
     keys = options.keys or max(2, min(run.config.context_length, 256))
     results = softmax_scaling(sizes, num_keys=keys, seed=options.seed)

@@ -7,15 +7,17 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
-from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
+
+if TYPE_CHECKING:
+    from jaxformer.config import TransformerLMConfig
 
 Kernel = Literal["plain", "cudnn", "splash"]
 Choice = Literal["auto", "plain", "cudnn", "splash"]
@@ -196,7 +198,7 @@ def unsupported_reason(kernel: Kernel, call: Call, target: Target) -> str | None
     return next((reason for reason, applies in checks.items() if applies), None)
 
 
-def slowed_by_dropout(config: TransformerLMConfig, dtype: str) -> str | None:
+def slowed_by_dropout(config: "TransformerLMConfig", dtype: str) -> str | None:
     """Why a run should have no dropout on attention weights, where a fused kernel could serve it.
 
     Args:
@@ -210,7 +212,7 @@ def slowed_by_dropout(config: TransformerLMConfig, dtype: str) -> str | None:
         return None
     call = Call(
         dtype,
-        head_dim=config.head_dim or config.d_model // config.num_heads,
+        head_dim=config.head_width,
         queries=config.context_length,
         keys=config.context_length,
         pattern=Pattern(config.causal, config.sliding_window),

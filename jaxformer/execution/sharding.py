@@ -3,13 +3,15 @@
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.layers import Dropout
-from jaxformer.parameters import Parameters
+if TYPE_CHECKING:
+    from flax import nnx
+
+    from jaxformer.layers import Dropout
+    from jaxformer.parameters import Parameters
 
 # (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout) to the output, and to weights where asked for.
 Attend = Callable[..., tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]]
@@ -27,8 +29,12 @@ class Layout(Protocol):
         """``x``, whose dimensions have these letters, where it should lie."""
         ...
 
-    def gather(self, parameters: dict[str, Array]) -> dict[str, Array]:
+    def gather(self, parameters: "Parameters") -> "Parameters":
         """Parameters, by path, as they are computed with."""
+        ...
+
+    def gather_module(self, module: "nnx.Module") -> Any:
+        """A copy of the module around its gathered parameters."""
         ...
 
     def share_heads(
@@ -39,7 +45,7 @@ class Layout(Protocol):
         v_BSKH: Float[Array, "B S K H"],
         mask: Bool[Array, "B N T S"] | None,
         bias: Float[Array, "B N T S"] | None,
-        dropout: Dropout,
+        dropout: "Dropout",
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
         """``attend`` of these arguments, each device on its own texts and heads."""
         ...
@@ -69,27 +75,15 @@ def lay_out(x: Array, letters: str) -> Array:
     return x if chosen is None else chosen.lay_out(x, letters)
 
 
-def gathering(block: nnx.Module) -> Callable[..., Any]:
+def gathering(block: "nnx.Module") -> Callable[..., Any]:
     """``block``, which puts its parameters together when it is called."""
     chosen = _layout.get()
     if chosen is None or not chosen.gathers:
         return block
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        split: Any = nnx.split(block, nnx.Param, ...)
-        definition, state, rest = split
-        paths, leaves = zip(*nnx.to_flat_state(state), strict=True)
-        names = [".".join(map(str, path)) for path in paths]
-        gathered = chosen.gather(
-            {name: leaf[...] for name, leaf in zip(names, leaves, strict=True)}
-        )
-        whole: Any = [(path, gathered[name]) for path, name in zip(paths, names, strict=True)]
-        return nnx.merge(definition, nnx.from_flat_state(whole), rest)(*args, **kwargs)
-
-    return call
+    return lambda *args, **kwargs: chosen.gather_module(block)(*args, **kwargs)
 
 
-def gather_outside_blocks(parameters: Parameters) -> Parameters:
+def gather_outside_blocks(parameters: "Parameters") -> "Parameters":
     """A model's parameters, by path, of which a block gathers its own when it is called."""
     chosen = _layout.get()
     if chosen is None or not chosen.gathers:
@@ -105,7 +99,7 @@ def share_heads(
     v_BSKH: Float[Array, "B S K H"],
     mask: Bool[Array, "B N T S"] | None,
     bias: Float[Array, "B N T S"] | None,
-    dropout: Dropout,
+    dropout: "Dropout",
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
     """``attend`` of these arguments; on many devices each takes its own texts and heads."""
     chosen = _layout.get()

@@ -9,13 +9,13 @@ queries and keys, whose arrays XLA fuses or which are small.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import get_args
 
 from flax import nnx
 
-from jaxformer.config import GatedActivation, TransformerLMConfig
+from jaxformer.config import TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
 from jaxformer.execution.chunked_loss import positions_at_once
+from jaxformer.parameters import join_path
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.parallel.sharding_rules import Sharded, sharding_table
@@ -79,16 +79,13 @@ class _Block:
 
     @classmethod
     def of(cls, config: TransformerLMConfig, tensor: int) -> "_Block":
-        head = config.head_dim or config.d_model // config.num_heads
-        kv_heads = config.num_kv_heads or config.num_heads
-        gated = config.activation in get_args(GatedActivation)
-        hidden = config.d_ff or (int(8 * config.d_model / 3) if gated else 4 * config.d_model)
+        head, kv_heads = config.head_width, config.key_value_heads
         return cls(
             model=config.d_model,
             queries=config.num_heads * head // tensor,
             keys=kv_heads * head // (tensor if kv_heads % tensor == 0 else 1),
-            hidden=hidden // tensor,
-            gates=2 if gated else 1,
+            hidden=config.feed_forward_width // tensor,
+            gates=2 if config.is_gated else 1,
             heads=config.num_heads // tensor,
         )
 
@@ -125,7 +122,7 @@ class _Step:
         one = dataclasses.replace(model, num_layers=1, full_attention_layers=())
         self.module = nnx.eval_shape(lambda: TransformerLM(one, rngs=nnx.Rngs(0)))
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
-        shapes = {".".join(map(str, path)): variable.get_value() for path, variable in flat}
+        shapes = {join_path(path): variable.get_value() for path, variable in flat}
         self.table = sharding_table(shapes, mesh)
         self.config, self.mesh, self.layers = config, mesh, model.num_layers
         self.width = 2 if config.dtype == "bfloat16" else FLOAT32

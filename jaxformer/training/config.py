@@ -2,10 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from jaxformer.checks import check_integers
-from jaxformer.config import GatedActivation, OptimizerConfig, TransformerLMConfig, from_dict
+from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
 
 # Minutes of writing; an evaluation that takes longer is a slip of the finger.
 MAX_SAMPLE_TOKENS = 100_000
@@ -110,7 +110,7 @@ class TrainConfig:
                 "fsdp and tensor need strategy='mesh': got "
                 f"strategy='pmap', fsdp={self.fsdp}, tensor={self.tensor}"
             )
-        heads, width = self.model.num_heads, _feed_forward_width(self.model)
+        heads, width = self.model.num_heads, self.model.feed_forward_width
         if heads % self.tensor or width % self.tensor:
             choices = [n for n in range(1, heads + 1) if heads % n == 0 and width % n == 0]
             raise ValueError(
@@ -137,11 +137,3 @@ class TrainConfig:
         values["optimizer"] = from_dict(OptimizerConfig, values.get("optimizer", {}))
         config: TrainConfig = from_dict(cls, values)
         return config
-
-
-def _feed_forward_width(model: TransformerLMConfig) -> int:
-    """As the feed-forward's constructors take it where the config leaves it open."""
-    if model.d_ff is not None:
-        return model.d_ff
-    gated = model.activation in get_args(GatedActivation)
-    return int(8 * model.d_model / 3) if gated else 4 * model.d_model

@@ -5,9 +5,9 @@ integers, which no setting makes slow.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from jaxformer.config import GatedActivation, TransformerLMConfig
+from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.hardware.memory import device_memory
 from jaxformer.hardware.units import format_count, format_memory
@@ -29,11 +29,8 @@ def count_matrices(model: TransformerLMConfig) -> int:
         model: with ``vocab_size`` set, or its table counts as empty.
     """
     width, vocabulary = model.d_model, model.vocab_size or 0
-    head_dim = model.head_dim or width // model.num_heads
-    gated = model.activation in get_args(GatedActivation)
-    d_ff = model.d_ff or (8 * width // 3 if gated else 4 * width)
-    attention = 2 * width * head_dim * (model.num_heads + (model.num_kv_heads or model.num_heads))
-    block = attention + (3 if gated else 2) * width * d_ff
+    attention = 2 * width * model.head_width * (model.num_heads + model.key_value_heads)
+    block = attention + (3 if model.is_gated else 2) * width * model.feed_forward_width
     tables = vocabulary * (1 if model.tie_embeddings or model.head == "none" else 2)
     if model.positions == "learned":
         tables += model.context_length + model.position_offset

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution.layer_scan import can_scan, scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
+from jaxformer.parameters import join_path
 from jaxformer.train_step import language_model_loss
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.tiny import losses, train
@@ -43,7 +44,7 @@ def test_losses_and_gradients_are_the_same_in_float64(remat):
     ids = random.integers(0, 31, (2, 9))
     with jax.enable_x64(True), rematerialization(remat):
         parameters = {
-            ".".join(map(str, path)): jnp.asarray(random.normal(size=variable.shape) / 3)
+            join_path(path): jnp.asarray(random.normal(size=variable.shape) / 3)
             for path, variable in nnx.to_flat_state(state)
         }
         loss, gradients = make_gradient(definition, ids)(parameters)
@@ -58,7 +59,7 @@ def test_the_program_does_not_grow_with_the_layers():
     def products(layers):
         definition, state = nnx.split(abstract(num_layers=layers), nnx.Param)
         shapes = {
-            ".".join(map(str, path)): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+            join_path(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
             for path, variable in nnx.to_flat_state(state)
         }
         with scanned_layers():

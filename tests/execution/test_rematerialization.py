@@ -77,7 +77,7 @@ def test_less_is_kept():
     own = 4 * sum(p.size for p in parameters.values()) + length**2
     assert none > weights
     # Of each layer q, k, v, o, down, twice up, and the input.
-    d_ff = int(8 * config.d_model / 3)
+    d_ff = config.feed_forward_width
     assert dots < 6 * streams + 2 * streams * d_ff / config.d_model + 2 * own
     assert full < 2 * streams + 2 * own < dots
 

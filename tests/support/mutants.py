@@ -20,6 +20,7 @@ from jaxformer.blocks import Block, ParallelBlock, PostNormBlock, PreNormBlock
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Embedding, Linear
 from jaxformer.norms import LayerNorm, RMSNorm
+from jaxformer.parameters import join_path
 from jaxformer.positions import LearnedPositions, Rotary
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.subjects import Mutated, Subject
@@ -32,9 +33,7 @@ Mutant = Callable[[Subject, Any, Random], Mutated | None]
 def nodes(module: Any, *kinds: type) -> dict[str, Any]:
     """Modules of these classes by path."""
     return {
-        ".".join(map(str, path)): node
-        for path, node in nnx.iter_modules(module)
-        if isinstance(node, kinds)
+        join_path(path): node for path, node in nnx.iter_modules(module) if isinstance(node, kinds)
     }
 
 

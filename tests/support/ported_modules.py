@@ -11,7 +11,7 @@ import torch
 from flax import nnx
 
 from jaxformer.layers import dropout_modules
-from jaxformer.parameters import get_parameters, merge, split
+from jaxformer.parameters import get_parameters, join_path, merge, split
 from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.transfer import export_tensors
@@ -121,7 +121,7 @@ def settings_of(module: Any) -> dict[str, Any]:
     """All settings of a module of ours and of its parts, by path: classes, numbers, rates."""
     settings: dict[str, Any] = {}
     for path, node in nnx.iter_modules(module):
-        at = ".".join(map(str, path))
+        at = join_path(path)
         own = [c for c in type(node).__mro__ if not c.__module__.startswith("jaxformer.porting")]
         settings[f"{at}:class"] = own[0].__name__
         for name, value in vars(node).items():

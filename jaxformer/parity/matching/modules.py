@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.layers import Dropout
+from jaxformer.parameters import join_path
 from jaxformer.porting.mapping.dialect import ModuleMapping
 from jaxformer.porting.mapping.rules import ONE_TO_ONE, Link, Packing, Rule
 
@@ -65,7 +66,7 @@ def pair_modules(
         reference: all their modules by path.
     """
     candidate_paths = [
-        ".".join(map(str, path))
+        join_path(path)
         for path, node in nnx.iter_modules(module)
         if not isinstance(node, Dropout | nnx.List)
     ]
@@ -174,7 +175,7 @@ def pair_by_map(
     Raises:
         ValueError: one of them is not there; all such are listed.
     """
-    candidate_paths = {".".join(map(str, path)) for path, _ in nnx.iter_modules(module)}
+    candidate_paths = {join_path(path) for path, _ in nnx.iter_modules(module)}
     there = set(reference_paths)
     problems = [
         f"we have no {candidate}" for candidate in names if candidate not in candidate_paths

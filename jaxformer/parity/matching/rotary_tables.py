@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from jaxformer.parameters import join_path
 from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.porting.mapping.tables import Table
@@ -44,7 +45,7 @@ def share_tables(
         if not isinstance(node, Rotary):
             continue
         difference = table_difference(node.tables(), tables)
-        named = ".".join(map(str, path))
+        named = join_path(path)
         if difference is None:
             message = f"it turns {node.width} dimensions, theirs {2 * tables[0].shape[1]}"
             difference = Difference(float("inf"), 1.0, 0.0)

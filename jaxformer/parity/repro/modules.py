@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxformer.config import from_dict
 from jaxformer.errors import UsageError
-from jaxformer.parameters import merge
+from jaxformer.parameters import join_path, merge
 from jaxformer.parity.matching.rotary_tables import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
 from jaxformer.parity.trace import torch_trace as torch_trace
@@ -205,7 +205,7 @@ def with_weights(module: Any, arrays: Arrays) -> Any:
         UsageError: it has others.
     """
     definition, state = nnx.split(module, nnx.Param)
-    own = {".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)}
+    own = {join_path(path) for path, _ in nnx.to_flat_state(state)}
     if own != arrays.keys():
         listed = ", ".join(sorted(own ^ arrays.keys()))
         raise UsageError(f"our module has not the arrays of the repro: {listed}")

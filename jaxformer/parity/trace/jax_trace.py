@@ -14,6 +14,7 @@ from flax import nnx
 
 import jaxformer.attention
 from jaxformer.layers import Embedding
+from jaxformer.parameters import join_path, split_path
 from jaxformer.parity.trace.recorded_weights import RecordedWeights
 
 # Methods that are called like modules: path of the module + name.
@@ -110,7 +111,7 @@ def watched(
     on_call: Callable[[str, Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any],
 ) -> Iterator[None]:
     """Sends every call of a sub-module through ``on_call(path, owner, args, kwargs, original)``."""
-    paths = {id(node): ".".join(map(str, path)) for path, node in nnx.iter_modules(module)}
+    paths = {id(node): join_path(path) for path, node in nnx.iter_modules(module)}
     busy: set[tuple[int, str]] = set()
     undo: list[tuple[type, str, Any]] = []
 
@@ -242,15 +243,12 @@ def split(module: Any) -> tuple[Any, dict[str, Any], Any]:
     diverged: Any = nnx.split(module, nnx.Param, ...)
     definition, state, rest = diverged
     flat: Any = nnx.to_flat_state(state)
-    return definition, {".".join(map(str, p)): variable[...] for p, variable in flat}, rest
+    return definition, {join_path(p): variable[...] for p, variable in flat}, rest
 
 
 def merge(definition: Any, parameters: Mapping[str, Any], rest: Any) -> Any:
     """What ``split`` took apart, with these parameters."""
-    flat: Any = {
-        tuple(int(part) if part.isdigit() else part for part in name.split(".")): value
-        for name, value in parameters.items()
-    }
+    flat: Any = {split_path(name): value for name, value in parameters.items()}
     return nnx.merge(definition, nnx.from_flat_state(flat), rest)
 
 

@@ -92,7 +92,7 @@ def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
         "max_position_embeddings": config.context_length,
         # Theirs cannot be without.
         "type_vocab_size": max(config.num_token_types, 1),
-        "intermediate_size": config.d_ff or 4 * config.d_model,
+        "intermediate_size": config.feed_forward_width,
         "hidden_act": source_activation(config.activation),
         "layer_norm_eps": config.norm_eps,
         "position_embedding_type": "absolute",

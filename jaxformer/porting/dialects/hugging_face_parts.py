@@ -65,7 +65,7 @@ def source_partly_rotary(config: TransformerLMConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.context_length,
-        "intermediate_size": config.d_ff or 4 * config.d_model,
+        "intermediate_size": config.feed_forward_width,
         "hidden_act": source_activation(config.activation),
         "layer_norm_eps": config.norm_eps,
         "attention_dropout": config.attention_dropout,

@@ -70,7 +70,7 @@ def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.context_length,
-        "ffn_dim": config.d_ff or 4 * config.d_model,
+        "ffn_dim": config.feed_forward_width,
         "activation_function": source_activation(config.activation),
         "do_layer_norm_before": pre_norm,
         "_remove_final_layer_norm": pre_norm and not config.final_norm,

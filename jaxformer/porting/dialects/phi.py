@@ -51,7 +51,7 @@ def _settings(source_model: SourceModel) -> dict[str, Any]:
 def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
     return {
         **source_partly_rotary(config),
-        "num_key_value_heads": config.num_kv_heads or config.num_heads,
+        "num_key_value_heads": config.key_value_heads,
         "qk_layernorm": config.query_key_norm,
         "embd_pdrop": config.embedding_dropout,
         "resid_pdrop": config.residual_dropout,

@@ -10,6 +10,7 @@ from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
+from jaxformer.parameters import join_path
 from jaxformer.porting.mapping.dialect import ModuleMapping
 from jaxformer.porting.mapping.limits import check_config
 from jaxformer.porting.mapping.rules import Shape
@@ -70,7 +71,7 @@ def shapes_of(module: Any) -> dict[str, Shape]:
     """The shapes of a module's parameters, by name; weights may be left out of the module."""
     # Not by ``abstract``, which traces the module anew.
     state = nnx.to_flat_state(nnx.state(module, nnx.Param))
-    return {".".join(map(str, path)): tuple(variable.shape) for path, variable in state}
+    return {join_path(path): tuple(variable.shape) for path, variable in state}
 
 
 def facts(module: Any) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def facts(module: Any) -> dict[str, Any]:
         kinds = [c.__name__ for c in type(node).__mro__ if c.__module__ in _COMPONENTS]
         if isinstance(node, Dropout) or not kinds:
             continue
-        at = ".".join(map(str, path))
+        at = join_path(path)
         facts[at or "the class"] = kinds[0]
         values = dict(vars(node))
         config = values.pop("config", None)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
@@ -15,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 from jaxformer.execution.sharding import Attend
 from jaxformer.layers import Dropout
 from jaxformer.masks import expand_mask
+from jaxformer.parameters import map_parameters
 from jaxformer.training.parallel.sharding_rules import AXES, activation_spec, parameter_spec
 
 
@@ -45,6 +47,10 @@ class MeshLayout:
     def gather(self, parameters: dict[str, Array]) -> dict[str, Array]:
         """Parameters whole along fsdp; their gradients come back in parts."""
         return {name: self._gather(name, value) for name, value in parameters.items()}
+
+    def gather_module(self, module: nnx.Module) -> Any:
+        """A copy of the module around its gathered parameters."""
+        return map_parameters(module, self.gather)
 
     def _gather(self, name: str, value: Array) -> Array:
         stored, used = (
