@@ -13,9 +13,10 @@ from rich.markup import escape
 from jaxformer.cli.verify_options import VerifyOptions
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
-from jaxformer.parity.report.files import compare_reports, load_report, save_json
+from jaxformer.parity.report.files import load_report, save_json
 from jaxformer.parity.report.model import Report
-from jaxformer.parity.report.tree import one_line
+from jaxformer.parity.report.regressions import compare_reports
+from jaxformer.parity.report.text import one_line
 from jaxformer.parity.trace.torch_trace import require_torch
 
 # How many of the things that got worse are told.

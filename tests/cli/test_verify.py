@@ -68,33 +68,33 @@ def test_every_format_equals_every_other(gpt2, a, b):
 BUGS = {
     "weight": (
         {"arrays": {"blocks.1.feed_forward.down_proj.weight": nudged}},
-        "blocks.1.feed_forward.down_proj (their ",
+        "blocks.1.feed_forward.down_proj (reference: ",
         "its weights differ: kernel (1 of its 960 elements differ)",
     ),
     "rotary layout": (
         {"config": {"rotary_interleaved": True}},
-        "blocks.0.attention (their ",
+        "blocks.0.attention (reference: ",
         "its position.interleaved is True, theirs False",
     ),
     "eps": (
         {"config": {"norm_eps": 1e-6}},
-        "blocks.0.attention_norm (their ",
+        "blocks.0.attention_norm (reference: ",
         "its eps is 1e-06, theirs 1e-05",
     ),
     "activation": (
         {"config": {"activation": "geglu"}},
-        "blocks.0.feed_forward (their ",
+        "blocks.0.feed_forward (reference: ",
         "its activation is gelu, theirs silu",
     ),
     "rotary base": ({"config": {"rotary_base": 500.0}}, "blocks.0.attention", "500.0"),
     "scale": (
         {"config": {"attention_scale": 0.5}},
-        "blocks.0.attention (their ",
+        "blocks.0.attention (reference: ",
         "its scale is 0.5, theirs 0.40824829",
     ),
     "window": (
         {"config": {"sliding_window": 5}},
-        "the whole model (their whole model)",
+        "the whole model (reference: the whole model)",
         "its sliding_window is 5, theirs absent",
     ),
 }
@@ -157,7 +157,7 @@ def test_training_and_generation(llamas, tmp_path, mode):
     code, lines = verify(right, wrong, "--mode", *mode, *SHORT)
     assert code == 1
     unit = "token" if mode[0] == "generate" else "step"
-    assert lines[-1].startswith(f"bug: {unit} 0: ours ")
+    assert lines[-1].startswith(f"bug: {unit} 0: candidate ")
     assert any("blocks.*.attention.position.interleaved  True" in line for line in lines)
 
 
@@ -207,7 +207,7 @@ def test_the_other_rotary_layout_is_no_bug_where_the_weights_fit_it(llamas, tmp_
     wrong = changed(other, tmp_path / "wrong.safetensors", arrays={names[3]: nudged})
     code, lines = verify(llamas / "llama", wrong, *SHORT)
     assert code == 1
-    assert lines[-1].startswith("bug: blocks.1.attention.k_proj (their ")
+    assert lines[-1].startswith("bug: blocks.1.attention.k_proj (reference: ")
     assert sum(line.startswith("bug ") for line in lines) == 0
 
 

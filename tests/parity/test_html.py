@@ -12,7 +12,7 @@ import pytest
 
 from jaxformer.parity.report.html.writer import page, write_html
 from jaxformer.parity.report.model import Difference, Node, Report, SettingDifference, Step
-from jaxformer.parity.report.tree import one_line
+from jaxformer.parity.report.text import one_line
 from tests.support.parity_reports import HOSTILE, report
 
 
@@ -59,8 +59,8 @@ def test_nothing_is_loaded_and_the_policy_names_what_is_inline():
         (report(2, bugs=(1,)), "Bug in blocks.1.attention"),
         (report(3, bugs=(1, 2)), "2 bugs, the first in blocks.1.attention"),
         (report(2), "Equal: what differs is rounding"),
-        (report(2, mode="train", first_divergence=5), "They part at step 5"),
-        (report(2, mode="generate", first_divergence=5), "They part at token 5"),
+        (report(2, mode="train", first_divergence=5), "Divergence at step 5"),
+        (report(2, mode="generate", first_divergence=5), "Divergence at token 5"),
         (Report("forward", "float32"), "Equal: not one number differs"),
     ],
 )
@@ -89,15 +89,15 @@ def test_the_page_of_a_deep_model_stays_small(tmp_path):
 def test_numbers_of_the_page_are_those_of_the_report():
     what = report(2, bugs=(1,), mode="train", first_divergence=3)
     data = page_data(page(what))
-    for node, told in zip(what.nodes, data["nodes"], strict=True):
-        relative, allowed, excess, candidate, reference, ulps = told["output"]
+    for node, drawn in zip(what.nodes, data["nodes"], strict=True):
+        relative, allowed, excess, candidate, reference, ulps = drawn["output"]
         difference = node.forward
         figures = difference.relative, difference.allowed / difference.scale, difference.excess
         np.testing.assert_allclose((relative, allowed, excess), figures, rtol=5.1e-3)
         assert (excess > 1) == difference.is_bug
         rounding = difference.candidate_rounding, difference.reference_rounding, difference.ulps
         np.testing.assert_allclose((candidate, reference, ulps), rounding, rtol=5.1e-3)
-    assert [s[0] for s in data["steps"]] == list(range(40))
+    assert [step["number"] for step in data["steps"]] == list(range(40))
 
 
 def test_a_bug_by_a_hair_is_a_bug_on_the_page_too():

@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer.parity.report.html.writer import write_html
 from jaxformer.parity.report.model import Difference, Node, Report, SettingDifference, Step
-from jaxformer.parity.report.tree import scientific
+from jaxformer.parity.report.text import scientific
 from tests.support.chromium import EXECUTABLE, Browser
 from tests.support.parity_reports import HOSTILE, MESSAGE, report
 
@@ -21,7 +21,8 @@ pytestmark = [
 WIDTHS = (1280, 390)
 REMARKS = (
     "layers 1 and 4 of blocks look swapped",
-    "theirs gives padding tokens no gradient, ours does: model.embed_tokens (row 0)",
+    "the reference gives padding tokens no gradient, the candidate does: "
+    "model.embed_tokens (row 0)",
 )
 REPORTS = {
     "bug": report(12, bugs=(3,)),
@@ -97,9 +98,9 @@ def test_the_verdict_and_the_place_are_the_first_thing_to_see(show, width):
     assert texts(browser, "h1") == ["✗ Bug in blocks.3.attention"]
     assert seen(browser, "h1")
     assert seen(browser, ".root-causes li")
-    [told] = texts(browser, ".root-causes li")
-    assert MESSAGE in told
-    assert "model.layers.3.self_attn" in told
+    [root_cause] = texts(browser, ".root-causes li")
+    assert MESSAGE in root_cause
+    assert "model.layers.3.self_attn" in root_cause
     assert (
         browser.evaluate("parseFloat(getComputedStyle(document.querySelector('h1')).fontSize)")
         >= 20
@@ -113,7 +114,7 @@ def test_remarks_stand_near_the_top(show, width):
     assert seen(browser, ".remarks li:last-child")
 
 
-def test_the_culprit_is_chosen_and_visible_in_the_tree(show):
+def test_the_root_cause_is_chosen_and_visible_in_the_tree(show):
     browser = show(REPORTS["bug"])
     [chosen] = texts(browser, "[aria-selected=true] > .row .name")
     assert chosen == "attention"
@@ -130,7 +131,7 @@ def test_a_difference_in_the_whole_model_alone_is_no_bug(show):
     assert texts(browser, ".stages [aria-pressed=true]") == ["in the whole model"]
     assert texts(browser, "#errors .mark.bug, #node tr.bug") == []
     assert texts(browser, "#readout") == [
-        "the whole model: 1.0e-09; in float32 ours 1.0e-07, theirs 1.0e-07"
+        "the whole model: 1.0e-09; in float32 candidate 1.0e-07, reference 1.0e-07"
     ]
 
 
@@ -272,7 +273,7 @@ def test_steps_are_drawn(show):
     assert browser.evaluate("document.querySelectorAll('#step-losses .line').length") == 2
     assert len(texts(browser, "#steps .first-divergence")) == 3
     browser.click("#steps summary")
-    assert any("parts here" in row for row in texts(browser, "#steps tr"))
+    assert any("diverges here" in row for row in texts(browser, "#steps tr"))
     browser = show(REPORTS["generate"])
     assert browser.evaluate("document.querySelectorAll('#step-errors .mark.bug').length") == 0
     assert browser.evaluate("document.querySelector('#step-losses svg')") is None

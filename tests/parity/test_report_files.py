@@ -1,4 +1,4 @@
-"""Parity reports as files, and what got worse from one to the next."""
+"""Parity reports as files of this and of older formats, and what got worse between two."""
 
 import dataclasses
 import json
@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import CheckpointError, ResourceError, UnsafeFileError
-from jaxformer.parity.report.files import compare_reports, load_report, save_json
+from jaxformer.parity.report.files import load_report, save_json
 from jaxformer.parity.report.html.writer import write_html
 from jaxformer.parity.report.model import Difference, Histogram, Report
+from jaxformer.parity.report.regressions import compare_reports
 from tests.support.parity_reports import HOSTILE, MESSAGE, report, with_node
 
 
@@ -34,7 +35,7 @@ def test_a_report_comes_back_from_its_file(tmp_path):
     assert back.verdict == what.verdict == "bug"
     assert back.root_causes[0].path == "blocks.1.attention"
     written = json.loads((tmp_path / "report.json").read_text())
-    assert written["format"] == 1
+    assert written["format"] == 2
     assert written["remarks"] == ["two look swapped", HOSTILE]
 
 
@@ -54,6 +55,58 @@ def damaged(**changes):
     return json.dumps(values)
 
 
+# What the keys were called in format 1.
+OLD_KEYS = {
+    "candidate": "ours",
+    "reference": "theirs",
+    "candidate_rounding": "our_rounding",
+    "reference_rounding": "their_rounding",
+    "reference_path": "their_path",
+    "reference_kind": "their_kind",
+    "is_root_cause": "is_culprit",
+}
+
+
+def in_format_1(value):
+    """A report as format 1 wrote it, with the names of parameters as they are."""
+    if isinstance(value, list):
+        return [in_format_1(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        OLD_KEYS.get(key, key): {name: in_format_1(one) for name, one in inner.items()}
+        if key in ("parameters", "backward")
+        else in_format_1(inner)
+        for key, inner in value.items()
+    }
+
+
+def test_a_report_of_format_1_is_read(tmp_path):
+    what = report(3, bugs=(1,), mode="train", first_divergence=5)
+    # Parameters may be called as the old keys were.
+    names = {"ours": Difference(0.5, 1.0, 1e-3), "theirs": Difference(0.0, 1.0, 1e-3)}
+    what = with_node(what, "lm_head", parameters=names, backward=names)
+    old = in_format_1(json.loads(what.to_json())) | {"format": 1}
+    assert set(old["nodes"][0]) == {
+        "path", "their_path", "kind", "their_kind", "depth", "order", "verdict", "stage", "message",
+        "is_culprit", "parameters", "forward", "in_context", "backward", "condition", "histogram",
+        "maps",
+    }  # fmt: skip
+    assert set(old["nodes"][0]["forward"]) == {
+        "error", "scale", "allowed", "our_rounding", "their_rounding", "ulps",
+    }  # fmt: skip
+    assert set(old["nodes"][0]["histogram"]) == {"edges", "ours", "theirs"}
+    assert set(old["settings"][0]) == {"name", "ours", "theirs", "effect"}
+    assert set(old["steps"][0]) == {"number", "ours", "theirs", "difference", "note", "worst"}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    assert load_report(path).to_json() == what.to_json()
+    assert compare_reports(what, load_report(path)) == []
+    path.write_text(json.dumps({**old, "format": 2}))
+    with pytest.raises(CheckpointError, match="no parity report"):
+        load_report(path)
+
+
 BAD_NODE = json.loads(report(1).to_json())["nodes"][0]
 
 
@@ -64,7 +117,7 @@ BAD_NODE = json.loads(report(1).to_json())["nodes"][0]
         "{}",
         "[]",
         "not json",
-        damaged(format=2),
+        damaged(format=3),
         damaged(nodes=[1]),
         damaged(nodes=None),
         damaged(nodes=[{**BAD_NODE, "verdict": "fine"}]),
@@ -77,7 +130,7 @@ BAD_NODE = json.loads(report(1).to_json())["nodes"][0]
         report(1).to_json()[:-30],
     ],
 )
-def test_what_is_no_report_is_refused(text, tmp_path):
+def test_what_is_no_report_is_rejected(text, tmp_path):
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(CheckpointError) as refusal:
@@ -86,12 +139,12 @@ def test_what_is_no_report_is_refused(text, tmp_path):
     assert "\n" not in str(refusal.value)
 
 
-def test_files_that_are_missing_or_unsafe_are_refused(tmp_path):
+def test_files_that_are_missing_or_unsafe_are_rejected(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
         load_report(tmp_path / "none.json")
     with pytest.raises(CheckpointError, match="not a regular file"):
         load_report(tmp_path)
-    (tmp_path / "twice.json").write_text('{"format": 1, "format": 1}')
+    (tmp_path / "twice.json").write_text('{"format": 2, "format": 2}')
     with pytest.raises(UnsafeFileError, match="more than once"):
         load_report(tmp_path / "twice.json")
     with (tmp_path / "huge.json").open("wb") as file:
@@ -125,15 +178,17 @@ def test_the_same_report_is_no_worse():
     assert compare_reports(report(3), report(3, bugs=(1,))) == []
 
 
-def test_a_worse_verdict_is_told_once_for_every_node():
+def test_a_worse_verdict_is_listed_once_for_every_node():
     worse = compare_reports(report(3, bugs=(1,)), report(3))
     heads = [line.partition(":")[0] for line in worse if ": bug, it was rounding" in line]
     assert heads == ["the whole model", "blocks.1", "blocks.1.attention"]
     assert any(f"blocks.1.attention: bug, it was rounding: {MESSAGE}" in line for line in worse)
-    assert any(line.startswith("setting rotary layout differs: ours interleaved") for line in worse)
+    assert any(
+        line.startswith("setting rotary layout differs: candidate interleaved") for line in worse
+    )
 
 
-def test_float64_errors_that_more_than_doubled_are_told_where_they_are_more_than_allowed():
+def test_float64_errors_that_more_than_doubled_are_listed_where_they_exceed_what_is_allowed():
     def at(error, allowed=1e-3):
         return with_node(report(1), "lm_head", forward=Difference(error, 1.0, allowed))
 
@@ -146,19 +201,19 @@ def test_float64_errors_that_more_than_doubled_are_told_where_they_are_more_than
     assert compare_reports(at(math.nan), at(math.nan)) == []
 
 
-def test_rounding_ratios_that_more_than_doubled_are_told():
+def test_rounding_ratios_that_more_than_doubled_are_listed():
     def at(candidate, reference):
         difference = Difference(0.0, 1.0, 1e-12, candidate, reference)
         return with_node(report(1), "lm_head", forward=difference)
 
     assert compare_reports(at(2.1e-7, 1e-7), at(1e-7, 1e-7)) == [
-        "lm_head: output: its rounding error is 2.1 times theirs, it was 1"
+        "lm_head: output: its rounding error is 2.1 times the reference's, it was 1"
     ]
     assert compare_reports(at(1.9e-7, 1e-7), at(1e-7, 1e-7)) == []
     # Still the more accurate side.
     assert compare_reports(at(0.9e-7, 1e-7), at(1e-8, 1e-7)) == []
     assert compare_reports(at(1e-9, 0.0), at(0.0, 0.0)) == [
-        "lm_head: output: its rounding error is inf times theirs, it was 1"
+        "lm_head: output: its rounding error is inf times the reference's, it was 1"
     ]
     assert compare_reports(at(None, None), at(1e-7, 1e-7)) == []
 
@@ -169,24 +224,26 @@ def test_rounding_in_the_whole_model_counts_where_no_bug_comes_in():
         return with_node(report(1), "lm_head", in_context=difference)
 
     assert compare_reports(at(2.1e-7), at(1e-7)) == [
-        "lm_head: in the whole model: its rounding error is 2.1 times theirs, it was 1"
+        "lm_head: in the whole model: its rounding error is 2.1 times the reference's, it was 1"
     ]
     assert compare_reports(at(2.1e-7, error=0.1), at(1e-7)) == []
 
 
-def test_new_and_missing_nodes_are_told():
+def test_new_and_missing_nodes_are_listed():
     assert compare_reports(report(1), report(2))[0] == "blocks.1: missing, it was rounding"
     assert compare_reports(report(2), report(1))[0] == "blocks.1: new, rounding"
 
 
-def test_a_run_that_parts_earlier_is_told():
+def test_a_run_that_diverges_earlier_is_listed():
     early, late = (
         report(1, mode="train", first_divergence=first_divergence) for first_divergence in (4, 9)
     )
     never = report(1, mode="train")
     assert compare_reports(late, early) == []
-    assert compare_reports(early, late)[0].startswith("the two part at 4, before at 9: ours 3.4")
-    assert compare_reports(early, never)[0].startswith("the two part at 4, before never")
+    assert compare_reports(early, late)[0].startswith(
+        "the runs diverge at 4, before at 9: candidate 3.4"
+    )
+    assert compare_reports(early, never)[0].startswith("the runs diverge at 4, before never")
 
 
 def test_reports_of_different_comparisons_are_not_compared():

@@ -1,4 +1,4 @@
-"""What a parity report is in a terminal: the tree, its numbers, the last line."""
+"""Parity reports in a terminal: the tree, its numbers, the last line."""
 
 import dataclasses
 import io
@@ -13,16 +13,14 @@ from rich.console import Console
 
 from jaxformer.parity.report.model import Difference, Node, Report
 from jaxformer.parity.report.terminal import print_report
-from jaxformer.parity.report.tree import (
+from jaxformer.parity.report.text import (
     MAX_STEPS,
-    build_tree,
     chosen_steps,
-    fold_repeats,
-    merge,
     scientific,
     short,
     verdict_line,
 )
+from jaxformer.parity.report.tree import build_tree, fold_repeats, merge
 from tests.support.parity_reports import HOSTILE, MESSAGE, printed, report, with_node
 
 
@@ -46,7 +44,7 @@ def test_every_node_is_in_the_tree_once_and_in_order(drawn):
         assert len(run) == 1 or all(branch.is_clean for branch in run)
 
 
-def test_alike_clean_siblings_share_a_line_with_their_worst_values():
+def test_similar_clean_siblings_share_a_line_with_their_worst_values():
     lines = printed(report(12))
     folded = [line for line in lines if "blocks.0 … blocks.11" in line]
     assert len(folded) == 1
@@ -59,7 +57,7 @@ def test_alike_clean_siblings_share_a_line_with_their_worst_values():
 @pytest.mark.parametrize(
     "change", [{"kind": "Other"}, {"message": "look"}, {"verdict": "amplified", "condition": 9.0}]
 )
-def test_a_sibling_that_is_not_alike_or_not_clean_stands_alone(change):
+def test_a_sibling_that_differs_or_is_not_clean_has_its_own_line(change):
     lines = printed(with_node(report(12), "blocks.5", **change))
     assert any("blocks.0 … blocks.4" in line for line in lines)
     assert any("blocks.6 … blocks.11" in line for line in lines)
@@ -88,19 +86,19 @@ def test_siblings_that_say_the_same_share_a_line_and_say_it_once():
 
 def test_the_number_of_a_bug_is_of_the_stage_where_it_shows():
     small, large = Difference(1e-3, 1.0, 1e-12), Difference(0.7, 1.0, 1e-12)
-    for stage, told in (("forward", "1.0e-03"), ("backward", "7.0e-01"), ("", "7.0e-01")):
+    for stage, shown in (("forward", "1.0e-03"), ("backward", "7.0e-01"), ("", "7.0e-01")):
         node = Node(
             "", "", "A", "B", 0, 0, "bug", stage, "wrong", True,
             forward=small, backward={"input 0": large},
         )  # fmt: skip
         lines = printed(Report("grad", "float32", (node,)))
-        assert lines[2].split() == ["✗", "A", told]
+        assert lines[2].split() == ["✗", "A", shown]
         name = "output" if stage == "forward" else "gradient of input 0"
-        assert any(f"{name}: {told} of scale" in line for line in lines)
+        assert any(f"{name}: {shown} of scale" in line for line in lines)
 
 
-def test_the_last_line_names_the_first_culprit():
-    last = f"bug: blocks.3.attention (their model.layers.3.self_attn): {MESSAGE}"
+def test_the_last_line_names_the_first_root_cause():
+    last = f"bug: blocks.3.attention (reference: model.layers.3.self_attn): {MESSAGE}"
     for width, encoding in itertools.product((120, 80, 40, 20), ("utf-8", "ascii")):
         assert printed(report(6, bugs=(3, 4)), width, encoding)[-1] == last
     assert printed(report(6))[-1] == "equal (rounding)"
@@ -110,21 +108,23 @@ def test_the_last_line_names_the_first_culprit():
     assert printed(Report("forward", "bfloat16", (only,)))[-1] == "equal (exact)"
 
 
-def test_the_last_line_where_no_node_is_to_blame():
+def test_the_last_line_where_no_node_is_a_root_cause():
     line = printed(report(2, mode="train", first_divergence=7))[-1]
-    assert line.startswith("bug: step 7: ours 3.027")
+    assert line.startswith("bug: step 7: candidate 3.027")
     assert line.endswith("most of all in blocks.2.attention.q_proj.kernel")
     assert printed(report(2, mode="generate", first_divergence=5))[-1].startswith(
-        "bug: token 5: ours "
+        "bug: token 5: candidate "
     )
-    blamed = with_node(report(2), "blocks.1", verdict="bug")
-    assert verdict_line(blamed) == "bug: blocks.1 (their model.layers.1)"
+    unexplained = with_node(report(2), "blocks.1", verdict="bug")
+    assert verdict_line(unexplained) == "bug: blocks.1 (reference: model.layers.1)"
 
 
 def test_a_message_cannot_break_the_last_line():
     what = with_node(report(6, bugs=(3,)), "blocks.3.attention", message=f"one\ntwo {HOSTILE}")
     lines = printed(what)
-    assert lines[-1].startswith("bug: blocks.3.attention (their model.layers.3.self_attn): one two")
+    assert lines[-1].startswith(
+        "bug: blocks.3.attention (reference: model.layers.3.self_attn): one two"
+    )
     assert "\x1b" not in "".join(lines)
     assert "[red]" in lines[-1]
 
@@ -151,12 +151,12 @@ def test_numbers_stand_in_columns():
         assert ends == {lines[1].index(heads[-2]) + len(heads[-2])}
 
 
-def test_a_culprit_is_told_with_its_numbers_and_its_counterpart():
+def test_a_root_cause_is_shown_with_its_numbers_and_its_reference():
     text = " ".join(" ".join(printed(report(6, bugs=(3,)), 400)).split())
     assert f"forward: {MESSAGE}" in text
-    assert "1.3e-01 of scale, allowed 2.6e-12; in float32 ours is off by 1.1e-01" in text
-    assert "theirs: model.layers.3.self_attn (LlamaAttention)" in text
-    assert "nodes: 1 exact, 66 rounding, 3 bug (1 culprit)" in text
+    assert "1.3e-01 of scale, allowed 2.6e-12; in float32 the candidate is off by 1.1e-01" in text
+    assert "reference: model.layers.3.self_attn (LlamaAttention)" in text
+    assert "nodes: 1 exact, 66 rounding, 3 bug (1 root cause)" in text
 
 
 def test_all_bugs_are_listed_before_the_last_line():
@@ -168,12 +168,15 @@ def test_all_bugs_are_listed_before_the_last_line():
 @pytest.mark.parametrize("width", [100, 40])
 @pytest.mark.parametrize("bugs", [(), (3, 4)])
 def test_remarks_stand_beside_the_verdict(width, bugs):
-    remarks = ("layers 3 and 4 of blocks look swapped", f"theirs says {HOSTILE} and\nmore of it")
+    remarks = (
+        "layers 3 and 4 of blocks look swapped",
+        f"the reference says {HOSTILE} and\nmore of it",
+    )
     lines = printed(dataclasses.replace(report(6, bugs=bugs), remarks=remarks), width)
     first = next(i for i, line in enumerate(lines) if line.startswith("layers 3 and 4"))
     assert lines[first - 1].startswith("nodes: ")
     text = " ".join(lines[first : -len(bugs) or -1])
-    assert text.startswith(f"{remarks[0]} theirs says </script>")
+    assert text.startswith(f"{remarks[0]} the reference says </script>")
     assert text.endswith("and more of it")
     assert max(map(len, lines[first : -len(bugs) or -1])) <= width
     assert "\x1b" not in text
@@ -181,18 +184,18 @@ def test_remarks_stand_beside_the_verdict(width, bugs):
 
 
 @pytest.mark.parametrize("width", [100, 50])
-def test_settings_are_told(width):
+def test_settings_are_listed(width):
     text = " ".join(printed(report(2, bugs=(1,)), width))
     for word in ("rotary layout", "interleaved", "half", "wrong places", "norm_eps", "1e-06"):
         assert word in text
     assert "Settings" not in " ".join(printed(report(2)))
 
 
-def test_steps_are_told_around_the_parting():
+def test_steps_are_listed_around_the_divergence():
     what = report(2, mode="train", first_divergence=17)
     shown = [s.number if s else None for s in chosen_steps(what)]
     assert shown == [0, 1, 2, 3, None, *range(13, 22), None, 36, 37, 38, 39]
-    line = next(line for line in printed(what) if line.endswith("parts here"))
+    line = next(line for line in printed(what) if line.endswith("diverges here"))
     assert line.split()[0] == "17"
     assert len(chosen_steps(dataclasses.replace(what, steps=what.steps[:MAX_STEPS]))) == MAX_STEPS
     tie = next(line for line in printed(report(2, mode="generate")) if line.endswith("tie"))

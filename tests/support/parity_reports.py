@@ -1,4 +1,4 @@
-"""Reports as a comparison gives them, made up: a Llama with its bugs where a test wants them."""
+"""Made-up reports of a Llama, with bugs at the places that a test chooses."""
 
 import dataclasses
 import io
@@ -17,10 +17,10 @@ from jaxformer.parity.report.model import (
 )
 from jaxformer.parity.report.terminal import print_report
 
-# What a model may be called, to break a report out of its file.
+# A name that tries to end the block that a report is written in.
 HOSTILE = "</script><img src=x onerror=alert(1)> \"' & {{data}} [red]\x1b[31m\u2028é"
 MESSAGE = (
-    "rotary layout: ours turns neighbouring features, theirs the two halves; "
+    "rotary layout: the candidate turns neighbouring features, the reference the two halves; "
     "port with the layout of the checkpoint"
 )
 PARTS = (
@@ -41,7 +41,7 @@ def difference(rng, bug=False, exact=False):
     scale = float(np.exp(rng.normal()))
     if exact:
         return Difference(0.0, scale, 2e-12 * scale, 0.0, 0.0, 0.0)
-    # Drawn in any case: a report with a bug has the numbers of one without, but for the bug's.
+    # Always drawn, so that a report with a bug has the other numbers of one without.
     tiny = 3e-16 * float(np.exp(rng.normal()))
     error = (0.13 if bug else tiny) * scale
     candidate, reference = 1e-7 * np.exp(0.3 * rng.normal(size=2))
@@ -60,7 +60,7 @@ def histogram(rng, bug=False):
 
 
 def maps(rng, bug=False, heads=4, length=24):
-    """Causal softmax of random scores; with a bug two heads look elsewhere."""
+    """Returns causal softmax of random scores; with a bug, two heads attend elsewhere."""
     place = np.arange(length)
     scores = rng.normal(size=(heads, length, length))
     scores -= 0.3 * np.abs(place[:, None] - place - np.arange(1, heads + 1)[:, None, None])
@@ -76,7 +76,7 @@ def maps(rng, bug=False, heads=4, length=24):
 
 
 def report(layers=6, bugs=(), mode="grad", first_divergence=None, heads=4, length=24, amplified=()):
-    """A Llama of so many layers, with a bug in the attention of some."""
+    """Returns a report of a Llama of so many layers, with a bug in the attention of some."""
     rng = np.random.default_rng(7)
     nodes: list[Node] = []
 
@@ -152,7 +152,7 @@ def steps(rng, mode, first_divergence):
 
 
 def printed(what, width=80, encoding="utf-8"):
-    """The lines of the terminal report, trailing spaces cut."""
+    """Returns the lines of the terminal report without trailing spaces."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     print_report(what, Console(file=stream, width=width))
     stream.flush()
@@ -160,6 +160,6 @@ def printed(what, width=80, encoding="utf-8"):
 
 
 def with_node(what, path, **changes):
-    """The report with some fields of one node changed."""
+    """Returns the report with some fields of one node changed."""
     nodes = [dataclasses.replace(n, **changes) if n.path == path else n for n in what.nodes]
     return dataclasses.replace(what, nodes=tuple(nodes))

@@ -1,11 +1,23 @@
-"""What a comparison found: plain data, that the terminal, JSON and HTML reports are made of."""
+"""What a comparison found, as plain data: the terminal, JSON and HTML reports show it."""
 
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-FORMAT = 1
+# Format 1 called the two sides "ours" and "theirs".
+FORMAT = 2
+FORMAT_1_KEYS = {
+    "ours": "candidate",
+    "theirs": "reference",
+    "our_rounding": "candidate_rounding",
+    "their_rounding": "reference_rounding",
+    "their_path": "reference_path",
+    "their_kind": "reference_kind",
+    "is_culprit": "is_root_cause",
+}
+# What holds names that a user gave, such as those of parameters: they are no keys of the format.
+NAMED_BY_USER = ("parameters", "backward")
 Verdict = Literal["exact", "rounding", "amplified", "bug"]
 Stage = Literal["", "parameters", "forward", "backward"]
 # From good to bad.
@@ -14,16 +26,17 @@ VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "amplified", "bug")
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far one array of ours is from theirs.
+    """How far one array of the candidate is from that of the reference.
 
     Attributes:
-        error: largest |ours - theirs|, both computed in float64.
-        scale: largest |theirs|.
-        allowed: the largest error that is rounding; see ``judge``.
+        error: largest |candidate - reference|, both computed in float64.
+        scale: largest |reference|.
+        allowed: the largest error that counts as rounding; see ``judge``.
         candidate_rounding: root mean square of (candidate in the dtype under test - reference in
             float64), over the root mean square of the reference; None where it was not measured.
-        reference_rounding: the same of theirs in the dtype under test.
-        ulps: our largest error in the dtype under test, in units in the last place of ``scale``.
+        reference_rounding: the same of the reference in the dtype under test.
+        ulps: largest error of the candidate in the dtype under test, in units in the last place of
+            ``scale``.
     """
 
     error: float
@@ -35,7 +48,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """The error over the scale; infinite where something should be zero and is not."""
+        """The error over the scale; infinite if what should be zero is not."""
         if self.error == 0:
             return 0.0
         return self.error / self.scale if self.scale else float("inf")
@@ -47,7 +60,7 @@ class Difference:
 
     @property
     def excess(self) -> float:
-        """The error over what is allowed; infinite where nothing is, or the error is NaN."""
+        """The error over what is allowed; infinite if nothing is allowed or the error is NaN."""
         if self.error == 0:
             return 0.0
         excess = self.error / self.allowed if self.allowed else float("inf")
@@ -56,7 +69,13 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-    """How the values of an output are spread, on both sides: one more edge than counts."""
+    """How many values of an output lie between two edges, on both sides.
+
+    Attributes:
+        edges: ascending; one more than there are counts.
+        candidate: counts.
+        reference: counts.
+    """
 
     edges: tuple[float, ...]
     candidate: tuple[int, ...]
@@ -65,7 +84,7 @@ class Histogram:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMaps:
-    """Attention weights of one example, head by head, both sides: (heads, T, S), nested tuples."""
+    """Attention weights of one example on both sides: (heads, T, S), as nested tuples."""
 
     candidate: Any
     reference: Any
@@ -73,28 +92,29 @@ class AttentionMaps:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One pair of modules.
+    """One pair of matched modules and what was measured of them.
 
     Attributes:
-        path: ours, "" for the whole model; several, joined by " + ", where one of theirs has them.
-        reference_path: theirs.
-        kind: our class.
-        reference_kind: theirs.
-        depth: how many pairs of modules are around it.
+        path: of the candidate, "" for the whole model; several paths joined by " + " where one
+            module of the reference corresponds to several of the candidate.
+        reference_path: of the reference.
+        kind: class of the candidate's module.
+        reference_kind: class of the reference's module.
+        depth: how many pairs of modules enclose it.
         order: its place in the order of calls.
         verdict: the worst of all that was compared.
-        stage: where the bug shows first: parameters, forward or backward; "" where there is none.
-        message: what is wrong and where to look, in a sentence; "" where nothing is.
-        is_root_cause: whether the bug is here, and not in a part of it.
-        parameters: of each of its own parameters, ours against theirs.
-        forward: of its output, run on their inputs.
-        in_context: of its output as it came out of the whole model.
-        backward: of each gradient, run on their inputs and output gradient: ``input 0`` …,
-            and parameters by name.
+        stage: where the bug shows first: parameters, forward or backward; "" without a bug.
+        message: what is wrong and where to look, in a sentence; "" if nothing is wrong.
+        is_root_cause: whether the bug is in this module itself, and not in one inside it.
+        parameters: differences of its own parameters, by name.
+        forward: difference of its output, when it is run on the reference's inputs.
+        in_context: difference of its output in the whole model.
+        backward: differences of gradients, when it is run on the reference's inputs and output
+            gradient: ``input 0`` …, and parameters by name.
         condition: how much larger the relative error of its output is than that of its input, in
             the dtype under test; None where it was not measured.
         histogram: of its output.
-        maps: of its attention weights, where it has such.
+        maps: its attention weights, if it has any.
     """
 
     path: str
@@ -117,7 +137,7 @@ class Node:
 
     @property
     def differences(self) -> dict[str, Difference]:
-        """All that the node is judged by, under the names that reports give them."""
+        """All differences that the node is judged by, under the names that reports show."""
         forward = {} if self.forward is None else {"output": self.forward}
         backward = {f"gradient of {name}": one for name, one in self.backward.items()}
         parameters = {f"parameter {name}": one for name, one in self.parameters.items()}
@@ -125,10 +145,10 @@ class Node:
 
     @property
     def worst(self) -> Difference | None:
-        """Of what it is judged by, that which is nearest to a bug, or furthest beyond.
+        """The difference with the largest excess over what is allowed; None without any.
 
-        Where there is a bug, of the stage where it shows first. Its output in the whole model
-        counts where nothing else was measured: it also holds what came in.
+        With a bug, only the stage where it shows first counts. The output in the whole model counts
+        only if nothing else was measured, because it also holds the errors of earlier modules.
         """
         stages = {
             "parameters": [*self.parameters.values()],
@@ -149,7 +169,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class SettingDifference:
-    """A setting that is not the same on both sides, and what that is likely to do."""
+    """A setting that differs between the two sides, and the likely effect."""
 
     name: str
     candidate: str
@@ -163,11 +183,11 @@ class Step:
 
     Attributes:
         number: from 0.
-        candidate: our loss, or our token.
-        reference: theirs.
+        candidate: the candidate's loss, or its token.
+        reference: the reference's loss, or its token.
         difference: of the losses, or of the logits.
         note: "tie" where the two best logits are closer than the error.
-        worst: the parameter that differs most, relative to what is allowed.
+        worst: path of the parameter that differs most, relative to what is allowed.
     """
 
     number: int
@@ -180,16 +200,16 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A comparison of two models.
+    """What a comparison of two models found.
 
     Attributes:
         mode: forward, grad, train or generate.
         dtype: under test, beside float64.
-        nodes: in the order of calls, a parent before its parts.
-        settings: what differs before anything is run.
+        nodes: in the order of calls, a module before those inside it.
+        settings: those that differ.
         steps: of training or generation.
-        about: what was compared, with what: paths, versions, flags, input shapes, seconds.
-        remarks: what several nodes together show, a sentence each: two layers look swapped.
+        about: what was compared and how: paths, versions, flags, input shapes, seconds.
+        remarks: what several nodes show together, a sentence each: two layers look swapped.
     """
 
     mode: str
@@ -202,17 +222,17 @@ class Report:
 
     @property
     def root_causes(self) -> tuple[Node, ...]:
-        """Where the bugs are, in the order of calls."""
+        """The nodes that the bugs are in, in the order of calls."""
         return tuple(node for node in self.nodes if node.is_root_cause)
 
     @property
     def first_divergence(self) -> Step | None:
-        """The first step at which the two part by more than rounding, ties apart."""
+        """The first step that differs by more than rounding and is no tie."""
         return next((s for s in self.steps if s.difference.is_bug and s.note != "tie"), None)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all."""
+        """The worst verdict of all nodes and steps."""
         if self.first_divergence is not None:
             return "bug"
         found: list[Verdict] = [node.verdict for node in self.nodes]
@@ -220,22 +240,24 @@ class Report:
         return max(found, key=VERDICTS.index, default="exact")
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict, for JSON."""
+        """Returns the report as a plain dict, for JSON."""
         return {"format": FORMAT, "verdict": self.verdict, **dataclasses.asdict(self)}
 
     def to_json(self) -> str:
-        """As JSON, numbers that are not finite as strings."""
+        """Returns the report as JSON, with numbers that are not finite as strings."""
         return json.dumps(_plain(self.to_dict()), indent=1, default=str)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Report":
-        """The inverse of ``to_dict``.
+        """Makes a report from what ``to_dict`` returned, in this version or one of format 1.
 
         Raises:
-            ValueError: it is no report, or one of another format.
+            ValueError: the values are no report, or one of an unknown format.
         """
-        if values.get("format") != FORMAT:
-            raise ValueError(f"this is no parity report of format {FORMAT}")
+        if values.get("format") not in (1, FORMAT):
+            raise ValueError(f"this is no parity report of format 1 or {FORMAT}")
+        if values["format"] == 1:
+            values = _rename_format_1(values)
         try:
             return cls(
                 values["mode"],
@@ -251,6 +273,20 @@ class Report:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
+
+
+def _rename_format_1(value: Any) -> Any:
+    """Gives the keys of a report of format 1 their present names."""
+    if isinstance(value, list | tuple):
+        return [_rename_format_1(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        FORMAT_1_KEYS.get(key, key): {name: _rename_format_1(each) for name, each in inner.items()}
+        if key in NAMED_BY_USER and isinstance(inner, Mapping)
+        else _rename_format_1(inner)
+        for key, inner in value.items()
+    }
 
 
 def _node(values: Mapping[str, Any]) -> Node:
@@ -291,11 +327,12 @@ def _difference(values: Mapping[str, Any] | None) -> Any:
 
 
 def _floats(values: Any) -> Any:
-    """Nested tuples of floats; what is not finite was written as a string."""
+    """Returns nested tuples of floats; what is not finite was written as a string."""
     return tuple(map(_floats, values)) if isinstance(values, list | tuple) else float(values)
 
 
 def _plain(value: Any) -> Any:
+    """Returns what JSON can hold: numbers that are not finite become strings."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

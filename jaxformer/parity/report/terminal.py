@@ -1,4 +1,4 @@
-"""A report in a terminal: a tree with a line a node, and last the verdict."""
+"""Prints a report in a terminal: a tree with one line a node, and the verdict as the last line."""
 
 import itertools
 import textwrap
@@ -10,32 +10,31 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxformer.parity.report.model import VERDICTS, Report
-from jaxformer.parity.report.tree import (
-    Branch,
-    build_tree,
+from jaxformer.parity.report.text import (
+    SYMBOLS,
     chosen_steps,
-    fold_repeats,
-    merge,
-    number,
     numbers_line,
     one_line,
+    reference_place,
+    root_cause_count,
     root_cause_line,
-    root_causes_among,
     scientific,
     short,
+    step_cells,
     step_line,
+    step_unit,
     title,
     verdict_line,
 )
+from jaxformer.parity.report.tree import Branch, build_tree, fold_repeats, merge
 
 STYLES = {"exact": "dim", "rounding": "green", "amplified": "yellow", "bug": "red"}
-SYMBOLS = {"exact": "=", "rounding": "≈", "amplified": "▲", "bug": "✗"}
-# For terminals that know no more; what is not here is written as its code.
+# For terminals without Unicode; other characters are written as their codes.
 ASCII = str.maketrans(
     {"≈": "~", "▲": "^", "✗": "x", "├": "|", "└": "`", "│": "|", "─": "-", "…": "...", "·": "-",
      "×": "x", "±": "+-", "−": "-", "–": "-", "’": "'"}
 )  # fmt: skip
-# Below these widths a line gives up the column of units, and a table becomes a list.
+# Below these widths the column of units is left out, and a table becomes a list.
 FULL_WIDTH, TABLE_WIDTH = 60, 72
 MIN_NAME_WIDTH, MIN_EFFECT_WIDTH = 14, 24
 # Between the columns of a table.
@@ -45,16 +44,16 @@ GAP = 2
 def print_report(report: Report, console: Console) -> None:
     """Prints a report.
 
-    The tree of the model comes first: of every node its verdict, its worst float64 error relative
-    to the scale of what is compared, its error in the dtype under test in units in the last place,
-    and the condition of those that amplify; siblings that are alike and clean share a line with
-    their worst values. Then come the settings that differ, the steps of training or generation,
-    what several nodes together show, and as the last line the verdict: ``equal (rounding)``, or
-    ``bug:`` with the first culprit. That line is never wrapped.
+    The tree of the model comes first. A line shows a node's verdict, its worst float64 error
+    relative to scale, its error in the dtype under test in units in the last place, and the
+    condition of nodes that amplify. Similar clean siblings share a line with their worst values.
+    Then come the settings that differ, the steps of training or generation, what several nodes
+    show together, and as the last line the verdict: ``equal (rounding)``, or ``bug:`` with the
+    first root cause. That line is never wrapped.
 
     Args:
         report: the report.
-        console: where to; its width and encoding are heeded.
+        console: where it is printed; its width and encoding are respected.
     """
     printer = _Printer(report, console)
     printer.line((title(report), "bold"))
@@ -65,24 +64,26 @@ def print_report(report: Report, console: Console) -> None:
 
 
 class _Printer:
+    """Prints the sections of one report on one console."""
+
     def __init__(self, report: Report, console: Console):
         self.report = report
         self.console = console
         self.ascii = console.options.ascii_only
 
     def line(self, *parts: tuple[str, str]) -> None:
-        """One line of texts and their styles, never wrapped."""
+        """Prints one line, never wrapped, of texts with their styles."""
         assembled = Text.assemble(*((self.plain(text), style) for text, style in parts))
         self.console.print(assembled, soft_wrap=True, highlight=False)
 
     def plain(self, text: str) -> str:
-        """The text in characters that the terminal has."""
+        """Returns the text in characters that the terminal has."""
         if not self.ascii:
             return text
         return text.translate(ASCII).encode("ascii", "backslashreplace").decode()
 
     def tree(self) -> None:
-        """One line a node, numbers in columns, and what a node has to say below it."""
+        """Prints one line a node, numbers in columns, with a node's message below it."""
         if not self.report.nodes:
             return
         lines = list(_lines(build_tree(self.report.nodes)))
@@ -118,10 +119,10 @@ class _Printer:
                 (name.ljust(space), "bold red" if is_root_cause else "red" if holds_bug else ""),
                 ("".join(cells), STYLES[branch.verdict]),
             )
-            self._remarks(branch, below)
+            self._messages(branch, below)
 
     def settings(self) -> None:
-        """What differed before anything was run."""
+        """Prints the settings that differ."""
         rows = [
             [one_line(text) for text in (s.name, s.candidate, s.reference, s.effect)]
             for s in self.report.settings
@@ -137,45 +138,35 @@ class _Printer:
             self._table(heads, rows, whole=longest[:3])
             return
         for name, candidate, reference, effect in rows:
-            self._paragraph(f"{name}: ours {candidate}, theirs {reference}", "")
+            self._paragraph(f"{name}: candidate {candidate}, reference {reference}", "")
             self._paragraph(effect, "  ", "dim")
 
     def steps(self) -> None:
-        """Losses or tokens side by side."""
+        """Prints losses or tokens side by side."""
         report = self.report
         if not report.steps:
             return
-        unit = "token" if report.mode == "generate" else "step"
+        unit = step_unit(report)
         self.line()
         self.line((f"{unit.capitalize()}s", "bold"))
-        rows, styles = [], []
-        for step in chosen_steps(report):
-            parts = step is not None and step is report.first_divergence
-            styles.append("bold red" if parts else "")
-            if step is None:
-                rows.append(["…"] + [""] * 4)
-                continue
-            note = step.note or ("parts here" if parts else "")
-            figures = [
-                number(step.candidate),
-                number(step.reference),
-                scientific(step.difference.relative),
-            ]
-            rows.append([str(step.number), *figures, one_line(note)])
+        steps = chosen_steps(report)
+        rows = [[one_line(cell) for cell in step_cells(report, step)] for step in steps]
+        divergence = report.first_divergence
+        styles = ["bold red" if step is not None and step is divergence else "" for step in steps]
         self._table([unit, "candidate", "reference", "error", ""], rows, styles, "right")
 
     def verdict(self) -> None:
-        """How many nodes of which verdict, what they show together, more bugs, the last line."""
+        """Prints the counts of verdicts, the remarks, further bugs and the last line."""
         report = self.report
         counts = {v: sum(node.verdict == v for node in report.nodes) for v in VERDICTS}
-        told = ", ".join(
-            f"{count} {verdict}{root_causes_among(report, verdict)}"
+        counted = ", ".join(
+            f"{count} {verdict}{root_cause_count(report, verdict)}"
             for verdict, count in counts.items()
             if count
         )
         self.line()
-        if told:
-            self.line((f"nodes: {told}", "dim"))
+        if counted:
+            self.line((f"nodes: {counted}", "dim"))
         elif not report.steps:
             self.line(("no nodes were compared", "dim"))
         for remark in report.remarks:
@@ -184,23 +175,23 @@ class _Printer:
         for index, node in enumerate(report.root_causes[1:], 2):
             self.line((f"bug {index} of {count}: {root_cause_line(node)}", "red"))
         if report.first_divergence is not None and count:
-            self.line((f"they part: {step_line(report, report.first_divergence)}", "red"))
+            self.line((f"divergence: {step_line(report, report.first_divergence)}", "red"))
         self.line((verdict_line(report), f"bold {STYLES[report.verdict]}"))
 
-    def _remarks(self, branch: Branch, below: str) -> None:
-        """What the nodes of one line have to say; those that are alike say the same."""
+    def _messages(self, branch: Branch, below: str) -> None:
+        """Prints the messages of a line's nodes; similar nodes have the same."""
         for node in branch.nodes[:1]:
             if node.is_root_cause:
                 stage = f"{node.stage}: " if node.stage else ""
                 self._paragraph(f"{stage}{node.message}", below, "red")
                 self._paragraph(numbers_line(node, self.report.dtype), below)
-                reference = node.reference_path or "the whole model"
-                self._paragraph(f"theirs: {reference} ({node.reference_kind})", below, "dim")
+                reference = f"reference: {reference_place(node)} ({node.reference_kind})"
+                self._paragraph(reference, below, "dim")
             elif node.message:
                 self._paragraph(node.message, below, "dim")
 
     def _paragraph(self, text: str, indent: str, style: str = "") -> None:
-        """A text whose every line is indented alike."""
+        """Prints a wrapped text, each line with the same indentation."""
         width = max(self.console.width - len(indent), MIN_NAME_WIDTH)
         for line in textwrap.wrap(self.plain(one_line(text)), width):
             self.line((indent, "dim"), (line, style))
@@ -226,7 +217,7 @@ class _Printer:
 def _lines(
     branches: Sequence[Branch], above: str = "", root: bool = True
 ) -> Iterator[tuple[str, str, Branch]]:
-    """Each line's guide, the guide of remarks below it, and its branch."""
+    """Yields each line's guide, the guide of the remarks below it, and its branch."""
     merged = [merge(run) for run in fold_repeats(branches)]
     for index, branch in enumerate(merged):
         last = index == len(merged) - 1

@@ -17,7 +17,7 @@ import numpy as np
 from jaxformer.errors import CheckpointError
 from jaxformer.parity.matching.alibi_slopes import match_alibi_slopes
 from jaxformer.parity.report.model import Difference
-from jaxformer.parity.report.tree import scientific
+from jaxformer.parity.report.text import scientific
 from jaxformer.parity.repro.modules import (
     build_candidate,
     build_torch,

@@ -1,4 +1,4 @@
-"""Attention maps as the page draws them: small, eight bits a weight, and not too many of them."""
+"""Turns attention weights into small pictures of eight bits a weight, of limited total size."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,23 @@ from jaxformer.parity.report.model import Node
 MAX_SIDE = 64
 # All pictures of a page together, in base64.
 BUDGET_BYTES = 2_500_000
-# A difference that is less than this part of the largest weight is drawn paler, down to nothing:
-# the last bits of a sound head must not look like a bug.
+# Differences below this fraction of the largest weight are drawn paler, down to nothing: rounding
+# in a correct head must not look like a bug.
 FAINT = 1e-3
 
 
 def attention_pictures(nodes: Sequence[Node]) -> Mapping[int, Mapping[str, Any]]:
-    """The pictures of each node that has maps, by its place among the nodes.
+    """Returns the pictures of each node that has attention maps, by its index among the nodes.
 
-    Where the budget does not allow for all heads, those that differ most are drawn: first one of
-    every node, those with a bug before the others, then the second of every node, and so on.
+    If ``BUDGET_BYTES`` does not allow all heads, those that differ most are drawn: first one of
+    every node, root causes before the others, then the second of every node, and so on.
     """
     ranked = []
     for index, node in enumerate(nodes):
         if node.maps is None:
             continue
-        candidate, reference = (
-            np.asarray(node.maps.candidate, float),
-            np.asarray(node.maps.reference, float),
-        )
+        candidate = np.asarray(node.maps.candidate, float)
+        reference = np.asarray(node.maps.reference, float)
         if candidate.shape != reference.shape or candidate.ndim != 3 or not candidate.size:
             continue
         largest = np.nan_to_num(np.abs(candidate - reference), nan=np.inf).max((1, 2))
@@ -54,12 +52,12 @@ def attention_pictures(nodes: Sequence[Node]) -> Mapping[int, Mapping[str, Any]]
 
 
 def _picture(head: int, candidate: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
-    """One head: three pictures in base64, and what full colour stands for in them."""
+    """Returns three pictures of one head in base64, and the values that full colour stands for."""
     difference = candidate - reference
     high = float(np.nan_to_num(np.maximum(candidate, reference)).max()) or 1.0
     largest = float(np.nan_to_num(np.abs(difference), nan=np.inf).max())
     full = max(min(largest, high), FAINT * high)
-    # Of the cells that become one, the furthest from zero, with its sign.
+    # Of the cells that become one, the value furthest from zero stays, with its sign.
     above, below = reduce(difference), reduce(-difference)
     signed = np.where(above >= below, above, -below)
     small = reduce(candidate)
@@ -77,7 +75,7 @@ def _picture(head: int, candidate: np.ndarray, reference: np.ndarray) -> dict[st
 
 
 def reduce(map_TS: np.ndarray) -> np.ndarray:
-    """The map with at most ``MAX_SIDE`` rows and columns: each cell the largest of its own."""
+    """Reduces a map to at most ``MAX_SIDE`` rows and columns, each cell the maximum of its area."""
     for axis in (0, 1):
         size = map_TS.shape[axis]
         if size > MAX_SIDE:
@@ -87,5 +85,6 @@ def reduce(map_TS: np.ndarray) -> np.ndarray:
 
 
 def _bytes(values: np.ndarray) -> str:
+    """Returns values from 0 to 255 as bytes in base64."""
     whole = np.clip(np.rint(np.nan_to_num(values)), 0, 255).astype(np.uint8)
     return base64.b64encode(whole.tobytes()).decode()

@@ -1,10 +1,9 @@
-"""A report as one page that a browser opens from the disk, without a network."""
+"""Writes a report as one page that a browser opens from the disk, without a network."""
 
 import base64
 import hashlib
 import importlib.resources
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -12,24 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.parity.report.files import write_text
-from jaxformer.parity.report.html.attention_maps import attention_pictures
-from jaxformer.parity.report.model import VERDICTS, Difference, Node, Report, Verdict
-from jaxformer.parity.report.tree import (
-    Branch,
-    build_tree,
+from jaxformer.parity.report.html.page_data import page_data
+from jaxformer.parity.report.model import VERDICTS, Report, Verdict
+from jaxformer.parity.report.text import (
+    SYMBOLS,
     chosen_steps,
-    fold_repeats,
-    merge,
-    number,
     one_line,
     place,
-    root_causes_among,
+    reference_place,
+    root_cause_count,
     scientific,
+    step_cells,
     step_line,
+    step_unit,
     title,
 )
+from jaxformer.parity.report.tree import Branch, build_tree, fold_repeats, merge
 
-SYMBOLS = {"exact": "=", "rounding": "≈", "amplified": "▲", "bug": "✗"}
 EQUAL = {
     "exact": "Equal: not one number differs",
     "rounding": "Equal: what differs is rounding",
@@ -40,29 +38,29 @@ EQUAL = {
 def write_html(report: Report, path: str | Path) -> None:
     """Writes a report as one self-contained HTML page.
 
-    It loads nothing, its content security policy forbids it to, and whatever comes from the models
-    is escaped. Attention maps are reduced to 64 by 64 and, where there are many, to the heads that
-    differ most, so that the page of a model of 48 layers stays below 5 MB.
+    The page loads nothing, which its content security policy enforces, and all text that comes from
+    the models is escaped. Attention maps are reduced to 64 by 64 and, if there are many, to the
+    heads that differ most, so that the page of a model of 48 layers stays below 5 MB.
 
     Args:
         report: the report.
-        path: the file to write; atomically.
+        path: the file, which is written atomically.
 
     Raises:
-        ResourceError: the folder is missing, or the disk is full or may not be written.
+        ResourceError: the folder is missing or not writable, or the disk is full.
     """
     write_text(path, page(report))
 
 
 def page(report: Report) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     folder = importlib.resources.files("jaxformer.parity.report.html") / "page"
     template, style, charts, drawing = (
         (folder / name).read_text("utf-8")
         for name in ("page.html", "page.css", "charts.js", "page.js")
     )
     script = f'"use strict";\n{{\n{charts}\n{drawing}}}\n'
-    data = json.dumps(_data(report), separators=(",", ":"), default=str)
+    data = json.dumps(page_data(report), separators=(",", ":"), default=str)
     parts = {
         "title": escape(f"{_headline(report)} – {title(report)}"),
         "verdict": report.verdict,
@@ -75,14 +73,14 @@ def page(report: Report) -> str:
         "tree": _tree(report),
         "steps": _steps(report),
         "about": _about(report),
-        # The one way out of a data block is a closing tag.
+        # Only a closing tag could end a data block early.
         "data": data.replace("<", "\\u003c"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names an inline style or script."""
+    """Returns the hash by which a content security policy allows an inline style or script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -94,8 +92,7 @@ def _headline(report: Report) -> str:
         count = "Bug" if len(root_causes) == 1 else f"{len(root_causes)} bugs, the first"
         return f"{count} in {place(root_causes[0])}"
     if report.first_divergence is not None:
-        unit = "token" if report.mode == "generate" else "step"
-        return f"They part at {unit} {report.first_divergence.number}"
+        return f"Divergence at {step_unit(report)} {report.first_divergence.number}"
     return "Bug"
 
 
@@ -113,8 +110,7 @@ def _header(report: Report) -> str:
                 f'<li><a href="#node-{report.nodes.index(node)}">{escape(place(node))}</a> '
                 f"{stage}<span>{escape(one_line(node.message))}</span> "
                 '<span class="reference">reference: '
-                f"{escape(node.reference_path or 'the whole model')}"
-                "</span></li>"
+                f"{escape(reference_place(node))}</span></li>"
             )
         lines.append("</ol>")
     if report.first_divergence is not None:
@@ -125,7 +121,7 @@ def _header(report: Report) -> str:
     counts = {v: sum(node.verdict == v for node in report.nodes) for v in reversed(VERDICTS)}
     lines.append('<ul class="counts" aria-label="nodes by verdict">')
     lines += [
-        f"<li>{_symbol(v)} <b>{count}</b> {v}{root_causes_among(report, v)}</li>"
+        f"<li>{_symbol(v)} <b>{count}</b> {v}{root_cause_count(report, v)}</li>"
         for v, count in counts.items()
         if count
     ]
@@ -144,20 +140,13 @@ def _settings(report: Report) -> str:
 def _steps(report: Report) -> str:
     if not report.steps:
         return ""
-    unit = "token" if report.mode == "generate" else "step"
-    rows, classes = [], []
-    for step in chosen_steps(report):
-        parts = step is not None and step is report.first_divergence
-        classes.append("first-divergence" if parts else "")
-        if step is None:
-            rows.append(["…", "", "", "", ""])
-            continue
-        figures = [
-            number(step.candidate),
-            number(step.reference),
-            scientific(step.difference.relative),
-        ]
-        rows.append([str(step.number), *figures, step.note or ("parts here" if parts else "")])
+    unit = step_unit(report)
+    steps = chosen_steps(report)
+    rows = [step_cells(report, step) for step in steps]
+    divergence = report.first_divergence
+    classes = [
+        "first-divergence" if step is not None and step is divergence else "" for step in steps
+    ]
     table = _table([unit, "candidate", "reference", "difference", "note"], rows, classes)
     return (
         f'<section class="card" id="steps"><h2>{unit.capitalize()}s</h2>'
@@ -233,7 +222,7 @@ def _symbol(verdict: Verdict) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequence[str] = ()) -> str:
-    """A table that a narrow screen shows as a list, each value with the head of its column."""
+    """Returns a table, which a narrow screen shows as a list of values with their heads."""
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     lines = []
     for index, row in enumerate(rows):
@@ -243,69 +232,3 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], classes: Sequenc
         )
         lines.append(f'<tr class="{classes[index] if classes else ""}">{cells}</tr>')
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _data(report: Report) -> dict[str, Any]:
-    """What the page's script draws from."""
-    images = attention_pictures(report.nodes)
-    return {
-        "mode": report.mode,
-        "dtype": report.dtype,
-        "nodes": [_node(node, images.get(index)) for index, node in enumerate(report.nodes)],
-        "steps": [
-            [
-                s.number,
-                _short(s.candidate, 8),
-                _short(s.reference, 8),
-                _difference(s.difference),
-                s.note,
-            ]
-            for s in report.steps
-        ],
-    }
-
-
-def _node(node: Node, maps: Any) -> dict[str, Any]:
-    histogram = node.histogram
-    return {
-        "path": node.path,
-        "reference": node.reference_path,
-        "kind": node.kind,
-        "referenceKind": node.reference_kind,
-        "depth": node.depth,
-        "verdict": node.verdict,
-        "rootCause": node.is_root_cause,
-        "stage": node.stage,
-        "message": node.message,
-        "condition": _short(node.condition),
-        "output": _difference(node.forward),
-        "whole": _difference(node.in_context),
-        "gradients": {name: _difference(one) for name, one in node.backward.items()},
-        "parameters": {name: _difference(one) for name, one in node.parameters.items()},
-        "histogram": histogram
-        and {
-            "edges": [_short(edge, 4) for edge in histogram.edges],
-            "candidate": histogram.candidate,
-            "reference": histogram.reference,
-        },
-        "maps": maps,
-    }
-
-
-def _difference(difference: Difference | None) -> list[Any] | None:
-    """Relative error, what is allowed, error over allowed, rounding of both sides, ulps."""
-    if difference is None:
-        return None
-    scale = difference.scale or 1.0
-    # Rounded to three digits, a bug must still be more than once what is allowed.
-    excess = max(difference.excess, 1.01) if difference.is_bug else difference.excess
-    figures = (difference.relative, difference.allowed / scale, excess)
-    rounding = (difference.candidate_rounding, difference.reference_rounding, difference.ulps)
-    return [_short(value) for value in (*figures, *rounding)]
-
-
-def _short(value: float | None, digits: int = 3) -> float | str | None:
-    """A number with few digits; what JSON does not know as the text that JavaScript reads."""
-    if value is None or math.isfinite(value):
-        return value if value is None else float(f"{value:.{digits}g}")
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,4 +1,4 @@
-// Elements, numbers as text, and charts: what the page is drawn with.
+// Makes elements, writes numbers as text and draws charts.
 
 function make(tag, attributes = {}, ...children) {
   const svg = ["svg", "g", "path", "line", "rect", "circle", "text", "title"].includes(tag);
@@ -26,8 +26,8 @@ function short(value) {
   return Math.abs(number) >= 99.95 || number === 0 ? number.toFixed(0) : number.toFixed(1);
 }
 
-// A chart over the index of nodes or steps. On a logarithmic axis zero has a line of its own at
-// the bottom, and what is not finite one at the top.
+// Draws a chart over the index of nodes or steps. On a logarithmic axis, zero has a line of its own
+// at the bottom, and values that are not finite have one at the top.
 function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1, firstDivergence = -1, height, label, pick, hover }) {
   const width = Math.max(box.clientWidth, 240);
   const [left, right, top, bottom] = [52, 10, 10, 22];
@@ -49,7 +49,7 @@ function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1,
   const fits = (text, band) => text.length * 6.7 + 3 <= x(band.to + 0.5) - x(band.from - 0.5);
   const numbered = bands.filter((band) => band.short);
   const full = numbered.every((band) => fits(band.name, band));
-  // Of bands too narrow for their numbers every n-th has one.
+  // If the bands are too narrow for their numbers, every n-th band has one.
   const every = Math.ceil(Math.max(1, ...numbered.map((band) => (band.short.length * 6.7 + 6) / (x(band.to + 0.5) - x(band.from - 0.5)))));
   bands.forEach((band, order) => {
     const [from, to] = [x(band.from - 0.5), x(band.to + 0.5)];
@@ -60,9 +60,9 @@ function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1,
   const tick = (at, text) => svg.append(
     make("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }),
     make("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, text));
-  const step = log ? Math.ceil((high - low) / 6) : round((high - low) / 4);
+  const step = log ? Math.ceil((high - low) / 6) : roundUp((high - low) / 4);
   for (let v = log ? low : Math.ceil(low / step) * step; v <= high + step / 1000; v += step) tick(y(log ? 10 ** v : v), log ? `1e${v}` : String(Number(v.toPrecision(6))));
-  const stride = Math.max(1, round((count * 48) / (width - left - right)));
+  const stride = Math.max(1, roundUp((count * 48) / (width - left - right)));
   numbers.forEach((number, i) => {
     if (i % stride === 0) svg.append(make("text", { x: x(i), y: height - 6, "text-anchor": "middle" }, number));
   });
@@ -74,9 +74,9 @@ function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1,
     const points = one.values.map((v, i) => (v === null || v === undefined ? null : [x(i), y(Number(v))]));
     if (one.line) {
       let path = "";
-      // Zero is no place on a logarithmic axis for a line to go to.
-      const there = points.map((p, i) => p && !(log && Number(one.values[i]) === 0));
-      points.forEach((p, i) => { if (there[i]) path += `${there[i - 1] ? "L" : "M"}${p[0].toFixed(1)} ${p[1].toFixed(1)}`; });
+      // A logarithmic axis has no zero, so the line is interrupted there.
+      const isDrawn = points.map((p, i) => p && !(log && Number(one.values[i]) === 0));
+      points.forEach((p, i) => { if (isDrawn[i]) path += `${isDrawn[i - 1] ? "L" : "M"}${p[0].toFixed(1)} ${p[1].toFixed(1)}`; });
       svg.append(make("path", { class: `line ${one.line}`, d: path }));
     }
     points.forEach((p, i) => { if (p && one.mark) svg.append(mark(one.mark(i), p)); });
@@ -100,8 +100,8 @@ function chart(box, { count, series, log, bands = [], numbers = [], cursor = -1,
   box.replaceChildren(svg);
 }
 
-// The next larger of 1, 2, 5, 10, 20, …
-function round(value) {
+// Returns the next larger of 1, 2, 5, 10, 20, …
+function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return power * [1, 2, 5, 10].find((factor) => factor * power >= value * 0.999);
 }

@@ -3,28 +3,28 @@ const nodes = report.nodes;
 const SYMBOLS = { exact: "=", rounding: "≈", amplified: "▲", bug: "✗" };
 const STAGES = {
   output: ["output", "each node’s output, run on the reference’s inputs"],
-  whole: ["in the whole model", "each node’s output as it comes out of the whole model: what came in is in it"],
+  whole: ["in the whole model", "each node’s output in the whole model, with the errors of earlier nodes in it"],
   gradients: ["gradients", "the worst of each node’s gradients"],
   parameters: ["parameters", "the worst of each node’s own parameters"],
 };
-// The places of a difference's numbers, as the writer packs them.
+// The order of a difference's numbers, as page_data.py packs them.
 const [ERROR, ALLOWED, EXCESS, CANDIDATE, REFERENCE, ULPS] = [0, 1, 2, 3, 4, 5];
 const state = { node: -1, stage: "output" };
 const find = (selector) => document.querySelector(selector);
 const cssColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// What comes out of the whole model also holds what came in: no node is judged by it.
+// An output in the whole model also holds the errors of earlier nodes: no node is judged by it.
 const isJudged = (stage) => stage !== "whole";
 const isBug = (difference) => !(Number(difference[EXCESS]) <= 1);
-const worst = (differences) =>
+const worstOf = (differences) =>
   Object.values(differences).reduce((a, b) => (a && !(Number(b[EXCESS]) > Number(a[EXCESS])) ? a : b), null);
-const shown = (node, stage) =>
-  stage === "gradients" || stage === "parameters" ? worst(node[stage]) : node[stage];
+const differenceAt = (node, stage) =>
+  stage === "gradients" || stage === "parameters" ? worstOf(node[stage]) : node[stage];
 const place = (node) => node.path || "the whole model";
 
 // ---- Plots ----------------------------------------------------------------------------------
 
-// The spans of the outermost parts of the model, to find one's way along the plot.
+// The spans of the outermost modules, marked along the plot.
 function bands() {
   const found = [];
   nodes.forEach((node, i) => {
@@ -35,7 +35,7 @@ function bands() {
 }
 
 function drawErrors() {
-  const differences = nodes.map((node) => shown(node, state.stage));
+  const differences = nodes.map((node) => differenceAt(node, state.stage));
   const column = (which) => differences.map((d) => (d ? d[which] : null));
   const judged = isJudged(state.stage);
   const kind = (i) => {
@@ -60,7 +60,7 @@ function drawErrors() {
 }
 
 function readout(index) {
-  const node = nodes[index], difference = node && shown(node, state.stage);
+  const node = nodes[index], difference = node && differenceAt(node, state.stage);
   const text = !node ? "" : difference
     ? `: ${scientific(difference[ERROR])}` + (isJudged(state.stage) ? `, allowed ${scientific(difference[ALLOWED])}` : "") +
       (difference[CANDIDATE] === null ? "" : `; in ${report.dtype} candidate ${scientific(difference[CANDIDATE])}, reference ${scientific(difference[REFERENCE])}`)
@@ -69,7 +69,7 @@ function readout(index) {
 }
 
 function drawStages() {
-  const present = Object.keys(STAGES).filter((stage) => nodes.some((node) => shown(node, stage)));
+  const present = Object.keys(STAGES).filter((stage) => nodes.some((node) => differenceAt(node, stage)));
   find(".stages").replaceChildren(...present.map((stage) => make("button", {
     type: "button", title: STAGES[stage][1], "aria-pressed": String(stage === state.stage),
     onclick: () => { state.stage = stage; drawStages(); drawErrors(); find(".stages [aria-pressed=true]").focus(); },
@@ -78,17 +78,19 @@ function drawStages() {
 
 function drawSteps() {
   if (!report.steps.length) return;
-  const firstDivergence = report.steps.findIndex((s) => isBug(s[3]) && s[4] !== "tie");
-  const common = { count: report.steps.length, firstDivergence, height: 170, numbers: report.steps.map((s) => s[0]) };
+  const diverges = (step) => isBug(step.difference) && step.note !== "tie";
+  const firstDivergence = report.steps.findIndex(diverges);
+  const column = (name) => report.steps.map((step) => step[name]);
+  const common = { count: report.steps.length, firstDivergence, height: 170, numbers: column("number") };
   if (report.mode !== "generate") {
     chart(find("#step-losses"), { ...common, label: "losses of candidate and reference", series: [
-      { values: report.steps.map((s) => s[2]), line: "reference" }, { values: report.steps.map((s) => s[1]), line: "candidate" }] });
+      { values: column("reference"), line: "reference" }, { values: column("candidate"), line: "candidate" }] });
     find("#step-losses").append(make("p", { class: "note" }, "loss in nats per token: ",
-      make("span", { class: "more" }, "candidate"), ", ", make("span", { class: "less" }, "reference")));
+      make("span", { class: "candidate-text" }, "candidate"), ", ", make("span", { class: "reference-text" }, "reference")));
   }
   chart(find("#step-errors"), { ...common, log: true, label: "difference at each step, and what is allowed", series: [
-    { values: report.steps.map((s) => s[3][ALLOWED]), line: "allowed" },
-    { values: report.steps.map((s) => s[3][ERROR]), mark: (i) => (isBug(report.steps[i][3]) && report.steps[i][4] !== "tie" ? "bug" : "rounding") }] });
+    { values: column("difference").map((d) => d[ALLOWED]), line: "allowed" },
+    { values: column("difference").map((d) => d[ERROR]), mark: (i) => (diverges(report.steps[i]) ? "bug" : "rounding") }] });
   find("#step-errors").append(make("p", { class: "note" }, `${report.mode === "generate" ? "logits" : "loss"}: difference relative to scale, by ${report.mode === "generate" ? "token" : "step"}; dashed: allowed`));
 }
 
@@ -96,7 +98,7 @@ function drawSteps() {
 
 function figures(node) {
   const heads = ["", "difference", "allowed", "× allowed", "candidate off by", "reference off by", "ulp"];
-  // Of what is not judged, what is allowed says nothing.
+  // Without a judgement the allowed error says nothing.
   const whole = node.whole && node.whole.map((value, i) => (i === ALLOWED || i === EXCESS ? null : value));
   const lines = [["output", node.output], ["output in the whole model", whole],
     ...Object.entries(node.gradients).map(([name, d]) => [`gradient of ${name}`, d]),
@@ -131,7 +133,7 @@ function histogram({ edges, candidate, reference }) {
   return box;
 }
 
-// Viridis, at five places.
+// The colour map viridis, at five points.
 const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
@@ -151,19 +153,19 @@ function weightColour(cell) {
 
 function attention(maps) {
   const rgb = (name) => cssColour(name).match(/\w\w/g).map((pair) => parseInt(pair, 16));
-  const [more, less] = [rgb("--candidate"), rgb("--reference")];
-  const differenceColour = (cell) => [...(cell > 128 ? more : less), Math.min(2 * Math.abs(cell - 128), 255)];
+  const [candidateColour, referenceColour] = [rgb("--candidate"), rgb("--reference")];
+  const differenceColour = (cell) => [...(cell > 128 ? candidateColour : referenceColour), Math.min(2 * Math.abs(cell - 128), 255)];
   const [rows, columns] = maps.shape;
   const reduced = rows > maps.heads[0].rows || columns > maps.heads[0].columns;
   const some = maps.heads.length < maps.count ? `${maps.heads.length} of ${maps.count} heads, those that differ most. ` : "";
   const note = make("p", { class: "note" }, `${some}${rows} queries by ${columns} keys` +
     (reduced ? ", each cell the largest of its neighbourhood" : "") + ". Difference: ",
-    make("span", { class: "more" }, "the candidate is larger"), ", ", make("span", { class: "less" }, "reference is larger"),
+    make("span", { class: "candidate-text" }, "the candidate is larger"), ", ", make("span", { class: "reference-text" }, "the reference is larger"),
     "; full colour at the head’s largest, or at 1e-03 of its largest weight where that is more.");
   const heads = maps.heads.map((head) => {
     const [candidate, reference, difference] = [head.candidate, head.reference, head.difference].map(bytes);
     const caption = make("figcaption", {}, make("b", {}, `head ${head.head}`), make("span", {}, `largest difference ${scientific(head.largest)}`));
-    const told = caption.lastChild.textContent;
+    const summary = caption.lastChild.textContent;
     const pictures = make("div", { class: "maps" },
       picture(head, candidate, weightColour, `candidate weights, head ${head.head}`), picture(head, reference, weightColour, `reference weights, head ${head.head}`),
       picture(head, difference, differenceColour, `difference, head ${head.head}: largest ${scientific(head.largest)}`),
@@ -177,16 +179,16 @@ function attention(maps) {
       const [query, key] = at.map(([index, cells, whole]) => Math.floor((index * whole) / cells));
       caption.lastChild.textContent = `query ${query}, key ${key}: candidate ${((candidate[cell] / 255) * head.high).toFixed(3)}, reference ${((reference[cell] / 255) * head.high).toFixed(3)}`;
     });
-    pictures.addEventListener("pointerleave", () => { caption.lastChild.textContent = told; });
+    pictures.addEventListener("pointerleave", () => { caption.lastChild.textContent = summary; });
     return make("figure", {}, caption, pictures);
   });
   return [make("h3", {}, "Attention weights"), note, make("div", { class: "heads" }, ...heads)];
 }
 
 function remark(node) {
-  if (node.rootCause || node.message) return (node.stage ? `${node.stage}: ` : "") + (node.message || "the bug is here, and not in a part of it");
-  if (node.verdict === "bug") return "The bug is in a part of it.";
-  return node.verdict === "amplified" ? "No bug: rounding comes in and more comes out, on both sides alike." : "";
+  if (node.isRootCause || node.message) return (node.stage ? `${node.stage}: ` : "") + (node.message || "the bug is in this module itself, and not in one inside it");
+  if (node.verdict === "bug") return "The bug is in a module inside this one.";
+  return node.verdict === "amplified" ? "No bug: rounding at its input becomes larger at its output, on both sides." : "";
 }
 
 function drawNode() {
@@ -200,14 +202,14 @@ function drawNode() {
       make("h2", {}, make("span", { class: `symbol ${node.verdict}`, role: "img", "aria-label": node.verdict }, SYMBOLS[node.verdict]), ` ${place(node)}`),
       make("div", { class: "steps-between" }, go(-1, "previous node", "‹"), go(1, "next node", "›"),
         make("button", { type: "button", onclick: () => { const item = itemOf(state.node); item.scrollIntoView({ block: "center" }); item.focus({ preventScroll: true }); } }, "in the tree"))),
-    make("p", { class: "pairing" }, `${node.verdict} · ${node.kind} against the reference’s ${node.referenceKind} `, make("code", {}, node.reference || "the whole model")),
+    make("p", { class: "pairing" }, `${node.verdict} · ${node.kind} against the reference’s ${node.referenceKind} `, make("code", {}, node.referencePath || "the whole model")),
     text ? make("p", { class: `callout ${node.verdict}` }, text) : null,
     make("h3", {}, "Numbers ", make("span", { class: "hint" }, `difference and allowed: float64, relative to the largest value; off by: ${report.dtype} against float64`)),
     figures(node),
-    node.condition === null ? null : make("p", { class: "note" }, `condition ${short(node.condition)}: small relative errors of its input come out that many times as large`),
+    node.condition === null ? null : make("p", { class: "note" }, `condition ${short(node.condition)}: a small relative error of its input is that many times as large at its output`),
   ];
   if (node.histogram) parts.push(make("h3", {}, "Values of the output ", make("span", { class: "hint" },
-    make("span", { class: "more" }, "candidate"), ", ", make("span", { class: "less" }, "reference"))), histogram(node.histogram));
+    make("span", { class: "candidate-text" }, "candidate"), ", ", make("span", { class: "reference-text" }, "reference"))), histogram(node.histogram));
   if (node.maps) parts.push(...attention(node.maps));
   find("#node").replaceChildren(...parts.filter(Boolean));
 }
@@ -219,7 +221,7 @@ const itemOf = (index) => document.getElementById(`node-${index}`);
 const visible = () => items.filter((item) => item.getClientRects().length);
 const expand = (item, open) => { if (item.hasAttribute("aria-expanded")) item.setAttribute("aria-expanded", String(open)); };
 
-function select(index, asked = true) {
+function select(index, byUser = true) {
   state.node = index;
   for (const item of items) {
     item.setAttribute("aria-selected", "false");
@@ -232,11 +234,11 @@ function select(index, asked = true) {
   const tree = find("#tree"), [box, row] = [tree.getBoundingClientRect(), chosen.firstElementChild.getBoundingClientRect()];
   if (tree.scrollHeight > tree.clientHeight && (row.top < box.top || row.bottom > box.bottom)) tree.scrollTop += row.top - box.top - box.height / 3;
   // The browser would scroll to it while the page is still loading.
-  if (asked) history.replaceState(null, "", `#node-${index}`);
+  if (byUser) history.replaceState(null, "", `#node-${index}`);
   drawNode();
   drawErrors();
   // On a narrow screen the numbers are below the tree.
-  if (asked && matchMedia("(max-width: 860px)").matches) find("#node").scrollIntoView({ block: "start" });
+  if (byUser && matchMedia("(max-width: 860px)").matches) find("#node").scrollIntoView({ block: "start" });
 }
 
 function choose(item) {
@@ -277,11 +279,11 @@ find("[role=tree]").addEventListener("keydown", (event) => {
   actions[event.key]();
 });
 
-// ---- Beginning ----------------------------------------------------------------------------
+// ---- Start ----------------------------------------------------------------------------
 
 const fromHash = () => Number((location.hash.match(/^#node-(\d+)$/) ?? [])[1] ?? NaN);
 
-function begin() {
+function start() {
   document.documentElement.classList.add("scripted");
   for (const element of document.querySelectorAll(".dtype")) element.textContent = report.dtype;
   drawSteps();
@@ -289,9 +291,9 @@ function begin() {
     for (const selector of ["#tree", "#overview", "#node"]) find(selector).hidden = true;
     return;
   }
-  const rootCause = nodes.findIndex((node) => node.rootCause);
+  const rootCause = nodes.findIndex((node) => node.isRootCause);
   const stage = rootCause >= 0 && nodes[rootCause].stage;
-  state.stage = { parameters: "parameters", backward: "gradients" }[stage] ?? (rootCause >= 0 ? ["output", "whole"] : ["whole", "output"]).find((s) => nodes.some((node) => shown(node, s))) ?? "output";
+  state.stage = { parameters: "parameters", backward: "gradients" }[stage] ?? (rootCause >= 0 ? ["output", "whole"] : ["whole", "output"]).find((s) => nodes.some((node) => differenceAt(node, s))) ?? "output";
   drawStages();
   select(nodes[fromHash()] ? fromHash() : Math.max(rootCause, 0), false);
   for (const link of document.querySelectorAll("header a[href^='#node-']")) link.addEventListener("click", (event) => {
@@ -306,4 +308,4 @@ function begin() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawNode);
 }
 
-begin();
+start();

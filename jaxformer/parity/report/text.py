@@ -1,0 +1,155 @@
+"""Numbers and sentences of a report, the same in the terminal, in files and on the page."""
+
+import math
+import re
+
+from jaxformer.parity.report.model import Difference, Node, Report, Step, Verdict
+
+SYMBOLS: dict[Verdict, str] = {"exact": "=", "rounding": "≈", "amplified": "▲", "bug": "✗"}
+# Every step is shown up to this many; of more, the first, the last and those around a divergence.
+MAX_STEPS = 24
+
+
+def scientific(value: float | None) -> str:
+    """Returns two digits and a power of ten; "0" for zero, "" for None.
+
+    >>> scientific(1.26e-16)
+    '1.3e-16'
+    """
+    if value is None:
+        return ""
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def short(value: float | None) -> str:
+    """Returns a factor or a number of units in few characters; "" for None.
+
+    >>> short(3.14), short(123456.0)
+    ('3.1', '1e5')
+    """
+    if value is None:
+        return ""
+    if value == 0 or 0.05 <= abs(value) < 9999.5:
+        return f"{value:.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:.1f}"
+    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+def number(value: float) -> str:
+    """Returns a loss with six digits, or a token as an integer."""
+    return str(int(value)) if float(value).is_integer() else f"{value:.6g}"
+
+
+def json_number(value: float | None, digits: int = 3) -> float | str | None:
+    """Returns a number rounded to a few digits; NaN and infinities as JavaScript spells them."""
+    if value is None or math.isfinite(value):
+        return value if value is None else float(f"{value:.{digits}g}")
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def one_line(text: str) -> str:
+    """Returns the text without line breaks or other characters that move a terminal's cursor."""
+    return " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text).split())
+
+
+def title(report: Report) -> str:
+    """Returns what was compared: the classes of the models, the mode and the dtype."""
+    if not report.nodes:
+        return f"{report.mode}, {report.dtype}"
+    root = report.nodes[0]
+    return f"{root.kind} against {root.reference_kind}, {report.mode}, {report.dtype}"
+
+
+def place(node: Node) -> str:
+    """Returns the candidate's path of a node, as a sentence names it."""
+    return node.path or "the whole model"
+
+
+def reference_place(node: Node) -> str:
+    """Returns the reference's path of a node, as a sentence names it."""
+    return node.reference_path or "the whole model"
+
+
+def root_cause_line(node: Node) -> str:
+    """Returns where a bug is, on both sides, and what it is."""
+    where = f"{place(node)} (reference: {reference_place(node)})"
+    return one_line(f"{where}: {node.message}" if node.message else where)
+
+
+def step_unit(report: Report) -> str:
+    """Returns what a step of the report's mode is called: a token or a step."""
+    return "token" if report.mode == "generate" else "step"
+
+
+def step_line(report: Report, step: Step) -> str:
+    """Returns what differs at one step of training or generation, in a sentence."""
+    what = "logits differ" if report.mode == "generate" else "loss differs"
+    worst = f", most of all in {step.worst}" if step.worst else ""
+    difference = step.difference
+    return (
+        f"{step_unit(report)} {step.number}: candidate {number(step.candidate)}, "
+        f"reference {number(step.reference)}, the {what} by {scientific(difference.relative)} of "
+        f"scale, allowed {scientific(_relative_allowed(difference))}{worst}"
+    )
+
+
+def verdict_line(report: Report) -> str:
+    """Returns the last line of a report: ``equal (…)``, or ``bug:`` with the first root cause."""
+    if report.verdict != "bug":
+        return f"equal ({report.verdict})"
+    bad = report.root_causes or tuple(n for n in reversed(report.nodes) if n.verdict == "bug")
+    if bad:
+        return f"bug: {root_cause_line(bad[0])}"
+    assert report.first_divergence is not None
+    return f"bug: {step_line(report, report.first_divergence)}"
+
+
+def root_cause_count(report: Report, verdict: Verdict) -> str:
+    """Returns how many of the nodes with a bug are root causes; "" if all are."""
+    count = len(report.root_causes)
+    if verdict != "bug" or count == sum(node.verdict == "bug" for node in report.nodes):
+        return ""
+    return f" ({count} root cause{'s' * (count != 1)})"
+
+
+def numbers_line(node: Node, dtype: str) -> str:
+    """Returns the numbers that show a bug, in a sentence; "" if nothing was measured."""
+    worst = node.worst
+    if worst is None:
+        return ""
+    name = next((n for n, d in node.differences.items() if d is worst), "output in the whole model")
+    text = f"{name}: {scientific(worst.relative)} of scale, "
+    text += f"allowed {scientific(_relative_allowed(worst))}"
+    if worst.candidate_rounding is not None and worst.reference_rounding is not None:
+        candidate = scientific(worst.candidate_rounding)
+        reference = scientific(worst.reference_rounding)
+        text += f"; in {dtype} the candidate is off by {candidate}, the reference by {reference}"
+    return text
+
+
+def chosen_steps(report: Report) -> list[Step | None]:
+    """Returns the steps that a table shows; None stands for those left out."""
+    steps = report.steps
+    if len(steps) <= MAX_STEPS:
+        return list(steps)
+    around = next((i for i, step in enumerate(steps) if step is report.first_divergence), 0)
+    wanted = {*range(4), *range(around - 4, around + 5), *range(len(steps) - 4, len(steps))}
+    shown: list[Step | None] = []
+    for index, step in enumerate(steps):
+        if index in wanted:
+            shown.append(step)
+        elif shown[-1] is not None:
+            shown.append(None)
+    return shown
+
+
+def step_cells(report: Report, step: Step | None) -> list[str]:
+    """Returns a step's row of a table: its number, both sides, the difference and a note."""
+    if step is None:
+        return ["…", "", "", "", ""]
+    note = step.note or ("diverges here" if step is report.first_divergence else "")
+    sides = [number(step.candidate), number(step.reference)]
+    return [str(step.number), *sides, scientific(step.difference.relative), note]
+
+
+def _relative_allowed(difference: Difference) -> float:
+    return difference.allowed / difference.scale if difference.scale else difference.allowed
