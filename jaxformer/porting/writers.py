@@ -13,7 +13,7 @@ from jaxformer.errors import CheckpointError
 from jaxformer.porting.formats.readers import RECORD, record_text
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.formats.torch_files import write_torch_file
+from jaxformer.porting.formats.torch_writer import write_torch_file
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS

@@ -9,13 +9,11 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
+from jaxformer.porting.formats.plain_pickle import read_plain_pickle
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.formats.torch_files import (
-    read_plain_pickle,
-    read_torch_file,
-    write_torch_file,
-)
-from jaxformer.porting.formats.torch_unpickler import DTYPES
+from jaxformer.porting.formats.torch_dtypes import DTYPES
+from jaxformer.porting.formats.torch_files import read_torch_file
+from jaxformer.porting.formats.torch_writer import write_torch_file
 from tests.support.memory import run_python
 
 QUICK = settings(
@@ -212,7 +210,8 @@ def test_the_vocabulary_of_nanogpt(protocol):
 
 STREAM = """
 import numpy as np
-from jaxformer.porting.formats.torch_files import read_torch_file, write_torch_file
+from jaxformer.porting.formats.torch_files import read_torch_file
+from jaxformer.porting.formats.torch_writer import write_torch_file
 from jaxformer.porting.formats.tensors import StoredTensor
 size = 1 << 23
 def tensor(i):
@@ -252,9 +251,11 @@ def test_a_part_of_a_large_storage_is_read_alone():
 WITHOUT = """
 sys.modules["torch"] = None
 import numpy as np
-from jaxformer.porting.formats import tensors, torch_files, safetensors_files, detection
+from jaxformer.porting.formats import (
+    detection, safetensors_files, tensors, torch_files, torch_writer
+)
 tree = torch_files.read_torch_file("theirs.pt")
-torch_files.write_torch_file("ours.pt", tree)
+torch_writer.write_torch_file("ours.pt", tree)
 safetensors_files.write_safetensors("ours.safetensors", tree)
 found = safetensors_files.read_safetensors("ours.safetensors")[0]
 kinds = [detection.detect(p) for p in ("theirs.pt", "ours.pt", "ours.safetensors")]

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.formats.torch_files import read_torch_file, write_torch_file
-from jaxformer.porting.formats.torch_unpickler import DTYPES
+from jaxformer.porting.formats.torch_dtypes import DTYPES
+from jaxformer.porting.formats.torch_files import read_torch_file
+from jaxformer.porting.formats.torch_writer import write_torch_file
 from jaxformer.porting.formats.trees import walk
 from tests.porting.test_safetensors_files import arrays, same
 

@@ -10,13 +10,14 @@ import numpy as np
 
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.porting.formats.detection import WEIGHTS, Kind, detect
+from jaxformer.porting.formats.plain_pickle import read_plain_pickle
 from jaxformer.porting.formats.safetensors_files import (
     read_safetensors,
     read_sharded,
     read_weight_map,
 )
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.formats.torch_files import read_plain_pickle, read_torch_file
+from jaxformer.porting.formats.torch_files import read_torch_file
 from jaxformer.storage.local_files import LocalFile, safe_repr
 from jaxformer.storage.strict_json import parse_json
 

@@ -1,9 +1,9 @@
 """PyTorch checkpoints, read without PyTorch.
 
-We read them ourselves for three reasons. No code of the file ever runs: its pickle is carried out
-by a machine that knows only the stand-ins below. Sizes are known before anything is allocated,
-where ``torch.load`` makes what the file claims. And a checkpoint can be ported on a machine that
-has no PyTorch. Tensors are read by position, one at a time, when they are asked for.
+There are three reasons not to use ``torch.load``. No code of the file ever runs: its pickle is
+executed by a machine that knows only inert stand-ins. Sizes are known before memory is allocated,
+where ``torch.load`` allocates what the file claims. And a checkpoint can be ported on a machine
+without PyTorch. Tensors are read by position, one at a time, when they are needed.
 """
 
 import pickletools
@@ -12,30 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.errors import CheckpointError, UnsafeFileError
-from jaxformer.porting.formats.plain_pickle import SAVE_AGAIN, read_plain_pickle
+from jaxformer.porting.formats.plain_pickle import SAVE_AGAIN
 from jaxformer.porting.formats.torch_archive import TorchArchive
 from jaxformer.porting.formats.torch_unpickler import TorchUnpickler
-from jaxformer.porting.formats.torch_writer import write_torch_file
 from jaxformer.porting.formats.trees import check_tree
 from jaxformer.storage.local_files import LocalFile
 
-__all__ = ["read_plain_pickle", "read_torch_file", "write_torch_file"]
-
 # Tied weights repeat a tensor once or twice, shared layers some dozen times.
 MAX_REPEATS = 64
+# The magic number of torch.save before 1.6, as its pickle begins.
 LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """The dicts, lists, tuples and values that ``torch.save`` wrote, tensors not yet read.
+    """Returns the dicts, lists, tuples and values that ``torch.save`` wrote, no tensor read yet.
 
     Tensors and parameters become StoredTensor, OrderedDict and Counter dict, ``torch.Size`` tuple,
     ``torch.device`` and ``torch.dtype`` text ("cuda:0", "float32").
 
     Raises:
-        CheckpointError: it is missing, cut short or damaged, or holds what has no place in numpy.
+        CheckpointError: it is missing, cut short or damaged, or holds what numpy cannot.
         UnsafeFileError: it holds anything but tensors and plain values, claims more than it has,
-            or has a form in which that cannot be told: before PyTorch 1.6, TorchScript.
+            or has a form in which that cannot be known: before PyTorch 1.6, TorchScript.
         ResourceError: it cannot be read.
     """
     file = LocalFile(path)
@@ -73,7 +71,7 @@ def _not_an_archive(file: LocalFile, head: bytes) -> CheckpointError | UnsafeFil
 
 
 def is_legacy(head: bytes) -> bool:
-    """Whether a file that begins so was saved by PyTorch before 1.6."""
+    """Whether a file with these first bytes was saved by PyTorch before 1.6."""
     return head.startswith(LEGACY) or head[257:262] == b"ustar"
 
 
@@ -82,7 +80,7 @@ def looks_like_pickle(file: LocalFile) -> bool:
     head = file.bytes(0, min(file.size, 4096))
     if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
         return True
-    # Older protocols have no mark; that they name something is what makes them dangerous.
+    # Protocols 0 and 1 have no header. They are recognised by the names that make them dangerous.
     try:
         for opcode, argument, _ in pickletools.genops(head):
             if opcode.name in ("GLOBAL", "INST"):

@@ -1,4 +1,4 @@
-"""The pickle inside a PyTorch checkpoint, carried out with inert stand-ins for PyTorch."""
+"""The pickle inside a PyTorch checkpoint, executed with inert stand-ins for PyTorch."""
 
 import dataclasses
 import math
@@ -12,46 +12,25 @@ from jaxformer.porting.formats import tensors as t
 from jaxformer.porting.formats.plain_pickle import PlainUnpickler
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_archive import Entry, TorchArchive
+from jaxformer.porting.formats.torch_dtypes import DTYPES, STORAGES
 from jaxformer.storage.local_files import safe_repr
-
-# torch's names of the dtypes that numpy and ml_dtypes have too, and of their typed storages.
-DTYPES: dict[str, np.dtype] = {
-    **{
-        name: np.dtype(name)
-        for name in (
-            *("float64", "float32", "float16", "complex128", "complex64", "bool"),
-            *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
-        )
-    },
-    "bfloat16": t.BFLOAT16,
-    "float8_e4m3fn": t.FLOAT8_E4M3FN,
-    "float8_e4m3fnuz": t.FLOAT8_E4M3FNUZ,
-    "float8_e5m2": t.FLOAT8_E5M2,
-    "float8_e5m2fnuz": t.FLOAT8_E5M2FNUZ,
-    "float8_e8m0fnu": t.FLOAT8_E8M0FNU,
-}
-STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "ComplexDoubleStorage": "complex128",
-    "ComplexFloatStorage": "complex64",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Function:
-    """Stands for a function or class of PyTorch or Python; it calls nothing of theirs."""
+    """Stands for a function or class of PyTorch or Python, which is never called.
+
+    Attributes:
+        name: with its module.
+        make: makes the value, of the unpickler and the arguments.
+        fewest: how many arguments it takes at least.
+        most: and at most.
+    """
 
     name: str
     make: Callable[..., Any]
+    fewest: int = 1
+    most: int = 1
 
     def __repr__(self) -> str:
         return self.name
@@ -66,7 +45,7 @@ class _StorageType:
 
 @dataclasses.dataclass(frozen=True)
 class _Storage:
-    """Stands for a storage: an entry of the archive, and how many elements it has."""
+    """Stands for a storage: an entry of the archive, and the dtype of its elements."""
 
     entry: Entry
     dtype: np.dtype | None
@@ -89,7 +68,7 @@ class TorchUnpickler(PlainUnpickler):
         self.archive = archive
 
     def find(self, module: str, name: str) -> Any:
-        """The stand-in for a name that ``torch.save`` writes."""
+        """Returns the stand-in for a name that ``torch.save`` writes."""
         if module == "torch" and name in STORAGES:
             return _StorageType(DTYPES[STORAGES[name]])
         if (module, name) == ("torch.storage", "UntypedStorage"):
@@ -98,31 +77,23 @@ class TorchUnpickler(PlainUnpickler):
             return _DtypeName(name)
         # Protocol 2 calls the builtins by the name that they had in Python 2.
         known = f"{module}.{name}".replace("__builtin__.", "builtins.")
-        if known in FUNCTIONS:
-            return _Function(known, FUNCTIONS[known])
-        return super().find(module, name)
+        return FUNCTIONS[known] if known in FUNCTIONS else super().find(module, name)
 
-    def reduce(self, function: Any, arguments: Any) -> Any:
-        """The stand-in or value that a known function makes of its arguments."""
+    def reduce(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """Returns the value that a known function would make of its arguments."""
         if type(function) is not _Function:
             self.unsafe("calls something that is not a function")
-        return function.make(self, *self.fitting(function, arguments))
-
-    def fitting(self, function: _Function, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments, if the function takes that many."""
-        fewest, most = COUNTS.get(function.name, (1, 1))
-        if not fewest <= len(arguments) <= most:
+        if not function.fewest <= len(arguments) <= function.most:
             self.unsafe(f"gives {len(arguments)} arguments to {function.name}")
-        return arguments
+        return function.make(self, *arguments)
 
     def build(self, target: Any, state: Any) -> None:
-        """Drops what a dict carries beside its items."""
-        # A module's state_dict carries the versions of its modules this way. Nothing needs them.
+        """Drops the attributes of a dict: in a state_dict, the versions of its modules."""
         if type(target) is not dict or type(state) is not dict:
             super().build(target, state)
 
     def persistent(self, identity: Any) -> _Storage:
-        """The storage of that key, if it has as many elements as is claimed."""
+        """Returns the storage of that key, if it has as many elements as are claimed."""
         kinds = (str, _StorageType, str, str, int)
         if type(identity) is not tuple or tuple(map(type, identity)) != kinds:
             self.unsafe("refers to something that is not a storage")
@@ -133,11 +104,16 @@ class TorchUnpickler(PlainUnpickler):
         itemsize = kind.dtype.itemsize if kind.dtype else 1
         if count * itemsize != entry.size:
             raise UnsafeFileError(
-                f"{self.where}: storage {safe_repr(key)} claims {count} elements "
-                f"of {itemsize} bytes "
-                f"and has {entry.size} bytes; do not use this file"
+                f"{self.where}: storage {safe_repr(key)} claims {count} elements of {itemsize} "
+                f"bytes and has {entry.size} bytes; do not use this file"
             )
         return _Storage(entry, kind.dtype)
+
+    def checked(self, value: Any, kind: type, made: str, needed: str) -> Any:
+        """Returns a function's argument, if it is of the kind that the function needs."""
+        if type(value) is not kind:
+            self.unsafe(f"makes {made} of something that is not {needed}")
+        return value
 
     def tensor(
         self,
@@ -148,7 +124,16 @@ class TorchUnpickler(PlainUnpickler):
         dtype: np.dtype | None,
         marks: Any,
     ) -> StoredTensor:
-        """A view of a storage, if it lies within it and claims no more than there is."""
+        """Returns a view of a storage, if it lies within it and claims no more than there is.
+
+        Args:
+            storage: a ``_Storage``.
+            offset: of the first element, in elements.
+            shape: of the view.
+            strides: in elements.
+            dtype: of the view, if it is known.
+            marks: conjugation and negation that PyTorch has put off until the tensor is read.
+        """
         if type(storage) is not _Storage or type(shape) is not tuple or type(strides) is not tuple:
             self.unsafe("makes a tensor of something that is not a storage")
         if dtype is None or (storage.dtype is not None and storage.dtype != dtype):
@@ -163,9 +148,8 @@ class TorchUnpickler(PlainUnpickler):
         numbers = (offset, *strides)
         if len(strides) != len(sizes) or not all(type(n) is int and n >= 0 for n in numbers):
             raise UnsafeFileError(
-                f"{where} has the offset {safe_repr(offset)} and the strides "
-                f"{safe_repr(strides)}, which "
-                f"do not fit its shape {safe_repr(shape)}; do not use this file"
+                f"{where} has the offset {safe_repr(offset)} and the strides {safe_repr(strides)}, "
+                f"which do not fit its shape {safe_repr(shape)}; do not use this file"
             )
         held, count = storage.entry.size // dtype.itemsize, math.prod(sizes)
         steps = zip(sizes, strides, strict=True)
@@ -175,14 +159,16 @@ class TorchUnpickler(PlainUnpickler):
                 f"{where} claims {count} elements, the last at {offset + span}, where the storage "
                 f"holds {held}; do not use this file"
             )
-        read = _Reader(self.archive, storage.entry, where, sizes, dtype, strides, offset, span)
+        read = _StridedReader(
+            self.archive, storage.entry, where, sizes, dtype, strides, offset, span
+        )
         same = (str(self.archive.path), storage.entry.name, offset, sizes, strides, dtype.name)
         return StoredTensor(sizes, dtype, read, same)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reader:
-    """Reads one tensor out of a storage."""
+class _StridedReader:
+    """Reads one tensor out of a storage; ``strides``, ``offset`` and ``span`` count elements."""
 
     archive: TorchArchive
     entry: Entry
@@ -215,62 +201,10 @@ class _Reader:
             ) from error
 
 
-def _tensor_v2(
-    machine: TorchUnpickler,
-    storage: Any,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    _grad: Any,
-    _hooks: Any,
-    marks: Any = None,
-) -> StoredTensor:
-    return machine.tensor(storage, offset, shape, strides, getattr(storage, "dtype", None), marks)
-
-
-def _tensor_v3(
-    machine: TorchUnpickler,
-    storage: Any,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    _grad: Any,
-    _hooks: Any,
-    dtype: Any,
-    marks: Any = None,
-) -> StoredTensor:
-    known = DTYPES[dtype] if type(dtype) is _DtypeName else None
-    return machine.tensor(storage, offset, shape, strides, known, marks)
-
-
-def _parameter(machine: TorchUnpickler, data: Any, *_: Any) -> StoredTensor:
-    if type(data) is not StoredTensor:
-        machine.unsafe("makes a parameter of something that is not a tensor")
-    return data
-
-
-def _size(machine: TorchUnpickler, sizes: Any) -> tuple[Any, ...]:
-    if type(sizes) is not tuple:
-        machine.unsafe("makes a size of something that is not a tuple")
-    return sizes
-
-
 def _device(machine: TorchUnpickler, kind: Any, index: Any = None) -> str:
     if type(kind) is not str or type(index) not in (int, type(None)):
         machine.unsafe("makes a device of something that is not its name")
     return kind if index is None else f"{kind}:{index}"
-
-
-def _set(machine: TorchUnpickler, values: Any) -> set[Any]:
-    if type(values) is not list:
-        machine.unsafe("makes a set of something that is not a list")
-    return {machine.key(value) for value in values}
-
-
-def _counter(machine: TorchUnpickler, counts: Any) -> dict[Any, Any]:
-    if type(counts) is not dict:
-        machine.unsafe("makes a Counter of something that is not a dict")
-    return counts
 
 
 def _encode(machine: TorchUnpickler, text: Any, encoding: Any) -> bytes:
@@ -279,27 +213,48 @@ def _encode(machine: TorchUnpickler, text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor_v2": _tensor_v2,
-    "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch.Size": _size,
-    "torch.device": _device,
-    "collections.OrderedDict": lambda machine: {},
-    "collections.Counter": _counter,
-    "builtins.set": _set,
-    "builtins.bytes": lambda machine: b"",
-    "_codecs.encode": _encode,
-}
-# The fewest and the most arguments of those that do not take exactly one.
-COUNTS = {
-    "torch._utils._rebuild_tensor_v2": (6, 7),
-    "torch._utils._rebuild_tensor_v3": (7, 8),
-    "torch._utils._rebuild_parameter": (3, 3),
-    "torch._utils._rebuild_parameter_with_state": (4, 4),
-    "torch.device": (1, 2),
-    "collections.OrderedDict": (0, 0),
-    "builtins.bytes": (0, 0),
-    "_codecs.encode": (2, 2),
+def _parameter(machine: TorchUnpickler, data: Any, *_: Any) -> Any:
+    return machine.checked(data, StoredTensor, "a parameter", "a tensor")
+
+
+# The arguments of a tensor: its storage, offset, shape and strides, whether it needs a gradient,
+# its hooks, its dtype (version 3 only), and marks.
+FUNCTIONS = {
+    function.name: function
+    for function in (
+        _Function(
+            "torch._utils._rebuild_tensor_v2",
+            lambda m, storage, offset, shape, strides, _grad, _hooks, marks=None: m.tensor(
+                storage, offset, shape, strides, getattr(storage, "dtype", None), marks
+            ),
+            *(6, 7),
+        ),
+        _Function(
+            "torch._utils._rebuild_tensor_v3",
+            lambda m, storage, offset, shape, strides, _grad, _hooks, dtype, marks=None: m.tensor(
+                storage,
+                offset,
+                shape,
+                strides,
+                DTYPES[dtype] if type(dtype) is _DtypeName else None,
+                marks,
+            ),
+            *(7, 8),
+        ),
+        _Function("torch._utils._rebuild_parameter", _parameter, 3, 3),
+        _Function("torch._utils._rebuild_parameter_with_state", _parameter, 4, 4),
+        _Function("torch.Size", lambda m, sizes: m.checked(sizes, tuple, "a size", "a tuple")),
+        _Function("torch.device", _device, 1, 2),
+        _Function("collections.OrderedDict", lambda m: {}, 0, 0),
+        _Function(
+            "collections.Counter",
+            lambda m, counts: m.checked(counts, dict, "a Counter", "a dict"),
+        ),
+        _Function(
+            "builtins.set",
+            lambda m, values: {m.key(v) for v in m.checked(values, list, "a set", "a list")},
+        ),
+        _Function("builtins.bytes", lambda m: b"", 0, 0),
+        _Function("_codecs.encode", _encode, 2, 2),
+    )
 }

@@ -15,6 +15,8 @@ from jaxformer.porting.formats import tensors as t
 from jaxformer.porting.formats.plain_pickle import MAX_KEY
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_archive import MAX_PICKLE_BYTES
+from jaxformer.porting.formats.torch_dtypes import DTYPES, STORAGES
+from jaxformer.porting.formats.torch_files import read_torch_file
 from jaxformer.porting.formats.trees import MAX_DEPTH, below, walk
 from jaxformer.storage.durable_files import atomic_write, read_back_error
 
@@ -23,31 +25,8 @@ ROOT = "archive/"
 ALIGNMENT = 64
 # Local and central header with names, padding and the 64-bit fields.
 ENTRY_BYTES = 400
-# Those whose storages have a class of their own; the others are storages of bytes and a dtype.
-TYPED = {
-    np.dtype(np.float64): "DoubleStorage",
-    np.dtype(np.float32): "FloatStorage",
-    np.dtype(np.float16): "HalfStorage",
-    t.BFLOAT16: "BFloat16Storage",
-    np.dtype(np.complex128): "ComplexDoubleStorage",
-    np.dtype(np.complex64): "ComplexFloatStorage",
-    np.dtype(np.int64): "LongStorage",
-    np.dtype(np.int32): "IntStorage",
-    np.dtype(np.int16): "ShortStorage",
-    np.dtype(np.int8): "CharStorage",
-    np.dtype(np.uint8): "ByteStorage",
-    np.dtype(np.bool_): "BoolStorage",
-}
-BYTES = {
-    np.dtype(np.uint64): "uint64",
-    np.dtype(np.uint32): "uint32",
-    np.dtype(np.uint16): "uint16",
-    t.FLOAT8_E4M3FN: "float8_e4m3fn",
-    t.FLOAT8_E4M3FNUZ: "float8_e4m3fnuz",
-    t.FLOAT8_E5M2: "float8_e5m2",
-    t.FLOAT8_E5M2FNUZ: "float8_e5m2fnuz",
-    t.FLOAT8_E8M0FNU: "float8_e8m0fnu",
-}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+STORAGE_NAMES = {name: storage for storage, name in STORAGES.items()}
 
 
 def write_torch_file(
@@ -57,26 +36,23 @@ def write_torch_file(
 ) -> dict[str, str]:
     """Writes a file that ``torch.load(path, weights_only=True)`` opens, mapped or not.
 
-    Tensors with the same storage share one in the file. It is read back and compared before it
-    takes its name, and the same tree makes the same bytes.
+    Tensors with the same storage share one in the file. The file is read back and compared before
+    it appears under its name, and the same tree gives the same bytes.
 
     Args:
-        path: the file; one that is there is replaced, at the end.
+        path: the file; an existing one is replaced at the end.
         tree: dicts, lists and tuples of arrays, StoredTensor, text, numbers and None, with text
             and integers as keys.
         progress: called after each storage with its size in bytes.
 
     Returns:
-        the SHA-256 of each tensor's bytes, by its place, such as ``model/lm_head.weight``.
+        The SHA-256 of each tensor's bytes, by its place, such as ``model/lm_head.weight``.
 
     Raises:
         ValueError: the tree holds something else, is nested too deeply, or ties tensors that
             differ in shape or dtype.
         ResourceError: the disk is full or may not be written; nothing is left behind.
     """
-    # Only here, as reading imports this module.
-    from jaxformer.porting.formats.torch_files import read_torch_file
-
     pickler = _Pickler()
     pickler.add(tree, "", 0)
     data = b"\x80\x02" + b"".join(pickler.parts) + pickle.STOP
@@ -123,7 +99,14 @@ def write_torch_file(
 
 
 class _Pickler:
-    """Puts together the pickle of a checkpoint, and the storages that it refers to."""
+    """Builds the pickle of a checkpoint, and the list of storages that it refers to.
+
+    Attributes:
+        parts: the pickle so far, without header and end.
+        storages: the tensor that each storage holds, and the place where it was met first.
+        places: of every tensor its place in the tree and the number of its storage.
+        numbers: the number of each storage that several tensors may share.
+    """
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -132,6 +115,7 @@ class _Pickler:
         self.numbers: dict[Hashable, int] = {}
 
     def add(self, value: Any, place: str, depth: int) -> None:
+        """Adds a value of the tree, with all that is below it."""
         if depth > MAX_DEPTH:
             raise ValueError(f"{place[:80]} is nested more than {MAX_DEPTH} deep")
         if isinstance(value, dict):
@@ -190,9 +174,10 @@ class _Pickler:
         self.put(pickle.TUPLE)
 
     def tensor(self, tensor: StoredTensor, place: str) -> None:
-        typed, other = TYPED.get(tensor.dtype), BYTES.get(tensor.dtype)
-        if typed is None and other is None:
+        dtype = DTYPE_NAMES.get(tensor.dtype)
+        if dtype is None:
             raise ValueError(f"{place} has dtype {tensor.dtype}, which PyTorch does not have")
+        typed = STORAGE_NAMES.get(dtype)
         number = self.number(tensor, place)
         self.places.append((place, number))
         self.name("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
@@ -210,18 +195,18 @@ class _Pickler:
         self.scalar(0, place)
         self.numbers_tuple(tensor.shape, place)
         shape = tensor.shape
-        # As torch counts them: the sizes to the right, of which none counts for less than one.
+        # As torch counts them: the product of the sizes to the right, each at least 1.
         strides = tuple(math.prod(max(s, 1) for s in shape[i + 1 :]) for i in range(len(shape)))
         self.numbers_tuple(strides, place)
         self.put(pickle.NEWFALSE)
         self.name("collections", "OrderedDict")
         self.put(pickle.EMPTY_TUPLE, pickle.REDUCE)
-        if other:
-            self.name("torch", other)
+        if not typed:
+            self.name("torch", dtype)
         self.put(pickle.TUPLE, pickle.REDUCE)
 
     def number(self, tensor: StoredTensor, place: str) -> int:
-        """The number of the storage that holds a tensor, a new one if no other shares it."""
+        """Returns the number of a tensor's storage, a new one if no other tensor shares it."""
         number = len(self.storages)
         if tensor.storage is not None:
             number = self.numbers.setdefault(tensor.storage, number)
