@@ -61,13 +61,18 @@ def _find(module: Any, path: Iterable[Any]) -> Any:
     )
 
 
-def merge(definition: nnx.GraphDef[Any], parameters: Parameters) -> Any:
+def merge(definition: nnx.GraphDef[Any], parameters: Parameters, *rest: Any) -> Any:
     """Returns the module that ``split`` took apart, around the given parameters.
 
     Cheap inside ``jax.jit``, where it runs once, while tracing.
+
+    Args:
+        definition: of the module.
+        parameters: by path.
+        rest: other state of the module, as ``nnx.split`` gives it.
     """
     flat: Any = {split_path(name): value for name, value in parameters.items()}
-    return nnx.merge(definition, nnx.from_flat_state(flat))
+    return nnx.merge(definition, nnx.from_flat_state(flat), *rest)
 
 
 def map_parameters(module: Any, function: Callable[[Parameters], Parameters]) -> Any:

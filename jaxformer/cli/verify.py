@@ -189,9 +189,9 @@ class _Comparison:
         return self._with_settings(report)
 
     def _with_settings(self, report: Report) -> Report:
-        from jaxformer.parity.compare.settings import compare_settings, flags
+        from jaxformer.parity.compare.settings import compare_settings, precision_flags
 
-        found = compare_settings(self.module, self.source_a.plan.module) + flags()
+        found = compare_settings(self.module, self.source_a.plan.module) + precision_flags()
         return dataclasses.replace(report, settings=tuple(found))
 
     def _inputs(self) -> Sequence[np.ndarray]:

@@ -1,4 +1,18 @@
-"""Two models side by side, in PyTorch and in JAX: where they part, and whether it is a bug."""
+"""Compares a model in PyTorch (the reference) with a model in JAX (the candidate).
+
+In go two models and their inputs. Out comes a ``Report``: where the two diverge, which modules are
+root causes, and whether each difference is a bug or rounding.
+
+- ``trace/``: runs one side and records the calls of its modules.
+- ``matching/``: finds which modules, calls and arrays of the two sides belong together.
+- ``compare/``: ``compare``, ``assert_parity``, ``compare_training``, ``compare_generation``.
+- ``tolerance``: the line between rounding and a bug.
+- ``report/``: the report as data, in the terminal, as JSON and as HTML.
+- ``repro/``: one module with a bug, written to a folder with a script that shows the bug.
+- ``sources/``: opens the checkpoints and tokens that ``jaxformer verify`` compares.
+
+torch is imported only inside functions of this package; it comes with the extra ``torch``.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,20 +1,21 @@
-"""When a difference is rounding, and when it is a bug; no tolerance is set by hand.
+"""Decides whether a difference is rounding or a bug; no tolerance is set by hand.
 
 Both sides compute in float64 from the same bits. Two correct programs then differ by rounding of
-the order of float64's unit roundoff u64 = 2^-53 times whatever the computation amplifies it by. A
-bug differs by what it changes, which nobody who works in float32 could see if it were below
-float32's rounding, u32 = 2^-24 times the same amplification. Between the two lie 29 bits, and the
-line is drawn in their middle:
+the order of float64's unit roundoff u64 = 2^-53 times the amplification of the computation. A bug
+differs by more than float32's rounding, u32 = 2^-24 times the same amplification: a smaller one
+nobody who works in float32 could see. Between the two lie 29 bits, and the line is in their middle:
 
     allowed = 2^-14.5 · max(u32 · scale, r)
 
-``scale`` is the largest magnitude of the exact result: a result that is merely stored in float32 is
-off by u32 · scale. ``r`` is the amplification measured: how far our own computation, run in float32
-on the same inputs, lies from itself in float64. It is measured only where the first term does not
-suffice, and a bug does not enter it, as both runs have the bug. Of what is zero in exact arithmetic
-(the gradient of a key's bias) it is the size of what cancels. So a wrong result passes only if it
-is wrong by less than 2^-14.5 = 4e-5 of what float32 itself is wrong by, and a right one is refused
-only if its float64 rounding is 2^14.5 = 23,000 times what its float32 rounding lets expect.
+``scale`` is the largest magnitude of the exact result: a result that is only stored in float32 is
+off by u32 · scale. ``r`` is the measured amplification: the distance of the candidate's own float32
+run on the same inputs from its float64 run. It is measured only where the first term is not enough.
+A bug does not change it, because both runs have the bug. For a result that is zero in exact
+arithmetic (the gradient of a key's bias), r is as large as the terms that cancel.
+
+So a wrong result passes only if its error is less than 2^-14.5 = 4e-5 of the error of float32
+itself. A right result is judged a bug only if its float64 rounding is 2^14.5 = 23,000 times what
+its float32 rounding predicts.
 """
 
 import math
@@ -26,7 +27,8 @@ from jaxformer.parity.report.model import Difference
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 MIDDLE = 2.0**-14.5
-PIECE = 1 << 18
+# Numbers of an array that stay in a processor's cache.
+CHUNK = 1 << 18
 
 
 def judge(
@@ -34,12 +36,12 @@ def judge(
     reference: np.ndarray,
     in_float32: Callable[[], np.ndarray] | None = None,
 ) -> Difference:
-    """Compares two float64 arrays of one shape.
+    """Returns the difference of two float64 arrays of one shape, with the largest allowed error.
 
     Args:
         candidate: computed in float64.
         reference: computed in float64 from the same inputs.
-        in_float32: ours computed in float32, called only where that may decide.
+        in_float32: computes the candidate in float32; called only where that may decide.
     """
     error = _distance(candidate, reference)
     scale = _largest(reference)
@@ -54,29 +56,29 @@ def judge(
 
 
 def rounding(low: np.ndarray, exact: np.ndarray) -> float:
-    """The root mean square of (low - exact), over that of the exact values."""
-    off = _root_of_squares(np.asarray(low, np.float64) - exact)
-    if off == 0:
+    """Returns the root mean square of (low - exact), divided by that of the exact values."""
+    error = _root_mean_square(np.asarray(low, np.float64) - exact)
+    if error == 0:
         return 0.0
-    size = _root_of_squares(exact)
-    return off / size if size else float("inf")
+    size = _root_mean_square(exact)
+    return error / size if size else float("inf")
 
 
 def ulps(low: np.ndarray, exact: np.ndarray, dtype: str) -> float:
-    """The largest error in units in the last place of the largest exact magnitude."""
+    """Returns the largest error, in units in the last place of the largest exact magnitude."""
     scale = _largest(exact)
-    off = _distance(np.asarray(low, np.float64), exact)
+    error = _distance(np.asarray(low, np.float64), exact)
     if not scale:
-        return float("inf") if off else 0.0
+        return float("inf") if error else 0.0
     unit = 2 * ROUNDOFF[dtype] * 2.0 ** np.floor(np.log2(scale))
-    return off / float(unit)
+    return error / float(unit)
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference; the same infinity on both sides is none, NaN is never right."""
+    """Returns the largest difference: zero for equal infinities, NaN for any NaN."""
     with np.errstate(invalid="ignore"):
         largest = 0.0
-        for a, b in zip(_pieces(one), _pieces(other), strict=True):
+        for a, b in zip(_chunks(one), _chunks(other), strict=True):
             difference = a - b
             found = _largest(difference)
             if found != found:
@@ -88,22 +90,22 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
         return largest
 
 
-def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
-    """An array in parts that a processor holds near: a difference of the whole would not be."""
-    if array.size <= PIECE or array.ndim == 0:
+def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields parts of an array that fit a processor's cache, which makes the comparison faster."""
+    if array.size <= CHUNK or array.ndim == 0:
         yield array
         return
-    rows = max(1, PIECE * len(array) // array.size)
+    rows = max(1, CHUNK * len(array) // array.size)
     for start in range(0, len(array), rows):
         part = array[start : start + rows]
-        yield from _pieces(part[0]) if rows == 1 and part.ndim > 1 else (part,)
+        yield from _chunks(part[0]) if rows == 1 and part.ndim > 1 else (part,)
 
 
 def _largest(array: np.ndarray) -> float:
-    """The largest magnitude; NaN where there is one, as no bound holds for it."""
+    """Returns the largest magnitude, NaN if there is one."""
     return max(float(array.max()), -float(array.min())) if array.size else 0.0
 
 
-def _root_of_squares(array: np.ndarray) -> float:
+def _root_mean_square(array: np.ndarray) -> float:
     flat = array.reshape(-1)
     return math.sqrt(float(flat @ flat) / flat.size) if flat.size else 0.0

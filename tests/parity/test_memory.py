@@ -6,9 +6,9 @@ import torch
 
 from jaxformer.parity.compare import modules as comparison
 from jaxformer.parity.compare.modules import compare
-from jaxformer.parity.trace import torch_trace as torch_trace
+from jaxformer.parity.trace import torch_trace
 from tests.parity.test_mutants import generator, is_named
-from tests.support import mutants as mutants
+from tests.support import mutants
 from tests.support.subjects import F, V, ids, subject
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("float64")]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxformer.parity.compare.modules import assert_parity, compare_with
-from jaxformer.parity.trace.reference_run import ReferenceRun
-from tests.support import mutants as mutants
+from jaxformer.parity.compare.reference_run import ReferenceRun
+from tests.support import mutants
 from tests.support.mutants import MUTANTS, REFERENCE_MUTANTS
 from tests.support.subjects import SUBJECTS, Mutated, subject
 from tests.support.tiers import SLOW
@@ -66,7 +66,7 @@ def is_named(report, *mutated: Mutated) -> None:
         assert any(each.remark in remark for remark in report.remarks) or not each.remark
 
 
-@pytest.mark.parametrize(("name", "plant"), CASES)
+@pytest.mark.parametrize(("name", "mutate"), CASES)
 def test_a_plant_is_named(name, mutate):
     random = generator(name, mutate.__name__)
     found = subject(name)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxformer.parity.compare.modules import compare_with
-from jaxformer.parity.trace.padding import of_tokens, padding_of
-from jaxformer.parity.trace.reference_run import ReferenceRun
-from jaxformer.parity.trace.torch_recorder import Call
+from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.trace.padding import drop_unused_tokens, find_padding
+from jaxformer.parity.trace.torch_recorder import TorchCall
 from tests.parity.test_mutants import generator, is_named
-from tests.support import mutants as mutants
+from tests.support import mutants
 from tests.support.subjects import B, D, F, Mutated, Subject, T, hugging_face, ids
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -64,8 +64,8 @@ def test_padding_is_no_bug(opt, dtype):
         (n.path, n.stage, n.message, n.worst) for n in report.root_causes
     ]
     assert all(not n.in_context.is_bug for n in report if n.in_context is not None)
-    told = [remark for remark in report.remarks if "counts positions by its mask" in remark]
-    assert len(told) == ("left" in opt.name)
+    remarks = [remark for remark in report.remarks if "counts positions by its mask" in remark]
+    assert len(remarks) == ("left" in opt.name)
 
 
 def test_only_the_way_forward(opt):
@@ -76,7 +76,7 @@ def test_only_the_way_forward(opt):
     assert report.verdict == "rounding"
 
 
-@pytest.mark.parametrize("plant", MUTANTS)
+@pytest.mark.parametrize("mutate", MUTANTS)
 def test_a_plant_behind_padding_is_named(opt, mutate):
     candidate = opt.fresh()
     mutated = mutate(opt, candidate, generator(opt.name, mutate.__name__))
@@ -109,7 +109,7 @@ def test_positions_of_ones_own_are_judged_where_tokens_are_real(opt):
 
 def states(allowed):
     """A call of attention of one head in which so much was allowed: (B, T, S)."""
-    return Call(0, allowed=[np.where(allowed, 1, -1)[:, None].astype(np.int8)])
+    return TorchCall(0, allowed=[np.where(allowed, 1, -1)[:, None].astype(np.int8)])
 
 
 CAUSAL = np.tril(np.ones((T, T), bool))
@@ -118,10 +118,10 @@ CAUSAL = np.tril(np.ones((T, T), bool))
 def test_padding_is_what_nobody_may_look_at():
     seen = MASKS["right"]
     both_ways = np.broadcast_to(seen[:, None], (B, T, T))
-    found = padding_of([states(CAUSAL & both_ways), states(both_ways)])
+    found = find_padding([states(CAUSAL & both_ways), states(both_ways)])
     np.testing.assert_array_equal(found[B, T], ~seen)
     np.testing.assert_array_equal(found[1, T], np.zeros((1, T), bool))
-    everyone = padding_of([states(CAUSAL & MASKS["right of all"][:, None])])
+    everyone = find_padding([states(CAUSAL & MASKS["right of all"][:, None])])
     np.testing.assert_array_equal(everyone[1, T], (np.arange(T) >= T - 3)[None])
 
 
@@ -142,15 +142,15 @@ def test_padding_is_what_nobody_may_look_at():
     ],
 )  # fmt: skip
 def test_what_is_no_padding(calls):
-    assert padding_of(calls) == {}
+    assert find_padding(calls) == {}
 
 
 def test_rows_are_left_out_where_the_shape_is_that_of_the_tokens():
-    padding = padding_of([states(CAUSAL & MASKS["right"][:, None])])
+    padding = find_padding([states(CAUSAL & MASKS["right"][:, None])])
     tokens, other = np.ones((B, T, D)), np.ones((B, D))
-    assert of_tokens(tokens, padding).shape == (MASKS["right"].sum(), D)
-    assert of_tokens(other, padding) is other
+    assert drop_unused_tokens(tokens, padding).shape == (MASKS["right"].sum(), D)
+    assert drop_unused_tokens(other, padding) is other
     idle = np.zeros((B, T), bool)
     idle[0, 0] = True
-    assert of_tokens(tokens, padding, idle).shape == (MASKS["right"].sum() - 1, D)
-    assert of_tokens(tokens, {}, idle).shape == (B * T - 1, D)
+    assert drop_unused_tokens(tokens, padding, idle).shape == (MASKS["right"].sum() - 1, D)
+    assert drop_unused_tokens(tokens, {}, idle).shape == (B * T - 1, D)

@@ -5,8 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from jaxformer.parity.compare.verdicts import AMPLIFIED, explain, judged, worst
-from jaxformer.parity.compare.weights import compare_weights, swapped_layers, weight_difference
+from jaxformer.parity.compare.verdicts import AMPLIFIED, explain, judge_node, worst_difference
+from jaxformer.parity.compare.weights import (
+    WrongWeight,
+    compare_weights,
+    find_swapped_layers,
+    weight_difference,
+)
 from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF, judge, rounding, ulps
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -106,51 +111,55 @@ GOOD, BAD = Difference(0.0, 1.0, 1e-9), Difference(1e-6, 1.0, 1e-9)
 
 
 def test_a_node_is_judged_by_the_worst_of_it():
-    assert judged(node(forward=GOOD)).verdict == "exact"
-    assert judged(node(forward=Difference(1e-10, 1.0, 1e-9))).verdict == "rounding"
+    assert judge_node(node(forward=GOOD)).verdict == "exact"
+    assert judge_node(node(forward=Difference(1e-10, 1.0, 1e-9))).verdict == "rounding"
     rounded = node(forward=GOOD, in_context=Difference(0.0, 1.0, 1e-9, 1e-7), condition=3.0)
-    assert judged(rounded).verdict == "rounding"
-    assert judged(node(forward=GOOD, in_context=BAD)).verdict == "rounding"
+    assert judge_node(rounded).verdict == "rounding"
+    assert judge_node(node(forward=GOOD, in_context=BAD)).verdict == "rounding"
     amplified = node(forward=Difference(1e-10, 1.0, 1e-9), condition=2 * AMPLIFIED)
-    assert judged(amplified).verdict == "amplified"
+    assert judge_node(amplified).verdict == "amplified"
     for stage, fields in (
         ("parameters", {"parameters": {"scale": BAD}, "forward": BAD}),
         ("forward", {"forward": BAD, "backward": {"input 0": BAD}}),
         ("backward", {"forward": GOOD, "backward": {"input 0": BAD, "scale": GOOD}}),
     ):
-        found = judged(node(**fields), "its weights differ: scale")
+        found = judge_node(node(**fields), "its weights differ: scale")
         assert (found.verdict, found.stage, found.is_root_cause) == ("bug", stage, True)
         assert found.message
-    both = judged(node(parameters={"scale": BAD}, forward=BAD, message="its output differs"), "off")
+    both = judge_node(
+        node(parameters={"scale": BAD}, forward=BAD, message="its output differs"), "off"
+    )
     assert both.message == "off; its output differs"
 
 
 def test_a_node_that_was_not_run_says_why():
-    assert judged(node(message="neither side calls it")).message == "neither side calls it"
-    assert judged(node(message="all is well", forward=GOOD)).message == ""
+    assert judge_node(node(message="neither side calls it")).message == "neither side calls it"
+    assert judge_node(node(message="all is well", forward=GOOD)).message == ""
 
 
 def test_what_goes_wrong_first_is_told():
-    forward = [("what enters q_proj", GOOD), ("what enters o_proj", BAD), ("output", BAD)]
-    assert explain(forward, []) == "what enters o_proj differs, though what enters q_proj is right"
-    assert explain(forward[1:], []) == "what enters o_proj differs on equal inputs"
-    assert explain([("output", BAD)], []) == "its output differs on equal inputs"
+    forward = [("the input of q_proj", GOOD), ("the input of o_proj", BAD), ("its output", BAD)]
+    assert (
+        explain(forward, []) == "the input of o_proj differs, though the input of q_proj is right"
+    )
+    assert explain(forward[1:], []) == "the input of o_proj differs on equal inputs"
+    assert explain([("its output", BAD)], []) == "its output differs on equal inputs"
     backward = [("input 0", GOOD), ("kernel", BAD), ("bias", BAD)]
-    assert "gradient of kernel differs and of 1 more" in explain(forward[:1], backward)
+    assert "gradient of kernel differs, and 1 more" in explain(forward[:1], backward)
     assert explain(forward[:1], backward[:1]) == ""
-    assert worst([*forward, *backward]) is BAD
-    assert worst([]) is None
+    assert worst_difference([*forward, *backward]) is BAD
+    assert worst_difference([]) is None
 
 
 def weights(*arrays):
     return {f"blocks.{n}.proj.kernel": a.astype(np.float32) for n, a in enumerate(arrays)}
 
 
-def looks(candidate, reference):
+def wrong_weights(candidate, reference) -> dict[str, WrongWeight]:
     tensors = {name: StoredTensor.of(array) for name, array in reference.items()}
-    found, told = compare_weights(candidate, tensors)
-    assert set(told) == {name for name, d in found.items() if d.is_bug}
-    return told
+    differences, wrong = compare_weights(candidate, tensors)
+    assert set(wrong) == {name for name, d in differences.items() if d.is_bug}
+    return wrong
 
 
 A, C = (np.random.default_rng(n).standard_normal((5, 5)).astype(np.float32) for n in (1, 2))
@@ -168,21 +177,20 @@ ORDER = np.array([3, 1, 4, 0, 2])
         (np.where(np.eye(5) * [1, 0, 0, 0, 0], A + 1e-3, A), "1 of its 25 elements differ"),
         (A * np.nan, "it is not finite"),
         (A * 1.001, ""),
-        (C, "it is their blocks.1.proj.kernel"),
+        (C, "it is the reference's blocks.1.proj.kernel"),
     ],
 )
 def test_what_a_wrong_weight_looks_like(wrong, look):
-    told = looks(weights(wrong, C), weights(A, C))
-    assert told == {"blocks.0.proj.kernel": look}
+    found = wrong_weights(weights(wrong, C), weights(A, C))
+    assert {name: str(weight) for name, weight in found.items()} == {"blocks.0.proj.kernel": look}
 
 
-def test_swapped_layers_are_told():
-    candidate, reference = weights(C, A, A * 2), weights(A, C, A * 2)
-    told = looks(candidate, reference)
-    assert swapped_layers(told, told) == ["layers 0 and 1 of blocks look swapped"]
+def test_swapped_layers_are_found():
+    wrong = wrong_weights(weights(C, A, A * 2), weights(A, C, A * 2))
+    assert wrong["blocks.0.proj.kernel"].found_at == ("blocks.1.proj.kernel",)
+    assert find_swapped_layers(wrong) == ["layers 0 and 1 of blocks look swapped"]
     # One layer that was copied over another is no swap.
-    told = looks(weights(C, C), weights(A, C))
-    assert swapped_layers(told, told) == []
+    assert find_swapped_layers(wrong_weights(weights(C, C), weights(A, C))) == []
 
 
 def test_weights_of_a_narrower_dtype_are_rounded_once():

@@ -86,7 +86,8 @@ def test_own_arithmetic_is_told_from_that_of_parts(mlp):
     report = compare(reference, candidate, [hidden()], names=NAMES)
     assert root_causes(report) == [("", "forward"), ("ln", "forward")]
     assert (
-        report.root_causes[0].message == "what enters down differs, though what enters up is right"
+        report.root_causes[0].message
+        == "the input of down differs, though the input of up is right"
     )
 
 
@@ -95,11 +96,11 @@ def test_what_is_not_named_is_judged_with_what_is_around_it(mlp):
     candidate.ln.epsilon = 1e-6
     report = compare(reference, candidate, [hidden()], names={"up": "first", "down": "second"})
     assert root_causes(report) == [("", "forward")]
-    assert report.root_causes[0].message == "what enters up differs on equal inputs"
+    assert report.root_causes[0].message == "the input of up differs on equal inputs"
 
 
 def test_names_that_are_not_there_are_listed(mlp):
-    with pytest.raises(ValueError, match="we have no lnn; they have no third"):
+    with pytest.raises(ValueError, match="the candidate has no lnn; the reference has no third"):
         compare(*mlp, [hidden()], names={"lnn": "norm", "up": "third"})
     with pytest.raises(UsageError, match="a map of names does not make one"):
         compare(mlp[0], None, [hidden()], names=NAMES)
@@ -177,7 +178,7 @@ def test_modules_called_twice_dicts_keywords_and_unused_parts(twice):
     report = run_twice(*twice)
     assert report.verdict == "rounding"
     assert [node.path for node in report] == ["", "linear", "gate"]
-    assert set(report.nodes[0].backward) >= {"input 0", "input 1", "what linear gave"}
+    assert set(report.nodes[0].backward) >= {"input 0", "input 1", "output of linear"}
 
 
 def test_the_second_call_and_the_second_output_are_judged_too(twice):
@@ -192,7 +193,7 @@ def test_the_second_call_and_the_second_output_are_judged_too(twice):
     candidate.__class__ = SecondCall
     report = run_twice(reference, candidate)
     assert root_causes(report) == [("", "forward")]
-    assert report.root_causes[0].message.startswith("what enters linear differs")
+    assert report.root_causes[0].message.startswith("the input of linear differs")
 
     class SecondOutput(OurTwice):
         def __call__(self, x, *, scale):
@@ -224,7 +225,7 @@ def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
     assert root_causes(report) == [("", "forward")]
     (gate,) = [node for node in report if node.path == "gate"]
     assert gate.forward is None
-    assert gate.message == "theirs is called, ours is not"
+    assert gate.message == "the reference calls it, the candidate does not"
 
     class Eager(OurTwice):
         def __call__(self, x, *, scale):
@@ -234,7 +235,7 @@ def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
     report = run_twice(reference, candidate)
     assert root_causes(report) == [("", "forward")]
     (linear,) = [node for node in report if node.path == "linear"]
-    assert linear.message == "called 3 times by ours, 2 times by theirs"
+    assert linear.message == "called 3 times by the candidate, 2 times by the reference"
 
 
 def test_outputs_that_cannot_be_laid_beside_each_other_are_refused(mlp):
@@ -244,7 +245,7 @@ def test_outputs_that_cannot_be_laid_beside_each_other_are_refused(mlp):
 
     reference, candidate = mlp
     candidate.__class__ = Pooled
-    with pytest.raises(UsageError, match=r"cannot be laid beside each other: ours \(2, 24\)"):
+    with pytest.raises(UsageError, match=r"cannot be aligned: candidate \(2, 24\)"):
         compare(reference, candidate, [hidden()], names=NAMES)
 
 
@@ -284,7 +285,7 @@ def test_integers_that_enter_a_part_are_compared():
     candidate.__class__ = Shifted
     report = compare(reference, candidate, [tokens], names=names)
     assert root_causes(report) == [("", "forward")]
-    assert report.root_causes[0].message == "what enters table differs on equal inputs"
+    assert report.root_causes[0].message == "the input of table differs on equal inputs"
 
 
 def test_attention_to_another_sequence():
@@ -307,8 +308,8 @@ def test_a_mask_that_the_model_makes_wrongly_is_the_models_bug():
     wrong = [*found.jax_inputs[:2], padded() & (np.arange(13) > 0), found.jax_inputs[3]]
     report = compare_with(found.reference, found.candidate, wrong, dtype="float64")
     assert root_causes(report) == [("encoder", "forward")]
-    assert "the mask that enters blocks.0.attention" not in report.root_causes[0].message
-    assert "the mask that enters blocks.0 differs" in report.root_causes[0].message
+    assert "the mask of blocks.0.attention" not in report.root_causes[0].message
+    assert "the mask of blocks.0 differs" in report.root_causes[0].message
 
 
 def test_layers_of_theirs_that_differ_make_no_model_but_a_comparison():

@@ -12,7 +12,7 @@ from flax import nnx
 
 import torch_ref.transformer_lm
 from jaxformer.parity.compare.modules import compare_with
-from jaxformer.parity.trace.reference_run import ReferenceRun
+from jaxformer.parity.compare.reference_run import ReferenceRun
 from parity_tests.families import charlm, encdec, minimal, prepost, unified
 from torch_ref.config import TransformerLMConfig
 

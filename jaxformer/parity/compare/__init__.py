@@ -1,1 +1,14 @@
-"""To be written."""
+"""Compares a reference in PyTorch with a candidate in JAX and judges every difference.
+
+In go two models and their inputs. Out comes a ``Report``: a verdict for every pair of modules, or
+for every step of training or generation.
+
+- ``modules``: ``compare`` and ``assert_parity``: every pair of modules, isolated.
+- ``training``, ``generation``: ``compare_training`` and ``compare_generation``, step by step.
+- ``reference_run``: the reference, run once for any number of candidates.
+- ``teacher_forcing``, ``isolated_calls``: pairs run on the reference's inputs, isolated.
+- ``weights``, ``settings``, ``parameter_gradients``: what is compared beside outputs.
+- ``context``: errors and rounding of modules inside the whole models.
+- ``verdicts``: from differences to a verdict and a message.
+- ``training_runs``, ``shared_dropout``: both sides of a training comparison, equal dropout masks.
+"""

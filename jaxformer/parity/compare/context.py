@@ -1,74 +1,77 @@
-"""What a pair of modules did in the whole models: errors as they add up, rounding, pictures."""
+"""Measures a pair of modules inside the whole models: error, rounding, attention maps."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.matching.calls import MatchedCall, match_calls
+from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.report.model import AttentionMaps, Histogram
 from jaxformer.parity.tolerance import ROUNDOFF, judge, rounding, ulps
-from jaxformer.parity.trace import jax_trace as jax_trace
-from jaxformer.parity.trace import torch_trace as torch_trace
-from jaxformer.parity.trace.padding import Padding, of_tokens
+from jaxformer.parity.trace import jax_trace, torch_trace
+from jaxformer.parity.trace.attention import RecordedWeights
+from jaxformer.parity.trace.padding import Padding, drop_unused_tokens
 
 BINS = 40
-# Of larger outputs a histogram counts every n-th number.
+# The largest number of values that a histogram counts; of larger outputs it counts every n-th one.
 COUNTED = 1 << 18
 
 
-def in_context(
+def measure_in_context(
     matched_call: MatchedCall,
-    low: Mapping[str, jax_trace.Call],
+    low: Mapping[str, jax_trace.JaxCall],
     reference_low: torch_trace.Trace | None,
     dtype: str,
     padding: Padding,
 ) -> dict[str, Any]:
-    """Fields of a node: how far our output is from theirs as both came out of the whole models.
+    """Returns the fields of a node that describe its output as it came out of the whole models.
 
     Args:
-        matched_call: the first of the pair, in float64.
-        low: our calls in the dtype under test; empty where it was not run.
-        reference_low: their pass in the dtype under test.
-        dtype: under test.
+        matched_call: the first one of the pair, in float64.
+        low: the candidate's calls in the dtype under test; empty if it was not run.
+        reference_low: the reference's pass in the dtype under test.
+        dtype: the dtype under test.
         padding: tokens that are left out.
     """
     pair = matched_call.pair
-    exact = _flat([matched_call.answers(place)[0] for place in range(len(pair.candidate))], padding)
-    candidate = _flat([call.outputs[0] for call in matched_call.candidate], padding)
+    places = range(len(pair.candidate))
+    exact = _flatten([matched_call.outputs(place)[0] for place in places], padding)
+    candidate = _flatten([call.outputs[0] for call in matched_call.candidate], padding)
     difference = judge(candidate, exact)
-    found: dict[str, Any] = {"histogram": _histogram(candidate, exact), "maps": _maps(matched_call)}
-    met = [] if reference_low is None else match_calls(pair, low, reference_low)[0]
-    if met:
-        narrow = met[0]
-        rounded = _flat([call.outputs[0] for call in narrow.candidate], padding)
-        reference = _flat(
-            [narrow.answers(place)[0] for place in range(len(pair.candidate))], padding
-        )
-        off = rounding(rounded, exact)
+    fields: dict[str, Any] = {
+        "histogram": _make_histogram(candidate, exact),
+        "maps": _make_maps(matched_call),
+    }
+    matched = [] if reference_low is None else match_calls(pair, low, reference_low)
+    if matched and not isinstance(matched, Unmatched):
+        low_call = matched[0]
+        rounded = _flatten([call.outputs[0] for call in low_call.candidate], padding)
+        reference = _flatten([low_call.outputs(place)[0] for place in places], padding)
+        error = rounding(rounded, exact)
         difference = dataclasses.replace(
             difference,
-            candidate_rounding=off,
+            candidate_rounding=error,
             reference_rounding=rounding(reference, exact),
             ulps=ulps(rounded, exact, dtype),
         )
-        entered = matched_call.inputs(0)
-        if entered and entered[0] is not None:
-            came = _flat([narrow.candidate[0].inputs[0]], padding)
-            before = rounding(came, _flat([entered[0]], padding))
-            found["condition"] = off / max(before, ROUNDOFF[dtype])
-    return {**found, "in_context": difference}
+        inputs = matched_call.inputs(0)
+        if inputs and inputs[0] is not None:
+            low_input = _flatten([low_call.candidate[0].inputs[0]], padding)
+            input_error = rounding(low_input, _flatten([inputs[0]], padding))
+            fields["condition"] = error / max(input_error, ROUNDOFF[dtype])
+    return {**fields, "in_context": difference}
 
 
-def _flat(arrays: list[Any], padding: Padding) -> np.ndarray:
-    flat = [of_tokens(np.asarray(a, np.float64), padding).reshape(-1) for a in arrays]
+def _flatten(arrays: Sequence[Any], padding: Padding) -> np.ndarray:
+    """Returns the values of all arrays in one float64 vector, without padding."""
+    flat = [drop_unused_tokens(np.asarray(a, np.float64), padding).reshape(-1) for a in arrays]
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
 
-def _histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram | None:
-    every = max(1, candidate.size // COUNTED)
-    both = [a[np.isfinite(a)] for a in (candidate[::every], reference[::every])]
+def _make_histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram | None:
+    step = max(1, candidate.size // COUNTED)
+    both = [a[np.isfinite(a)] for a in (candidate[::step], reference[::step])]
     if not all(a.size for a in both):
         return None
     low, high = min(float(a.min()) for a in both), max(float(a.max()) for a in both)
@@ -77,12 +80,13 @@ def _histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram | None
     return Histogram(tuple(edges.tolist()), *counts)
 
 
-def _maps(matched_call: MatchedCall) -> AttentionMaps | None:
+def _make_maps(matched_call: MatchedCall) -> AttentionMaps | None:
     candidate, reference = matched_call.candidate[0].weights, matched_call.reference[0].weights
     if candidate is None or reference is None or candidate.shape != reference.shape:
         return None
-    return AttentionMaps(*(_nested(seen.beginning) for seen in (candidate, reference)))
+    return AttentionMaps(_to_tuples(candidate), _to_tuples(reference))
 
 
-def _nested(array: np.ndarray) -> Any:
-    return tuple(tuple(tuple(row) for row in head) for head in array.astype(np.float32).tolist())
+def _to_tuples(weights: RecordedWeights) -> Any:
+    heads = weights.beginning.astype(np.float32).tolist()
+    return tuple(tuple(tuple(row) for row in head) for head in heads)

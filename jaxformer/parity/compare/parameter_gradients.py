@@ -1,37 +1,41 @@
-"""Their gradients of parameters, in our layout."""
+"""The reference's gradients of parameters, in the candidate's layout."""
 
 import functools
 
 import numpy as np
 
+from jaxformer.parity.compare.reference_run import ReferenceRun
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair
-from jaxformer.parity.trace.reference_run import ReferenceRun
 from jaxformer.porting.mapping.rules import Link
 
 
 class ReferenceGradients:
-    """What their pass gave, converted as it is asked for.
+    """Converts the gradients of the reference's pass, one parameter at a time.
 
     Args:
-        reference: of a known dialect; of others nothing is known.
+        reference: the reference. If it has no dialect, no gradient is known.
 
     Attributes:
-        untrained: their embeddings that give no gradient to a padding token which ours trains.
+        untrained: embeddings to whose padding token the reference gives no gradient, unlike the
+            candidate.
     """
 
     def __init__(self, reference: ReferenceRun):
         self.reference = reference
         self.untrained: list[str] = []
-        # Those of one array of which some were not yet asked for.
+        # Converted gradients of arrays from which not all parameters have been taken yet.
         self._converted: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 
-    def of(self, name: str, pair: Pair, own: np.ndarray) -> np.ndarray | None:
-        """Their gradient of one of our parameters, as far as it came through a pair.
+    def find(self, name: str, pair: Pair, own: np.ndarray) -> np.ndarray | None:
+        """Returns the reference's gradient of a parameter, as far as it came through a pair.
 
         Args:
-            name: of the parameter.
+            name: of the candidate's parameter; each may be taken once for each pair.
             pair: the modules.
-            own: ours.
+            own: the candidate's gradient.
+
+        Returns:
+            The gradient in the candidate's layout; None if it is not known.
         """
         gradients = self.reference.trace.gradients
         link = self._links.get(name)
@@ -42,7 +46,7 @@ class ReferenceGradients:
             names = [f"{pair.reference[0]}.{name.rpartition('.')[2]}" for name in names]
         converted = self._converted.get(tuple(names))
         if converted is None:
-            # Of what nothing is trained by there is none.
+            # A parameter that the pass does not use has no gradient.
             arrays = [
                 gradients.get(name, np.zeros(shape))
                 for name, shape in zip(names, link.source_shapes, strict=True)
@@ -52,12 +56,12 @@ class ReferenceGradients:
         gradient = converted.pop(name)
         if not converted:
             del self._converted[tuple(names)]
-            # Together they are as large as the model.
-            for each in names if self.reference.once else ():
+            # All gradients together are as large as the model.
+            for each in names if self.reference.is_single_use else ():
                 gradients.pop(each, None)
         padding = getattr(self.reference.modules[pair.reference[0]], "padding_idx", None)
         if padding is not None and name.endswith("embedding"):
-            # Their row of the padding token is never trained: no one's arithmetic is wrong.
+            # torch.nn.Embedding never trains the row of its padding token, which is no bug.
             if not np.array_equal(gradient[padding], own[padding]):
                 self.untrained.append(f"{pair.reference_path} (row {padding})")
             gradient[padding] = own[padding]

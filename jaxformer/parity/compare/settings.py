@@ -1,4 +1,4 @@
-"""What differs before anything is run: settings, dtypes, flags, in plain words."""
+"""Compares settings and global flags, before anything is run."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ import jax
 from jaxformer.parity.report.model import Node, SettingDifference
 from jaxformer.porting.mapping.skeletons import facts
 
-# What a setting is called in a module, and what it does where it is not the same.
+# A pattern of the setting's name in a module, and the likely effect of a difference.
 EFFECTS = (
     (r"eps$", "norms differ most where their input is small"),
     (
@@ -20,7 +20,7 @@ EFFECTS = (
     ),
     (
         r"interleaved$",
-        "queries and keys are turned by other angles: wrong from the second token on",
+        "queries and keys are rotated by other angles: wrong from the second token on",
     ),
     (r"\.(base|width|scaling)$", "rotary angles differ, the more the later the token"),
     (r"(^|\.)scale$", "attention is sharper or flatter: every token's output differs"),
@@ -28,32 +28,37 @@ EFFECTS = (
     (r"num_(kv_)?heads$|head_dim$", "features are split into other heads"),
     (
         r"sliding_window$|full_attention_layers$",
-        "tokens further back than the window are seen by one",
+        "one side attends to tokens that are further back than the window",
     ),
-    (r"causal$", "one side sees later tokens"),
+    (r"causal$", "one side attends to later tokens"),
     (r"embedding_scale$", "what enters the first block is larger or smaller"),
-    (r"offset$", "tokens get other positions' rows"),
-    (r"tie_embeddings$", "the output head has weights of its own on one side"),
+    (r"offset$", "tokens get the rows of other positions"),
+    (r"tie_embeddings$", "the output head has its own weights on one side"),
     (
         r"the class$|norm$|block",
-        "the order of norms and sums, or the kind of norm, is not the same",
+        "the order of norms and sums, or the kind of norm, differs",
     ),
 )
 INDEX = re.compile(r"(?<=[.])[0-9]+(?=[.])")
 
 
 def compare_settings(candidate: Any, expected: Any) -> list[SettingDifference]:
-    """How a module of ours differs from the one that their settings make.
+    """Returns how the candidate's settings differ from those of another JAX module.
 
-    What differs alike in every layer is told once: ``blocks.*.attention_norm.eps``.
+    A setting that differs in the same way in every layer is listed once, with ``*`` for the index:
+    ``blocks.*.attention_norm.eps``.
+
+    Args:
+        candidate: the candidate.
+        expected: the module that the reference's settings make; only its settings are read.
     """
-    here, there = facts(candidate), facts(expected)
-    known = here.keys() | there.keys()
+    actual, wanted = facts(candidate), facts(expected)
+    known = actual.keys() | wanted.keys()
     layers = Counter(INDEX.sub("*", name) for name in known)
     found: dict[SettingDifference, list[str]] = {}
-    for name in sorted(name for name in known if here.get(name) != there.get(name)):
+    for name in sorted(name for name in known if actual.get(name) != wanted.get(name)):
         folded = INDEX.sub("*", name)
-        values = _shown(here.get(name)), _shown(there.get(name))
+        values = _show(actual.get(name)), _show(wanted.get(name))
         found.setdefault(SettingDifference(folded, *values, _effect(name)), []).append(name)
     return [
         dataclasses.replace(setting, name=name)
@@ -63,27 +68,28 @@ def compare_settings(candidate: Any, expected: Any) -> list[SettingDifference]:
 
 
 def name_causes(nodes: Sequence[Node], settings: Sequence[SettingDifference]) -> list[Node]:
-    """The nodes, those with a bug saying which of their own settings are not the same."""
+    """Returns the nodes, with the differing settings of a module added to its bug's message."""
     root_causes = [node for node in nodes if node.is_root_cause]
-    caused: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for setting in settings:
-        # Of modules around one another it is the innermost's.
-        held = [node.path for node in root_causes if _inside(setting.name, node.path)]
-        for path in held:
-            if not any(other.startswith(f"{path}.") or not path for other in held if other != path):
-                own = _inside(setting.name, path)
-                told = f"its {own} is {setting.candidate}, theirs {setting.reference}"
-                caused.setdefault(path, []).append(told)
+        # Of nested modules the innermost has the setting.
+        owners = [node.path for node in root_causes if _name_within(setting.name, node.path)]
+        for path in owners:
+            others = [other for other in owners if other != path]
+            if not any(other.startswith(f"{path}.") or not path for other in others):
+                name = _name_within(setting.name, path)
+                message = f"its {name} is {setting.candidate}, the reference's {setting.reference}"
+                messages.setdefault(path, []).append(message)
     return [
-        dataclasses.replace(node, message="; ".join([node.message, *caused[node.path]]))
-        if node.path in caused
+        dataclasses.replace(node, message="; ".join([node.message, *messages[node.path]]))
+        if node.path in messages
         else node
         for node in nodes
     ]
 
 
-def flags() -> list[SettingDifference]:
-    """Global switches that lower the precision of matrix products on one side."""
+def precision_flags() -> list[SettingDifference]:
+    """Returns global flags that lower the precision of matrix products on one side."""
     import torch
 
     found = []
@@ -93,7 +99,7 @@ def flags() -> list[SettingDifference]:
             SettingDifference(
                 "matrix products in float32", f"jax_default_matmul_precision={precision}",
                 torch.get_float32_matmul_precision(),
-                "on this accelerator JAX multiplies float32 in fewer bits unless told otherwise",
+                "on this accelerator JAX multiplies float32 in fewer bits by default",
             )
         )  # fmt: skip
     if torch.get_float32_matmul_precision() != "highest":
@@ -101,17 +107,17 @@ def flags() -> list[SettingDifference]:
             SettingDifference(
                 "matrix products in float32", "float32",
                 f"torch.set_float32_matmul_precision({torch.get_float32_matmul_precision()!r})",
-                "theirs keep 10 bits (TF32) or 7 where the hardware can",
+                "PyTorch keeps 10 bits (TF32) or 7 where the hardware can",
             )
         )  # fmt: skip
     return found
 
 
-def _inside(name: str, path: str) -> str:
-    """What is left of a setting's name within the module at a path; "" where it is not in it."""
+def _name_within(name: str, path: str) -> str:
+    """Returns a setting's name within the module at a path, "" if it is not a setting of it."""
     parts, around = name.split("."), path.split(".") if path else []
     alike = all(a in (b, "*") for a, b in zip(parts, around, strict=False))
-    # Flags have names in words: they are no module's.
+    # A flag has spaces in its name and belongs to the whole model only.
     return ".".join(parts[len(around) :]) if alike and (" " not in name or not around) else ""
 
 
@@ -119,5 +125,5 @@ def _effect(name: str) -> str:
     return next((effect for pattern, effect in EFFECTS if re.search(pattern, name)), "")
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return "absent" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""From what was measured of a pair of modules to what is said of it."""
+"""Turns what was measured of a pair of modules into a verdict and a message."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from jaxformer.parity.report.model import Difference, Node, Stage, Verdict
 AMPLIFIED = 8.0
 
 
-def judged(node: Node, weights: str = "") -> Node:
-    """The node with its verdict, and whether it is where a bug is.
+def judge_node(node: Node, wrong_weights: str = "") -> Node:
+    """Returns the node with its verdict, its message and whether it is the root cause of a bug.
 
     Args:
         node: with all that was measured, and as message where forward or backward goes wrong.
-        weights: what those of its parameters that differ look like.
+        wrong_weights: a description of its parameters that differ.
     """
     stages: list[tuple[Stage, list[Difference]]] = [
         ("parameters", list(node.parameters.values())),
@@ -23,22 +23,22 @@ def judged(node: Node, weights: str = "") -> Node:
     ]
     wrong = [stage for stage, differences in stages if any(d.is_bug for d in differences)]
     if wrong:
-        said = [weights] if "parameters" in wrong else []
+        messages = [wrong_weights] if "parameters" in wrong else []
         # A module with wrong weights may have a bug of its own too.
-        said += [node.message] if wrong[-1] != "parameters" and node.message else []
-        message = "; ".join(said) or "it differs"
+        messages += [node.message] if wrong[-1] != "parameters" and node.message else []
+        message = "; ".join(messages) or "it differs"
         return dataclasses.replace(
             node, verdict="bug", stage=wrong[0], message=message, is_root_cause=True
         )
     everything = [d for _, differences in stages for d in differences]
     if node.in_context is not None:
         everything.append(node.in_context)
-    exact = all(d.error == 0 and not d.candidate_rounding for d in everything)
-    # Behind a bug it is the bug that grows, not rounding.
-    is_hit = node.in_context is not None and node.in_context.is_bug
-    amplified = node.condition is not None and node.condition > AMPLIFIED and not is_hit
-    verdict: Verdict = "exact" if exact else "amplified" if amplified else "rounding"
-    # Of what was not run the message says why.
+    is_exact = all(d.error == 0 and not d.candidate_rounding for d in everything)
+    # After a bug it is the bug that is amplified, not rounding.
+    is_after_bug = node.in_context is not None and node.in_context.is_bug
+    is_amplified = node.condition is not None and node.condition > AMPLIFIED and not is_after_bug
+    verdict: Verdict = "exact" if is_exact else "amplified" if is_amplified else "rounding"
+    # The message of a pair that was not run says why.
     message = node.message if node.forward is None else ""
     return dataclasses.replace(node, verdict=verdict, message=message)
 
@@ -46,26 +46,32 @@ def judged(node: Node, weights: str = "") -> Node:
 def explain(
     forward: Sequence[tuple[str, Difference]], backward: Sequence[tuple[str, Difference]]
 ) -> str:
-    """Where in a module it goes wrong: the first thing that differs, and what before it does not.
+    """Returns where in a module the first difference is, and what just before it is right.
 
     Args:
         forward: what was compared, in order.
         backward: the gradients.
+
+    Returns:
+        A sentence, or "" if nothing differs.
     """
     wrong = [name for name, difference in forward if difference.is_bug]
     if wrong:
         names = [name for name, _ in forward]
-        before = [name for name, d in forward[: names.index(wrong[0])] if not d.is_bug]
-        first = "its output differs" if wrong[0] == "output" else f"{wrong[0]} differs"
-        return first + (f", though {before[-1]} is right" if before else " on equal inputs")
-    off = [name for name, difference in backward if difference.is_bug]
-    if not off:
+        right = [name for name, d in forward[: names.index(wrong[0])] if not d.is_bug]
+        end = f", though {right[-1]} is right" if right else " on equal inputs"
+        return f"{wrong[0]} differs{end}"
+    wrong = [name for name, difference in backward if difference.is_bug]
+    if not wrong:
         return ""
-    more = f" and of {len(off) - 1} more" if len(off) > 1 else ""
-    return f"forward it is right, but the gradient of {off[0]} differs{more}"
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return f"the forward pass is right, but the gradient of {wrong[0]} differs{more}"
 
 
-def worst(differences: Sequence[tuple[str, Difference]]) -> Difference | None:
-    """Of what was compared, that which is nearest to a bug, or furthest beyond."""
-    found = [difference for _, difference in differences]
-    return max(found, key=lambda d: (d.excess, d.relative), default=None)
+def worst_difference(differences: Sequence[tuple[str, Difference]]) -> Difference | None:
+    """Returns the difference nearest to a bug, or furthest beyond; None if there is none."""
+    return max(
+        (difference for _, difference in differences),
+        key=lambda d: (d.excess, d.relative),
+        default=None,
+    )

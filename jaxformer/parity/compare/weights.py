@@ -1,10 +1,13 @@
-"""Weights of both sides beside each other: whether they differ, and what they look like then."""
+"""Compares the weights of both sides, and says what a wrong weight looks like."""
 
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from jaxformer.errors import UsageError, mismatches
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import ROUNDOFF
 from jaxformer.porting.formats.tensors import StoredTensor, digest
@@ -12,35 +15,62 @@ from jaxformer.porting.formats.tensors import StoredTensor, digest
 LAYER = re.compile(r"(.*?blocks)\.(\d+)\.(.*)")
 
 
+@dataclasses.dataclass(frozen=True)
+class WrongWeight:
+    """What a wrong weight of the candidate looks like.
+
+    Attributes:
+        look: in words, e.g. "it is the transpose"; "" if it looks like nothing known.
+        found_at: names of other reference weights that have the same bits.
+    """
+
+    look: str = ""
+    found_at: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.found_at:
+            return f"it is the reference's {' or '.join(self.found_at)}"
+        return self.look
+
+
 def compare_weights(
-    candidate: Mapping[str, np.ndarray], reference: Mapping[str, StoredTensor]
-) -> tuple[dict[str, Difference], dict[str, str]]:
-    """How each of our weights differs from theirs in our layout.
+    candidate: Mapping[str, Any], reference: Mapping[str, StoredTensor]
+) -> tuple[dict[str, Difference], dict[str, WrongWeight]]:
+    """Compares each weight of the candidate with the reference's, in the candidate's layout.
 
     Args:
         candidate: by name.
         reference: by the same names, in the same shapes.
 
     Returns:
-        The differences, and of those that are bugs what they look like, in words.
+        The differences, and what the weights with a bug look like.
+
+    Raises:
+        UsageError: names or shapes differ; all such are listed.
     """
-    found: dict[str, Difference] = {}
-    wrong: dict[str, np.ndarray] = {}
-    told: dict[str, str] = {}
+    problems = mismatches(
+        {name: tensor.shape for name, tensor in reference.items()},
+        {name: array.shape for name, array in candidate.items()},
+        "has shape",
+    )
+    if problems:
+        raise UsageError(
+            "the candidate has another architecture than the reference: " + "; ".join(problems)
+        )
+    differences: dict[str, Difference] = {}
+    looks: dict[str, str] = {}
     for name, tensor in reference.items():
         array = tensor.read()
-        found[name] = weight_difference(candidate[name], array)
-        if found[name].is_bug:
-            wrong[name] = candidate[name]
-            told[name] = _look(name, candidate[name], array)
-    if wrong:
-        strangers = _found_elsewhere(wrong, reference)
-        told |= {name: f"it is their {' or '.join(of)}" for name, of in strangers.items()}
-    return found, told
+        own = np.asarray(candidate[name])
+        differences[name] = weight_difference(own, array)
+        if differences[name].is_bug:
+            looks[name] = _describe(name, own, array)
+    places = _find_elsewhere({name: np.asarray(candidate[name]) for name in looks}, reference)
+    return differences, {name: WrongWeight(looks[name], places.get(name, ())) for name in looks}
 
 
 def weight_difference(candidate: np.ndarray, reference: np.ndarray) -> Difference:
-    """Weights are the same bits, or, where one side is narrower, rounded once to its dtype."""
+    """Compares two weights: equal bits, or if one dtype is narrower, rounded once to it."""
     scale = float(np.max(np.abs(reference))) if reference.size else 0.0
     if candidate.dtype == reference.dtype and np.array_equal(candidate, reference):
         return Difference(0.0, scale, 0.0)
@@ -53,73 +83,79 @@ def weight_difference(candidate: np.ndarray, reference: np.ndarray) -> Differenc
         default=0.0,
     )
     with np.errstate(invalid="ignore"):
-        off = np.abs(candidate.astype(np.float64) - reference.astype(np.float64))
-    return Difference(float(np.max(off)), scale, narrow * scale)
+        error = np.abs(candidate.astype(np.float64) - reference.astype(np.float64))
+    return Difference(float(np.max(error)), scale, narrow * scale)
 
 
-def swapped_layers(wrong: Iterable[str], told: Mapping[str, str]) -> list[str]:
-    """Which layers look swapped, in words: each holds what the other should."""
-    elsewhere: dict[tuple[str, int], set[int]] = {}
-    for name in wrong:
-        here = LAYER.fullmatch(name)
-        if here is None:
+def find_swapped_layers(wrong: Mapping[str, WrongWeight]) -> list[str]:
+    """Describes which layers look swapped: each holds the weights of the other.
+
+    Args:
+        wrong: all wrong weights, by name.
+    """
+    # By stack and layer: the layers whose weights all of its wrong weights are.
+    held: dict[tuple[str, int], set[int]] = {}
+    for name, weight in wrong.items():
+        place = LAYER.fullmatch(name)
+        if place is None:
             continue
         others = {
-            int(there[2])
-            for of in told.get(name, "").removeprefix("it is their ").split(" or ")
-            if (there := LAYER.fullmatch(of)) and (there[1], there[3]) == (here[1], here[3])
+            int(other[2])
+            for found in weight.found_at
+            if (other := LAYER.fullmatch(found)) and (other[1], other[3]) == (place[1], place[3])
         }
-        key = (here[1], int(here[2]))
-        elsewhere[key] = elsewhere.get(key, others) & others
+        key = (place[1], int(place[2]))
+        held[key] = held.get(key, others) & others
     return [
         f"layers {number} and {other} of {stack} look swapped"
-        for (stack, number), others in sorted(elsewhere.items())
+        for (stack, number), others in sorted(held.items())
         for other in sorted(others)
-        if number < other and number in elsewhere.get((stack, other), ())
+        if number < other and number in held.get((stack, other), ())
     ]
 
 
-def _look(name: str, candidate: np.ndarray, reference: np.ndarray) -> str:
-    """What a weight looks like beside the right one."""
-    mine, right = (np.asarray(a, np.float64) for a in (candidate, reference))
-    if not np.isfinite(mine).all():
+def _describe(name: str, candidate: np.ndarray, reference: np.ndarray) -> str:
+    """Returns what a wrong weight looks like beside the right one, "" if like nothing known."""
+    wrong, right = (np.asarray(a, np.float64) for a in (candidate, reference))
+    if not np.isfinite(wrong).all():
         return "it is not finite"
-    if not mine.any():
+    if not wrong.any():
         return "it is zero"
-    if mine.ndim == 2 and mine.shape[0] == mine.shape[1] and np.array_equal(mine.T, right):
+    if wrong.ndim == 2 and wrong.shape[0] == wrong.shape[1] and np.array_equal(wrong.T, right):
         return "it is the transpose"
-    off = mine != right
-    if off.sum() <= max(3, off.size // 1000):
-        return f"{off.sum()} of its {off.size} elements differ"
-    # Ours are kernels (in, out): their columns are the rows of a PyTorch weight.
+    differs = wrong != right
+    if differs.sum() <= max(3, differs.size // 1000):
+        return f"{differs.sum()} of its {differs.size} elements differ"
+    # Kernels are (in, out): their columns are the rows of a PyTorch weight.
     axes = ("inputs", "outputs") if name.endswith("kernel") else ("rows", "columns")
-    for axis, called in enumerate(axes[: mine.ndim]):
-        if np.array_equal(_sorted(mine, axis), _sorted(right, axis)):
-            return f"its {called} are in another order"
-    if mine.size and np.array_equal(np.sort(mine, axis=None), np.sort(right, axis=None)):
+    for axis, axis_name in enumerate(axes[: wrong.ndim]):
+        if np.array_equal(_sort_slices(wrong, axis), _sort_slices(right, axis)):
+            return f"its {axis_name} are in another order"
+    if wrong.size and np.array_equal(np.sort(wrong, axis=None), np.sort(right, axis=None)):
         return "its elements are in another order"
     return ""
 
 
-def _sorted(array: np.ndarray, axis: int) -> np.ndarray:
-    """The rows or columns in an order that is the same for the same set of them."""
+def _sort_slices(array: np.ndarray, axis: int) -> np.ndarray:
+    """Returns the slices along an axis in an order that depends only on the set of them."""
     rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
     return rows[np.lexsort(rows.T[::-1])]
 
 
-def _found_elsewhere(
+def _find_elsewhere(
     wrong: Mapping[str, np.ndarray], reference: Mapping[str, StoredTensor]
-) -> dict[str, list[str]]:
-    """Which wrong weights are, bit for bit, other ones of theirs."""
-    hashes: dict[str, str] = {}
+) -> dict[str, tuple[str, ...]]:
+    """Returns which wrong weights have the bits of reference weights of other names."""
     shapes = {(a.shape, a.dtype) for a in wrong.values()}
-    for name, tensor in reference.items():
-        if (tensor.shape, tensor.dtype) in shapes:
-            hashes[name] = digest(tensor.read())
+    hashes = {
+        name: digest(tensor.read())
+        for name, tensor in reference.items()
+        if (tensor.shape, tensor.dtype) in shapes
+    }
     found = {}
     for name, array in wrong.items():
         own = digest(np.ascontiguousarray(array))
-        of = [other for other, value in hashes.items() if value == own and other != name]
-        if of:
-            found[name] = of[:8]
+        places = [other for other, value in hashes.items() if value == own and other != name]
+        if places:
+            found[name] = tuple(places[:8])
     return found

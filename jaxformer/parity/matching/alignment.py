@@ -1,28 +1,29 @@
-"""Which array of theirs is which of ours, where the two sides shape or order them differently."""
+"""Aligns reference arrays with candidate arrays that have another layout or another order."""
 
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from jaxformer.parity.trace.padding import Padding
 
 Shape = tuple[int, ...]
-# A candidate must be this many times nearer than the first before order is not followed.
+# Another option must be this many times nearer than the first one to be chosen instead.
 NEARER = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutTransform:
-    """How an array of theirs becomes one of ours.
+    """Turns a reference array into the layout of the candidate.
 
     Attributes:
-        kind: as it is; time and batch swapped; time and heads swapped; axes before the last joined
-            or parted; or the first of a batch whose rows are all alike.
-        shape: of ours.
-        rows: of a batch whose rows are alike but for padding, for each token one that has it.
+        kind: "same": unchanged; "time first": time and batch swapped; "heads first": time and heads
+            swapped; "reshaped": axes before the last joined or split; "first": one row of a batch
+            whose rows are all alike.
+        shape: of the candidate array.
+        rows: for "first" with padding, for each token a row in which it is no padding.
     """
 
     kind: Literal["same", "time first", "heads first", "reshaped", "first"]
@@ -30,7 +31,7 @@ class LayoutTransform:
     rows: tuple[int, ...] = ()
 
     def values(self, array: np.ndarray) -> np.ndarray:
-        """Values of theirs as ours."""
+        """Returns reference values in the candidate's layout."""
         if self.kind == "time first":
             return np.ascontiguousarray(array.swapaxes(0, 1))
         if self.kind == "heads first":
@@ -40,14 +41,14 @@ class LayoutTransform:
         return array.reshape(self.shape)
 
     def gradients(self, array: np.ndarray) -> np.ndarray:
-        """Gradients of theirs as ours."""
+        """Returns reference gradients in the candidate's layout: of a batch, their sum."""
         return array.sum(axis=0, keepdims=True) if self.kind == "first" else self.values(array)
 
 
 def layout_transforms(
     reference: Shape, candidate: Shape, padding: Padding | None = None
 ) -> Iterator[LayoutTransform]:
-    """All ways from one shape to another, the likeliest first."""
+    """Yields all transforms from one shape to another, the most likely first."""
     if reference == candidate:
         yield LayoutTransform("same", candidate)
     if len(reference) == len(candidate) >= 2:
@@ -62,46 +63,56 @@ def layout_transforms(
             unused = (padding or {}).get(reference[:2])
             rows = () if unused is None else tuple(unused.argmin(axis=0).tolist())
             yield LayoutTransform("first", candidate, rows)
-    same_width = reference and candidate and reference[-1] == candidate[-1]
+    has_same_width = reference and candidate and reference[-1] == candidate[-1]
     if (
         len(reference) != len(candidate)
-        and same_width
+        and has_same_width
         and math.prod(reference) == math.prod(candidate)
     ):
         yield LayoutTransform("reshaped", candidate)
 
 
-def transform_to(
-    reference: np.ndarray, candidate: Any, padding: Padding | None = None
+def find_transform(
+    reference: np.ndarray, candidate: np.ndarray, padding: Padding | None = None
 ) -> LayoutTransform | None:
-    """How an array of theirs becomes one of ours, whose values decide where shapes do not."""
-    found = list(layout_transforms(reference.shape, tuple(candidate.shape), padding))
-    return (
-        _nearest([(transform, reference) for transform in found], candidate)[0] if found else None
-    )
+    """Returns the transform from a reference array to a candidate array, None if none fits.
+
+    Where several shapes fit, the values decide.
+    """
+    options = [
+        (transform, reference)
+        for transform in layout_transforms(reference.shape, tuple(candidate.shape), padding)
+    ]
+    return options[_nearest(options, candidate)][0] if options else None
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorAlignment:
-    """For each array of ours the one of theirs.
+    """Says for each candidate array which reference array it is, and in which layout.
 
     Attributes:
-        places: of theirs; None where they have none.
-        ways: from theirs to ours.
+        places: the index of the reference array, None where there is none.
+        layout_transforms: from the reference array to the candidate's, None where there is none.
     """
 
     places: tuple[int | None, ...]
     layout_transforms: tuple[LayoutTransform | None, ...]
 
     def values(self, reference: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-        """Their values as ours; None where they have none."""
+        """Returns reference values for each candidate array; None where there are none."""
         return [
             None if place is None or transform is None else transform.values(reference[place])
             for place, transform in zip(self.places, self.layout_transforms, strict=True)
         ]
 
     def groups(self, identities: Sequence[int]) -> list[list[int]]:
-        """Places of ours that theirs fills with one tensor: queries, keys and values are one x."""
+        """Returns indices of candidate arrays, grouped by the reference tensor that they are.
+
+        In self-attention queries, keys and values are one tensor.
+
+        Args:
+            identities: a number for each reference array, equal for those that are one tensor.
+        """
         found: dict[int, list[int]] = {}
         for n, place in enumerate(self.places):
             if place is not None:
@@ -111,9 +122,10 @@ class TensorAlignment:
     def gradients(
         self, reference: Sequence[np.ndarray | None], identities: Sequence[int]
     ) -> list[np.ndarray | None]:
-        """Their gradients as ours: of what one tensor fills together, at its first place.
+        """Returns reference gradients for the first candidate array of each group, else None.
 
-        A module of theirs may take three times what ours takes once.
+        A module of the reference may take one tensor three times where the candidate takes it once,
+        so the gradients of a tensor are added up.
         """
         total: list[np.ndarray | None] = [None] * len(self.places)
         for group in self.groups(identities):
@@ -128,40 +140,38 @@ class TensorAlignment:
 
 
 def align_tensors(
-    candidate: Sequence[Any], reference: Sequence[np.ndarray], padding: Padding | None = None
+    candidate: Sequence[np.ndarray], reference: Sequence[np.ndarray], padding: Padding | None = None
 ) -> TensorAlignment:
-    """Finds for each array of ours the first of theirs that can be it, or one far nearer to it."""
+    """Finds for each candidate array the first reference array that fits, or a far nearer one."""
     places: list[int | None] = []
     chosen: list[LayoutTransform | None] = []
     left = list(range(len(reference)))
     for array in candidate:
-        candidates = [
+        fitting = [
             (transform, place)
             for place in left
             for transform in layout_transforms(reference[place].shape, tuple(array.shape), padding)
         ]
-        if not candidates:
+        if not fitting:
             places.append(None)
             chosen.append(None)
             continue
-        transform, place = _nearest([(w, reference[p]) for w, p in candidates], array, candidates)
+        options = [(transform, reference[place]) for transform, place in fitting]
+        transform, place = fitting[_nearest(options, array)]
         left.remove(place)
         places.append(place)
         chosen.append(transform)
     return TensorAlignment(tuple(places), tuple(chosen))
 
 
-def _nearest(
-    candidates: Sequence[tuple[LayoutTransform, np.ndarray]], candidate: Any, names: Any = None
-) -> Any:
-    """The first candidate, unless another is far nearer."""
-    names = candidates if names is None else names
-    if len(candidates) == 1:
-        return names[0]
-    mine = np.asarray(candidate)
+def _nearest(options: Sequence[tuple[LayoutTransform, np.ndarray]], candidate: np.ndarray) -> int:
+    """Returns the index of the first option, unless another one is far nearer in its values."""
+    if len(options) == 1:
+        return 0
+    values = np.asarray(candidate)
     with np.errstate(invalid="ignore"):
         distances = [
-            float(np.mean(np.abs(transform.values(a) - mine))) for transform, a in candidates
+            float(np.mean(np.abs(transform.values(array) - values))) for transform, array in options
         ]
     best = min(range(len(distances)), key=lambda n: (distances[n], n))
-    return names[best] if NEARER * distances[best] < distances[0] else names[0]
+    return best if NEARER * distances[best] < distances[0] else 0

@@ -1,4 +1,4 @@
-"""Calls of a pair of modules laid beside each other: their numbers in the form of ours."""
+"""Matches the calls of a pair of modules; shows reference numbers in the candidate's layout."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,60 +6,70 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.matching.alignment import (
-    LayoutTransform,
-    TensorAlignment,
-    align_tensors,
-    transform_to,
-)
+from jaxformer.parity.matching.alignment import TensorAlignment, align_tensors, find_transform
 from jaxformer.parity.matching.modules import Pair
-from jaxformer.parity.trace import jax_trace as jax_trace
-from jaxformer.parity.trace import torch_trace as torch_trace
+from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.parity.trace.padding import Padding
 from jaxformer.porting.mapping.rules import ONE_TO_ONE
 
 Array = np.ndarray | None
-UNCALLED = "neither side calls it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unmatched:
+    """Why the calls of a pair could not be matched.
+
+    Attributes:
+        message: the reason, for the report.
+        is_uncalled: whether neither side calls the modules.
+    """
+
+    message: str
+    is_uncalled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class MatchedCall:
-    """One call of a pair of modules.
+    """One call of a pair of modules, with the tensors of both sides aligned.
+
+    All values and gradients are those of the reference, in the layout of the candidate. ``place``
+    is an index of a candidate module in the pair.
 
     Attributes:
-        pair: which.
-        candidate: a call of each of ours.
-        reference: a call of each of theirs.
-        entering: for each of ours, its inputs beside those of theirs.
-        leaving: for each of ours, its outputs beside those of theirs that hold them.
-        repeats: how often ours makes this call, with the same inputs, where theirs makes it once.
+        pair: the modules.
+        candidate: a call of each candidate module.
+        reference: a call of each reference module.
+        input_alignments: of the inputs of each candidate module.
+        output_alignments: of the outputs of each candidate module.
+        repeats: how often the candidate makes this call, with the same inputs, where the reference
+            makes it once.
     """
 
     pair: Pair
-    candidate: tuple[jax_trace.Call, ...]
-    reference: tuple[torch_trace.Call, ...]
-    entering: tuple[TensorAlignment, ...]
-    leaving: tuple[TensorAlignment, ...]
+    candidate: tuple[jax_trace.JaxCall, ...]
+    reference: tuple[torch_trace.TorchCall, ...]
+    input_alignments: tuple[TensorAlignment, ...]
+    output_alignments: tuple[TensorAlignment, ...]
     repeats: int = 1
 
     def inputs(self, place: int) -> list[Array]:
-        """What entered theirs."""
-        return self.entering[place].values(self.reference[0].inputs)
+        """Returns the float inputs."""
+        return self.input_alignments[place].values(self.reference[0].inputs)
 
     def integers(self, place: int) -> list[np.ndarray]:
-        """What integers entered theirs, where both sides take one array of the same shape."""
-        mine, reference = self.candidate[place].integers, self.reference[0].integers
-        alike = len(mine) == len(reference) == 1 and tuple(mine[0].shape) == reference[0].shape
-        return list(reference) if alike else []
+        """Returns the integer input, where both sides take just one, of the same shape."""
+        candidate, reference = self.candidate[place].integers, self.reference[0].integers
+        if len(candidate) == len(reference) == 1 and candidate[0].shape == reference[0].shape:
+            return list(reference)
+        return []
 
-    def answers(self, place: int) -> list[Array]:
-        """What theirs gave."""
-        return self.leaving[place].values(
-            self._diverged([c.outputs for c in self.reference])[place]
-        )
+    def outputs(self, place: int) -> list[Array]:
+        """Returns the outputs."""
+        unpacked = _unpack(self.pair, [c.outputs for c in self.reference], self.candidate)
+        return self.output_alignments[place].values(unpacked[place])
 
     def output_gradients(self, place: int) -> list[Array]:
-        """The gradients of what theirs gave."""
+        """Returns the gradients of the outputs."""
         gradients = [
             [
                 np.broadcast_to(0.0, a.shape) if g is None else g
@@ -67,100 +77,96 @@ class MatchedCall:
             ]
             for call in self.reference
         ]
-        diverged = self._diverged(gradients)[place]
-        return self.leaving[place].gradients(diverged, range(len(diverged)))
+        unpacked = _unpack(self.pair, gradients, self.candidate)[place]
+        return self.output_alignments[place].gradients(unpacked, range(len(unpacked)))
 
     def input_gradients(self) -> list[Array]:
-        """The gradients of the inputs of the first of ours, for all of ours together."""
+        """Returns the gradients of the first module's inputs, summed over all the modules."""
         total: list[Array] = []
         for call in self.reference:
-            mine = self.entering[0].gradients(call.input_gradients, call.identities)
-            total = [_sum(a, b) for a, b in zip(total, mine, strict=True)] if total else mine
+            alignment = self.input_alignments[0]
+            gradients = alignment.gradients(call.input_gradients, call.identities)
+            if total:
+                total = [_add(a, b) for a, b in zip(total, gradients, strict=True)]
+            else:
+                total = gradients
         return total
 
     def groups(self) -> list[list[int]]:
-        """Inputs of the first of ours whose gradients are known only together."""
-        return self.entering[0].groups(self.reference[0].identities)
-
-    def _diverged(
-        self, reference: Sequence[Sequence[np.ndarray]]
-    ) -> Sequence[Sequence[np.ndarray]]:
-        return _diverged(self.pair, reference, self.candidate)
-
-
-def _sum(a: Array, b: Array) -> Array:
-    return b if a is None else a if b is None else a + b
-
-
-def _diverged(
-    pair: Pair, reference: Sequence[Sequence[np.ndarray]], candidate: Sequence[jax_trace.Call]
-) -> list[list[np.ndarray]]:
-    """Arrays that left theirs, for each of ours those that hold its own."""
-    if pair.packing is ONE_TO_ONE:
-        return [list(reference[0])]
-    first = [arrays[0] for arrays in reference]
-    widths = [call.outputs[0].shape[-1] for call in candidate]
-    diverged = pair.part(first, [(*first[0].shape[:-1], width) for width in widths])
-    return [[array] for array in diverged]
+        """Returns the first module's inputs, grouped where only the sum of gradients is known."""
+        return self.input_alignments[0].groups(self.reference[0].identities)
 
 
 def match_calls(
-    pair: Pair, calls: Mapping[str, jax_trace.Call], reference: torch_trace.Trace
-) -> tuple[list[MatchedCall], str]:
-    """The calls of a pair beside each other, or none and the reason."""
+    pair: Pair, calls: Mapping[str, jax_trace.JaxCall], reference: torch_trace.Trace
+) -> list[MatchedCall] | Unmatched:
+    """Matches the calls of a pair.
+
+    Args:
+        pair: the modules.
+        calls: the first call of each candidate module, by path.
+        reference: the pass of the reference.
+
+    Returns:
+        The matched calls, or why there are none.
+    """
     candidate_calls = [calls[path].all for path in pair.candidate if path in calls]
     reference_calls = [
         reference.calls[path].all for path in pair.reference if path in reference.calls
     ]
     if not candidate_calls and not reference_calls:
-        return [], UNCALLED
+        return Unmatched("neither side calls it", is_uncalled=True)
     if len(candidate_calls) < len(pair.candidate):
-        return [], "theirs is called, ours is not"
+        return Unmatched("the reference calls it, the candidate does not")
     if len(reference_calls) < len(pair.reference):
-        return [], "ours is called, theirs is not"
-    if not pair.alone:
-        return [], "compared as a part of what is around it"
+        return Unmatched("the candidate calls it, the reference does not")
+    if not pair.can_run_isolated:
+        return Unmatched("compared together with the module around it")
     counts = {len(each) for each in candidate_calls}, {len(each) for each in reference_calls}
     if len(counts[0] | counts[1]) > 1 and counts[1] != {1}:
-        return [], f"called {_times(counts[0])} by ours, {_times(counts[1])} by theirs"
-    repeats = max(counts[0]) if counts[1] == {1} else 1
-    rounds = min(min(counts[0]), min(counts[1]))
-    matched_calls = []
-    for number in range(rounds):
-        mine = tuple(each[number] for each in candidate_calls)
-        other = tuple(each[number] for each in reference_calls)
-        leaving = _leaving(pair, mine, other, reference.padding)
-        if leaving is None:
-            shapes = " and ".join(_shapes(c[0].outputs) for c in (mine, other))
-            return [], f"the outputs cannot be laid beside each other: ours {shapes} theirs"
-        entering = tuple(
-            align_tensors(call.inputs, other[0].inputs, reference.padding) for call in mine
+        return Unmatched(
+            f"called {_describe_counts(counts[0])} by the candidate, "
+            f"{_describe_counts(counts[1])} by the reference"
         )
-        matched_calls.append(MatchedCall(pair, mine, other, entering, leaving, repeats))
-    return matched_calls, ""
+    repeats = max(counts[0]) if counts[1] == {1} else 1
+    matched = []
+    for number in range(min(min(counts[0]), min(counts[1]))):
+        candidate_call = tuple(each[number] for each in candidate_calls)
+        reference_call = tuple(each[number] for each in reference_calls)
+        outputs = _align_outputs(pair, candidate_call, reference_call, reference.padding)
+        if outputs is None:
+            shapes = [_describe_shapes(c[0].outputs) for c in (candidate_call, reference_call)]
+            return Unmatched(
+                f"the outputs cannot be aligned: candidate {shapes[0]}, reference {shapes[1]}"
+            )
+        inputs = tuple(
+            align_tensors(call.inputs, reference_call[0].inputs, reference.padding)
+            for call in candidate_call
+        )
+        matched.append(MatchedCall(pair, candidate_call, reference_call, inputs, outputs, repeats))
+    return matched
 
 
-def _leaving(
+def _align_outputs(
     pair: Pair,
-    candidate: Sequence[jax_trace.Call],
-    reference: Sequence[torch_trace.Call],
+    candidate: Sequence[jax_trace.JaxCall],
+    reference: Sequence[torch_trace.TorchCall],
     padding: Padding,
 ) -> tuple[TensorAlignment, ...] | None:
+    """Returns the alignment of each candidate module's outputs; None if a first one has none."""
     if not (all(call.outputs for call in candidate) and all(call.outputs for call in reference)):
         return None
     try:
-        diverged = _diverged(pair, [call.outputs for call in reference], candidate)
+        unpacked = _unpack(pair, [call.outputs for call in reference], candidate)
     except (ValueError, IndexError):
         return None
     alignments = []
-    for call, arrays in zip(candidate, diverged, strict=True):
+    for call, arrays in zip(candidate, unpacked, strict=True):
         if len(arrays) == 1:
-            transform: LayoutTransform | None = transform_to(arrays[0], call.outputs[0], padding)
-            more = len(call.outputs) - 1
+            transform = find_transform(arrays[0], call.outputs[0], padding)
+            others = [None] * (len(call.outputs) - 1)
             alignments.append(
-                TensorAlignment(
-                    (None if transform is None else 0, *[None] * more), (transform, *[None] * more)
-                )
+                TensorAlignment((None if transform is None else 0, *others), (transform, *others))
             )
         else:
             alignments.append(align_tensors(call.outputs, arrays, padding))
@@ -169,9 +175,25 @@ def _leaving(
     return tuple(alignments)
 
 
-def _times(counts: set[int]) -> str:
+def _unpack(
+    pair: Pair, reference: Sequence[Sequence[np.ndarray]], candidate: Sequence[jax_trace.JaxCall]
+) -> list[list[np.ndarray]]:
+    """Returns for each candidate module its share of what the reference modules returned."""
+    if pair.packing is ONE_TO_ONE:
+        return [list(reference[0])]
+    first = [arrays[0] for arrays in reference]
+    widths = [call.outputs[0].shape[-1] for call in candidate]
+    unpacked = pair.unpack(first, [(*first[0].shape[:-1], width) for width in widths])
+    return [[array] for array in unpacked]
+
+
+def _add(a: Array, b: Array) -> Array:
+    return b if a is None else a if b is None else a + b
+
+
+def _describe_counts(counts: set[int]) -> str:
     return " or ".join(str(n) for n in sorted(counts)) + (" times" if counts != {1} else " time")
 
 
-def _shapes(arrays: Sequence[Any]) -> str:
+def _describe_shapes(arrays: Sequence[Any]) -> str:
     return ", ".join(str(tuple(a.shape)) for a in arrays) or "none"

@@ -1,4 +1,4 @@
-"""Which modules of theirs are which of ours: read off the rules that carry the weights."""
+"""Pairs of candidate and reference modules, from the rules that port the weights."""
 
 import dataclasses
 import inspect
@@ -14,110 +14,116 @@ from jaxformer.parameters import join_path
 from jaxformer.porting.mapping.dialect import ModuleMapping
 from jaxformer.porting.mapping.rules import ONE_TO_ONE, Link, Packing, Rule
 
-# Our tied head is a method of the embedding: a pair of its own, as theirs is a module.
+# The candidate's tied head is a method of the embedding; the reference's is a module.
 TIED_HEAD = "token_embedding.attend"
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Modules of ours and of theirs that compute the same.
+    """Candidate and reference modules that compute the same.
 
     Attributes:
-        candidate: paths; several where one of theirs holds them all.
-        reference: paths; several where they have one a head.
-        packing: how several outputs lie in one.
-        parameters: their own parameters, by our names.
-        alone: whether they can be run by themselves; if not, they are judged with what is around
-            them.
+        candidate: paths; several where one reference module does the work of all of them.
+        reference: paths; several where the reference has one module for each head.
+        packing: how the outputs of several modules lie in one array.
+        parameters: the names of the candidate modules' own parameters.
+        can_run_isolated: if not, they are judged together with the module around them.
     """
 
     candidate: tuple[str, ...]
     reference: tuple[str, ...]
     packing: Packing = ONE_TO_ONE
     parameters: tuple[str, ...] = ()
-    alone: bool = True
+    can_run_isolated: bool = True
 
     @property
     def path(self) -> str:
-        """Ours, as a report names it."""
+        """The candidate modules, as a report names them."""
         return " + ".join(self.candidate)
 
     @property
     def reference_path(self) -> str:
-        """Theirs, as a report names it."""
+        """The reference modules, as a report names them."""
         shown = self.reference[:1] + (("…",) if len(self.reference) > 1 else ())
         return " ".join(shown)
 
-    def part(self, reference: list[np.ndarray], shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
-        """Their outputs as ours, which have the given shapes."""
+    def unpack(
+        self, reference: list[np.ndarray], shapes: list[tuple[int, ...]]
+    ) -> list[np.ndarray]:
+        """Returns the reference's outputs as the candidate's, which have the given shapes."""
         first = [(shape[-1], *shape[:-1]) for shape in shapes]
-        return [_last(a) for a in self.packing.unpack([_first(a) for a in reference], first)]
+        arrays = self.packing.unpack([np.moveaxis(a, -1, 0) for a in reference], first)
+        return [np.moveaxis(a, 0, -1) for a in arrays]
 
 
 def pair_modules(
-    module: Any, counterpart: ModuleMapping, links: Sequence[Link], reference: Mapping[str, Any]
+    module: Any, mapping: ModuleMapping, links: Sequence[Link], reference: Mapping[str, Any]
 ) -> list[Pair]:
-    """All pairs, the whole model first.
+    """Returns all pairs, the whole model first.
 
     Args:
-        module: ours.
-        counterpart: what it was ported from.
+        module: the candidate.
+        mapping: how the reference is ported to it.
         links: of its parameters.
-        reference: all their modules by path.
+        reference: all reference modules by path.
     """
     candidate_paths = [
         join_path(path)
         for path, node in nnx.iter_modules(module)
         if not isinstance(node, Dropout | nnx.List)
     ]
-    there = set(reference)
-    leaves = _pairs_of_leaves(links, there)
+    reference_paths = set(reference)
+    leaves = _pairs_of_leaves(links, reference_paths)
     pairs: dict[tuple[str, ...], Pair] = {("",): Pair(("",), ("",))}
-    scopes = [*_scopes(counterpart.rules_for(module), candidate_paths)]
-    # Where both sides have one name for a module no rule need speak of it.
+    scopes = [*_scopes(mapping.rules_for(module), candidate_paths)]
+    # A module of the same name on both sides needs no rule.
     scopes += [(path, path) for path in candidate_paths if path]
     for path, other in scopes:
-        if other in there and _hold_the_same(path, other, leaves):
+        if other in reference_paths and _have_same_leaves(path, other, leaves):
             pairs.setdefault((path,), Pair((path,), (other,)))
     for leaf in leaves:
-        held = next((p for p in pairs.values() if p.reference == leaf.reference), None)
+        outer = next((p for p in pairs.values() if p.reference == leaf.reference), None)
         if leaf.candidate == ("",):
-            held = pairs[leaf.candidate]
-        if held is not None and _is_within(leaf.candidate, held.candidate[0]):
-            # Arrays of a module that has parts: torch.nn's in_proj_weight is the attention's own.
-            parameters = (*held.parameters, *leaf.parameters)
-            pairs[held.candidate] = dataclasses.replace(held, parameters=parameters)
+            outer = pairs[leaf.candidate]
+        if outer is not None and _is_within(leaf.candidate, outer.candidate[0]):
+            # The parameters belong to the outer module: torch.nn's in_proj_weight, for one, is the
+            # attention's own.
+            parameters = (*outer.parameters, *leaf.parameters)
+            pairs[outer.candidate] = dataclasses.replace(outer, parameters=parameters)
         else:
             pairs[leaf.candidate] = leaf
-    for owner in _tied_heads(counterpart, links):
-        held = next((p for p in pairs.values() if p.reference == (owner,)), None)
-        if held is not None:
-            # Their head is our product with the embedding and what comes after it: BERT's bias.
-            pairs[held.candidate] = dataclasses.replace(held, alone=False)
-        elif owner in there:
-            pairs[(TIED_HEAD,)] = Pair((TIED_HEAD,), (owner,))
-    if TIED_HEAD in there:
+    for head in _tied_heads(mapping, links):
+        outer = next((p for p in pairs.values() if p.reference == (head,)), None)
+        if outer is not None:
+            # This head does more than the product with the embedding: BERT's adds a bias.
+            pairs[outer.candidate] = dataclasses.replace(outer, can_run_isolated=False)
+        elif head in reference_paths:
+            pairs[(TIED_HEAD,)] = Pair((TIED_HEAD,), (head,))
+    if TIED_HEAD in reference_paths:
         pairs[(TIED_HEAD,)] = Pair((TIED_HEAD,), (TIED_HEAD,))
     return [
-        dataclasses.replace(pair, alone=pair.alone and not any(map(_does_more, of)))
+        dataclasses.replace(
+            pair,
+            can_run_isolated=pair.can_run_isolated
+            and not any(_does_more(reference[path]) for path in pair.reference),
+        )
         for pair in pairs.values()
-        if (of := [reference[path] for path in pair.reference])
     ]
 
 
-def _tied_heads(counterpart: ModuleMapping, links: Sequence[Link]) -> list[str]:
-    """Their modules whose matrix is the token embedding, where ours has no matrix of its own."""
+def _tied_heads(mapping: ModuleMapping, links: Sequence[Link]) -> list[str]:
+    """Returns reference modules whose matrix is the token embedding."""
     names = {name for each in links for name in each.source}
     embedding = {n for e in links if "token_embedding.embedding" in e.target for n in e.source}
     return [
         alias.rpartition(".")[0]
-        for alias, name in counterpart.aliases.items()
+        for alias, name in mapping.aliases.items()
         if name in embedding and alias not in names
     ]
 
 
 def _does_more(reference: Any) -> bool:
-    """Whether a module of theirs does something that ours leaves to the module around it.
+    """Returns whether a reference module also does work of the module around the candidate's.
 
     BLOOM's attention adds the residual stream, Gemma's embedding multiplies by its scale.
     """
@@ -126,15 +132,15 @@ def _does_more(reference: Any) -> bool:
     return "residual" in inspect.signature(reference.forward).parameters
 
 
-def _pairs_of_leaves(links: Sequence[Link], there: set[str]) -> list[Pair]:
-    """The modules that hold arrays which are linked."""
+def _pairs_of_leaves(links: Sequence[Link], reference_paths: set[str]) -> list[Pair]:
+    """Returns the pairs of modules that hold linked parameters."""
     pairs: dict[tuple[str, ...], Pair] = {}
     for each in links:
         candidate, reference = (
             tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
             for names in (each.target, each.source)
         )
-        if all(path in there for path in reference):
+        if all(path in reference_paths for path in reference):
             before = pairs.get(candidate, Pair(candidate, reference, each.rule.packing))
             parameters = (*before.parameters, *each.target)
             pairs[candidate] = dataclasses.replace(before, parameters=parameters)
@@ -142,21 +148,21 @@ def _pairs_of_leaves(links: Sequence[Link], there: set[str]) -> list[Pair]:
 
 
 def _scopes(rules: Iterable[Rule], paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The modules that rules are nested in: paths of ours, and of theirs."""
+    """Yields the candidate and reference paths of the modules that rules are nested in."""
     seen = set()
     for rule in rules:
         around = ""
         for candidate, reference in rule.scopes:
-            # A scope without a name of its own on their side is no module there.
+            # A scope that adds no name on the reference side is no module there.
             if candidate and reference != around and (candidate, reference) not in seen:
                 seen.add((candidate, reference))
-                for path, indices in _matches(candidate, paths):
-                    yield path, _fill(reference, indices)
+                for path, indices in _match_paths(candidate, paths):
+                    yield path, _fill_indices(reference, indices)
             around = reference
 
 
-def _hold_the_same(candidate: str, reference: str, leaves: Iterable[Pair]) -> bool:
-    """Whether a module of theirs holds just what ours does: BERT's attention holds a norm too."""
+def _have_same_leaves(candidate: str, reference: str, leaves: Iterable[Pair]) -> bool:
+    """Returns whether both modules hold the same parameters: BERT's attention also holds a norm."""
     return all(
         _is_within(leaf.candidate, candidate) == _is_within(leaf.reference, reference)
         for leaf in leaves
@@ -170,46 +176,39 @@ def _is_within(paths: Iterable[str], outer: str) -> bool:
 def pair_by_map(
     module: Any, names: Mapping[str, str], reference_paths: Iterable[str]
 ) -> list[Pair]:
-    """Pairs that the caller names: paths of ours to paths of theirs.
+    """Returns the pairs that the caller names, after the whole model.
+
+    Args:
+        module: the candidate.
+        names: candidate paths to reference paths.
+        reference_paths: those of all reference modules.
 
     Raises:
-        ValueError: one of them is not there; all such are listed.
+        ValueError: a path does not exist; all such paths are listed.
     """
     candidate_paths = {join_path(path) for path, _ in nnx.iter_modules(module)}
-    there = set(reference_paths)
-    problems = [
-        f"we have no {candidate}" for candidate in names if candidate not in candidate_paths
-    ]
-    problems += [
-        f"they have no {reference}" for reference in names.values() if reference not in there
-    ]
+    known = set(reference_paths)
+    problems = [f"the candidate has no {name}" for name in names if name not in candidate_paths]
+    problems += [f"the reference has no {name}" for name in names.values() if name not in known]
     if problems:
         raise ValueError("; ".join(problems))
     pairs = {"": Pair(("",), ("",))}
     return list({**pairs, **{o: Pair((o,), (t,)) for o, t in names.items()}}.values())
 
 
-def _matches(pattern: str, paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
+def _match_paths(pattern: str, paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
     compiled = re.compile(re.escape(pattern).replace(r"\*", r"(\d+)"))
     return [(path, m.groups()) for path in paths if (m := compiled.fullmatch(path))]
 
 
-def _fill(name: str, indices: Iterable[str]) -> str:
+def _fill_indices(name: str, indices: Iterable[str]) -> str:
     for index in indices:
         name = name.replace("*", index, 1)
     return name
 
 
-def _first(array: np.ndarray) -> np.ndarray:
-    return np.moveaxis(array, -1, 0)
-
-
-def _last(array: np.ndarray) -> np.ndarray:
-    return np.moveaxis(array, 0, -1)
-
-
 def parents_of(pairs: Sequence[Pair]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
-    """Of each pair the innermost pair of single modules around it."""
+    """Returns for each pair the innermost pair of single modules around it."""
     single = {
         pair.candidate[0]
         for pair in pairs
@@ -228,28 +227,31 @@ def _parent(candidate: tuple[str, ...], single: set[str]) -> tuple[str, ...] | N
     return next(((a,) for a in around if a in single and _is_within(candidate, a)), ("",))
 
 
-def in_order(
+def in_call_order(
     pairs: Sequence[Pair],
     parents: Mapping[tuple[str, ...], tuple[str, ...] | None],
     candidate: Mapping[str, Any],
     reference: Mapping[str, Any],
 ) -> list[Pair]:
-    """A parent before its parts, and these in the order of calls.
+    """Returns the pairs in the order of calls, a parent before the pairs inside it.
 
     Args:
         pairs: in any order.
         parents: see ``parents_of``.
-        candidate: the first call of each of our modules.
-        reference: the first call of each of theirs, which goes before.
+        candidate: the first call of each candidate module.
+        reference: the first call of each reference module, whose order counts first.
     """
     inside: dict[Any, list[Pair]] = {}
     for pair in pairs:
         inside.setdefault(parents[pair.candidate], []).append(pair)
 
     def place(pair: Pair) -> tuple[int, int]:
-        there = [reference[p].order for p in pair.reference if p in reference]
-        here = [candidate[p].order for p in pair.candidate if p in candidate]
-        return min(there, default=len(reference)), min(here, default=len(candidate))
+        reference_orders = [reference[p].order for p in pair.reference if p in reference]
+        candidate_orders = [candidate[p].order for p in pair.candidate if p in candidate]
+        return (
+            min(reference_orders, default=len(reference)),
+            min(candidate_orders, default=len(candidate)),
+        )
 
     def below(parent: Any) -> Iterator[Pair]:
         for pair in sorted(inside.get(parent, ()), key=place):

@@ -10,10 +10,10 @@ from flax import nnx
 from jaxformer.config import from_dict
 from jaxformer.errors import UsageError
 from jaxformer.parameters import join_path, merge
-from jaxformer.parity.matching.rotary_tables import give_tables, table_difference
+from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.matching.positions import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
 from jaxformer.parity.trace import torch_trace as torch_trace
-from jaxformer.parity.trace.reference_run import ReferenceRun
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 from jaxformer.positions import Rotary

@@ -10,7 +10,7 @@ from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.repro.modules import build_candidate, build_torch, load_state, run_reference
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import jax_trace
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, facts
 

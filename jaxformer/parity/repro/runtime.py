@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxformer.errors import CheckpointError
-from jaxformer.parity.matching.alibi_slopes import match_alibi_slopes
+from jaxformer.parity.matching.positions import match_alibi_slopes
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.report.text import scientific
 from jaxformer.parity.repro.modules import (
@@ -28,8 +28,7 @@ from jaxformer.parity.repro.modules import (
     with_weights,
 )
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import isolated_run as isolated_run
-from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parity.trace import isolated_run, jax_trace
 from jaxformer.porting.formats.readers import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -173,7 +172,7 @@ class _Candidate:
         call = repro.about["candidate"]["calls"][place]
         self.method = call["method"]
         given = repro._arrays(f"ours/{place}/arguments/")
-        self.call = jax_trace.Call(
+        self.call = jax_trace.JaxCall(
             tuple(decode(each, given) for each in call["args"]),
             {name: decode(each, given) for name, each in call["kwargs"].items()},
             0,
@@ -182,7 +181,7 @@ class _Candidate:
         self.cotangents = [cotangents[name] for name in sorted(cotangents, key=int)] or None
 
     @functools.cache  # noqa: B019
-    def outcome(self, dtype: str) -> isolated_run.Outcome:
+    def outcome(self, dtype: str) -> isolated_run.IsolatedOutcome:
         """What it does in a dtype."""
         return isolated_run.run_isolated(
             self.module, self.method, self.call, {}, cotangents=self.cotangents, dtype=dtype
@@ -192,7 +191,7 @@ class _Candidate:
 def _picked(run: _Candidate, kind: str, which: str, dtype: str) -> np.ndarray:
     outcome = run.outcome(dtype)
     if kind == "output":
-        return outcome.output[int(which)]
+        return outcome.outputs[int(which)]
     return outcome.parameter_gradients[which]
 
 

@@ -11,18 +11,19 @@ import jax
 import numpy as np
 
 from jaxformer.errors import ResourceError, UsageError
-from jaxformer.parity.matching.alibi_slopes import match_alibi_slopes
-from jaxformer.parity.matching.calls import MatchedCall, match_calls
+from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair
-from jaxformer.parity.matching.position_ids import position_ids_from_mask
-from jaxformer.parity.matching.rotary_tables import reference_tables
+from jaxformer.parity.matching.positions import (
+    match_alibi_slopes,
+    position_ids_from_mask,
+    reference_tables,
+)
 from jaxformer.parity.report.files import write_text
 from jaxformer.parity.repro.modules import encode, noted_arguments, run_reference, state_of
 from jaxformer.parity.repro.rebuilding import rebuilt_candidate, rebuilt_reference
 from jaxformer.parity.repro.runtime import FORMAT, Repro
-from jaxformer.parity.trace import jax_trace as jax_trace
-from jaxformer.parity.trace import torch_trace as torch_trace
-from jaxformer.parity.trace.reference_run import ReferenceRun
+from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.plans import Plan
@@ -123,7 +124,10 @@ def write_repro(
 
 
 def _choose(
-    path: str, reference: ReferenceRun, pairs: Sequence[Pair], calls: Mapping[str, jax_trace.Call]
+    path: str,
+    reference: ReferenceRun,
+    pairs: Sequence[Pair],
+    calls: Mapping[str, jax_trace.JaxCall],
 ) -> Pair:
     """The pair of a node, or the innermost around it that can be run by itself."""
     there = {name for name, _ in reference.module.named_modules()}
@@ -132,7 +136,7 @@ def _choose(
         for pair in pairs
         if pair.candidate != (TIED_HEAD,)
         and there.issuperset(pair.reference)
-        and match_calls(pair, calls, reference.trace)[0]
+        and not isinstance(match_calls(pair, calls, reference.trace), Unmatched)
     ]
     paths = path.split(" + ")
     around = [
@@ -156,7 +160,7 @@ class _Writing:
         self,
         reference: ReferenceRun,
         pair: Pair,
-        calls: Mapping[str, jax_trace.Call],
+        calls: Mapping[str, jax_trace.JaxCall],
         candidate: Any,
         backward: bool,
     ):
@@ -173,10 +177,12 @@ class _Writing:
             {},
         )
         first = {name: _first(call) for name, call in calls.items()}
-        met, reason = match_calls(pair, first, alone)
-        if not met:
-            raise UsageError(f"{pair.path or 'the model'} cannot be shown by itself: {reason}")
-        self.matched_call = met[0]
+        matched = match_calls(pair, first, alone)
+        if isinstance(matched, Unmatched):
+            raise UsageError(
+                f"{pair.path or 'the model'} cannot be shown by itself: " + matched.message
+            )
+        self.matched_call = matched[0]
         self.candidate_calls = [self._candidate_call(place) for place in range(len(pair.candidate))]
         self.groups: list[list[int]] = []
         self._expect(self.matched_call)
@@ -232,7 +238,7 @@ class _Writing:
     def _expect(self, matched_call: MatchedCall) -> None:
         """Their outputs and gradients, in our form."""
         for place in range(len(matched_call.candidate)):
-            for n, expected in enumerate(matched_call.answers(place)):
+            for n, expected in enumerate(matched_call.outputs(place)):
                 if expected is not None:
                     self.arrays[f"expected/{place}/output/{n}"] = expected
             if self.backward:
@@ -312,6 +318,6 @@ class _Writing:
         write_text(folder / "repro.py", script)
 
 
-def _first(call: jax_trace.Call) -> jax_trace.Call:
+def _first(call: jax_trace.JaxCall) -> jax_trace.JaxCall:
     """The first call of several."""
     return dataclasses.replace(call, later=[])

@@ -1,4 +1,4 @@
-"""One module of ours run by itself, on given inputs, its parts giving given answers."""
+"""One JAX module run by itself: given inputs, and submodules that return given outputs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from jaxformer.parity.trace import jax_trace as jax_trace
+from jaxformer.parameters import merge
+from jaxformer.parity.trace import jax_trace
+
+# Gradients of some arrays, None for zero.
+Gradients = Sequence[np.ndarray | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class ForcedOutput:
-    """What a part of a module answers in one call.
+    """The output that one call of a submodule is made to return.
 
     Attributes:
-        template: what it returned in the model.
-        arrays: the float arrays to put into it, None to keep one.
+        template: what the call returned in the whole model, of any structure.
+        arrays: the float arrays to put into the template, None to keep one.
     """
 
     template: Any
@@ -25,107 +30,116 @@ class ForcedOutput:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What one module did by itself, its parts answering with given arrays.
+class IsolatedOutcome:
+    """What an isolated run of one module gave. Submodules are named by path within the module.
 
     Attributes:
-        output: the float arrays of its result.
-        asked: of each part, call by call, the float arrays it was called with.
-        arguments: of each part, call by call, all that it was called with, by name.
+        outputs: the float arrays of its result.
+        submodule_inputs: of each submodule, call by call, the float arrays it was called with.
+        submodule_arguments: of each submodule, call by call, all its arguments by name.
         parameter_gradients: of its own parameters, by name within the module.
         input_gradients: of each float input.
-        answer_gradients: of each part, call by call, of the arrays it answered with.
+        forced_output_gradients: of each submodule, call by call, of the arrays it returned.
     """
 
-    output: list[np.ndarray]
-    asked: dict[str, list[list[np.ndarray]]]
-    arguments: dict[str, list[dict[str, Any]]]
+    outputs: list[np.ndarray]
+    submodule_inputs: dict[str, list[list[np.ndarray]]]
+    submodule_arguments: dict[str, list[dict[str, Any]]]
     parameter_gradients: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     input_gradients: list[np.ndarray] = dataclasses.field(default_factory=list)
-    answer_gradients: dict[str, list[list[np.ndarray]]] = dataclasses.field(default_factory=dict)
-
-
-Gradients = Sequence[np.ndarray | None]
+    forced_output_gradients: dict[str, list[list[np.ndarray]]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 def run_isolated(
     module: Any,
     method: str,
-    call: jax_trace.Call,
-    answers: Mapping[str, Sequence[ForcedOutput]],
+    call: jax_trace.JaxCall,
+    forced_outputs: Mapping[str, Sequence[ForcedOutput]],
     *,
     cotangents: Gradients | None = None,
-    asked_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
+    submodule_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
     dtype: str = "float64",
-) -> Outcome:
+) -> IsolatedOutcome:
     """Runs one module on given inputs, and pulls given gradients back through it.
 
     Args:
-        module: ours.
-        method: which of its methods.
+        module: the JAX module.
+        method: which of its methods to call.
         call: its arguments.
-        answers: what parts of it answer, call by call, by path within it.
-        cotangents: gradients of the output's arrays, None for zero; None runs forward only.
-        asked_cotangents: gradients of what each part is called with, call by call.
-        dtype: what all float arrays are cast to.
+        forced_outputs: what submodules return, call by call, by path within the module.
+        cotangents: gradients of the output's arrays; None runs forward only.
+        submodule_cotangents: gradients of what enters each submodule, call by call.
+        dtype: to which all float arrays are cast.
     """
-    definition, parameters, rest = jax_trace.split(module)
-    answered = tuple(f"{path}." for path in answers)
-    own = {name: p for name, p in parameters.items() if not f"{name}.".startswith(answered)}
-    parts = {name: p for name, p in parameters.items() if name not in own}
+    split: Any = nnx.split(module, nnx.Param, ...)
+    definition, _, rest = split
+    parameters = jax_trace.parameters_of(module)
+    forced = tuple(f"{path}." for path in forced_outputs)
+    own = {name: p for name, p in parameters.items() if not f"{name}.".startswith(forced)}
+    unused = {name: p for name, p in parameters.items() if name not in own}
     arguments: dict[str, list[dict[str, Any]]] = {}
 
     def cast(tree: Any) -> Any:
         return jax.tree.map(lambda a: jnp.asarray(a, dtype) if jax_trace.is_float(a) else a, tree)
 
     def pure(own: Any, inputs: Any, given: Any) -> tuple[list[Any], dict[str, list[list[Any]]]]:
-        inner = jax_trace.merge(definition, {**own, **parts}, rest)
-        asked: dict[str, list[list[Any]]] = {}
+        inner = merge(definition, {**own, **unused}, rest)
+        entered: dict[str, list[list[Any]]] = {}
 
-        def answer(
+        def return_forced(
             path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
         ) -> Any:
-            place = len(asked.get(path, ()))
-            if place >= len(answers.get(path, ())):
+            number = len(entered.get(path, ()))
+            if number >= len(forced_outputs.get(path, ())):
                 return original(*args, **kwargs)
-            asked.setdefault(path, []).append(jax_trace.floats((args, kwargs)))
-            arguments.setdefault(path, []).append(jax_trace.bound(owner, args, kwargs))
-            return jax_trace.refill(cast(answers[path][place].template), given[path][place])
+            entered.setdefault(path, []).append(jax_trace.float_arrays((args, kwargs)))
+            arguments.setdefault(path, []).append(jax_trace.bind_arguments(owner, args, kwargs))
+            template = cast(forced_outputs[path][number].template)
+            return jax_trace.refill(template, given[path][number])
 
         args, kwargs = cast(jax_trace.refill((call.args, call.kwargs), inputs))
-        with jax_trace.watched(inner, answer):
+        with jax_trace.intercept_calls(inner, return_forced):
             output = getattr(inner, method)(*args, **kwargs)
-        return jax_trace.floats(output), asked
+        return jax_trace.float_arrays(output), entered
 
-    given = {path: [list(each.arrays) for each in one] for path, one in answers.items()}
+    given = {path: [list(each.arrays) for each in calls] for path, calls in forced_outputs.items()}
     primals = cast((own, call.inputs, given))
     if cotangents is None:
-        output, asked = pure(*primals)
-        return Outcome(_numpy(output), _numpy(asked), arguments)
-    (output, asked), pull = jax.vjp(pure, *primals)
+        outputs, entered = pure(*primals)
+        return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), arguments)
+    (outputs, entered), pull = jax.vjp(pure, *primals)
 
-    def filled(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
-        padded = [*gradients, *[None] * len(arrays)]
-        return [
-            jnp.zeros_like(a) if g is None or g.shape != a.shape else jnp.asarray(g, a.dtype)
-            for a, g in zip(arrays, padded, strict=False)
-        ]
-
-    def of(path: str, place: int) -> Gradients:
-        rounds = (asked_cotangents or {}).get(path, [])
-        return rounds[place] if place < len(rounds) else []
+    def find_cotangents(path: str, number: int) -> Gradients:
+        calls = (submodule_cotangents or {}).get(path, [])
+        return calls[number] if number < len(calls) else []
 
     gradients = pull(
         (
-            filled(output, cotangents),
+            _fill_zeros(outputs, cotangents),
             {
-                path: [filled(arrays, of(path, place)) for place, arrays in enumerate(rounds)]
-                for path, rounds in asked.items()
+                path: [
+                    _fill_zeros(arrays, find_cotangents(path, number))
+                    for number, arrays in enumerate(calls)
+                ]
+                for path, calls in entered.items()
             },
         )
     )
-    return Outcome(_numpy(output), _numpy(asked), arguments, *map(_numpy, gradients))
+    return IsolatedOutcome(
+        _to_numpy(outputs), _to_numpy(entered), arguments, *map(_to_numpy, gradients)
+    )
 
 
-def _numpy(tree: Any) -> Any:
+def _fill_zeros(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
+    """Returns one gradient for each array: zero where none, or one of another shape, is given."""
+    padded = [*gradients, *[None] * len(arrays)]
+    return [
+        jnp.zeros_like(a) if g is None or g.shape != a.shape else jnp.asarray(g, a.dtype)
+        for a, g in zip(arrays, padded, strict=False)
+    ]
+
+
+def _to_numpy(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)

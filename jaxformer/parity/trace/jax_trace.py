@@ -1,4 +1,4 @@
-"""Our side: a pass with every sub-module's call noted, and single modules run on given inputs."""
+"""One pass of a JAX module with every submodule's call recorded, and copies in other dtypes."""
 
 import contextlib
 import dataclasses
@@ -14,23 +14,25 @@ from flax import nnx
 
 import jaxformer.attention
 from jaxformer.layers import Embedding
-from jaxformer.parameters import join_path, split_path
-from jaxformer.parity.trace.recorded_weights import RecordedWeights
+from jaxformer.parameters import join_path, map_parameters
+from jaxformer.parity.trace.attention import RecordedWeights
 
-# Methods that are called like modules: path of the module + name.
+# Methods that are called like modules. Their path is that of the module + the method's name.
 METHODS = {Embedding: ("attend",)}
+# Called in place of a submodule's method: (path, owner, args, kwargs, original method).
+CallHandler = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any]
 
 
 @dataclasses.dataclass
-class Call:
-    """One call of one module: its arguments as they were, and its result.
+class JaxCall:
+    """One call of one JAX module: its arguments and its result.
 
     Attributes:
-        args: positional.
-        kwargs: by name.
-        order: its place among all calls.
+        args: positional arguments.
+        kwargs: arguments by name.
+        order: its place among all calls of the pass.
         output: whatever it returned.
-        weights: of attention, if it computed such.
+        weights: of its attention, if it computed any.
         later: further calls of the same module.
     """
 
@@ -39,81 +41,86 @@ class Call:
     order: int
     output: Any = None
     weights: RecordedWeights | None = None
-    later: list["Call"] = dataclasses.field(default_factory=list)
+    later: list["JaxCall"] = dataclasses.field(default_factory=list)
 
     @property
     def inputs(self) -> list[Any]:
-        """Its float arrays, positional ones first."""
-        return floats((self.args, self.kwargs))
+        """The float arrays among the arguments, positional ones first."""
+        return float_arrays((self.args, self.kwargs))
 
     @property
     def integers(self) -> list[Any]:
-        """Its integer arrays, positional ones first."""
-        return integers((self.args, self.kwargs))
+        """The integer arrays among the arguments, positional ones first."""
+        return integer_arrays((self.args, self.kwargs))
 
     @property
     def outputs(self) -> list[Any]:
-        """The float arrays of its result."""
-        return floats(self.output)
+        """The float arrays of the result."""
+        return float_arrays(self.output)
 
     @property
-    def all(self) -> list["Call"]:
+    def all(self) -> list["JaxCall"]:
         """This call and the further ones."""
         return [self, *self.later]
 
 
-def floats(tree: Any) -> list[Any]:
-    """The float arrays of a tree, in order."""
+def float_arrays(tree: Any) -> list[Any]:
+    """Returns the float arrays of a tree, in order."""
     return [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)]
 
 
-def integers(tree: Any) -> list[Any]:
-    """The integer arrays of a tree that have an axis, in order."""
+def integer_arrays(tree: Any) -> list[Any]:
+    """Returns the integer arrays of a tree that have an axis, in order."""
     return [leaf for leaf in jax.tree.leaves(tree) if _is_integer(leaf)]
 
 
-def refill(tree: Any, arrays: Sequence[Any], which: Callable[[Any], bool] | None = None) -> Any:
-    """The tree with its float arrays replaced, as far as there are others; None keeps one."""
+def refill(
+    tree: Any, arrays: Sequence[Any], is_replaced: Callable[[Any], bool] | None = None
+) -> Any:
+    """Returns the tree with its first float arrays replaced, in order.
+
+    Args:
+        tree: any tree.
+        arrays: the replacements, None to keep one; there may be fewer than float arrays.
+        is_replaced: which leaves to replace; default those that are arrays of floats.
+    """
     waiting = list(arrays)
     leaves, structure = jax.tree.flatten(tree)
     for place, leaf in enumerate(leaves):
-        if (which or is_float)(leaf) and waiting:
+        if (is_replaced or is_float)(leaf) and waiting:
             other = waiting.pop(0)
             leaves[place] = leaf if other is None else other
     return jax.tree.unflatten(structure, leaves)
 
 
 def refill_integers(tree: Any, arrays: Sequence[Any]) -> Any:
-    """``refill`` for the integer arrays."""
+    """Returns the tree with its first integer arrays replaced; see ``refill``."""
     return refill(tree, arrays, _is_integer)
 
 
-def bound(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a module's call by the names of its parameters, defaults too."""
+def bind_arguments(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a module's call by parameter name, with defaults."""
     try:
-        found = inspect.signature(type(owner).__call__).bind(owner, *args, **kwargs)
+        bound = inspect.signature(type(owner).__call__).bind(owner, *args, **kwargs)
     except (TypeError, ValueError):
         return {}
-    found.apply_defaults()
-    return dict(found.arguments)
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
-def rebound(owner: Any, call: Call, values: Mapping[str, Any]) -> Call:
-    """The call with some of its arguments replaced, by name."""
-    found = inspect.signature(type(owner).__call__).bind(owner, *call.args, **call.kwargs)
-    found.arguments.update(values)
-    return dataclasses.replace(call, args=tuple(found.args[1:]), kwargs=dict(found.kwargs))
+def replace_arguments(owner: Any, call: JaxCall, values: Mapping[str, Any]) -> JaxCall:
+    """Returns the call with some of its arguments replaced, by parameter name."""
+    bound = inspect.signature(type(owner).__call__).bind(owner, *call.args, **call.kwargs)
+    bound.arguments.update(values)
+    return dataclasses.replace(call, args=tuple(bound.args[1:]), kwargs=dict(bound.kwargs))
 
 
 @contextlib.contextmanager
-def watched(
-    module: Any,
-    on_call: Callable[[str, Any, tuple[Any, ...], dict[str, Any], Callable[..., Any]], Any],
-) -> Iterator[None]:
-    """Sends every call of a sub-module through ``on_call(path, owner, args, kwargs, original)``."""
+def intercept_calls(module: Any, on_call: CallHandler) -> Iterator[None]:
+    """Routes every call of a submodule through ``on_call`` inside the ``with`` block."""
     paths = {id(node): join_path(path) for path, node in nnx.iter_modules(module)}
     busy: set[tuple[int, str]] = set()
-    undo: list[tuple[type, str, Any]] = []
+    replaced: list[tuple[type, str, Any]] = []
 
     def wrap(cls: type, name: str) -> None:
         original = getattr(cls, name)
@@ -125,44 +132,44 @@ def watched(
                 return original(self, *args, **kwargs)
             busy.add((id(self), name))
             try:
-                here = path if name == "__call__" else f"{path}.{name}".lstrip(".")
-                return on_call(here, self, args, kwargs, functools.partial(original, self))
+                full_path = path if name == "__call__" else f"{path}.{name}".lstrip(".")
+                return on_call(full_path, self, args, kwargs, functools.partial(original, self))
             finally:
                 busy.discard((id(self), name))
 
-        undo.append((cls, name, cls.__dict__.get(name)))
+        replaced.append((cls, name, cls.__dict__.get(name)))
         setattr(cls, name, call)
 
     for cls in {type(node) for _, node in nnx.iter_modules(module)}:
-        for name in ("__call__", *_methods(cls)):
-            # Every class has the ``__call__`` that makes its instances.
+        for name in ("__call__", *_called_methods(cls)):
+            # ``type`` has a ``__call__`` too: the one that makes instances.
             if any(name in vars(base) for base in cls.__mro__):
                 wrap(cls, name)
     try:
         yield
     finally:
-        for cls, name, before in reversed(undo):
+        for cls, name, before in reversed(replaced):
             if before is None:
                 delattr(cls, name)
             else:
                 setattr(cls, name, before)
 
 
-def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, Call], Any]:
-    """One eager pass of our model.
+def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, JaxCall], Any]:
+    """Runs ``call(module)`` eagerly and records every call of a submodule.
 
     Returns:
-        The first call of every sub-module, by path in the order of calls; and the result.
+        The first call of every submodule, by path in the order of calls; and the result.
     """
-    calls: dict[str, Call] = {}
+    calls: dict[str, JaxCall] = {}
     count = 0
-    running: list[Call] = []
+    running: list[JaxCall] = []
 
-    def note(
+    def record(
         path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
     ) -> Any:
         nonlocal count
-        made = Call(args, kwargs, count)
+        made = JaxCall(args, kwargs, count)
         count += 1
         if path in calls:
             calls[path].later.append(made)
@@ -178,15 +185,15 @@ def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, Call], Any
     core = jaxformer.attention.scaled_dot_product_attention
 
     @functools.wraps(core)
-    def see_weights(*args: Any, **kwargs: Any) -> Any:
+    def record_weights(*args: Any, **kwargs: Any) -> Any:
         result = core(*args, **kwargs)
         if running and running[-1].weights is None:
             running[-1].weights = RecordedWeights.of(np.asarray(result[1]))
         return result
 
-    jaxformer.attention.scaled_dot_product_attention = see_weights
+    jaxformer.attention.scaled_dot_product_attention = record_weights
     try:
-        with watched(module, note):
+        with intercept_calls(module, record):
             result = call(module)
     finally:
         jaxformer.attention.scaled_dot_product_attention = core
@@ -194,69 +201,57 @@ def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, Call], Any
 
 
 def in_dtype(module: Any, dtype: str | None) -> Any:
-    """A copy of the module in evaluation mode, its floats cast unless the dtype is None."""
-    definition, parameters, rest = split(module)
-    cast = functools.partial(
-        jax.tree.map, lambda a: a.astype(dtype) if dtype and is_float(a) else a
+    """Returns a copy in evaluation mode, its float arrays cast unless the dtype is None."""
+    definition, state = nnx.split(module)
+    copied = nnx.merge(
+        definition,
+        jax.tree.map(lambda a: a.astype(dtype) if dtype and is_float(a) else a, state),
     )
-    copied = merge(definition, cast(parameters), cast(rest))
     copied.eval()
     return copied
 
 
 def with_parameters(module: Any, parameters: Mapping[str, np.ndarray]) -> Any:
-    """A copy of the module with some of its parameters replaced."""
-    definition, own, rest = split(module)
-    replaced = {name: jnp.asarray(parameters.get(name, value)) for name, value in own.items()}
-    return merge(definition, replaced, rest)
+    """Returns a copy of the module with the given parameters, by path, replaced."""
+    return map_parameters(
+        module,
+        lambda own: {n: jnp.asarray(parameters.get(n, value)) for n, value in own.items()},
+    )
 
 
 def resolve(module: Any, path: str) -> tuple[Any, str]:
-    """The module at a path, and the method to call: a path may end in one of ``METHODS``."""
-    here = module
+    """Returns the module at a path, and the method to call: a path may end in a called method."""
+    node = module
     parts = path.split(".") if path else []
     for place, part in enumerate(parts):
-        if place == len(parts) - 1 and part in _methods(type(here)):
-            return here, part
-        here = here[int(part)] if part.isdigit() else getattr(here, part)
-    return here, "__call__"
+        if place == len(parts) - 1 and part in _called_methods(type(node)):
+            return node, part
+        node = node[int(part)] if part.isdigit() else getattr(node, part)
+    return node, "__call__"
 
 
 def parameters_of(module: Any) -> dict[str, Any]:
-    """The module's parameters by path; it may have other state beside them."""
-    return split(module)[1]
+    """Returns the module's parameters by path; the module may hold other state too."""
+    state = nnx.to_flat_state(nnx.state(module, nnx.Param))
+    return {join_path(path): variable[...] for path, variable in state}
 
 
 def dtype_of(module: Any) -> str:
-    """The dtype of the first of its parameters; float32 where it has none."""
+    """Returns the dtype of the module's first parameter, or float32 if it has none."""
     for value in parameters_of(module).values():
         return str(value.dtype)
     return "float32"
 
 
-def _methods(cls: type) -> tuple[str, ...]:
-    return next((names for base, names in METHODS.items() if issubclass(cls, base)), ())
-
-
-def split(module: Any) -> tuple[Any, dict[str, Any], Any]:
-    """Without its arrays; its parameters by path; and what other state it has."""
-    diverged: Any = nnx.split(module, nnx.Param, ...)
-    definition, state, rest = diverged
-    flat: Any = nnx.to_flat_state(state)
-    return definition, {join_path(p): variable[...] for p, variable in flat}, rest
-
-
-def merge(definition: Any, parameters: Mapping[str, Any], rest: Any) -> Any:
-    """What ``split`` took apart, with these parameters."""
-    flat: Any = {split_path(name): value for name, value in parameters.items()}
-    return nnx.merge(definition, nnx.from_flat_state(flat), rest)
-
-
 def is_float(leaf: Any) -> bool:
-    """Whether it is an array of floats."""
+    """Returns whether a leaf is an array of floats."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _is_integer(leaf: Any) -> bool:
     is_known = hasattr(leaf, "dtype") and not isinstance(leaf, jax.core.Tracer)
     return is_known and jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim > 0
+
+
+def _called_methods(cls: type) -> tuple[str, ...]:
+    return next((names for base, names in METHODS.items() if issubclass(cls, base)), ())

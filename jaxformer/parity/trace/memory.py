@@ -1,19 +1,19 @@
-"""Memory that was freed and is still held."""
+"""Returning freed memory to the system between the passes of large models."""
 
 import ctypes
 import sys
 
-# How many parameters a model has that memory has to be kept for, and how many a notable one of its
-# arrays.
+# Numbers of parameters: of a model for which memory must be saved, and of one of its arrays that is
+# worth a call of ``malloc_trim``.
 LARGE, NOTABLE = 1 << 24, 1 << 20
 
 
 def release(size: int, least: int = LARGE) -> None:
-    """Gives freed memory back to the system, where it is of more than ``least`` numbers.
+    """Returns freed memory to the system if it held more than ``least`` numbers.
 
-    glibc keeps what was freed in arrays of up to 32 MB, and has no use for it where the next array
-    is aligned and just as large. A model in float64 is many of these: of GPT-2 it would hold two
-    copies while a third is made.
+    glibc keeps freed arrays of up to 32 MB, and cannot reuse them where the next array is aligned
+    and just as large. A model in float64 is many such arrays: of GPT-2, two copies would stay in
+    memory while a third is made.
     """
     if size <= least or sys.platform != "linux":
         return

@@ -1,8 +1,9 @@
-"""Tokens whose numbers nobody uses, of which each code base has its own way.
+"""Finds tokens whose values nobody uses: padding, and queries that may attend to no key.
 
-Padding is what no query may attend to: nothing of it reaches another token, and what comes out of
-it is thrown away. OPT, for one, counts its positions by the mask and gives all of the padding the
-row before the first. A query that may attend to nothing at all gives zeros here, means there.
+A token is padding if no query may attend to it: its values reach no other token, and its own output
+is thrown away. Code bases treat it differently, and none is wrong: OPT derives position ids from
+the mask and gives all padding the row before the first. The attention of a query that may attend to
+no key is zero in one code base, a mean in another.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,19 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.trace.torch_recorder import Call
+from jaxformer.parity.trace.torch_recorder import TorchCall
 
-# Of each shape (B, T) of tokens, which of them are padding.
+# By shape (B, T) of tokens: a boolean array of it, True for padding.
 Padding = Mapping[tuple[int, ...], np.ndarray]
 
 
-def padding_of(calls: Iterable[Call]) -> Padding:
-    """Which tokens no attention of a pass may look at; of a batch of one, those of every row.
+def find_padding(calls: Iterable[TorchCall]) -> Padding:
+    """Returns which tokens no attention of a pass may look at.
 
-    Attention that leaves out a token itself, as it does all others, says nothing about it.
+    The shape (1, T) gets the tokens that are padding in every row. An attention in which tokens may
+    not look at themselves does not show whether the last token is padding.
 
     Args:
-        calls: of attentions, with what each query was allowed.
+        calls: of the pass; those of attentions say what each query was allowed.
     """
     states = [state for call in calls for each in call.all for state in each.allowed]
     found: dict[tuple[int, ...], np.ndarray] = {}
@@ -41,8 +43,8 @@ def padding_of(calls: Iterable[Call]) -> Padding:
     return partly
 
 
-def idle_queries(call: Call) -> np.ndarray | None:
-    """Which queries (B, T) may attend to no key in an attention of the call, if any."""
+def idle_queries(call: TorchCall) -> np.ndarray | None:
+    """Returns which queries (B, T) of a call may attend to no key; None if all may."""
     found: Any = None
     for state in call.allowed:
         idle = (state < 0).all(axis=(1, 3))
@@ -51,18 +53,20 @@ def idle_queries(call: Call) -> np.ndarray | None:
     return found
 
 
-def of_tokens(array: np.ndarray, padding: Padding, idle: np.ndarray | None = None) -> np.ndarray:
-    """An array (B, T, ...) without its rows of padding and of idle queries; any other as it is."""
+def drop_unused_tokens(
+    array: np.ndarray, padding: Padding, idle: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns the used rows (n, ...) of an array (B, T, ...); one of other shape unchanged."""
     rows = padding.get(array.shape[:2])
     if idle is not None and idle.shape == array.shape[:2]:
         rows = idle if rows is None else rows | idle
     return array if rows is None else array[~rows]
 
 
-def pulled_back(
-    cotangents: Sequence[np.ndarray], calls: Iterable[Call], padding: Padding
+def mask_cotangents(
+    cotangents: Sequence[np.ndarray], calls: Iterable[TorchCall], padding: Padding
 ) -> list[np.ndarray]:
-    """Gradients of outputs (B, T, ...) or (T, B, ...), zero where nobody uses the output."""
+    """Returns gradients of outputs (B, T, ...) or (T, B, ...), set to zero for unused tokens."""
     idle = [rows for call in calls if (rows := idle_queries(call)) is not None]
     result = []
     for cotangent in cotangents:

@@ -1,4 +1,4 @@
-"""What passes through their modules while they run."""
+"""Records the calls of PyTorch modules while a model runs, with hooks on each module."""
 
 import contextlib
 import dataclasses
@@ -9,30 +9,31 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.trace import torch_values
-from jaxformer.parity.trace.recorded_weights import RecordedWeights
+from jaxformer.parity.trace.attention import RecordedWeights, attention_scores
 
-# Methods that are called like modules, as in torch_ref: path of the module + name.
+# Methods that are called like modules (as in torch_ref): path of the module + name.
 METHODS = ("attend",)
-# Scores below the first are blocked, above the second allowed: masks add or fill in -1e9, the
-# least number of the dtype, or minus infinity, and some old ones -1e4, as a real score might be.
+# Scores below BLOCKED are masked out, above ALLOWED they are not: masks add or fill in -1e9, the
+# dtype's minimum, or minus infinity, and some old ones -1e4, which a real score might also be.
 BLOCKED, ALLOWED = -1e8, -5e3
 
 
 @dataclasses.dataclass
-class Call:
-    """One call of one module.
+class TorchCall:
+    """One call of one PyTorch module.
 
     Attributes:
-        order: its place among all calls.
+        order: its place among all calls of the pass.
         inputs: its float arrays, positional ones first.
-        identities: of each input, a number that two have alike if they are one tensor.
+        identities: of each input, a number that is equal for inputs that are one tensor.
         integers: its integer arrays, positional ones first.
-        positions: of its tokens, where they were given by this name.
+        positions: its argument ``position_ids``, if there was one.
         outputs: the float arrays of its result.
-        input_gradients: of each input, through this call alone; None where it has none to give.
+        input_gradients: of each input, through this call alone; None where it needs no gradient.
         output_gradients: of each output; None without a backward pass.
-        weights: of attention, if it computed such.
-        allowed: who may attend to whom, of each attention that it computed.
+        weights: of its attention, if it computed any.
+        allowed: of each attention in it, (B, N, T, S): 1 where a query may attend to a key, -1
+            where it may not, 0 where the score does not tell.
         later: further calls of the same module.
     """
 
@@ -46,16 +47,16 @@ class Call:
     output_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
     weights: RecordedWeights | None = None
     allowed: list[np.ndarray] = dataclasses.field(default_factory=list)
-    later: list["Call"] = dataclasses.field(default_factory=list)
+    later: list["TorchCall"] = dataclasses.field(default_factory=list)
 
     @property
-    def all(self) -> list["Call"]:
+    def all(self) -> list["TorchCall"]:
         """This call and the further ones."""
         return [self, *self.later]
 
 
 def modules_of(module: Any) -> dict[str, Any]:
-    """All modules by path, and by path and name those that have methods called like modules."""
+    """Returns all modules by path, and by path + name the owners of methods called like modules."""
     found = {}
     for path, inner in module.named_modules():
         found[path] = inner
@@ -66,13 +67,13 @@ def modules_of(module: Any) -> dict[str, Any]:
 
 
 def owner_of(path: str, module: Any) -> str:
-    """The path of the module, where a path of ``modules_of`` ends in one of its methods."""
+    """Returns the path of the module itself, also where ``path`` is that of a called method."""
     owner, _, name = path.rpartition(".")
     return owner if name in METHODS and callable(getattr(module, name, None)) else path
 
 
 def tied_parameters(modules: Mapping[str, Any], kept: Container[str]) -> dict[str, list[str]]:
-    """The parameters that are used in several places, by the path of those that are kept."""
+    """Returns, by path of each kept module, its parameters that other modules use too."""
     holders: dict[int, list[tuple[str, str]]] = {}
     for path, inner in modules.items():
         for leaf, parameter in inner._parameters.items():
@@ -86,36 +87,16 @@ def tied_parameters(modules: Mapping[str, Any], kept: Container[str]) -> dict[st
     return tied
 
 
-def _scores(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """What ``scaled_dot_product_attention`` takes the softmax of."""
-    torch = torch_values.require_torch()
-    if enable_gqa:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    scores = query @ key.transpose(-2, -1)
-    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if attn_mask is None:
-        return scores
-    if attn_mask.dtype == torch.bool:
-        return scores.masked_fill(~attn_mask, -torch.inf)
-    return scores + attn_mask
+class CallRecorder:
+    """Records the calls of modules, and in a backward pass their gradients.
 
-
-class Watcher:
-    """Notes what passes through modules while they run.
+    Args:
+        backward: whether a backward pass follows.
+        tied: names of tied parameters by the path of a module that uses them.
+        copying: whether to copy arrays; otherwise they share memory with the tensors.
 
     Attributes:
-        calls: the first of every module.
+        calls: the first call of every module, by path.
         shares: of tied parameters, the gradient that came through each of their modules.
     """
 
@@ -123,57 +104,59 @@ class Watcher:
         self.backward = backward
         self.tied = tied
         self.copying = copying
-        # What was noted without a copy, and how often it had been written to.
-        self.noted: list[tuple[Any, int]] = []
-        self.calls: dict[str, Call] = {}
+        # Tensors recorded without a copy, and how often each had been written to by then.
+        self.uncopied: list[tuple[Any, int]] = []
+        self.calls: dict[str, TorchCall] = {}
         self.shares: dict[str, np.ndarray] = {}
         self.count = 0
-        self.running: list[Call] = []
+        self.running: list[TorchCall] = []
 
     def array(self, tensor: Any) -> np.ndarray:
-        """A tensor's numbers, where possible without a copy: activations are many."""
+        """Returns a tensor as an array, without a copy where possible: activations are large."""
         if self.copying:
             return torch_values.array(tensor)
-        self.noted.append((tensor, tensor._version))
+        self.uncopied.append((tensor, tensor._version))
         return torch_values.view(tensor)
 
-    def is_whole(self) -> bool:
-        """Whether nothing that was noted has been written to since; asked once, at the end."""
-        whole = all(tensor._version == version for tensor, version in self.noted)
-        # Tensors hold their hooks, and these the watcher.
-        self.noted.clear()
-        return whole
+    def is_intact(self) -> bool:
+        """Returns whether no recorded tensor was overwritten later; call it once, at the end."""
+        intact = all(tensor._version == version for tensor, version in self.uncopied)
+        # Tensors hold their hooks, and the hooks hold the recorder.
+        self.uncopied.clear()
+        return intact
 
-    def _put(self, gradients: list[np.ndarray | None], place: int, gradient: Any) -> None:
+    def _store(self, gradients: list[np.ndarray | None], place: int, gradient: Any) -> None:
         gradients[place] = self.array(gradient)
 
     @contextlib.contextmanager
-    def watching(self, modules: Mapping[str, Any]) -> Iterator[None]:
-        """Notes the calls of these modules."""
+    def recording(self, modules: Mapping[str, Any]) -> Iterator[None]:
+        """Records the calls of these modules inside the ``with`` block."""
         with contextlib.ExitStack() as stack:
             for path, module in modules.items():
                 if owner_of(path, module) != path:
                     name = path.rpartition(".")[2]
-                    stack.enter_context(self._watching_method(path, module, name))
+                    stack.enter_context(self._recording_method(path, module, name))
                     continue
-                enter, leave = (functools.partial(f, path) for f in (self._enter, self._leave))
-                before = module.register_forward_pre_hook(enter, with_kwargs=True)
-                after = module.register_forward_hook(leave, with_kwargs=True, always_call=True)
-                stack.callback(before.remove)
-                stack.callback(after.remove)
+                before = functools.partial(self._before_call, path)
+                after = functools.partial(self._after_call, path)
+                for handle in (
+                    module.register_forward_pre_hook(before, with_kwargs=True),
+                    module.register_forward_hook(after, with_kwargs=True, always_call=True),
+                ):
+                    stack.callback(handle.remove)
             yield
 
     @contextlib.contextmanager
-    def _watching_method(self, path: str, module: Any, name: str) -> Iterator[None]:
+    def _recording_method(self, path: str, module: Any, name: str) -> Iterator[None]:
         original = getattr(module, name)
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self._enter(path, module, args, kwargs)
+            args, kwargs = self._before_call(path, module, args, kwargs)
             output = None
             try:
                 output = original(*args, **kwargs)
             finally:
-                self._leave(path, module, args, kwargs, output)
+                self._after_call(path, module, args, kwargs, output)
             return output
 
         vars(module)[name] = method
@@ -182,8 +165,8 @@ class Watcher:
         finally:
             del vars(module)[name]
 
-    def _enter(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
-        made = Call(self.count)
+    def _before_call(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
+        made = TorchCall(self.count)
         self.count += 1
         self.running.append(made)
         if path in self.calls:
@@ -192,16 +175,16 @@ class Watcher:
             self.calls[path] = made
         for leaf in self.tied.get(path, ()):
             own = module._parameters[leaf]
-            # Its gradient is what comes through this module alone.
+            # An alias collects the gradient that comes through this module alone.
             module._parameters[leaf] = self._share(f"{path}.{leaf}", own)
         if torch_values.is_integer(kwargs.get("position_ids")):
             made.positions = self.array(kwargs["position_ids"])
         return (
-            tuple(self._note(made, value) for value in args),
-            {name: self._note(made, value) for name, value in kwargs.items()},
+            tuple(self._record_argument(made, value) for value in args),
+            {name: self._record_argument(made, value) for name, value in kwargs.items()},
         )
 
-    def _leave(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _after_call(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         made = self.running.pop()
         for leaf in self.tied.get(path, ()):
             module._parameters[leaf] = module._parameters[leaf].aliased
@@ -211,18 +194,18 @@ class Watcher:
             if not self.backward:
                 continue
             if not value.requires_grad:
-                # What theirs cuts off is asked for too, so that it can be seen who cut it.
+                # A gradient that stops here is recorded too, to show which module stops it.
                 value.requires_grad_()
             made.output_gradients[-1] = np.broadcast_to(0.0, tuple(value.shape))
             place = len(made.outputs) - 1
-            value.register_hook(functools.partial(self._put, made.output_gradients, place))
+            value.register_hook(functools.partial(self._store, made.output_gradients, place))
 
-    def _note(self, made: Call, value: Any) -> Any:
-        """Notes one argument; of a float array that has a gradient an alias goes in."""
+    def _record_argument(self, made: TorchCall, value: Any) -> Any:
+        """Records one argument, and returns it, or an alias of it if it needs a gradient."""
         if type(value) in (tuple, list):
-            return type(value)(self._note(made, inner) for inner in value)
+            return type(value)(self._record_argument(made, inner) for inner in value)
         if type(value) is dict:
-            return {name: self._note(made, inner) for name, inner in value.items()}
+            return {name: self._record_argument(made, inner) for name, inner in value.items()}
         if torch_values.is_integer(value):
             made.integers.append(self.array(value))
         if not torch_values.is_float(value):
@@ -235,11 +218,11 @@ class Watcher:
         place = len(made.inputs) - 1
         made.input_gradients[place] = np.broadcast_to(0.0, tuple(value.shape))
         alias = value.view_as(value)
-        alias.register_hook(functools.partial(self._put, made.input_gradients, place))
+        alias.register_hook(functools.partial(self._store, made.input_gradients, place))
         return alias
 
     def _share(self, name: str, parameter: Any) -> Any:
-        # A leaf of its own: the sum of all shares is not asked for, and would be one more array.
+        # A leaf of its own: nobody needs the sum of all shares, which would be one more array.
         alias = parameter.detach().requires_grad_()
         alias.aliased = parameter
 
@@ -253,8 +236,8 @@ class Watcher:
         return alias
 
     @contextlib.contextmanager
-    def seeing_weights(self) -> Iterator[None]:
-        """Notes the softmax of attentions."""
+    def recording_attention(self) -> Iterator[None]:
+        """Records attention weights and masks, from every softmax inside the ``with`` block."""
         torch = torch_values.require_torch()
         functional = torch.nn.functional
         owners = ((functional, "softmax"), (torch, "softmax"), (torch.Tensor, "softmax"))
@@ -262,33 +245,36 @@ class Watcher:
         fused = functional.scaled_dot_product_attention
         busy = False
 
-        def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def softmax(scores: Any, *args: Any, **kwargs: Any) -> Any:
                 nonlocal busy
-                # One calls another.
+                # One of these functions calls another.
                 outermost, busy = not busy, True
                 try:
                     result = original(scores, *args, **kwargs)
                 finally:
                     busy = not outermost
                 if outermost:
-                    self._see(scores, result)
+                    self._record_attention(scores, result)
                 return result
 
             return softmax
 
         @functools.wraps(fused)
-        def attention(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        def attention(
+            query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+            *args: Any, **kwargs: Any,
+        ) -> Any:  # fmt: skip
             if query.dim() == 4:
                 with torch.no_grad():
-                    scores = _scores(query, key, *args, **kwargs)
-                    self._see(scores, saved[1](scores, -1))
-            return fused(query, key, *args, **kwargs)
+                    scores = attention_scores(query, key, attn_mask, *args, **kwargs)
+                    self._record_attention(scores, saved[1](scores, -1))
+            return fused(query, key, value, attn_mask, dropout_p, *args, **kwargs)
 
         try:
             for (owner, name), original in zip(owners, saved, strict=True):
-                setattr(owner, name, watch(original))
+                setattr(owner, name, wrap(original))
             functional.scaled_dot_product_attention = attention
             yield
         finally:
@@ -296,7 +282,7 @@ class Watcher:
             for (owner, name), original in zip(owners, saved, strict=True):
                 setattr(owner, name, original)
 
-    def _see(self, scores: Any, weights: Any) -> None:
+    def _record_attention(self, scores: Any, weights: Any) -> None:
         if not self.running or weights.dim() != 4:
             return
         made = self.running[-1]

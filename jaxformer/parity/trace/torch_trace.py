@@ -1,4 +1,4 @@
-"""Their side: one pass, with every sub-module's inputs, outputs and gradients."""
+"""One pass of a PyTorch model, with the inputs, outputs and gradients of every submodule."""
 
 import contextlib
 import dataclasses
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.trace.memory import NOTABLE, release
-from jaxformer.parity.trace.padding import Padding, padding_of, pulled_back
+from jaxformer.parity.trace.padding import Padding, find_padding, mask_cotangents
 from jaxformer.parity.trace.torch_recorder import (
-    Call,
-    Watcher,
+    CallRecorder,
+    TorchCall,
     modules_of,
     owner_of,
     tied_parameters,
@@ -30,24 +30,24 @@ from jaxformer.parity.trace.torch_values import (
 )
 
 __all__ = [
-    "Call", "Trace", "as_numpy", "everything_in_float64", "first_float", "in_dtype",
+    "TorchCall", "Trace", "as_numpy", "everything_in_float64", "first_float", "in_dtype",
     "in_float64", "in_narrow", "modules_of", "require_torch", "run",
 ]  # fmt: skip
 
 
 @dataclasses.dataclass
 class Trace:
-    """All that one pass of their model showed.
+    """What one pass of a PyTorch model gave.
 
     Attributes:
-        calls: the first of every module, by path, in the order of calls.
-        outputs: of the whole model, its float arrays.
-        gradients: of every parameter, by name; of a tied one under each of its names what came
-            through the module of that name. Empty without a backward pass.
-        padding: which tokens no attention may look at; empty where masks were not noted.
+        calls: the first call of every module, by path, in the order of calls.
+        outputs: the float arrays of the whole model's result.
+        gradients: of every parameter, by name; a tied parameter has under each of its names the
+            gradient that came through the module of that name. Empty without a backward pass.
+        padding: which tokens no attention may look at; empty where masks were not recorded.
     """
 
-    calls: dict[str, Call]
+    calls: dict[str, TorchCall]
     outputs: list[np.ndarray]
     gradients: dict[str, np.ndarray]
     padding: Padding = dataclasses.field(default_factory=dict)
@@ -63,37 +63,39 @@ def run(
     weights: bool = True,
     again: Callable[[], Any] | None = None,
 ) -> Trace:
-    """One pass of their model.
+    """Runs a PyTorch model once and records the calls of its modules.
 
     Args:
-        module: theirs, in the dtype to run in.
-        inputs: theirs.
-        call: how it is called.
-        cotangents: from the outputs, what to pull back through the model; None for no backward.
-            Of padding, and of queries that may attend to no key, nothing is pulled back.
-        keep: which modules to look at, by path.
-        weights: whether to note the weights and masks of attentions.
-        again: makes another copy of the module. Where it is given this one is used up: a weight is
-            let go once its gradient is known, as the two together are the most there ever is.
+        module: the model, in the dtype to run in.
+        inputs: its positional arguments: arrays, tensors, None.
+        call: how to call it, given it and its inputs.
+        cotangents: makes from the outputs the gradients to pull back; None for no backward pass.
+            They are set to zero for padding and for queries that may attend to no key.
+        keep: which modules to record, by path.
+        weights: whether to record the weights and masks of attentions.
+        again: makes another copy of the module. If given, ``module`` is used up: each weight is
+            freed once its gradient is known, because both together are the peak of memory.
     """
     args = (inputs, call, cotangents, keep, weights)
-    with contextlib.nullcontext() if again is None else _used_up(module):
-        trace, is_whole = _run(module, *args, copying=False)
-    # Where a module wrote over what was noted the notes must be copies.
-    return trace if is_whole else _run(again() if again else module, *args, copying=True)[0]
+    with contextlib.nullcontext() if again is None else _freeing_weights(module):
+        trace, is_intact = _run_once(module, *args, copying=False)
+    if is_intact:
+        return trace
+    # A module overwrote recorded tensors in place, so the records must be copies.
+    return _run_once(again() if again else module, *args, copying=True)[0]
 
 
 @contextlib.contextmanager
-def _used_up(module: Any) -> Iterator[None]:
-    """While it lasts, weights whose gradients have been summed up are let go."""
+def _freeing_weights(module: Any) -> Iterator[None]:
+    """Frees each weight once its gradient is complete, inside the ``with`` block."""
     empty = require_torch().empty(0)
 
-    def let_go(parameter: Any) -> None:
+    def free(parameter: Any) -> None:
         size = parameter.numel()
         parameter.data = empty.to(parameter.dtype)
         release(size, NOTABLE)
 
-    hooks = [p.register_post_accumulate_grad_hook(let_go) for p in module.parameters()]
+    hooks = [p.register_post_accumulate_grad_hook(free) for p in module.parameters()]
     try:
         yield
     finally:
@@ -101,7 +103,7 @@ def _used_up(module: Any) -> Iterator[None]:
             hook.remove()
 
 
-def _run(
+def _run_once(
     module: Any,
     inputs: Sequence[Any],
     call: Callable[[Any, Sequence[Any]], Any],
@@ -111,12 +113,12 @@ def _run(
     *,
     copying: bool,
 ) -> tuple[Trace, bool]:
-    """One pass, and whether all that was noted is as it was when it was noted."""
+    """Returns one pass, and whether all recorded arrays still hold what was recorded."""
     torch = require_torch()
     backward = cotangents is not None
     modules = modules_of(module)
     kept = {path: m for path, m in modules.items() if keep(owner_of(path, m))}
-    watcher = Watcher(backward, tied_parameters(modules, kept) if backward else {}, copying)
+    recorder = CallRecorder(backward, tied_parameters(modules, kept) if backward else {}, copying)
     tensors = [tensor(x) if isinstance(x, np.ndarray) else x for x in inputs]
     if backward:
         for leaf in [*tensors, *module.parameters()]:
@@ -124,32 +126,32 @@ def _run(
                 leaf.requires_grad_()
     module.zero_grad(set_to_none=True)
     with (
-        watcher.watching(kept),
-        watcher.seeing_weights() if weights else contextlib.nullcontext(),
+        recorder.recording(kept),
+        recorder.recording_attention() if weights else contextlib.nullcontext(),
         torch.enable_grad() if backward else torch.no_grad(),
-        _every_module_called(),
+        _without_fast_path(),
     ):
         results = floats(call(module, tensors))
-        outputs = [watcher.array(value) for value in results]
+        outputs = [recorder.array(value) for value in results]
         if cotangents is not None:
-            calls = watcher.calls.values()
-            wanted = pulled_back(cotangents(outputs), calls, padding_of(calls))
+            calls = recorder.calls.values()
+            wanted = mask_cotangents(cotangents(outputs), calls, find_padding(calls))
             pulled = zip(results, wanted, strict=False)
             pairs = [(f, torch.as_tensor(c).to(f.dtype)) for f, c in pulled if f.requires_grad]
             torch.autograd.backward([f for f, _ in pairs], [c for _, c in pairs])
-    gradients = dict(watcher.shares)
-    tied = {f"{path}.{leaf}" for path, leaves in watcher.tied.items() for leaf in leaves}
+    gradients = dict(recorder.shares)
+    tied = {f"{path}.{leaf}" for path, leaves in recorder.tied.items() for leaf in leaves}
     for name, parameter in module.named_parameters():
         if parameter.grad is not None and name not in tied:
-            gradients[name] = watcher.array(parameter.grad)
+            gradients[name] = recorder.array(parameter.grad)
         parameter.grad = None
-    padding = padding_of(watcher.calls.values())
-    return Trace(watcher.calls, outputs, gradients, padding), watcher.is_whole()
+    padding = find_padding(recorder.calls.values())
+    return Trace(recorder.calls, outputs, gradients, padding), recorder.is_intact()
 
 
 @contextlib.contextmanager
-def _every_module_called() -> Iterator[None]:
-    """Without gradients torch.nn's encoder would go past its own modules."""
+def _without_fast_path() -> Iterator[None]:
+    """Makes torch.nn's encoder call its submodules, which it skips where no gradient is needed."""
     mha = require_torch().backends.mha
     saved = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)

@@ -1,6 +1,6 @@
-"""Their numbers: tensors as arrays, models and inputs in other precisions.
+"""Tensors as numpy arrays, and PyTorch models and inputs in other precisions.
 
-This package is where torch may be imported; it comes with the extra ``torch``.
+torch comes with the extra ``torch`` and is imported only inside functions, by ``require_torch``.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from jaxformer.porting.formats.arrays import tensors_of
 
 
 def require_torch() -> Any:
-    """The torch package.
+    """Imports and returns the torch package.
 
     Raises:
         UsageError: it is not installed; the message names the extra.
@@ -32,7 +32,7 @@ def require_torch() -> Any:
 
 
 def in_float64(module: Any) -> Any:
-    """A copy of a module with the same numbers in float64, in evaluation mode."""
+    """Returns a copy of a module with the same numbers in float64, in evaluation mode."""
     torch = require_torch()
     wide = copy.deepcopy(module).double().eval()
     for inner in wide.modules():
@@ -43,7 +43,7 @@ def in_float64(module: Any) -> Any:
 
 
 def in_narrow(module: Any, dtype: str) -> Any:
-    """A copy of a module in the dtype that it is used in, in evaluation mode."""
+    """Returns a copy of a module in the dtype that it is used in, in evaluation mode."""
     torch = require_torch()
     narrow = copy.deepcopy(module)
     # transformers keeps rotary frequencies in float32: in bfloat16 all angles would be wrong.
@@ -57,11 +57,10 @@ def in_narrow(module: Any, dtype: str) -> Any:
 
 @contextlib.contextmanager
 def everything_in_float64() -> Iterator[None]:
-    """Makes float32 mean float64 to whoever asks torch for it.
+    """Makes ``torch.float32`` mean float64, for the whole process, inside the ``with`` block.
 
-    Models raise themselves to float32 inside (norms, softmax, rotary tables), which in float64
-    lowers them, and integers become floats of the default dtype. This is for the exact run alone;
-    it holds for the whole process while it lasts.
+    Models cast to float32 inside (norms, softmax, rotary tables), which would lower the precision
+    of a float64 run, and integers become floats of the default dtype. Only the exact run uses this.
     """
     torch = require_torch()
     saved = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
@@ -76,12 +75,12 @@ def everything_in_float64() -> Iterator[None]:
 
 
 def as_numpy(value: Any) -> Any:
-    """A tensor as an array; anything else as it is."""
+    """Returns a tensor as an array, anything else unchanged."""
     return array(value) if hasattr(value, "untyped_storage") else value
 
 
 def in_dtype(inputs: Sequence[Any], dtype: str) -> list[Any]:
-    """Inputs with their floats in another dtype."""
+    """Returns inputs with their float arrays in another dtype."""
     wanted = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     return [
         x.astype(wanted) if isinstance(x, np.ndarray) and _is_float_dtype(x.dtype) else x
@@ -90,7 +89,7 @@ def in_dtype(inputs: Sequence[Any], dtype: str) -> list[Any]:
 
 
 def first_float(output: Any) -> Any:
-    """The first float tensor of a result: a model's logits, however it wraps them."""
+    """Returns a model's logits: the first float tensor of its result."""
     return output.logits if hasattr(output, "logits") else floats(output)[0]
 
 
@@ -99,12 +98,12 @@ def _is_float_dtype(dtype: np.dtype) -> bool:
 
 
 def is_float(value: Any) -> bool:
-    """Whether it is a tensor of floats."""
+    """Returns whether a value is a tensor of floats."""
     return hasattr(value, "untyped_storage") and value.dtype.is_floating_point
 
 
 def is_integer(value: Any) -> bool:
-    """Whether it is a tensor of integers."""
+    """Returns whether a value is a tensor of integers."""
     return (
         hasattr(value, "untyped_storage")
         and not value.dtype.is_floating_point
@@ -113,11 +112,11 @@ def is_integer(value: Any) -> bool:
 
 
 def floats(value: Any) -> list[Any]:
-    """The float tensors of a result, in order, however it is nested."""
+    """Returns the float tensors of a nested result, in order."""
     if is_float(value):
         return [value]
     if type(value) is dict:
-        # JAX takes them in the order of their names.
+        # In the order of names, as in a JAX tree.
         value = [value[name] for name in sorted(value)]
     elif isinstance(value, dict):
         value = list(value.values())
@@ -127,16 +126,16 @@ def floats(value: Any) -> list[Any]:
 
 
 def tensor(array: np.ndarray) -> Any:
-    """An array as a tensor."""
+    """Returns a copy of an array as a tensor."""
     torch = require_torch()
-    # A copy: it may be a view that must not be written to.
+    # The array may be a view that must not be written to.
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))
 
 
 def view(tensor: Any) -> np.ndarray:
-    """The numbers of a tensor, shared with it where it is in the processor's memory."""
+    """Returns a tensor as an array that shares its memory if it is in host memory."""
     tensor = tensor.detach().cpu()
     if str(tensor.dtype) == "torch.bfloat16":
         return tensor.view(require_torch().int16).numpy().view(ml_dtypes.bfloat16)
@@ -144,5 +143,5 @@ def view(tensor: Any) -> np.ndarray:
 
 
 def array(tensor: Any) -> np.ndarray:
-    """A copy of the numbers of a tensor."""
+    """Returns a copy of a tensor as an array."""
     return tensors_of({"": tensor})[""].read()

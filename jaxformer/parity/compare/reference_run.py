@@ -1,4 +1,4 @@
-"""Their side of a comparison: what it is here, and its passes."""
+"""The reference of a comparison: its port, its modules, and its passes."""
 
 import dataclasses
 import functools
@@ -9,29 +9,34 @@ import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity.matching.modules import Pair, pair_by_map, pair_modules
-from jaxformer.parity.trace import torch_trace as torch_trace
+from jaxformer.parity.trace import torch_trace
 from jaxformer.parity.trace.memory import release
 from jaxformer.porting.api import build, import_plan
 from jaxformer.porting.mapping.plans import Plan
 
-# How a model is called: given it and its inputs.
+# Calls a model, given it and its inputs.
 Caller = Callable[[Any, Sequence[Any]], Any]
 
 
 class ReferenceRun:
-    """Their side, run once, that any number of modules of ours can be compared with.
+    """The reference, run once, for comparison with any number of candidates.
 
-    To be used under ``jax.enable_x64(True)``. Arguments as in ``compare``.
+    Use it under ``jax.enable_x64(True)``.
 
     Args:
-        torch_module: theirs.
-        inputs: of theirs.
-        dialect: whose classes theirs are.
-        names: paths of modules of ours to paths of theirs, instead of a dialect.
+        torch_module: the reference.
+        inputs: its positional arguments.
+        dialect: the name of its dialect; default found by its class.
+        names: candidate paths to reference paths, instead of a dialect.
         backward: whether to compare gradients too.
-        call: how theirs is called.
-        config: our module; read where their settings cannot be those of any of ours.
-        once: whether it serves one comparison, and may forget gradients that have been compared.
+        call: how to call the reference.
+        config: the candidate; its settings are used where the reference's own are unsupported.
+        is_single_use: whether it serves one comparison, and may free gradients on the way.
+
+    Attributes:
+        plan: how it is ported; None with ``names``.
+        unsupported_settings: why its own settings make no JAX model, "" if they do.
+        count_outputs: returns how many outputs the candidate has.
     """
 
     def __init__(
@@ -44,19 +49,17 @@ class ReferenceRun:
         backward: bool = True,
         call: Caller | None = None,
         config: Any = None,
-        once: bool = False,
+        is_single_use: bool = False,
     ):
-        self.once = once
+        self.is_single_use = is_single_use
         torch_trace.require_torch()
         self.module = torch_module
         self.names = names
         self.backward = backward
         self.inputs = [torch_trace.as_numpy(x) for x in inputs]
         self.call: Caller = call or (lambda module, given: module(*given))
-        # What is said of their settings, where they are not those of any model of ours.
-        self.source_settings = ""
+        self.unsupported_settings = ""
         self.plan: Plan | None = None
-        # How many outputs ours has.
         self.count_outputs: Callable[[], int] = lambda: 1
         if names is None:
             self.plan = self._plan(dialect, config)
@@ -67,48 +70,48 @@ class ReferenceRun:
         except UsageError as error:
             if config is None:
                 raise
-            # A layer of theirs that is not as the others makes no model of ours, but there is one
-            # to compare it with.
+            # If one layer differs from the others, no JAX model can be made of the reference, but
+            # the candidate can still be compared with it.
             try:
                 plan = import_plan(self.module, dialect, config=config)
             except JaxformerError:
                 raise error from None
-            self.source_settings = str(error)
+            self.unsupported_settings = str(error)
             return plan
 
     def ported(self) -> Any:
-        """The module of ours that theirs makes."""
+        """Returns the JAX module that ``from_torch`` makes of the reference."""
         if self.plan is None:
             raise UsageError("give the JAX module: a map of names does not make one")
         return build(self.plan)
 
     @functools.cached_property
     def modules(self) -> dict[str, Any]:
-        """Their modules by path."""
+        """The reference's modules by path."""
         return torch_trace.modules_of(self.module)
 
     def pairs_with(self, jax_module: Any) -> list[Pair]:
-        """Which modules of ours are which of theirs."""
+        """Returns the pairs of modules of a candidate and the reference."""
         if self.plan is None:
             return pair_by_map(jax_module, self.names or {}, self.modules)
         return pair_modules(jax_module, self.plan.counterpart, self.plan.links, self.modules)
 
     @functools.cached_property
     def trace(self) -> torch_trace.Trace:
-        """Their pass in float64, from the bits of their weights."""
+        """The pass in float64, from the bits of the reference's weights."""
         module = torch_trace.in_float64(self.module)
         rng = np.random.default_rng(0)
 
         def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
-            # A gradient in every direction, so that nothing can hide.
-            # What ours does not return is not asked for.
-            asked = outputs if len(outputs) == 1 else outputs[: max(1, self.count_outputs())]
-            return [rng.standard_normal(a.shape) for a in asked]
+            # A gradient in every direction, so that no difference can hide. Outputs that the
+            # candidate does not return get none.
+            used = outputs if len(outputs) == 1 else outputs[: max(1, self.count_outputs())]
+            return [rng.standard_normal(a.shape) for a in used]
 
         with torch_trace.everything_in_float64():
             trace = torch_trace.run(
                 module, torch_trace.in_dtype(self.inputs, "float64"), call=self.call,
-                cotangents=pull if self.backward else None, keep=self._is_wanted,
+                cotangents=pull if self.backward else None, keep=self._is_recorded,
                 again=lambda: torch_trace.in_float64(self.module),
             )  # fmt: skip
         del module
@@ -117,23 +120,23 @@ class ReferenceRun:
 
     @property
     def size(self) -> int:
-        """How many parameters theirs has."""
+        """How many parameters the reference has."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def low_trace(self, dtype: str) -> torch_trace.Trace:
-        """Their pass as it is used."""
+        """Returns the pass in another dtype, forward only."""
         module = torch_trace.in_narrow(self.module, dtype)
         inputs = torch_trace.in_dtype(self.inputs, dtype)
-        low = torch_trace.run(module, inputs, call=self.call, keep=self._is_wanted, weights=False)
+        low = torch_trace.run(module, inputs, call=self.call, keep=self._is_recorded, weights=False)
         return dataclasses.replace(low, padding=self.trace.padding)
 
     @functools.cached_property
-    def _wanted(self) -> set[str]:
+    def _recorded(self) -> set[str]:
         if self.plan is None:
             return {"", *(self.names or {}).values()}
         tables = {p for p, m in self.modules.items() if "Rotary" in type(m).__name__}
         pairs = self.pairs_with(self.plan.module)
         return tables | {path for pair in pairs for path in pair.reference}
 
-    def _is_wanted(self, path: str) -> bool:
-        return path in self._wanted
+    def _is_recorded(self, path: str) -> bool:
+        return path in self._recorded

@@ -1,0 +1,199 @@
+"""One matched call, run isolated: its numbers beside those of the reference."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.matching.calls import MatchedCall
+from jaxformer.parity.matching.masks import MaskState, mask_difference, with_masks
+from jaxformer.parity.report.model import Difference
+from jaxformer.parity.tolerance import judge
+from jaxformer.parity.trace import jax_trace
+from jaxformer.parity.trace.isolated_run import ForcedOutput, IsolatedOutcome, run_isolated
+from jaxformer.parity.trace.padding import Padding, drop_unused_tokens, idle_queries
+
+NamedDifferences = Iterator[tuple[str, Difference]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedCall:
+    """One call of a submodule during an isolated run, whose output is forced.
+
+    Attributes:
+        matched_call: the call in both whole models.
+        masks: the reference's masks in it, by parameter name.
+        is_first: whether it is the first of several candidate calls that match one reference call.
+    """
+
+    matched_call: MatchedCall
+    masks: Mapping[str, MaskState]
+    is_first: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class IsolatedCall:
+    """One call of one candidate module, run isolated on the reference's inputs.
+
+    Attributes:
+        path: of the module in the candidate.
+        owner: the module, with the reference's weights.
+        method: which of its methods is called.
+        matched_call: the call in both whole models.
+        place: which of the pair's candidate modules it is.
+        masks: the reference's masks in it, by parameter name.
+        forced: by path of a submodule within the module, and its place in its pair, its calls.
+        padding: tokens that are not compared.
+        backward: whether to compare gradients.
+    """
+
+    path: str
+    owner: Any
+    method: str
+    matched_call: MatchedCall
+    place: int
+    masks: Mapping[str, MaskState]
+    forced: Mapping[tuple[str, int], Sequence[ForcedCall]]
+    padding: Padding
+    backward: bool
+
+    @functools.cached_property
+    def outcome(self) -> IsolatedOutcome:
+        """The run in float64."""
+        return self._run("float64")
+
+    @functools.cached_property
+    def low(self) -> IsolatedOutcome:
+        """The run in float32."""
+        return self._run("float32")
+
+    def _run(self, dtype: str) -> IsolatedOutcome:
+        matched_call, place = self.matched_call, self.place
+        call = matched_call.candidate[place]
+        args, kwargs = jax_trace.refill((call.args, call.kwargs), matched_call.inputs(place))
+        args, kwargs = jax_trace.refill_integers((args, kwargs), matched_call.integers(place))
+        call = dataclasses.replace(call, args=args, kwargs=kwargs)
+        if self.masks:
+            call = with_masks(self.owner, call, self.masks)
+        forced_outputs = {
+            path: [
+                ForcedOutput(each.matched_call.candidate[n].output, each.matched_call.outputs(n))
+                for each in calls
+            ]
+            for (path, n), calls in self.forced.items()
+        }
+        if not self.backward:
+            return run_isolated(self.owner, self.method, call, forced_outputs, dtype=dtype)
+        submodule_cotangents = {
+            # Where one reference call matches several calls, its gradient goes to the first.
+            path: [
+                each.matched_call.input_gradients() if n == 0 and each.is_first else []
+                for each in calls
+            ]
+            for (path, n), calls in self.forced.items()
+        }
+        return run_isolated(
+            self.owner, self.method, call, forced_outputs,
+            cotangents=matched_call.output_gradients(place),
+            submodule_cotangents=submodule_cotangents, dtype=dtype,
+        )  # fmt: skip
+
+    def compare_forward(self) -> NamedDifferences:
+        """Yields the differences of what enters the submodules, in order, and of the output."""
+        for (path, n), calls in self.forced.items():
+            entered = self.outcome.submodule_inputs.get(path, [])
+            for number, forced_call in zip(range(len(entered)), calls, strict=False):
+                yield from self._compare_submodule_inputs(path, n, number, forced_call)
+        for n, expected in enumerate(self.matched_call.outputs(self.place)):
+            if expected is not None:
+                yield "its output", self._judge(lambda o, n=n: o.outputs[n], expected)  # type: ignore[misc]
+
+    def _compare_submodule_inputs(
+        self, path: str, n: int, number: int, forced_call: ForcedCall
+    ) -> NamedDifferences:
+        """Yields the differences of what enters one submodule in one call."""
+        name = f"the input of {path}"
+        matched_call = forced_call.matched_call
+        for i, expected in enumerate(matched_call.inputs(n)):
+            if expected is not None:
+                yield (
+                    name,
+                    self._judge(lambda o, i=i: o.submodule_inputs[path][number][i], expected),  # type: ignore[misc]
+                )
+        arguments = self.outcome.submodule_arguments[path][number]
+        for candidate, reference in zip(
+            jax_trace.integer_arrays(arguments), matched_call.integers(n), strict=False
+        ):
+            error = np.abs(self._drop_unused(np.asarray(candidate) - reference))
+            scale = float(np.max(np.abs(reference)))
+            yield name, Difference(float(np.max(error, initial=0)), scale, 0.0)
+        for parameter, state in forced_call.masks.items():
+            yield f"the mask of {path}", mask_difference(arguments[parameter], state)
+
+    def compare_forced_output_gradients(self) -> NamedDifferences:
+        """Yields the differences of the gradients of what the submodules returned."""
+        for (path, n), calls in self.forced.items():
+            for start, forced_call in enumerate(calls):
+                if not forced_call.is_first or path not in self.outcome.forced_output_gradients:
+                    continue
+                repeats = forced_call.matched_call.repeats // self.matched_call.repeats
+                numbers = range(start, start + max(1, repeats))
+                for i, expected in enumerate(forced_call.matched_call.output_gradients(n)):
+                    if expected is None:
+                        continue
+
+                    def pick(
+                        outcome: IsolatedOutcome,
+                        i: int = i,
+                        path: str = path,
+                        numbers: range = numbers,
+                    ) -> np.ndarray:
+                        gradients = outcome.forced_output_gradients[path]
+                        return add_arrays(gradients[number][i] for number in numbers)
+
+                    yield f"output of {path}", self._judge(pick, expected)
+
+    def _judge(
+        self, pick: Callable[[IsolatedOutcome], np.ndarray], expected: np.ndarray
+    ) -> Difference:
+        """Judges one array of the outcome, whose float32 run is made only where it may decide."""
+        used = self._drop_unused
+        return judge(used(pick(self.outcome)), used(expected), lambda: used(pick(self.low)))
+
+    def _drop_unused(self, array: np.ndarray) -> np.ndarray:
+        idle = idle_queries(self.matched_call.reference[0])
+        return drop_unused_tokens(array, self.padding, idle)
+
+
+def compare_input_gradients(
+    matched_call: MatchedCall, runs: Sequence[IsolatedCall]
+) -> NamedDifferences:
+    """Yields the differences of the gradients that a pair of modules pulls back to its inputs.
+
+    Args:
+        matched_call: the call.
+        runs: the same call, of each of the pair's candidate modules.
+    """
+    expected = matched_call.input_gradients()
+    for group in matched_call.groups():
+        wanted = expected[group[0]]
+        if wanted is None:
+            continue
+
+        def total(outcomes: Iterator[IsolatedOutcome], group: list[int] = group) -> np.ndarray:
+            return add_arrays(o.input_gradients[n] for o in outcomes for n in group)
+
+        yield (
+            f"input {group[0]}",
+            judge(
+                total(run.outcome for run in runs), wanted, lambda: total(run.low for run in runs)
+            ),
+        )
+
+
+def add_arrays(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns the sum; of a single array that array itself, as it may be the model's largest."""
+    first, *others = arrays
+    return sum(others, first)

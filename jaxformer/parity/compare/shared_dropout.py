@@ -1,0 +1,86 @@
+"""Makes both sides of a training comparison drop the same units."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer.layers import Dropout, dropout_modules, seed_dropout
+from jaxformer.parity.trace.attention import attention_scores
+from jaxformer.parity.trace.torch_values import require_torch
+
+
+@contextlib.contextmanager
+def control_torch_dropout(
+    seed: int, masks: Sequence[np.ndarray] | None = None
+) -> Iterator[list[np.ndarray]]:
+    """Replaces torch's dropout inside the ``with`` block, also that inside fused attention.
+
+    Args:
+        seed: from which masks are drawn, where none are given.
+        masks: boolean masks to use, True = kept, one for each call of dropout.
+
+    Yields:
+        The masks that were used, added call by call.
+    """
+    torch = require_torch()
+    functional = torch.nn.functional
+    rng = np.random.default_rng(seed)
+    waiting = None if masks is None else list(masks)
+    used: list[np.ndarray] = []
+
+    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not training or p == 0:
+            return x
+        keep = rng.random(tuple(x.shape)) >= p if waiting is None else waiting.pop(0)
+        used.append(keep)
+        return torch.where(torch.as_tensor(keep), x / (1 - p), torch.zeros((), dtype=x.dtype))
+
+    fused = functional.scaled_dot_product_attention
+
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        if dropout_p == 0:
+            return fused(
+                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        scores = attention_scores(query, key, attn_mask, is_causal, scale, enable_gqa)
+        if enable_gqa:
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        return dropout(scores.softmax(-1), dropout_p) @ value
+
+    saved = functional.dropout, functional.scaled_dot_product_attention
+    functional.dropout, functional.scaled_dot_product_attention = dropout, attention
+    try:
+        yield used
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = saved
+
+
+def find_dropout_calls(model: Any, inputs: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Returns the path and mask shape of each call of dropout in a pass of a JAX model.
+
+    Args:
+        model: in training mode; its dropout is seeded here.
+        inputs: of the pass.
+    """
+    seed_dropout(model, jax.random.key(0))
+    paths = {id(d): path for path, d in dropout_modules(model).items() if d.rate > 0}
+    calls = []
+    original = Dropout.keep
+
+    def keep(self: Dropout, shape: tuple[int, ...]) -> Any:
+        if id(self) in paths:
+            calls.append((paths[id(self)], shape))
+        return original(self, shape)
+
+    Dropout.keep = keep  # type: ignore[method-assign]
+    try:
+        model(inputs)
+    finally:
+        Dropout.keep = original  # type: ignore[method-assign]
+    return calls

@@ -1,0 +1,188 @@
+"""Positions of both sides: rotary tables, ALiBi slopes and position ids.
+
+Cosines and sines are float32 functions of position · frequency, and the powers of two libraries
+differ in the last bit: at position 5000 that is 3e-4 of the table. It would look like a bug of
+every attention. So the tables are judged separately, and then both sides use the reference's.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+import jaxformer.positions
+from jaxformer.parameters import join_path
+from jaxformer.parity.matching.modules import Pair
+from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.trace import jax_trace, torch_trace
+from jaxformer.porting.mapping.tables import Table
+from jaxformer.positions import LearnedPositions, Rotary
+from jaxformer.transformer_lm import TransformerLM
+
+# Cosines and sines (T, width / 2).
+Tables = tuple[np.ndarray, np.ndarray]
+
+
+def share_tables(
+    module: Any, torch_module: Any, reference: torch_trace.Trace, *, share_wrong: bool = True
+) -> list[Node]:
+    """Gives the candidate's rotary positions the tables that a module of the reference made.
+
+    An angle is accurate to a few units in the last place of float32, so an entry may be off by
+    2^-22 · (1 + position).
+
+    Args:
+        module: the candidate, whose rotary positions are changed.
+        torch_module: the reference.
+        reference: a pass of it, with positions 0 … T - 1.
+        share_wrong: whether to replace tables with a bug too, so that no other module shows it.
+
+    Returns:
+        A node for each rotary position whose table has a bug, or for the first one if none has.
+    """
+    found = reference_tables(torch_module, reference)
+    if found is None:
+        return []
+    reference_path, tables = found
+    nodes = []
+    for path, node in nnx.iter_modules(module):
+        if not isinstance(node, Rotary):
+            continue
+        difference = table_difference(node.tables(), tables)
+        name = join_path(path)
+        if difference is None:
+            message = f"it rotates {node.width} dimensions, the reference {2 * tables[0].shape[1]}"
+            difference = Difference(float("inf"), 1.0, 0.0)
+        else:
+            message = "its angles differ: check the base, the scaling and the rotated dimensions"
+            if share_wrong or not difference.is_bug:
+                give_tables(node, tables)
+        nodes.append(
+            Node(
+                name, reference_path, "Rotary",
+                type(torch_module.get_submodule(reference_path)).__name__,
+                depth=name.count("."), order=reference.calls[reference_path].order,
+                forward=difference, message=message,
+            )
+        )  # fmt: skip
+    bugs = [node for node in nodes if node.forward is not None and node.forward.is_bug]
+    return bugs or nodes[:1]
+
+
+def share_tables_of_length(
+    module: Any, torch_module: Any, call: Callable[[Any, Any], Any], length: int
+) -> list[Node]:
+    """Runs the reference on ``length`` tokens and shares its tables, except those with a bug.
+
+    Args:
+        module: the candidate, whose rotary positions are changed.
+        torch_module: the reference, in float64.
+        call: how the reference is called with ids (1, T).
+        length: T.
+    """
+    torch = torch_trace.require_torch()
+    trace = torch_trace.run(
+        torch_module,
+        [torch.zeros((1, length), dtype=torch.int64)],
+        call=lambda module, inputs: call(module, inputs[0]),
+        keep=lambda path: "Rotary" in type(torch_module.get_submodule(path)).__name__,
+    )
+    return share_tables(module, torch_module, trace, share_wrong=False)
+
+
+def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> tuple[str, Tables] | None:
+    """Returns the reference's rotary tables and the path of the module that made them, if any."""
+    modules = torch_trace.modules_of(torch_module)
+    for path, call in reference.calls.items():
+        if "Rotary" not in type(modules[path]).__name__:
+            continue
+        if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
+            cos, sin = (a.reshape(-1, *a.shape[-2:])[0] for a in call.outputs)
+            half = cos.shape[-1] // 2
+            if np.array_equal(cos[:, :half], cos[:, half:]):
+                cos, sin = cos[:, :half], sin[:, :half]
+            return path, (cos, sin)
+    return None
+
+
+def give_tables(node: Rotary, tables: Tables) -> None:
+    """Makes a rotary position of the candidate use these tables."""
+    node.cos, node.sin = (Table(_pad_rows(table, node.max_length)) for table in tables)
+
+
+def table_difference(candidate: Tables, reference: Tables) -> Difference | None:
+    """Returns the worst entry, judged at its position; None if the shapes do not fit."""
+    length = reference[0].shape[0]
+    if any(
+        a.shape[0] < length or a.shape[1:] != b.shape[1:]
+        for a, b in zip(candidate, reference, strict=True)
+    ):
+        return None
+    error = np.max(
+        [np.abs(a[:length] - b) for a, b in zip(candidate, reference, strict=True)], axis=(0, 2)
+    )
+    allowed = 2.0**-22 * (1 + np.arange(length))
+    worst = int(np.argmax(error / allowed))
+    return Difference(float(error[worst]), 1.0, float(allowed[worst]))
+
+
+def _pad_rows(table: np.ndarray, length: int) -> np.ndarray:
+    """Returns the table with rows of zeros for positions that the pass did not reach."""
+    padded = np.zeros((max(length, len(table)), table.shape[1]))
+    padded[: len(table)] = table
+    return padded
+
+
+@contextlib.contextmanager
+def match_alibi_slopes(torch_module: Any) -> Iterator[None]:
+    """Makes the candidate's slopes equal the reference's inside the ``with`` block, in float64.
+
+    Slopes that are not powers of two are rounded where a model keeps them in float32 (in buffers or
+    tables), and are exact where it computes them during the call. Both are correct.
+    """
+    is_rounded = type(torch_module).__module__.startswith("torch_ref") or any(
+        name.endswith("slopes") for name, _ in torch_module.named_buffers()
+    )
+    original = jaxformer.positions.alibi_slopes
+
+    def rounded_slopes(num_heads: int) -> np.ndarray:
+        return original(num_heads).astype(np.float64)
+
+    slopes = rounded_slopes if is_rounded else jaxformer.positions._exact_slopes
+    jaxformer.positions.alibi_slopes = slopes  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        jaxformer.positions.alibi_slopes = original
+
+
+def position_ids_from_mask(
+    module: Any, pairs: Sequence[Pair], reference: torch_trace.Trace
+) -> dict[str, np.ndarray]:
+    """Returns the argument ``positions`` (B, T) that the candidate needs to match the reference.
+
+    OPT counts only the tokens that its mask allows, so that padding on the left does not move a
+    text. The candidate then gets these positions as an argument, as in generation; padding gets 0.
+
+    Args:
+        module: the candidate.
+        pairs: all pairs of modules.
+        reference: a pass of the reference with padding.
+
+    Returns:
+        No argument where padding changed no position.
+    """
+    if not isinstance(module, TransformerLM):
+        return {}
+    for pair in pairs:
+        if isinstance(jax_trace.resolve(module, pair.candidate[0])[0], LearnedPositions):
+            call = reference.calls.get(pair.reference[0])
+            positions = None if call is None else call.positions
+            padding = None if positions is None else reference.padding.get(positions.shape)
+            if positions is not None and padding is not None:
+                places = np.arange(positions.shape[1])
+                is_moved = np.where(padding, places, positions) != places
+                return {"positions": np.where(padding, 0, positions)} if is_moved.any() else {}
+    return {}
