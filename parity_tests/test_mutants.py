@@ -353,7 +353,7 @@ def caught_by(mutate: Mutant) -> None:
         judge_float64(pair.jax(1.0), pair.torch(1.0))
 
 
-@pytest.mark.parametrize("plant", MUTANTS, ids=lambda mutate: mutate.name)
+@pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.name)
 def test_a_planted_bug_is_caught(mutate, monkeypatch):
     mutate.mutate(monkeypatch)
     with pytest.raises(AssertionError, match=r"differs|errs more|not finite"):
@@ -361,7 +361,7 @@ def test_a_planted_bug_is_caught(mutate, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "plant", {(p.case, p.proof): p for p in MUTANTS}.values(), ids=lambda p: f"{p.case}-{p.proof}"
+    "mutate", {(p.case, p.proof): p for p in MUTANTS}.values(), ids=lambda p: f"{p.case}-{p.proof}"
 )
 def test_the_row_passes_without_the_bug(mutate):
     caught_by(mutate)
