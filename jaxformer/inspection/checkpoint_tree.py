@@ -17,8 +17,8 @@ from jaxformer.hardware.units import format_count, format_file_size
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.text import FORMATS
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.plans import Plan
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 
 # Modules by their name and a dot, arrays by their name.
 Modules = dict[str, Any]
@@ -99,7 +99,7 @@ def _config(config: Any) -> Any:
 def _ties(tensors: Mapping[str, StoredTensor], plan: Plan | None) -> Iterable[tuple[str, str]]:
     """Names for the same array: as the model ties them, or as they share their storage."""
     if plan is not None:
-        for alias, name in plan.counterpart.aliases.items():
+        for alias, name in plan.module_mapping.aliases.items():
             if alias in plan.order and name in plan.order:
                 yield alias, name
         return
@@ -139,7 +139,7 @@ def _tree(title: str, facts: dict[str, Any]) -> Tree:
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of ours that go without saying; of theirs, none does."""
-    for cls in OUR_CONFIGS:
+    for cls in MODEL_OF_CONFIG:
         fields = {f.name: f.default for f in dataclasses.fields(cls)}
         if config.keys() == fields.keys():
             return fields

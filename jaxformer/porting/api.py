@@ -14,9 +14,9 @@ from jaxformer.parameters import Parameters, get_parameters, merge
 from jaxformer.porting.dialects import detect_dialect, find_dialect
 from jaxformer.porting.formats.arrays import tensors_of
 from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.matching import WRAPPERS
 from jaxformer.porting.mapping.plans import Origin, Plan, plan_export, plan_import
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 
 # A module's state is its parameters alone, so where it came from is remembered beside it.
 _ORIGINS: "weakref.WeakKeyDictionary[nnx.Module, Origin]" = weakref.WeakKeyDictionary()
@@ -88,7 +88,7 @@ def build(plan: Plan, *, training: bool = False) -> Any:
     arrays = {name: _on_device(name, tensor) for name, tensor in plan.tensors.items()}
     result = merge(definition, arrays)
     for name, array in plan.origin.buffers.items():
-        for buffer in plan.counterpart.buffers:
+        for buffer in plan.module_mapping.buffers:
             if buffer.install is not None and buffer.matches(name):
                 buffer.install(result, array)
     result.train() if training else result.eval()
@@ -142,7 +142,7 @@ def _as_mapping(config: Any) -> Any:
     """A foreign config object as a mapping; anything else as it is."""
     if config is None or isinstance(config, Mapping | nnx.Module):
         return config
-    if dataclasses.is_dataclass(config) and type(config) not in OUR_CONFIGS:
+    if dataclasses.is_dataclass(config) and type(config) not in MODEL_OF_CONFIG:
         return dict(vars(config))
     return config.to_dict() if hasattr(config, "to_dict") else config
 

@@ -102,7 +102,7 @@ def _history(
 
 def _carrier(plan: Plan, name: str) -> str:
     """The name under which a tied array is carried."""
-    return plan.counterpart.aliases.get(name, name)
+    return plan.module_mapping.aliases.get(name, name)
 
 
 def _versions() -> dict[str, str]:

@@ -20,10 +20,10 @@ from jaxformer.porting.formats.readers import (
     read_contents,
     read_meta,
 )
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.casts import cast
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, read_optimizer
 from jaxformer.porting.mapping.plans import Plan, plan_import
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer
 
@@ -198,7 +198,7 @@ def as_config(settings: Mapping[str, Any]) -> Any:
     inner = settings.get("model")
     if isinstance(inner, Mapping):
         settings = inner
-    for cls in OUR_CONFIGS:
+    for cls in MODEL_OF_CONFIG:
         fields = dataclasses.fields(cls)
         needed = {f.name for f in fields if f.default is dataclasses.MISSING}
         if needed <= settings.keys() <= {f.name for f in fields}:

@@ -10,8 +10,8 @@ from typing import Any
 
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.porting.dialects import DIALECTS, find_dialect
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.plans import Plan, plan_export
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 from jaxformer.porting.writers import FOLDERS, WRITERS, Format, Output, Progress
 from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
 
@@ -57,7 +57,7 @@ def choose_plan(plan: Plan, to: Format, dialect: str | None, origin: Mapping[str
                 f"a run's folder has jaxformer's names, not those of {dialect}: leave out --as, or "
                 "name a .safetensors or .pt file"
             )
-        if type(plan.module) not in OUR_CONFIGS.values():
+        if type(plan.module) not in MODEL_OF_CONFIG.values():
             raise UsageError(
                 f"a run's folder holds whole models, and this is a {plan.origin.kind}: name a "
                 ".safetensors or .pt file"

@@ -97,7 +97,7 @@ def train_state_to_torch(
     linked = {name for link in plan.links for name in link.source}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        carrier = name if name in linked else plan.counterpart.aliases.get(name, name)
+        carrier = name if name in linked else plan.module_mapping.aliases.get(name, name)
         names.setdefault(id(parameter), carrier)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     entries = {

@@ -14,9 +14,9 @@ from jaxformer.porting.formats.readers import RECORD, record_text
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_writer import write_torch_file
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
 from jaxformer.porting.mapping.plans import Plan
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
 from jaxformer.storage.durable_files import atomic_write_bytes, read_back_error
 
 Format = Literal["safetensors", "torch", "huggingface", "run"]
@@ -72,9 +72,9 @@ class Output:
     def config(self) -> dict[str, Any]:
         """Our config where one says all; otherwise the settings of their class."""
         module = self.plan.module
-        if type(module) in OUR_CONFIGS.values():
+        if type(module) in MODEL_OF_CONFIG.values():
             return dataclasses.asdict(module.config)
-        settings = self.plan.counterpart.settings(module)
+        settings = self.plan.module_mapping.settings(module)
         # torch_ref's parts give themselves as their settings, and those are no values to write.
         plain = {name: value for name, value in settings.items() if _is_plain(value)}
         return {"class": self.plan.origin.kind, **plain}
@@ -94,7 +94,7 @@ def _write_torch(output: Output, path: Path, progress: Progress) -> dict[str, st
         tree["optimizer"] = write_optimizer(output.optimizer, output.plan, output.order)
     if tree["dialect"] == "nanogpt":
         # What its own scripts look for.
-        tree["model_args"] = output.plan.counterpart.settings(output.plan.module)
+        tree["model_args"] = output.plan.module_mapping.settings(output.plan.module)
         tree |= {"iter_num": output.step or 0, "best_val_loss": 1e9}
     digests = write_torch_file(path, tree, progress)
     return {
@@ -105,7 +105,7 @@ def _write_torch(output: Output, path: Path, progress: Progress) -> dict[str, st
 def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
     plan = output.plan
     # The format has no ties: transformers ties what the config says is tied.
-    aliases = plan.counterpart.aliases
+    aliases = plan.module_mapping.aliases
     linked = {name for link in plan.links for name in link.source}
     tensors = {n: t for n, t in plan.tensors.items() if n in linked or n not in aliases}
     record = {k: v for k, v in output.record().items() if k in ("vocabulary", "step")}
@@ -118,7 +118,7 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
             for k, v in output.source_config.items()
             if k not in ("torch_dtype", "_name_or_path")
         },
-        **plan.counterpart.settings(plan.module),
+        **plan.module_mapping.settings(plan.module),
         **output.token_ids,
         "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
     }
@@ -191,7 +191,7 @@ def _is_plain(value: Any) -> bool:
 
 def declared_order(module: Any) -> list[str]:
     """The names of a model's parameters in the order in which its constructor makes them."""
-    build = OUR_CONFIGS.get(type(getattr(module, "config", None)))
+    build = MODEL_OF_CONFIG.get(type(getattr(module, "config", None)))
     if build is None:
         return _parameters(module)
     names: list[str] = []

@@ -51,7 +51,7 @@ CONSTRUCTED = [case for case in CASES if case.id.endswith("-0") or case.values[1
 def make(row: Row, variant: dict[str, Any]) -> torch.nn.Module:
     torch.manual_seed(5)
     words = {**defined_in(family_module(row.family)), **SETTINGS, **variant}
-    return eval(row.source[0], words)
+    return eval(row.reference[0], words)
 
 
 def boolean(family: str, mask: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ def boolean(family: str, mask: np.ndarray) -> np.ndarray:
 
 def inputs_of(row: Row, variant: dict[str, Any]) -> tuple[dict, dict, dict]:
     """The inputs of a row's call: arrays that may have gradients; masks; what is no array."""
-    names = compile(row.source[1], "", "eval").co_names
+    names = compile(row.reference[1], "", "eval").co_names
     arguments = {n: a for n, a in arguments_of(row, variant).items() if n in names}
     masks = {n: a for n, a in arguments.items() if n in MASKS and a is not None}
     rest = {n: a for n, a in arguments.items() if not isinstance(a, np.ndarray)}
@@ -74,7 +74,7 @@ def caller(row: Row, more: dict[str, Any], **settings: Any) -> Any:
 
     def call(module: Any, **arrays: Any) -> Any:
         words = {**SETTINGS, **more, **arrays, "module": lambda *a: module(*a, **settings)}
-        return eval(row.source[1], words)
+        return eval(row.reference[1], words)
 
     return call
 
@@ -95,7 +95,7 @@ def test_a_module_computes_the_same(row, variant):
 
 @functools.cache
 def build_by_hand(row: Row) -> Any:
-    built = eval(row.target[0], {**vocabulary(JAX), **SETTINGS})
+    built = eval(row.candidate[0], {**vocabulary(JAX), **SETTINGS})
     return built if isinstance(built, tuple) else (built, Dropout(0.0))
 
 
@@ -155,7 +155,7 @@ def told(row: Row, source: torch.nn.Module) -> dict[str, Any]:
         settings["num_heads"] = len(source.slopes)
     if row.name == "TransformerBlock" and row.family == "unified":
         settings["pre_norm"] = source.pre_norm
-    if "ALiBi)" in row.source[0]:
+    if "ALiBi)" in row.reference[0]:
         settings |= {"positions": "alibi", "max_len": 8192}
     return settings
 

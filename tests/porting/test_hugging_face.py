@@ -81,7 +81,7 @@ def test_gradients_are_equal(case, source, target):
         assert "cls.predictions.bias" not in gradients
         gradients["cls.predictions.bias"] = gradients["cls.predictions.decoder.bias"]
     assert gradients.keys() == dict(source.named_parameters()).keys()
-    aliases = export_plan(target, case.dialect).counterpart.aliases
+    aliases = export_plan(target, case.dialect).module_mapping.aliases
     for alias, name in aliases.items():
         gradients.setdefault(name, gradients.get(alias))
     expected = import_tensors(links, tensors_of(gradients))

@@ -31,7 +31,7 @@ def test_transformers_builds_the_same_from_what_comes_back(name):
     case = CASES[name]
     source = randomize(build_case(case)).float()
     target = from_torch(source)
-    again = build(case.kind, export_plan(target).counterpart.settings(target), **case.arguments)
+    again = build(case.kind, export_plan(target).module_mapping.settings(target), **case.arguments)
     again.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target).items()}, strict=True)
     ids = torch.as_tensor(tokens())
     assert torch.equal(again(ids)[0], source(ids)[0])

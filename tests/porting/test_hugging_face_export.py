@@ -127,7 +127,7 @@ def test_models_that_were_never_theirs_become_theirs(name):
         target, {k: p + rng.normal(0, 0.3, p.shape) for k, p in get_parameters(target).items()}
     )
     plan = export_plan(target, dialect)
-    settings = plan.counterpart.settings(target)
+    settings = plan.module_mapping.settings(target)
     source = exact(build(plan.origin.kind, settings).double())
     source.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target, dialect).items()})
     ids = tokens(6)

@@ -54,14 +54,14 @@ def dropping(config):
 
 
 @functools.cache
-def shapes_of(config):
+def parameter_shapes(config):
     return abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
 
 
 @functools.cache
 def make(config, mesh, accumulation=1, batch_size=BATCH):
     devices, fsdp, tensor = MESHES.get(mesh, mesh)
-    definition, shapes = shapes_of(config)
+    definition, shapes = parameter_shapes(config)
     settings = {
         "shapes": shapes,
         "seed": 1,

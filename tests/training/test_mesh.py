@@ -33,10 +33,10 @@ from tests.support.meshes import (
     dropping,
     fetch,
     make,
+    parameter_shapes,
     parameters_of,
     run,
     run_with,
-    shapes_of,
     state_of,
 )
 from tests.support.tiers import SLOW
@@ -210,7 +210,7 @@ def test_parameters_without_a_rule_are_all_named(monkeypatch):
     two = dataclasses.replace(LLAMA, num_layers=2)
     with pytest.raises(ValueError, match=", ".join(names)):
         make(two, "fsdp 8")
-    check_rules(set(shapes_of(two)[1]) - set(names))
+    check_rules(set(parameter_shapes(two)[1]) - set(names))
 
 
 def test_an_axis_that_does_not_divide_is_left_out():

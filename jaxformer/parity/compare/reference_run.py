@@ -94,7 +94,7 @@ class ReferenceRun:
         """Returns the pairs of modules of a candidate and the reference."""
         if self.plan is None:
             return pair_by_map(jax_module, self.names or {}, self.modules)
-        return pair_modules(jax_module, self.plan.counterpart, self.plan.links, self.modules)
+        return pair_modules(jax_module, self.plan.module_mapping, self.plan.links, self.modules)
 
     @functools.cached_property
     def trace(self) -> torch_trace.Trace:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxformer.parity.report.model import Node, SettingDifference
-from jaxformer.porting.mapping.skeletons import facts
+from jaxformer.porting.mapping.abstract_modules import architecture_of
 
 # A pattern of the setting's name in a module, and the likely effect of a difference.
 EFFECTS = (
@@ -52,7 +52,7 @@ def compare_settings(candidate: Any, expected: Any) -> list[SettingDifference]:
         candidate: the candidate.
         expected: the module that the reference's settings make; only its settings are read.
     """
-    actual, wanted = facts(candidate), facts(expected)
+    actual, wanted = architecture_of(candidate), architecture_of(expected)
     known = actual.keys() | wanted.keys()
     layers = Counter(INDEX.sub("*", name) for name in known)
     found: dict[SettingDifference, list[str]] = {}

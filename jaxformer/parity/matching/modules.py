@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxformer.layers import Dropout
 from jaxformer.parameters import join_path
-from jaxformer.porting.mapping.dialect import ModuleMapping
+from jaxformer.porting.mapping.adapter import ModuleMapping
 from jaxformer.porting.mapping.rules import ONE_TO_ONE, Link, Packing, Rule
 
 # The candidate's tied head is a method of the embedding; the reference's is a module.

@@ -17,7 +17,7 @@ from jaxformer.parameters import join_path
 from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.trace import jax_trace, torch_trace
-from jaxformer.porting.mapping.tables import Table
+from jaxformer.porting.mapping.position_tables import PositionTable
 from jaxformer.positions import LearnedPositions, Rotary
 from jaxformer.transformer_lm import TransformerLM
 
@@ -109,7 +109,7 @@ def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> tuple[s
 
 def give_tables(node: Rotary, tables: Tables) -> None:
     """Makes a rotary position of the candidate use these tables."""
-    node.cos, node.sin = (Table(_pad_rows(table, node.max_length)) for table in tables)
+    node.cos, node.sin = (PositionTable(_pad_rows(table, node.max_length)) for table in tables)
 
 
 def table_difference(candidate: Tables, reference: Tables) -> Difference | None:

@@ -15,7 +15,7 @@ from jaxformer.parity.matching.positions import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
 from jaxformer.parity.trace import torch_trace as torch_trace
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.positions import Rotary
 
 Arrays = Mapping[str, np.ndarray]
@@ -158,14 +158,14 @@ def build_candidate(kind: str, config: Mapping[str, Any]) -> Any:
         UsageError: it is not known how.
     """
     made = _candidate_config(kind, config)
-    cls = OUR_CONFIGS[type(made)]
+    cls = MODEL_OF_CONFIG[type(made)]
     module = nnx.eval_shape(lambda: cls(made, rngs=nnx.Rngs(0)))
     module.eval()
     return module
 
 
 def _candidate_config(kind: str, config: Mapping[str, Any]) -> Any:
-    for cls, model in OUR_CONFIGS.items():
+    for cls, model in MODEL_OF_CONFIG.items():
         if model.__name__ == kind:
             return from_dict(cls, dict(config))
     raise UsageError("how ours is built is not known: build it in repro.py")

@@ -12,7 +12,7 @@ from jaxformer.parity.repro.modules import build_candidate, build_torch, load_st
 from jaxformer.parity.tolerance import judge
 from jaxformer.parity.trace import jax_trace
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, facts
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, architecture_of
 
 
 def rebuilt_reference(
@@ -56,14 +56,14 @@ def rebuilt_candidate(module: Any, pair: Pair) -> dict[str, Any]:
     """How our model is built anew, if that computes the same; see ``rebuilt_theirs``."""
     config = getattr(module, "config", None)
     lost = {"class": "", "config": {}, "why": "its settings are not known here"}
-    if type(config) not in OUR_CONFIGS:
+    if type(config) not in MODEL_OF_CONFIG:
         return lost
     kind = type(module).__name__
     settings = json.loads(json.dumps(vars(config)))
     for path in pair.candidate:
         mine = jax_trace.resolve(module, path)[0]
         rebuilt = jax_trace.resolve(build_candidate(kind, settings), path)[0]
-        if facts(mine) != facts(rebuilt):
+        if architecture_of(mine) != architecture_of(rebuilt):
             return {**lost, "why": "it was changed after it was built"}
     return {"class": kind, "config": settings}
 

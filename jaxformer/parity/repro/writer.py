@@ -264,7 +264,7 @@ class _Writing:
         }
         linked = {name for link in plan.links for name in link.source}
         # A tied array has one gradient under one of its names, or a share of it under each.
-        for alias, name in plan.counterpart.aliases.items():
+        for alias, name in plan.module_mapping.aliases.items():
             if alias in found and name in found and alias not in linked:
                 found[name] = found[name] + found[alias]
         for link in plan.links:

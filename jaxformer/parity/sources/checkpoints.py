@@ -19,10 +19,10 @@ from jaxformer.parity.trace.torch_trace import require_torch
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
 from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.rules import RotaryPermutation
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, shapes_of
 
 # What a rotary embedding turns, and what is done to it before.
 TURNED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
@@ -108,7 +108,7 @@ def check_alike(reference: Source, candidate: Source) -> None:
         CheckpointError: they do not; all that is missing, unexpected or of another shape is
             listed, by our names.
     """
-    wanted, found = (shapes_of(source.plan.module) for source in (reference, candidate))
+    wanted, found = (parameter_shapes(source.plan.module) for source in (reference, candidate))
     problems = [f"missing {name} {wanted[name]}" for name in wanted if name not in found]
     problems += [f"unexpected {name} {found[name]}" for name in found if name not in wanted]
     problems += [
@@ -162,7 +162,7 @@ def in_layout_of(reference: Source, candidate: Source) -> Source:
     if reordered <= as_it_is:
         return candidate
     same = dataclasses.replace(config, rotary_interleaved=not config.rotary_interleaved)
-    module = nnx.eval_shape(lambda: OUR_CONFIGS[type(same)](same, rngs=nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: MODEL_OF_CONFIG[type(same)](same, rngs=nnx.Rngs(0)))
     plan = dataclasses.replace(candidate.plan, module=module, tensors=tensors)
     note = ", queries and keys reordered to A's rotary layout"
     return dataclasses.replace(candidate, plan=plan, note=note)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxformer.errors import JaxformerError, Setting, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.dialect import StateDictAdapter
+from jaxformer.porting.mapping.adapter import StateDictAdapter
 
 # name: the module that declares it. Those of Hugging Face are called what config.json calls them.
 HUGGING_FACE = {

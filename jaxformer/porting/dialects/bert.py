@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import (
+from jaxformer.porting.dialects.common.hugging_face import (
     activation,
     demand,
     head_width,
     language_model,
     source_activation,
 )
-from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Shape, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM

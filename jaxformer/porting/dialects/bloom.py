@@ -3,8 +3,8 @@
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import demand, head_width, language_model
-from jaxformer.porting.dialects.hugging_face_parts import fused_block
+from jaxformer.porting.dialects.common.hugging_face import demand, head_width, language_model
+from jaxformer.porting.dialects.common.hugging_face_parts import fused_block
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM

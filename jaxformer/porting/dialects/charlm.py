@@ -10,9 +10,9 @@ from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.feed_forward import FeedForward
-from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm
-from jaxformer.porting.dialects.signatures import CausalAttention, CausalBlock
-from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
+from jaxformer.porting.dialects.common.reading import alike, demand_activation, layer_norm
+from jaxformer.porting.dialects.common.signatures import CausalAttention, CausalBlock
+from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import ArrayPerHead, Rule, Rules, Shape, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 

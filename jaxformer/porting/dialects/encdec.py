@@ -9,7 +9,7 @@ from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
 from jaxformer.feed_forward import FeedForward
-from jaxformer.porting.dialects.parts import (
+from jaxformer.porting.dialects.common.reading import (
     NORMS,
     alike,
     attention_sizes,
@@ -20,8 +20,12 @@ from jaxformer.porting.dialects.parts import (
     sinusoids,
     width_of,
 )
-from jaxformer.porting.dialects.signatures import AddedPositions, AddedSinusoids, DecoderLayer
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
+from jaxformer.porting.dialects.common.signatures import (
+    AddedPositions,
+    AddedSinusoids,
+    DecoderLayer,
+)
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import names, under
 from jaxformer.porting.mapping.source_model import NUM_HEADS, SourceModel
 from jaxformer.positions import LearnedPositions, RelativePositions, SinusoidalPositions

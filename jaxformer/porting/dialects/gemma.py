@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import (
+from jaxformer.porting.dialects.common.hugging_face import (
     GATED_ACTIVATIONS,
     activation,
     check_even,
@@ -24,7 +24,7 @@ from jaxformer.porting.dialects.llama import (
     layer_types,
     source_stack,
 )
-from jaxformer.porting.mapping.dialect import StateDictAdapter
+from jaxformer.porting.mapping.adapter import StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM

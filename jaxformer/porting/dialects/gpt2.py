@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import (
+from jaxformer.porting.dialects.common.hugging_face import (
     activation,
     causal_mask,
     demand,
     language_model,
     source_activation,
 )
-from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Fused, Rule, Shape, names, under, untransposed
 from jaxformer.porting.mapping.source_model import SourceModel
 

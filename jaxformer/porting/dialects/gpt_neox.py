@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import (
+from jaxformer.porting.dialects.common.hugging_face import (
     causal_mask,
     inverse_frequencies,
     language_model,
 )
-from jaxformer.porting.dialects.hugging_face_parts import (
+from jaxformer.porting.dialects.common.hugging_face_parts import (
     fused_block,
     partly_rotary,
     source_partly_rotary,
 )
-from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, Shape, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM

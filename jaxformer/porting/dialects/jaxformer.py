@@ -7,19 +7,19 @@ from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig, from_dict
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.abstract_modules import parameter_shapes
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rule, Rules
-from jaxformer.porting.mapping.skeletons import shapes_of
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
 
 def _rules(module: Any) -> Rules:
     """Every array is called what it is called, and lies as it lies."""
-    return tuple(Rule((name,), (name,), transpose=False) for name in shapes_of(module))
+    return tuple(Rule((name,), (name,), transpose=False) for name in parameter_shapes(module))
 
 
-def _counterpart(model: Any, config: type) -> ModuleMapping:
+def _module_mapping(model: Any, config: type) -> ModuleMapping:
     known = [field.name for field in dataclasses.fields(config)]
 
     def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
@@ -39,8 +39,8 @@ DIALECTS = (
     StateDictAdapter(
         "jaxformer",
         (
-            _counterpart(TransformerLM, TransformerLMConfig),
-            _counterpart(EncoderDecoder, EncoderDecoderConfig),
+            _module_mapping(TransformerLM, TransformerLMConfig),
+            _module_mapping(EncoderDecoder, EncoderDecoderConfig),
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import (
+from jaxformer.porting.dialects.common.hugging_face import (
     GATED_ACTIVATIONS,
     activation,
     check_even,
@@ -15,7 +15,7 @@ from jaxformer.porting.dialects.hugging_face import (
     source_rotary,
     turned_names,
 )
-from jaxformer.porting.mapping.dialect import Buffer, StateDictAdapter
+from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM

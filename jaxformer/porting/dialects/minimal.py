@@ -5,15 +5,15 @@ from flax import nnx
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import PreNormBlock
 from jaxformer.feed_forward import FeedForward
-from jaxformer.porting.dialects.parts import (
+from jaxformer.porting.dialects.common.reading import (
     NORMS,
     attention_sizes,
     describe,
     feed_forward,
     layer_norm,
 )
-from jaxformer.porting.dialects.signatures import SelfAttention
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
+from jaxformer.porting.dialects.common.signatures import SelfAttention
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 

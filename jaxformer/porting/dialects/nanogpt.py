@@ -6,8 +6,8 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.parts import alike, demand_activation, layer_norm, one_eps
-from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
+from jaxformer.porting.dialects.common.reading import alike, demand_activation, layer_norm, one_eps
+from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Fused, Rule, Shape, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM

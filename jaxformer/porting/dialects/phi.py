@@ -3,13 +3,13 @@
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import (
+from jaxformer.porting.dialects.common.hugging_face import (
     inverse_frequencies,
     language_model,
     turned_names,
 )
-from jaxformer.porting.dialects.hugging_face_parts import partly_rotary, source_partly_rotary
-from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.dialects.common.hugging_face_parts import partly_rotary, source_partly_rotary
+from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM

@@ -4,7 +4,7 @@ from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
-from jaxformer.porting.dialects.parts import (
+from jaxformer.porting.dialects.common.reading import (
     NORMS,
     attention_sizes,
     demand_activation,
@@ -13,7 +13,7 @@ from jaxformer.porting.dialects.parts import (
     is_pre_norm,
     layer_norm,
 )
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 

@@ -11,7 +11,7 @@ from jaxformer.encoder_decoder import Decoder, Encoder
 from jaxformer.errors import UsageError
 from jaxformer.feed_forward import FeedForward
 from jaxformer.norms import LayerNorm
-from jaxformer.porting.dialects.parts import (
+from jaxformer.porting.dialects.common.reading import (
     activation_name,
     alike,
     describe,
@@ -20,7 +20,7 @@ from jaxformer.porting.dialects.parts import (
     one_eps,
     width_of,
 )
-from jaxformer.porting.dialects.torch_signatures import (
+from jaxformer.porting.dialects.common.torch_signatures import (
     PostNormDecoderLayer,
     PostNormEncoderLayer,
     PreNormDecoderLayer,
@@ -30,7 +30,7 @@ from jaxformer.porting.dialects.torch_signatures import (
     TorchDecoder,
     TorchEncoder,
 )
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Fused, Rule, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 
@@ -206,7 +206,7 @@ def _settings(module: Any) -> dict[str, Any]:
     return settings
 
 
-def _counterpart(name: str, target: type, build: Any, rules: Any) -> ModuleMapping:
+def _module_mapping(name: str, target: type, build: Any, rules: Any) -> ModuleMapping:
     return ModuleMapping((name,), target, build, rules, settings=_settings, translated=LAYOUT)
 
 
@@ -214,12 +214,12 @@ DIALECTS = (
     StateDictAdapter(
         "torch.nn",
         (
-            _counterpart("MultiheadAttention", MultiHeadAttention, _attention, ATTENTION),
-            _counterpart("TransformerEncoderLayer", Block, _layer, ENCODER_LAYER),
-            _counterpart("TransformerDecoderLayer", Block, _layer, DECODER_LAYER),
-            _counterpart("TransformerEncoder", Encoder, _stack, ENCODER),
-            _counterpart("TransformerDecoder", Decoder, _stack, DECODER),
-            _counterpart("Transformer", Seq2Seq, _transformer, BOTH),
+            _module_mapping("MultiheadAttention", MultiHeadAttention, _attention, ATTENTION),
+            _module_mapping("TransformerEncoderLayer", Block, _layer, ENCODER_LAYER),
+            _module_mapping("TransformerDecoderLayer", Block, _layer, DECODER_LAYER),
+            _module_mapping("TransformerEncoder", Encoder, _stack, ENCODER),
+            _module_mapping("TransformerDecoder", Decoder, _stack, DECODER),
+            _module_mapping("Transformer", Seq2Seq, _transformer, BOTH),
         ),
     ),
 )

@@ -26,7 +26,7 @@ from jaxformer.config import (
     from_dict,
 )
 from jaxformer.parameters import abstract
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
 

@@ -9,7 +9,7 @@ from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
-from jaxformer.porting.dialects.parts import (
+from jaxformer.porting.dialects.common.reading import (
     NORMS,
     NUM_KV_HEADS,
     alike,
@@ -23,14 +23,14 @@ from jaxformer.porting.dialects.parts import (
     rotary_tables_of,
     sinusoids,
 )
-from jaxformer.porting.dialects.signatures import (
+from jaxformer.porting.dialects.common.signatures import (
     AddedPositions,
     AddedSinusoids,
     ALiBiTable,
     RotaryOnHeads,
     TwoInputAttention,
 )
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.source_model import NUM_HEADS, SourceModel
 from jaxformer.positions import ALiBi, LearnedPositions, Rotary, SinusoidalPositions

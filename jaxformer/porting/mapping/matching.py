@@ -12,12 +12,16 @@ from flax import nnx
 
 from jaxformer.errors import CheckpointError, JaxformerError, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.dialect import ModuleMapping, StateDictAdapter
-from jaxformer.porting.mapping.limits import check_settings
+from jaxformer.porting.mapping.abstract_modules import (
+    MODEL_OF_CONFIG,
+    build_abstract,
+    parameter_shapes,
+)
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Link, Shape, link
-from jaxformer.porting.mapping.skeletons import OUR_CONFIGS, shapes_of, skeleton
 from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
 from jaxformer.porting.mapping.transfer import Tensors
+from jaxformer.porting.mapping.validation import check_settings
 
 WRAPPERS = ("_orig_mod.", "module.")
 
@@ -36,7 +40,7 @@ class Match:
         dropped: their arrays that were ignored on request.
     """
 
-    counterpart: ModuleMapping
+    module_mapping: ModuleMapping
     kind: str
     module: Any
     links: list[Link]
@@ -68,9 +72,9 @@ def match_arrays(
     if not kinds and isinstance(settings.get("class"), str):
         kinds = (settings["class"],)
     attempts = []
-    for counterpart in _candidates(dialect, kinds, config):
-        named = _prefixed(tensors, dialect, counterpart)
-        kind = next((k for k in kinds if k in counterpart.source), counterpart.source[0])
+    for module_mapping in _candidates(dialect, kinds, config):
+        named = _prefixed(tensors, dialect, module_mapping)
+        kind = next((k for k in kinds if k in module_mapping.source), module_mapping.source[0])
         source_model = SourceModel(
             {name: tensor.shape for name, tensor in named.items()},
             kind=kind,
@@ -78,15 +82,15 @@ def match_arrays(
             config=settings,
         )
         try:
-            target = skeleton(counterpart, source_model, config)
+            target = build_abstract(module_mapping, source_model, config)
         except JaxformerError as error:
-            attempts.append(_failure(error, counterpart, source_model, named))
+            attempts.append(_failure(error, module_mapping, source_model, named))
             continue
-        links, problems = pair_arrays(counterpart, target, named)
+        links, problems = pair_arrays(module_mapping, target, named)
         if problems:
             attempts.append((len(problems), _not_those_of(source_model, problems)))
             continue
-        return Match(counterpart, kind, target, links, named, settings, dropped)
+        return Match(module_mapping, kind, target, links, named, settings, dropped)
     raise min(attempts, key=lambda attempt: attempt[0])[1]
 
 
@@ -103,16 +107,18 @@ def _candidates(
     dialect: StateDictAdapter, kinds: Sequence[str], config: Any
 ) -> list[ModuleMapping]:
     if kinds:
-        counterpart = dialect.for_class(kinds)
-        if counterpart is None:
+        module_mapping = dialect.for_class(kinds)
+        if module_mapping is None:
             raise UsageError(
                 f"{dialect.name} has no class {kinds[0]}: it has {', '.join(dialect.classes())}"
             )
-        return [counterpart]
-    target = OUR_CONFIGS.get(type(config), type(config) if isinstance(config, nnx.Module) else None)
+        return [module_mapping]
+    target = MODEL_OF_CONFIG.get(
+        type(config), type(config) if isinstance(config, nnx.Module) else None
+    )
     fitting = [
         c
-        for c in dialect.counterparts
+        for c in dialect.module_mappings
         if (issubclass(target, c.target) if target else c.rules or c.buffers)
     ]
     if not fitting:
@@ -121,7 +127,10 @@ def _candidates(
 
 
 def _failure(
-    error: JaxformerError, counterpart: ModuleMapping, source_model: SourceModel, tensors: Tensors
+    error: JaxformerError,
+    module_mapping: ModuleMapping,
+    source_model: SourceModel,
+    tensors: Tensors,
 ) -> tuple[float, JaxformerError]:
     """What to say of a class that could not be built, and how far it was from it.
 
@@ -133,7 +142,7 @@ def _failure(
         source_model.guess = True
         try:
             _, problems = pair_arrays(
-                counterpart, skeleton(counterpart, source_model, None), tensors
+                module_mapping, build_abstract(module_mapping, source_model, None), tensors
             )
         except JaxformerError:
             problems = []
@@ -150,10 +159,10 @@ def _not_those_of(source_model: SourceModel, problems: Sequence[str]) -> Checkpo
 
 
 def pair_arrays(
-    counterpart: ModuleMapping, target: Any, tensors: Tensors
+    module_mapping: ModuleMapping, target: Any, tensors: Tensors
 ) -> tuple[list[Link], list[str]]:
     """The links, and what is missing, unexpected or of another shape."""
-    links, unmatched = link(counterpart.rules_for(target), shapes_of(target))
+    links, unmatched = link(module_mapping.rules_for(target), parameter_shapes(target))
     problems = [f"there is no name for our {name}" for name in unmatched]
     expected: dict[str, tuple[Link, Shape]] = {}
     for each in links:
@@ -164,8 +173,8 @@ def pair_arrays(
         name
         for name in tensors
         if name not in expected
-        and name not in counterpart.aliases
-        and not any(buffer.matches(name) for buffer in counterpart.buffers)
+        and name not in module_mapping.aliases
+        and not any(buffer.matches(name) for buffer in module_mapping.buffers)
     ]
     for name in missing:
         target_here = ", ".join(expected[name][0].target)
@@ -194,21 +203,21 @@ def _is_float(dtype: np.dtype) -> bool:
 
 
 def _prefixed(
-    tensors: Tensors, dialect: StateDictAdapter, counterpart: ModuleMapping
+    tensors: Tensors, dialect: StateDictAdapter, module_mapping: ModuleMapping
 ) -> dict[str, StoredTensor]:
     """With the prefix of a whole model where the class has it, and without where it has not."""
-    prefix = counterpart.prefix or dialect.prefix
+    prefix = module_mapping.prefix or dialect.prefix
     tensors = {_rename_legacy(name, dialect): tensor for name, tensor in tensors.items()}
     has_it = any(name.startswith(prefix) for name in tensors)
     named = dict(tensors)
-    if counterpart.prefix and not has_it:
+    if module_mapping.prefix and not has_it:
         named = {
-            name if name.startswith(counterpart.outside) else prefix + name: tensor
+            name if name.startswith(module_mapping.outside) else prefix + name: tensor
             for name, tensor in tensors.items()
         }
-    elif dialect.prefix and not counterpart.prefix and has_it:
+    elif dialect.prefix and not module_mapping.prefix and has_it:
         named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    for alias, name in counterpart.aliases.items():
+    for alias, name in module_mapping.aliases.items():
         if alias in named and name not in named:
             named[name] = named[alias]
     return named

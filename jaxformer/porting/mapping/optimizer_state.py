@@ -158,7 +158,7 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 def _canonical(plan: Plan, order: Sequence[str]) -> list[str]:
     """Every tied array by the name that carries it."""
-    aliases = plan.counterpart.aliases
+    aliases = plan.module_mapping.aliases
     linked = {name for link in plan.links for name in link.source}
     return [name if name in linked else aliases.get(name, name) for name in order]
 

@@ -13,10 +13,14 @@ import numpy as np
 
 from jaxformer.errors import CheckpointError, JaxformerError, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor, digest
-from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.abstract_modules import (
+    architecture_of,
+    build_abstract,
+    parameter_shapes,
+)
+from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.matching import match_arrays
 from jaxformer.porting.mapping.rules import Link, link
-from jaxformer.porting.mapping.skeletons import facts, shapes_of, skeleton
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.transfer import Tensors, export_tensors, import_tensors
 
@@ -30,14 +34,14 @@ class Origin:
         kind: the class.
         buffers: arrays that are no parameters, whose bits are not those that we would write.
         config: the foreign config, where there was one.
-        facts: what the module computed when it came, see ``_facts``.
+        architecture: what the module computed when it came, see ``architecture_of``.
     """
 
     dialect: StateDictAdapter
     kind: str
     buffers: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    architecture: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Plan:
     links: list[Link]
     tensors: dict[str, StoredTensor]
     origin: Origin
-    counterpart: ModuleMapping
+    module_mapping: ModuleMapping
     dropped: tuple[str, ...] = ()
     order: tuple[str, ...] = ()
 
@@ -89,10 +93,10 @@ def plan_import(
     """
     match = match_arrays(tensors, dialect, kinds=kinds, module=module, config=config, ignore=ignore)
     target, links, named = match.module, match.links, match.tensors
-    buffers = _check_the_rest(match.counterpart, target, links, named)
-    origin = Origin(dialect, match.kind, buffers, match.settings, facts(target))
+    buffers = _check_the_rest(match.module_mapping, target, links, named)
+    origin = Origin(dialect, match.kind, buffers, match.settings, architecture_of(target))
     read = import_tensors(links, named)
-    return Plan(target, links, read, origin, match.counterpart, match.dropped, tuple(named))
+    return Plan(target, links, read, origin, match.module_mapping, match.dropped, tuple(named))
 
 
 def plan_export(
@@ -122,31 +126,33 @@ def plan_export(
             + ", ".join(dialect.classes())
         )
     attempts = []
-    for counterpart in candidates:
+    for module_mapping in candidates:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        links, unmatched = link(counterpart.rules_for(module), shapes)
+        links, unmatched = link(module_mapping.rules_for(module), shapes)
         problems = [f"there is no place for {name}" for name in unmatched]
-        plan = _export(module, tensors, links, counterpart, origin or Origin(dialect, ""))
+        plan = _export(module, tensors, links, module_mapping, origin or Origin(dialect, ""))
         # A module that is as it came can go back, even where its class has no such setting.
-        same = origin is not None and origin.facts == facts(module)
+        same = origin is not None and origin.architecture == architecture_of(module)
         cannot_be_built = False
         try:
-            problems += [] if same else _differences(module, plan, counterpart, unmatched)
+            problems += [] if same else _differences(module, plan, module_mapping, unmatched)
         except JaxformerError as error:
             problems.append(str(error))
             cannot_be_built = True
         if not problems:
             return plan
-        attempts.append(((cannot_be_built, len(unmatched), len(problems)), problems, counterpart))
-    _, problems, counterpart = min(attempts, key=lambda attempt: attempt[0])
+        attempts.append(
+            ((cannot_be_built, len(unmatched), len(problems)), problems, module_mapping)
+        )
+    _, problems, module_mapping = min(attempts, key=lambda attempt: attempt[0])
     raise UsageError(
-        f"{dialect.name}'s {counterpart.source[0]} cannot hold this {type(module).__name__}: "
+        f"{dialect.name}'s {module_mapping.source[0]} cannot hold this {type(module).__name__}: "
         + "; ".join(problems)
     )
 
 
 def _check_the_rest(
-    counterpart: ModuleMapping, target: Any, links: Iterable[Link], tensors: Tensors
+    module_mapping: ModuleMapping, target: Any, links: Iterable[Link], tensors: Tensors
 ) -> dict[str, np.ndarray]:
     """Compares second names and buffers with what they must hold.
 
@@ -158,7 +164,7 @@ def _check_the_rest(
     """
     names = {name for each in links for name in each.source}
     problems = []
-    for alias, name in counterpart.aliases.items():
+    for alias, name in module_mapping.aliases.items():
         tied = alias in tensors and name in tensors and alias not in names
         if tied and not _same(tensors[alias], tensors[name]):
             problems.append(f"{alias} must equal {name}, which it is tied to, and does not")
@@ -166,7 +172,7 @@ def _check_the_rest(
     # Masks are the same in every layer: their bits are held once.
     shared: dict[Any, np.ndarray] = {}
     for name, tensor in tensors.items():
-        buffer = next((b for b in counterpart.buffers if b.matches(name)), None)
+        buffer = next((b for b in module_mapping.buffers if b.matches(name)), None)
         if name in names or buffer is None:
             continue
         stored = tensor.read()
@@ -185,16 +191,16 @@ def _export(
     module: Any,
     tensors: Tensors,
     links: list[Link],
-    counterpart: ModuleMapping,
+    module_mapping: ModuleMapping,
     origin: Origin,
 ) -> Plan:
     written = export_tensors(links, tensors)
-    for alias, name in counterpart.aliases.items():
+    for alias, name in module_mapping.aliases.items():
         if alias not in written and name in written:
             shared = ("tied", name)
             written[name] = dataclasses.replace(written[name], storage=shared)
             written[alias] = dataclasses.replace(written[name], storage=shared)
-    for buffer in counterpart.buffers:
+    for buffer in module_mapping.buffers:
         for name in _buffer_names(buffer, list(written)) if buffer.written else ():
             values = origin.buffers.get(name)
             values = buffer.values(module, None) if values is None else values
@@ -202,12 +208,12 @@ def _export(
                 written[name] = StoredTensor.of(values)
     for name in origin.buffers.keys() - written.keys():
         written[name] = StoredTensor.of(origin.buffers[name])
-    origin = dataclasses.replace(origin, kind=origin.kind or counterpart.source[0])
-    return Plan(module, links, written, origin, counterpart)
+    origin = dataclasses.replace(origin, kind=origin.kind or module_mapping.source[0])
+    return Plan(module, links, written, origin, module_mapping)
 
 
 def _differences(
-    module: Any, plan: Plan, counterpart: ModuleMapping, unmatched: Sequence[str]
+    module: Any, plan: Plan, module_mapping: ModuleMapping, unmatched: Sequence[str]
 ) -> list[str]:
     """What the class of theirs would do otherwise than our module, had it these arrays.
 
@@ -217,11 +223,15 @@ def _differences(
     source_model = SourceModel(
         {name: tensor.shape for name, tensor in plan.tensors.items()},
         kind=plan.origin.kind,
-        config=counterpart.settings(module),
+        config=module_mapping.settings(module),
     )
-    again = skeleton(counterpart, source_model, None)
-    wanted = facts(module) | {f"the shape of {k}": v for k, v in shapes_of(module).items()}
-    had = facts(again) | {f"the shape of {k}": v for k, v in shapes_of(again).items()}
+    again = build_abstract(module_mapping, source_model, None)
+    wanted = architecture_of(module) | {
+        f"the shape of {k}": v for k, v in parameter_shapes(module).items()
+    }
+    had = architecture_of(again) | {
+        f"the shape of {k}": v for k, v in parameter_shapes(again).items()
+    }
     skipped = {f"the shape of {name}" for name in unmatched}
     # What holds for every layer is said once.
     return list(
@@ -231,7 +241,7 @@ def _differences(
             for name in sorted(wanted.keys() | had.keys())
             if wanted.get(name) != had.get(name)
             and name not in skipped
-            and name.rpartition(".")[2] not in counterpart.translated
+            and name.rpartition(".")[2] not in module_mapping.translated
         )
     )
 

@@ -115,26 +115,26 @@ class StateDictAdapter:
     """
 
     name: str
-    counterparts: tuple[ModuleMapping, ...]
+    module_mappings: tuple[ModuleMapping, ...]
     prefix: str = ""
     model_types: tuple[str, ...] = ()
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def classes(self) -> list[str]:
         """The names of all its classes."""
-        return [name for counterpart in self.counterparts for name in counterpart.source]
+        return [name for module_mapping in self.module_mappings for name in module_mapping.source]
 
     def for_class(self, kinds: Iterable[str]) -> ModuleMapping | None:
         """The counterpart of the first of these class names that is known."""
         for kind in kinds:
-            for counterpart in self.counterparts:
-                if kind in counterpart.source:
-                    return counterpart
+            for module_mapping in self.module_mappings:
+                if kind in module_mapping.source:
+                    return module_mapping
         return None
 
     def for_module(self, module: Any) -> list[ModuleMapping]:
         """The counterparts that a module of ours may be exported as, the best first."""
-        exact = [c for c in self.counterparts if c.target is type(module)]
+        exact = [c for c in self.module_mappings if c.target is type(module)]
         return exact + [
-            c for c in self.counterparts if c not in exact and isinstance(module, c.target)
+            c for c in self.module_mappings if c not in exact and isinstance(module, c.target)
         ]

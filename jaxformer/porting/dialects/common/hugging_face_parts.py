@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.hugging_face import (
+from jaxformer.porting.dialects.common.hugging_face import (
     activation,
     head_width,
     rotary,

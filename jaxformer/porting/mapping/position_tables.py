@@ -8,7 +8,7 @@ import numpy as np
 from jaxformer.porting.formats.tensors import digest
 
 
-class Table:
+class PositionTable:
     """A read-only array that can be compared, so that it may be a module's static attribute.
 
     Attributes:
@@ -21,17 +21,17 @@ class Table:
         self._key = (array.shape, array.dtype, digest(self.array))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and self._key == other._key
+        return isinstance(other, PositionTable) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return f"Table{self.array.shape}"
+        return f"PositionTable{self.array.shape}"
 
 
-def install(modules: Iterable[Any], attribute: str, array: np.ndarray) -> None:
+def install_table(modules: Iterable[Any], attribute: str, array: np.ndarray) -> None:
     """Gives modules one table, of which the axes before the last two are of size 1."""
-    table = Table(np.reshape(array, array.shape[-2:]))
+    table = PositionTable(np.reshape(array, array.shape[-2:]))
     for module in modules:
         setattr(module, attribute, table)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
-from jaxformer.porting.mapping.dialect import Buffer, ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import (
     ONE_TO_ONE,
     RotaryPermutation,
@@ -270,7 +270,7 @@ def language_model(
 
         return of
 
-    def counterpart(kind: str, start: str, **more: Any) -> ModuleMapping:
+    def module_mapping(kind: str, start: str, **more: Any) -> ModuleMapping:
         return ModuleMapping(
             (kind,),
             TransformerLM,
@@ -285,8 +285,8 @@ def language_model(
     return StateDictAdapter(
         name,
         (
-            counterpart(whole, prefix, aliases=tied, prefix=prefix, outside=outside),
-            counterpart(alone, ""),
+            module_mapping(whole, prefix, aliases=tied, prefix=prefix, outside=outside),
+            module_mapping(alone, ""),
         ),
         prefix=prefix,
         model_types=(name,),

@@ -13,10 +13,10 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.feed_forward import FeedForward
 from jaxformer.layers import Dropout
 from jaxformer.norms import LayerNorm
-from jaxformer.porting.mapping.dialect import Buffer
+from jaxformer.porting.mapping.adapter import Buffer
+from jaxformer.porting.mapping.position_tables import install_table
 from jaxformer.porting.mapping.rules import Shape, names
 from jaxformer.porting.mapping.source_model import SourceModel
-from jaxformer.porting.mapping.tables import install
 from jaxformer.positions import Rotary, SinusoidalPositions
 
 # The norms of a block of two branches, as many code bases call them.
@@ -152,7 +152,7 @@ def sinusoids(source: str) -> Buffer:
         return None if rows is None else rows.rows()[None]
 
     def give(module: Any, array: np.ndarray) -> None:
-        install([_sinusoidal(module)], "table", array)
+        install_table([_sinusoidal(module)], "table", array)
 
     return Buffer(source, values, install=give)
 
@@ -171,7 +171,7 @@ def rotary_tables_of(cos: str, sin: str) -> tuple[Buffer, Buffer]:
             return rotaries[0].tables()[part][None, None] if rotaries else None
 
         def give(module: Any, array: np.ndarray) -> None:
-            install(_rotaries(module), attribute, array)
+            install_table(_rotaries(module), attribute, array)
 
         return Buffer(source, values, install=give)
 

@@ -11,14 +11,14 @@ from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
 from jaxformer.parameters import join_path
-from jaxformer.porting.mapping.dialect import ModuleMapping
-from jaxformer.porting.mapping.limits import check_config
+from jaxformer.porting.mapping.adapter import ModuleMapping
 from jaxformer.porting.mapping.rules import Shape
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.validation import check_config
 from jaxformer.positions import RotaryScaling
 from jaxformer.transformer_lm import TransformerLM
 
-OUR_CONFIGS = {TransformerLMConfig: TransformerLM, EncoderDecoderConfig: EncoderDecoder}
+MODEL_OF_CONFIG = {TransformerLMConfig: TransformerLM, EncoderDecoderConfig: EncoderDecoder}
 # Where the classes are defined that compute; those in porting only rename their arguments.
 _COMPONENTS = {
     f"jaxformer.{name}"
@@ -34,24 +34,24 @@ _USED_BY_THE_MODEL = (
 )  # fmt: skip
 
 
-def skeleton(counterpart: ModuleMapping, source_model: SourceModel, config: Any) -> Any:
+def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, config: Any) -> Any:
     """Our module with shapes in place of weights."""
     if isinstance(config, nnx.Module):
         return config
     keys: Any = _SameKey()
     try:
-        if type(config) in OUR_CONFIGS:
-            build = OUR_CONFIGS[type(config)]
+        if type(config) in MODEL_OF_CONFIG:
+            build = MODEL_OF_CONFIG[type(config)]
             module = nnx.eval_shape(lambda: build(config, rngs=keys))
         else:
-            module = nnx.eval_shape(lambda: counterpart.build(source_model, keys))
+            module = nnx.eval_shape(lambda: module_mapping.build(source_model, keys))
     except JaxformerError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Settings come from files: they may be of any type and value.
         reason = str(error) or type(error).__name__
         raise UsageError(f"these settings make no {source_model.kind}: {reason}") from error
-    if type(getattr(module, "config", None)) in OUR_CONFIGS:
+    if type(getattr(module, "config", None)) in MODEL_OF_CONFIG:
         check_config(module.config)
     return module
 
@@ -67,22 +67,22 @@ class _SameKey:
         return self.key
 
 
-def shapes_of(module: Any) -> dict[str, Shape]:
+def parameter_shapes(module: Any) -> dict[str, Shape]:
     """The shapes of a module's parameters, by name; weights may be left out of the module."""
     # Not by ``abstract``, which traces the module anew.
     state = nnx.to_flat_state(nnx.state(module, nnx.Param))
     return {join_path(path): tuple(variable.shape) for path, variable in state}
 
 
-def facts(module: Any) -> dict[str, Any]:
+def architecture_of(module: Any) -> dict[str, Any]:
     """All that decides what a module computes, beside its weights; rates of dropout do not."""
-    facts: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for path, node in nnx.iter_modules(module):
         kinds = [c.__name__ for c in type(node).__mro__ if c.__module__ in _COMPONENTS]
         if isinstance(node, Dropout) or not kinds:
             continue
         at = join_path(path)
-        facts[at or "the class"] = kinds[0]
+        found[at or "the class"] = kinds[0]
         values = dict(vars(node))
         config = values.pop("config", None)
         if isinstance(config, TransformerLMConfig | EncoderDecoderConfig):
@@ -93,5 +93,5 @@ def facts(module: Any) -> dict[str, Any]:
                 value = value.factor if value.kind == "linear" else dataclasses.astuple(value)
             if name.startswith("_") or not isinstance(value, int | float | str | tuple | None):
                 continue
-            facts[f"{at}.{name}".removeprefix(".")] = value
-    return facts
+            found[f"{at}.{name}".removeprefix(".")] = value
+    return found

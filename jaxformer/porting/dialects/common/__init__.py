@@ -1,0 +1,1 @@
+"""Declarations that several families share."""
