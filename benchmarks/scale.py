@@ -84,7 +84,7 @@ def options_of(flags: str) -> Any:
     """The ``PlanOptions`` that ``jaxformer plan`` makes of them."""
     import tyro
 
-    from jaxformer.cli.plan_options import PlanOptions
+    from jaxformer.cli.plan import PlanOptions
     from jaxformer.training.presets import PRESETS
 
     arguments = flags.split()
@@ -94,9 +94,12 @@ def options_of(flags: str) -> Any:
 
 def reckon(flags: str) -> dict[str, Any]:
     """What ``jaxformer plan --model-only`` says."""
-    from jaxformer.cli.plan import find_plan
+    from jaxformer.planning.plan import find_plan
 
-    needs = find_plan(options_of(f"{flags} --model-only")).to_dict()
+    options = options_of(flags)
+    needs = find_plan(
+        options.config, topology=options.topology, model_only=True, download=options.download
+    ).to_dict()
     del needs["fits"]
     return needs
 

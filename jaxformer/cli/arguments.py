@@ -1,4 +1,4 @@
-"""Reading a command's arguments: into options, or a refusal in one line."""
+"""Reads a command's arguments into a dataclass of options; free of JAX."""
 
 import contextlib
 import io
@@ -7,45 +7,60 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from jaxformer.errors import UsageError
 from jaxformer.training.presets import PRESETS
 
+# A flag without a --no- form, which only settings that a preset may switch on need.
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Preset = Annotated[str, tyro.conf.arg(metavar="|".join(PRESETS))]
+
 
 def parse(
-    cls: type,
+    options: Any,
     program: str,
     arguments: Sequence[str],
     default: Any = None,
     *,
-    others: bool = False,
+    ignore_unknown: bool = False,
 ) -> Any:
-    """The options that the arguments make; with ``others`` there may be arguments beside them.
+    """Returns the options that the arguments give; ``--help`` prints and exits instead.
+
+    Args:
+        options: their dataclass.
+        program: the command's name, for its help.
+        arguments: those after the command's name.
+        default: an instance with the values of what is not given.
+        ignore_unknown: allow arguments that are none of the options.
 
     Raises:
-        UsageError: an argument is unknown, cannot be read or is refused by the options' classes.
+        UsageError: an argument is unknown, cannot be read, or the dataclass rejects its value.
     """
     settings: dict[str, Any] = {} if default is None else {"default": default}
-    if others:
+    if ignore_unknown:
         settings["return_unknown_args"] = True
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed: Any = tyro.cli(cls, prog=program, args=list(arguments), **settings)
-            return parsed[0] if others else parsed
+            parsed: Any = tyro.cli(options, prog=program, args=list(arguments), **settings)
+            return parsed[0] if ignore_unknown else parsed
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(_one_line(complaint.getvalue(), program)) from None
+        raise UsageError(_first_complaint(complaint.getvalue(), program)) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _one_line(complaint: str, program: str) -> str:
-    """What tyro's framed message says, without its frame and its help texts."""
+def _first_complaint(complaint: str, program: str) -> str:
+    """Returns in one line what tyro printed in a frame, without the help that it adds.
+
+    tyro raises SystemExit and gives its reason as framed text alone, so this is the one place where
+    text is taken apart. If the frame changes, the line is longer than it need be, never lost.
+    """
     # Its rules are drawn in box characters or in ASCII, as the terminal's encoding allows.
     lines = [line.strip("│| ") for line in complaint.strip().splitlines()[1:]]
     paragraphs = [
@@ -61,12 +76,12 @@ def _one_line(complaint: str, program: str) -> str:
 
 
 def is_path(argument: str) -> bool:
-    """Whether an argument can only be meant as a path."""
+    """Returns whether an argument can only be meant as a path."""
     return os.path.lexists(argument) or os.sep in argument or "." in argument
 
 
 def preset_name(arguments: Sequence[str]) -> str:
-    """The preset that decides the defaults of all settings.
+    """Returns the preset that decides the defaults of all settings.
 
     Raises:
         UsageError: there is none of that name.
@@ -78,16 +93,16 @@ def preset_name(arguments: Sequence[str]) -> str:
 
 
 def run_folder(arguments: Sequence[str]) -> Path:
-    """Where a training run is kept."""
+    """Returns where a training run is kept."""
     return Path(peek(arguments, "--out") or f"runs/{preset_name(arguments)}")
 
 
 def peek(arguments: Sequence[str], flag: str) -> str | None:
-    """The last value of a flag that decides the defaults of the others."""
+    """Returns the last value of a flag that decides the defaults of the others, or None."""
     found = None
-    for place, here in enumerate(arguments):
-        if here == flag:
+    for place, argument in enumerate(arguments):
+        if argument == flag:
             found = next(iter(arguments[place + 1 :]), None)
-        elif here.startswith(f"{flag}="):
-            found = here.partition("=")[2]
+        elif argument.startswith(f"{flag}="):
+            found = argument.partition("=")[2]
     return found

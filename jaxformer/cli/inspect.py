@@ -1,281 +1,326 @@
-"""What ``jaxformer inspect`` does: load the run, compute the numbers, write them and a picture."""
+"""``jaxformer inspect``: options, and what is printed or written.
 
+JAX and matplotlib are imported once the arguments are known to be good.
+"""
+
+import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from flax import nnx
+import tyro
 
-from jaxformer import analysis, costs
-from jaxformer.builders import make_block
-from jaxformer.cli.inspect_options import (
-    AttentionOptions,
-    CostsOptions,
-    GradientsOptions,
-    InitOptions,
-    InspectOptions,
-    MasksOptions,
-    NormsOptions,
-    PositionsOptions,
-    ScalingOptions,
-    TextOptions,
-)
-from jaxformer.config import TransformerLMConfig
+from jaxformer.cli.arguments import Switch, is_path, parse
 from jaxformer.errors import ResourceError, UsageError
-from jaxformer.generation import generate
-from jaxformer.hardware.memory import host_memory
-from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import Tokenizer, in_float32, language_model, open_checkpoint
-from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
-from jaxformer.scaling import softmax_scaling
-from jaxformer.training.memory import count_matrices
-from jaxformer.transformer_lm import TransformerLM
 
-Numbers = dict[str, Any]
+# Tables of these sizes take a gigabyte or less, and show no more than smaller ones.
+MOST_POSITIONS, MOST_MASKED, MOST_HEAD_SIZE, MOST_KEYS = 2**17, 4096, 2**16, 512
+# In tokens; a block of that length may need all memory, and of a greater one always does.
+MOST_MEASURED = 2**15
 
+USAGE = """\
+usage: jaxformer inspect CHECKPOINT [OPTIONS]
+       jaxformer inspect WHAT CHECKPOINT [OPTIONS]
 
-@dataclass(frozen=True)
-class Run:
-    """A trained model, in evaluation mode, and the tokenizer of its text, where it is known."""
+The first lists what is in a checkpoint: arrays, sizes, settings, whose model it is.
+A checkpoint is a run's folder, or any that jaxformer port reads. WHAT is one of
 
-    model: TransformerLM
-    known_tokenizer: Tokenizer | None
+  attention   who attends to whom in a text: any layer and head, or their mean
+  gradients   the norm of every parameter's gradient
+  init        what three initialisations do to the model's output
+  norms       pre-norm and post-norm blocks: the residual stream by depth
+  positions   position tables, and chosen dimensions of them
+  masks       causal, window, padding and combined masks
+  scaling     what 1/sqrt(head size) does to a softmax
+  costs       time and memory against text length and width, measured and fitted
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """What makes ids of text."""
-        if self.known_tokenizer is None:
-            raise UsageError(
-                "this model has neither a vocabulary nor a tokenizer.json, and text is asked for"
-            )
-        return self.known_tokenizer
-
-    @property
-    def config(self) -> TransformerLMConfig:
-        """The model's settings."""
-        return self.model.config
+Each writes RUN/inspect/WHAT.png (inspect/WHAT.png beside a file) and prints its path; jaxformer
+inspect WHAT --help lists options.
+"""
 
 
-def inspect(what: str, options: InspectOptions) -> None:
-    """Writes the picture or numbers of one inspection and prints the path of each file.
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions:
+    """List what is in a checkpoint: arrays, sizes, settings, and whose model it is."""
+
+    path: tyro.conf.Positional[Path]
+    """A file or folder."""
+    dialect: str | None = None
+    """Whose names the arrays have; default what the checkpoint shows."""
+    config: Path | None = None
+    """Settings as JSON, which go before those in the checkpoint."""
+    step: int | None = None
+    """Which step of a run; default the newest."""
+    best: Switch = False
+    """The step of a run with the lowest validation loss."""
+    json: Switch = False
+    """Print JSON."""
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.step is not None and self.best:
+            raise ValueError("--step and --best exclude each other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """What every inspection takes."""
+
+    path: tyro.conf.Positional[Path]
+    """A run's folder, or any checkpoint that jaxformer port reads."""
+    step: int | None = None
+    """Which checkpoint of a run to use; default the newest."""
+    best: Switch = False
+    """Use the checkpoint with the lowest validation loss."""
+    out: Path | None = None
+    """The file to write, .png, .svg or .pdf; .json is the numbers alone. Default in RUN/inspect."""
+    json: Switch = False
+    """Write the numbers too, beside the picture."""
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.step is not None and self.best:
+            raise ValueError("--step and --best exclude each other")
+        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf", ".json"):
+            raise ValueError(f"--out must end in .png, .svg, .pdf or .json: got {self.out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(InspectOptions):
+    """What every inspection of a text takes."""
+
+    text: str | None = None
+    """What the model reads; default 40 characters that it writes itself."""
+    unknown: Literal["error", "skip", "replace"] = "error"
+    """What to do with a text's characters that the model does not know."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.text == "":
+            raise ValueError("--text must not be empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(TextOptions):
+    """Draw who attends to whom: one map for each layer and head asked for."""
+
+    layer: int | None = None
+    """Which layer, from 0; default every one."""
+    head: int | Literal["mean", "all"] = "mean"
+    """Which head, from 0; their mean; or all, side by side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsOptions(TextOptions):
+    """Draw the norm of the gradient of sum(logits) by every parameter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitOptions(InspectOptions):
+    """Draw the output of the run's model, untrained, for three initialisations."""
+
+    seed: int = 0
+    """Of weights and tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormsOptions(InitOptions):
+    """Draw the residual stream by depth for the run's blocks, untrained, in both orders."""
+
+    layers: int = 12
+    """How many blocks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(1 <= self.layers <= 1000, "layers", "in [1, 1000]", self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionsOptions(InspectOptions):
+    """Draw position tables in the run's sizes; learned ones as they are trained."""
+
+    length: int | None = None
+    """How many positions; default the run's context."""
+    dimensions: tuple[int, ...] = ()
+    """Which dimensions to draw as curves, of the tables that have them; default five over each."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.length is None or 1 <= self.length <= MOST_POSITIONS
+        _check(good, "length", f"in [1, {MOST_POSITIONS}]", self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasksOptions(InspectOptions):
+    """Draw masks: which key (column) each query (row) may attend to."""
+
+    length: int = 24
+    """How many tokens."""
+    window: int | None = None
+    """How many tokens a query sees on a side, itself included; default the run's, or a third."""
+    padded: int | None = None
+    """How many of the tokens, at the end, are padding; default a quarter."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = 1 <= self.length <= MOST_MASKED
+        _check(good, "length", f"in [1, {MOST_MASKED}]", self.length)
+        _check(self.window is None or self.window >= 1, "window", "at least 1", self.window)
+        good = self.padded is None or 0 <= self.padded <= self.length
+        _check(good, "padded", f"in [0, {self.length}]", self.padded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingOptions(InspectOptions):
+    """Draw a softmax over random scores with and without the factor 1/sqrt(head size)."""
+
+    head_sizes: tuple[int, ...] = (16, 64, 256, 1024)
+    """Which head sizes; the run's own is added."""
+    keys: int | None = None
+    """How many keys each query chooses among; default the run's context, at most 256."""
+    seed: int = 0
+    """Of queries and keys."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for size in self.head_sizes:
+            good = 1 <= size <= MOST_HEAD_SIZE
+            _check(good, "head-sizes", f"in [1, {MOST_HEAD_SIZE}]", size)
+        good = self.keys is None or 2 <= self.keys <= MOST_KEYS
+        _check(good, "keys", f"in [2, {MOST_KEYS}]", self.keys)
+        _check(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostsOptions(InspectOptions):
+    """Measure one block of the run, forward and backward, and fit O(T² D) + O(T D F)."""
+
+    lengths: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    """Text lengths T, in tokens."""
+    widths: tuple[int, ...] = (1, 2, 4)
+    """Widths, as multiples of the run's: heads and feed-forward grow with them."""
+    rounds: int = 7
+    """How many times each is timed; the median counts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lengths", "widths"):
+            for value in getattr(self, name):
+                good = 1 <= value <= MOST_MEASURED
+                _check(good, name, f"in [1, {MOST_MEASURED}]", value)
+        _check(self.rounds >= 1, "rounds", "at least 1", self.rounds)
+        points = len(set(self.lengths)) * len(set(self.widths))
+        _check(points >= 3, "lengths and --widths", "at least 3 points together", points)
+
+
+def _check(good: bool, name: str, constraint: str, value: object) -> None:
+    if not good:
+        raise ValueError(f"--{name} must be {constraint}: got {value}")
+
+
+OPTIONS: dict[str, type[InspectOptions]] = {
+    "attention": AttentionOptions,
+    "gradients": GradientsOptions,
+    "init": InitOptions,
+    "norms": NormsOptions,
+    "positions": PositionsOptions,
+    "masks": MasksOptions,
+    "scaling": ScalingOptions,
+    "costs": CostsOptions,
+}
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Lists what is in a checkpoint, or writes one inspection of a model.
 
     Raises:
-        UsageError: matplotlib is missing, or a setting does not fit the run.
+        UsageError: there is no such inspection, a setting does not fit, or matplotlib is missing.
         CheckpointError: the run has no such checkpoint, or it is damaged.
-        TextError: the text holds a character that the model does not know.
+        TextError: the text has a character that the model does not know.
         ResourceError: a file cannot be written.
     """
+    what, *rest = arguments or ["nothing"]
+    if what in ("-h", "--help"):
+        print(USAGE, end="")
+    elif what in OPTIONS:
+        _inspect(what, parse(OPTIONS[what], f"jaxformer inspect {what}", rest))
+    elif is_path(what):
+        _list(parse(TreeOptions, "jaxformer inspect", arguments))
+    else:
+        raise UsageError(
+            f"{what} is not to be inspected: use {', '.join(OPTIONS)}, or a checkpoint's path"
+        )
+
+
+def _list(options: TreeOptions) -> None:
+    from jaxformer.inspection.checkpoint_tree import describe, print_tree
+    from jaxformer.porting.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(
+        options.path,
+        dialect=options.dialect,
+        config=options.config,
+        step=options.step,
+        best=options.best,
+    )
+    facts = describe(checkpoint)
+    if options.json:
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        print_tree(str(options.path), facts)
+
+
+def _inspect(what: str, options: InspectOptions) -> None:
+    """Writes the picture or numbers of one inspection and prints the path of each file."""
     home = options.path if options.path.is_dir() else options.path.parent
     picture = options.out or home / "inspect" / f"{what}.png"
-    drawn = picture.suffix != ".json"
-    if drawn and importlib.util.find_spec("matplotlib") is None:
+    is_drawn = picture.suffix != ".json"
+    if is_drawn and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "a picture needs matplotlib: pip install 'jaxformer[plot]', or write the numbers "
             "alone with --out FILE.json"
         )
-    numbers = EXAMINATIONS[what](_load(options), options)
+
+    from jaxformer.inspection.inspections import INSPECTIONS, InspectedModel
+    from jaxformer.porting.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(options.path, step=options.step, best=options.best)
+    for warning in checkpoint.contents.warnings:
+        print(f"jaxformer: warning: {warning}", file=sys.stderr)
+    numbers = INSPECTIONS[what](InspectedModel.load(checkpoint), **_own_settings(options))
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        if drawn:
+        if is_drawn:
             from jaxformer.inspection.pictures import save_picture
 
             save_picture(what, numbers, picture)
             print(picture)
-        if options.json or not drawn:
+        if options.json or not is_drawn:
             path = picture.with_suffix(".json")
-            path.write_text(json.dumps(_plain(numbers), ensure_ascii=False, indent=1) + "\n")
+            path.write_text(json.dumps(_to_json(numbers), ensure_ascii=False, indent=1) + "\n")
             print(path)
     except OSError as error:
         raise ResourceError(f"cannot write {picture}: {error.strerror}") from error
 
 
-def attention(run: Run, options: AttentionOptions) -> Numbers:
-    """``analysis.attention_maps`` of a text, with an axis of layers and one of heads."""
-    layers, heads = run.config.num_layers, run.config.num_heads
-    _check_index("layer", options.layer, layers)
-    if not isinstance(options.head, str):
-        _check_index("head", options.head, heads)
-    text, ids = _text(run, options)
-    head = None if options.head == "all" else options.head
-    maps = analysis.attention_maps(
-        run.model, jnp.asarray(ids)[None], layer=options.layer, head=head
-    )
-    shape = (
-        layers if options.layer is None else 1,
-        heads if head is None else 1,
-        len(ids),
-        len(ids),
-    )
-    return {
-        "text": text,
-        "layers": list(range(layers)) if options.layer is None else [options.layer],
-        "heads": list(range(heads)) if head is None else [head],
-        "weights": maps.reshape(shape),
-    }
+def _own_settings(options: InspectOptions) -> dict[str, Any]:
+    """Returns the options of one inspection, without those that every inspection has."""
+    common = {field.name for field in dataclasses.fields(InspectOptions)}
+    return {name: value for name, value in vars(options).items() if name not in common}
 
 
-def gradients(run: Run, options: GradientsOptions) -> Numbers:
-    """``analysis.gradient_norms`` of the logits of a text."""
-    text, ids = _text(run, options)
-    return {"text": text, "norms": analysis.gradient_norms(run.model, jnp.asarray(ids)[None])}
-
-
-def init(run: Run, options: InitOptions) -> Numbers:
-    """As ``analysis.initialization_comparison`` on random tokens, with a histogram beside it."""
-    vocab_size = run.config.vocab_size or run.tokenizer.vocabulary_size()
-    shape = (4, run.config.context_length)
-    ids = jnp.asarray(np.random.default_rng(options.seed).integers(0, vocab_size, shape, np.int32))
-    results: Numbers = {}
-    call = nnx.jit(lambda model: model(ids))
-    for scheme in analysis.INITIALIZATIONS:
-        with analysis.reinitialized(run.model, scheme, options.seed):
-            output = np.asarray(call(run.model))
-        density, edges = np.histogram(output, bins=60, density=True)
-        statistics = analysis.output_statistics(output)
-        results[scheme] = {**statistics, "density": density, "edges": edges}
-    return results
-
-
-def norms(run: Run, options: NormsOptions) -> Numbers:
-    """``analysis.norm_order_comparison`` of fresh blocks, on standard normals."""
-    blocks = [
-        make_block(run.config, rngs=nnx.Rngs(options.seed + i)) for i in range(options.layers)
-    ]
-    for block in blocks:
-        block.eval()
-    length = min(run.config.context_length, 64)
-    x = jax.random.normal(jax.random.key(options.seed), (4, length, run.config.d_model))
-    return analysis.norm_order_comparison(blocks, x)
-
-
-def positions(run: Run, options: PositionsOptions) -> Numbers:
-    """``analysis.position_tables``: the model's own, and every fixed scheme in its sizes."""
-    config, model = run.config, run.model
-    length = options.length or config.context_length
-    head_dim = config.head_width
-    own = (model.position_embedding, model.blocks[0].attention.position)
-    fixed: list[Any] = [ALiBi(config.num_heads)]
-    if head_dim % 2 == 0:
-        fixed.insert(0, Rotary(head_dim, length, base=config.rotary_base))
-    if config.d_model % 2 == 0:
-        fixed.insert(0, SinusoidalPositions(length, config.d_model))
-    try:
-        tables = analysis.position_tables(*own, length=length)
-    except ValueError as error:
-        raise UsageError(f"--length {length} is too long: {error}") from None
-    # What the model has comes first, and as the model has it.
-    tables = {**tables, **analysis.position_tables(*fixed, length=length), **tables}
-    return {"tables": tables, "dimensions": _choose(tables, options.dimensions)}
-
-
-def masks(run: Run, options: MasksOptions) -> Numbers:
-    """``analysis.mask_tables`` for one row of tokens."""
-    length = options.length
-    window = options.window or run.config.sliding_window or -(-length // 3)
-    padded = length // 4 if options.padded is None else options.padded
-    tables = analysis.mask_tables(length, window=window, lengths=[length - padded])
-    return {name: table[0] for name, table in tables.items()}
-
-
-def scaling(run: Run, options: ScalingOptions) -> Numbers:
-    """``scaling.softmax_scaling`` for the head sizes asked for and the run's own."""
-    own = run.config.head_width
-    sizes = sorted({*options.head_sizes, own})
-    keys = options.keys or max(2, min(run.config.context_length, 256))
-    results = softmax_scaling(sizes, num_keys=keys, seed=options.seed)
-    return {"head_sizes": sizes, "keys": keys, **results}
-
-
-def measure(run: Run, options: CostsOptions) -> Numbers:
-    """``costs.measure_blocks`` of the run's block at several widths, and ``costs.fit_costs``."""
-    config = run.config
-    configs = [
-        replace(
-            config,
-            d_model=config.d_model * times,
-            num_heads=config.num_heads * times,
-            num_kv_heads=config.num_kv_heads and config.num_kv_heads * times,
-            d_ff=config.d_ff and config.d_ff * times,
-            context_length=max(options.lengths),
-        )
-        for times in sorted(set(options.widths))
-    ]
-    widest = replace(configs[-1], num_layers=1, vocab_size=None, full_attention_layers=())
-    weights = 4 * count_matrices(widest)
-    # The gradient is as large.
-    if 2 * weights > host_memory():
-        raise UsageError(
-            f"--widths {max(options.widths)}: the weights of the block and their gradient are "
-            f"{2 * weights / 2**30:,.0f} GiB, more than there is; give smaller ones"
-        )
-    measured = costs.measure_blocks(configs, sorted(set(options.lengths)), rounds=options.rounds)
-    return {"measured": measured, "fit": costs.fit_costs(measured)}
-
-
-EXAMINATIONS: dict[str, Callable[[Run, Any], Numbers]] = {
-    "attention": attention,
-    "gradients": gradients,
-    "init": init,
-    "norms": norms,
-    "positions": positions,
-    "masks": masks,
-    "scaling": scaling,
-    "costs": measure,
-}
-
-
-def _load(options: InspectOptions) -> Run:
-    checkpoint = open_checkpoint(options.path, step=options.step, best=options.best)
-    for warning in checkpoint.contents.warnings:
-        print(f"jaxformer: warning: {warning}", file=sys.stderr)
-    plan = language_model(checkpoint)
-    tokenizer = checkpoint.tokenizer(plan.module.config.vocab_size)
-    return Run(build(in_float32(plan)), tokenizer)
-
-
-def _text(run: Run, options: TextOptions) -> tuple[str, np.ndarray]:
-    """The text asked for, or one that the model writes, and its ids."""
-    context = run.config.context_length
-    if options.text is None:
-        start = run.tokenizer.encode("\n", unknown="replace")
-        count = min(40, context)
-        ids = generate(run.model, start[None], count, temperature=0.8, key=jax.random.key(0))[0]
-        ids = ids[ids < run.tokenizer.vocabulary_size()]
-        return run.tokenizer.decode(ids), ids
-    ids = run.tokenizer.encode(options.text, unknown=options.unknown)
-    if not 1 <= len(ids) <= context:
-        raise UsageError(f"--text must have 1 to {context} characters to read: got {len(ids)}")
-    return run.tokenizer.decode(ids), ids
-
-
-def _choose(tables: dict[str, np.ndarray], dimensions: tuple[int, ...]) -> dict[str, list[int]]:
-    """Of each table the columns, and of a bias the heads, that are drawn as curves."""
-    counts = {name: t.shape[0 if t.ndim == 3 else 1] for name, t in tables.items()}
-    for dimension in dimensions:
-        if not 0 <= dimension < max(counts.values()):
-            raise UsageError(
-                f"--dimensions must be in [0, {max(counts.values())}): got {dimension}"
-            )
-    return {
-        name: [d for d in dimensions if d < count]
-        or [count * i // min(count, 5) for i in range(min(count, 5))]
-        for name, count in counts.items()
-    }
-
-
-def _check_index(name: str, index: int | None, count: int) -> None:
-    if index is not None and not 0 <= index < count:
-        raise UsageError(f"--{name} must be in [0, {count}): got {index}")
-
-
-def _plain(value: Any) -> Any:
-    """The same in what JSON knows."""
+def _to_json(value: Any) -> Any:
+    """Returns numbers as JSON knows them: arrays become lists."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        return {key: _to_json(inner) for key, inner in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,13 +1,14 @@
 """The settings of ``jaxformer port``, free of JAX."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+from jaxformer.cli.arguments import Switch, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +64,12 @@ class PortOptions:
             raise ValueError(f"--sha256 must be 64 hexadecimal digits: got {self.sha256}")
         if self.download and self.sha256 is None:
             raise ValueError("--download needs --sha256: nothing unknown is opened")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Runs ``jaxformer port``; see ``cli.port``."""
+    options: PortOptions = parse(PortOptions, "jaxformer port", arguments)
+
+    from jaxformer.cli.port import port
+
+    port(options, list(arguments))

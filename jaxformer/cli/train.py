@@ -1,4 +1,7 @@
-"""``jaxformer train``: from arguments to a run. JAX is imported only once the arguments stand."""
+"""``jaxformer train``: options, and the way from arguments to a training run.
+
+JAX is imported once the arguments are known to be good, so that ``--help`` is instant.
+"""
 
 import contextlib
 import dataclasses
@@ -6,22 +9,70 @@ import os
 import signal
 import types
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
-from jaxformer.cli.arguments import parse, peek, preset_name, run_folder
-from jaxformer.cli.train_options import ProcessOptions, TrainOptions
+import tyro
+
+from jaxformer.cli.arguments import Preset, Switch, parse, peek, preset_name, run_folder
+from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
+from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
 
+if TYPE_CHECKING:
+    from jaxformer.training.experiment import Experiment
+
+Processes = tyro.conf.FlagCreatePairsOff[ProcessSettings]
+ONE_PROCESS = ProcessSettings()
 PROCESS_FLAGS = {"--coordinator", "--num-processes", "--process-id", "--distributed"}
 
 
-def train(arguments: Sequence[str]) -> None:
-    """Trains as the arguments say, or goes on with a run.
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train a character language model.
+
+    Settings come from the preset; every one of them can be given here. A resumed run takes its
+    settings from its own folder.
+    """
+
+    config: tyro.conf.OmitArgPrefixes[TrainConfig]
+    preset: Preset = "nano"
+    """Where the settings below come from."""
+    out: Path | None = None
+    """The run's folder; default runs/PRESET."""
+    resume: Switch = False
+    """Resume the run in that folder, from its newest checkpoint."""
+    init_from: Path | None = None
+    """Start from the model in a checkpoint that jaxformer port reads, and from its optimizer's
+    state where it has one; its settings then stand in place of the preset's model."""
+    fresh_optimizer: Switch = False
+    """With --init-from: take the weights alone, and begin at step 0."""
+    cast: Switch = False
+    """Change a checkpoint's arrays to the dtypes that training keeps; says what that rounds."""
+    download: Switch = False
+    """Fetch tiny-shakespeare (1.1 MB, its SHA-256 is pinned) if it is not on this machine."""
+    tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Metrics services to write to, beside metrics.jsonl."""
+    profile: int | None = None
+    """Write a trace of this many steps, after warm-up, into the run's folder."""
+    compilation_cache: bool = True
+    """Keep compiled programs in the user's cache folder, and use those that are there."""
+    processes: tyro.conf.OmitArgPrefixes[Processes] = ONE_PROCESS
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and self.profile < 1:
+            raise ValueError(f"--profile must be at least 1 step: got {self.profile}")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Trains a model as the arguments say, or resumes a run.
 
     Raises:
-        JaxformerError: what is given cannot be trained.
+        JaxformerError: the arguments, the data or the devices do not allow it.
     """
     with _interrupted_at_once():
         _train(arguments)
@@ -29,7 +80,7 @@ def train(arguments: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _interrupted_at_once() -> Iterator[None]:
-    """SIGINT ends the process with one line, until training says otherwise.
+    """Lets SIGINT end the process with one line, until training sets its own handler.
 
     A KeyboardInterrupt that comes while a module is imported can be lost there, and the run would
     then begin.
@@ -52,8 +103,8 @@ def _train(arguments: Sequence[str]) -> None:
     names = {argument.partition("=")[0] for argument in arguments}
     if names & PROCESS_FLAGS and not names & {"-h", "--help"}:
         # JAX has to know of the other processes before anything asks it for devices.
-        alone = parse(ProcessOptions, "jaxformer train", arguments, others=True)
-        processes.initialize(alone, debug="--debug" in arguments)
+        settings = parse(Processes, "jaxformer train", arguments, ignore_unknown=True)
+        processes.initialize(settings, debug="--debug" in arguments)
     if processes.count() > 1:
         from jaxformer.training.run_folder import check_shared
 
@@ -72,14 +123,14 @@ def _train(arguments: Sequence[str]) -> None:
     )
 
 
-def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, Any]:
-    """The options, the run's folder and the ``Experiment`` that the arguments make."""
+def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"]:
+    """Returns the options, the run's folder and the experiment that the arguments define."""
     preset, out = preset_name(arguments), run_folder(arguments)
     resume = "--resume" in arguments
     source = peek(arguments, "--init-from")
     start = tokenizer = None
     if resume and source is not None:
-        raise UsageError("--resume goes on with the run that is there: leave out --init-from")
+        raise UsageError("--resume continues the run that is there: leave out --init-from")
     if resume:
         from jaxformer.training.run_folder import (
             check_settings,

@@ -1,13 +1,15 @@
 """The settings of ``jaxformer verify``, free of JAX."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from jaxformer.cli.arguments import Switch, parse
+
 Mode = Literal["forward", "grad", "train", "generate"]
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 # What an option does only in some modes.
 ONLY_IN: dict[str, tuple[Mode, ...]] = {
     "steps": ("train",),
@@ -90,3 +92,12 @@ class VerifyOptions:
         written = [path.absolute() for path in (self.html, self.json) if path is not None]
         if len(set(written)) < len(written):
             raise ValueError(f"--html and --json name the same file: {written[0]}")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs ``jaxformer verify``; see ``cli.verify``."""
+    options: VerifyOptions = parse(VerifyOptions, "jaxformer verify", arguments)
+
+    from jaxformer.cli.verify import verify
+
+    return verify(options)

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from jaxformer.cli.train_options import ProcessOptions
 from jaxformer.distributed import shutdown as aborts
 from jaxformer.distributed.control_plane import MILLISECONDS, PREFIX, ControlPlane
 from jaxformer.distributed.peers import Peers
+from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import DeviceError, JaxformerError, UsageError
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class _Session:
 _session: _Session | None = None
 
 
-def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
+def initialize(options: ProcessSettings, *, debug: bool = False) -> None:
     """Joins this process to the others; without a word in ``options`` there are no others.
 
     To be called before JAX is asked for devices.
@@ -46,7 +46,7 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
         DeviceError: the coordinator or another process does not answer in time.
     """
     global _session
-    if not options.several:
+    if not options.has_peers:
         return
     _wait_for_coordinator(options)
     if not debug:
@@ -99,7 +99,7 @@ def initialize(options: ProcessOptions, *, debug: bool = False) -> None:
     _check_same_count()
 
 
-def _wait_for_coordinator(options: ProcessOptions) -> None:
+def _wait_for_coordinator(options: ProcessSettings) -> None:
     """Waits until the coordinator's port is open, or free where this process is the coordinator."""
     if options.coordinator is None:
         return

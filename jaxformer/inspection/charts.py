@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from jaxformer.costs import evaluate_fit
-from jaxformer.inspection.style import BLUE, GREY, ORANGE, Numbers
 
+Numbers = Mapping[str, Any]
+
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8a8f98"
 NAMES = {
     "xavier_uniform": "Xavier uniform",
     "kaiming_uniform": "Kaiming uniform",

@@ -1,8 +1,7 @@
-"""``jaxformer inspect CHECKPOINT``: what is in it, as a tree or as JSON, on standard output."""
+"""What a checkpoint holds, as plain values and as a tree in the terminal."""
 
 import dataclasses
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,10 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from jaxformer.cli.inspect_options import TreeOptions
 from jaxformer.errors import JaxformerError
 from jaxformer.hardware.units import format_count, format_file_size
-from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
+from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.text import FORMATS
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
@@ -25,34 +23,11 @@ Modules = dict[str, Any]
 MAX_WIDTH = 1_000_000
 
 
-def show(options: TreeOptions) -> None:
-    """Prints what a checkpoint holds; where its model cannot be told, why.
-
-    Raises:
-        JaxformerError: it cannot be opened.
-    """
-    checkpoint = open_checkpoint(
-        options.path,
-        dialect=options.dialect,
-        config=options.config,
-        step=options.step,
-        best=options.best,
-    )
-    facts = describe(checkpoint)
-    if options.json:
-        print(json.dumps(facts, indent=1, ensure_ascii=False))
-        return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # Lines are for whoever reads them next to fold.
-        console.width = MAX_WIDTH
-    console.print(_tree(str(options.path), facts))
-
-
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Format, model, settings and arrays of a checkpoint, as plain values.
+    """Returns format, model, settings and arrays of a checkpoint, as plain values.
 
-    ``parameters`` counts tied arrays once, and leaves out buffers where the model is known.
+    ``parameters`` counts tied arrays once, and no buffers where the model is known. ``problem``
+    says why a checkpoint cannot be ported.
     """
     plan, problem = None, None
     try:
@@ -97,7 +72,7 @@ def _config(config: Any) -> Any:
 
 
 def _ties(tensors: Mapping[str, StoredTensor], plan: Plan | None) -> Iterable[tuple[str, str]]:
-    """Names for the same array: as the model ties them, or as they share their storage."""
+    """Yields pairs of names of one array: tied by the model, or with the same storage."""
     if plan is not None:
         for alias, name in plan.module_mapping.aliases.items():
             if alias in plan.order and name in plan.order:
@@ -109,15 +84,24 @@ def _ties(tensors: Mapping[str, StoredTensor], plan: Plan | None) -> Iterable[tu
             yield name, first[tensor.storage]
 
 
+def print_tree(title: str, facts: dict[str, Any]) -> None:
+    """Prints what ``describe`` returned on standard output, as a tree."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Whoever reads the lines next folds them.
+        console.width = MAX_WIDTH
+    console.print(_tree(title, facts))
+
+
 def _tree(title: str, facts: dict[str, Any]) -> Tree:
-    whose = " ".join(facts[n] for n in ("dialect", "class") if n in facts) or "unknown"
-    head = Tree(f"[bold]{escape(title)}[/] · {FORMATS[facts['format']]} · {escape(whose)}")
+    origin = " ".join(facts[n] for n in ("dialect", "class") if n in facts) or "unknown"
+    head = Tree(f"[bold]{escape(title)}[/] · {FORMATS[facts['format']]} · {escape(origin)}")
     head.add(
         f"{format_count(facts['parameters'])} parameters, {len(facts['tensors'])} arrays, "
         f"{format_file_size(facts['bytes'])}, {', '.join(facts['dtypes'])}"
     )
     if "problem" in facts:
-        head.add(f"[yellow]not to be ported as it is:[/] {escape(facts['problem'])}")
+        head.add(f"[yellow]cannot be ported as it is:[/] {escape(facts['problem'])}")
     for tie in facts.get("tied", []):
         head.add(f"tied: {escape(tie['name'])} = {escape(tie['to'])}")
     if facts["optimizer"]:
@@ -138,7 +122,7 @@ def _tree(title: str, facts: dict[str, Any]) -> Tree:
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of ours that go without saying; of theirs, none does."""
+    """Returns the defaults of the settings if they are those of a jaxformer model, else none."""
     for cls in MODEL_OF_CONFIG:
         fields = {f.name: f.default for f in dataclasses.fields(cls)}
         if config.keys() == fields.keys():
@@ -147,7 +131,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build_tree(root: Tree, tensors: Mapping[str, Mapping[str, Any]]) -> None:
-    """A branch for every module and a leaf for every array; modules alike in a list are one."""
+    """Adds a branch for every module and a leaf for every array; equal modules share a branch."""
     modules: Modules = {}
     for name, tensor in tensors.items():
         *owners, leaf = name.split(".")
@@ -155,12 +139,12 @@ def _build_tree(root: Tree, tensors: Mapping[str, Mapping[str, Any]]) -> None:
         for owner in owners:
             inner = inner.setdefault(f"{owner}.", {})
         inner[leaf] = tensor
-    _add(root, modules)
+    _add_modules(root, modules)
 
 
-def _add(branch: Tree, modules: Modules) -> None:
+def _add_modules(branch: Tree, modules: Modules) -> None:
     places = sorted(modules, key=lambda name: int(name[:-1]) if name[:-1].isdecimal() else -1)
-    for _, group in itertools.groupby(places, lambda name: _alike(name, modules)):
+    for _, group in itertools.groupby(places, lambda name: _group_key(name, modules)):
         names = list(group)
         first, what = names[0], modules[names[0]]
         if not first.endswith("."):
@@ -169,11 +153,11 @@ def _add(branch: Tree, modules: Modules) -> None:
             branch.add(f"{escape(first)} [cyan]{shape}[/] {what['dtype']} [dim]{size}")
             continue
         title = escape(first[:-1]) + (f" … {names[-1][:-1]}, each" if len(names) > 1 else "")
-        _add(branch.add(f"{title} [dim]{format_count(_parameters(what))}"), what)
+        _add_modules(branch.add(f"{title} [dim]{format_count(_parameters(what))}"), what)
 
 
-def _alike(name: str, modules: Modules) -> Any:
-    """What two modules in a list have in common where they are shown as one."""
+def _group_key(name: str, modules: Modules) -> Any:
+    """Returns a key that is the same for modules of a list that are shown as one."""
     return repr(modules[name]) if name[:-1].isdecimal() else name
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
-from jaxformer.inspection.style import BLUE, Numbers
+from jaxformer.inspection.charts import BLUE, Numbers
 
 FAMILY = "DejaVu Sans Mono"
 VISIBLE = {"\n": "↵", " ": "␣", "\t": "⇥", "\r": "␍"}

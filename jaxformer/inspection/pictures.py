@@ -1,15 +1,28 @@
-"""The picture of each inspection, drawn from its numbers alone."""
+"""The picture of each inspection, drawn from its numbers alone, and how all pictures look."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from jaxformer.inspection.charts import costs, gradients, init, norms, scaling
+from jaxformer.inspection.charts import Numbers, costs, gradients, init, norms, scaling
 from jaxformer.inspection.maps import attention, masks, positions
-from jaxformer.inspection.style import STYLE, Numbers
 
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#444444",
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "legend.frameon": False,
+    "image.interpolation": "nearest",
+    "figure.constrained_layout.use": True,
+}
 PICTURES: dict[str, Callable[[Numbers], Figure]] = {
     "attention": attention,
     "gradients": gradients,

@@ -1,8 +1,8 @@
-"""What the devices of a compiled program send each other, read from the program's text (HLO).
+"""The collectives of a compiled program, read from its text (HLO), and the bytes that they send.
 
-A collective inside a loop counts as often as the loop runs. What one device sends is that of the
-ring algorithms (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5), which no other
-algorithm undercuts: of n devices each with p bytes, an all-gather sends (n - 1) · p, a
+A collective inside a loop counts as often as the loop runs. The bytes are those of the ring
+algorithms (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5); no other algorithm sends
+less: of n devices each with p bytes, an all-gather sends (n - 1) · p, a
 reduce-scatter or an all-to-all (n - 1) / n · p, an all-reduce 2 · (n - 1) / n · p, a permutation p.
 """
 
@@ -30,10 +30,10 @@ class Collective:
 
     Attributes:
         kind: one of ``KINDS``.
-        axes: the mesh axes that its devices differ in.
-        devices: how many take part in one group.
+        axes: the mesh axes along which its devices lie.
+        devices: how many form one group.
         count: how often it runs in one run of the program.
-        payload: bytes that one device brings to all these runs.
+        payload: bytes of one device's input, over all these runs.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Collective:
 
 
 def ring_factor(kind: str, devices: int) -> float:
-    """What one of ``devices`` sends, over the bytes that it brings."""
+    """Returns the bytes that one of ``devices`` sends for each byte of its input."""
     share = (devices - 1) / devices
     return {
         "all-gather": devices - 1.0,
@@ -61,7 +61,7 @@ def ring_factor(kind: str, devices: int) -> float:
 
 
 def merge(collectives: Sequence[Collective]) -> list[Collective]:
-    """Those of the same kind over the same axes as one; what sends most comes first."""
+    """Joins collectives of the same kind over the same axes; those that send most come first."""
     together: dict[tuple[str, tuple[str, ...], int], list[Collective]] = defaultdict(list)
     for one in collectives:
         together[one.kind, one.axes, one.devices].append(one)
@@ -73,7 +73,7 @@ def merge(collectives: Sequence[Collective]) -> list[Collective]:
 
 
 def read_collectives(text: str, mesh: Mapping[str, int], *, steps: int = 1) -> list[Collective]:
-    """The collectives of a compiled program, merged.
+    """Returns the collectives of a compiled program, merged.
 
     Args:
         text: of the compiled program, ``jax.stages.Compiled.as_text()``.
@@ -81,14 +81,14 @@ def read_collectives(text: str, mesh: Mapping[str, int], *, steps: int = 1) -> l
         steps: how often a loop runs whose length XLA does not know: the loop over steps.
 
     Raises:
-        ValueError: the groups of a collective are written in a way that is not known.
+        ValueError: the groups of a collective are written in an unknown way.
     """
-    program = _Program(text)
+    program = _HloProgram(text)
     return merge([found for found in program.collectives(mesh, steps) if found.devices > 1])
 
 
 @dataclasses.dataclass(frozen=True)
-class _Instruction:
+class _HloInstruction:
     name: str
     result: str
     opcode: str
@@ -97,14 +97,14 @@ class _Instruction:
     root: bool
 
     def called(self, *attributes: str) -> list[str]:
-        """The computations that the named attributes hold."""
+        """Returns the computations that the named attributes refer to."""
         pattern = rf"\b(?:{'|'.join(attributes)})=\{{?(%?[\w.\-]+(?:, *%?[\w.\-]+)*)"
         found = re.findall(pattern, self.rest)
         return [name.strip().lstrip("%") for names in found for name in names.split(",")]
 
 
-class _Program:
-    """Computations by name, each a list of instructions."""
+class _HloProgram:
+    """A program in HLO: computations by name, each a list of instructions."""
 
     _HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*\(.*\{\s*$")
     _LINE = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
@@ -112,9 +112,9 @@ class _Program:
     _CALL = re.compile(r"^(.*?)\s([a-z][a-z0-9\-]*)\((.*)$")
 
     def __init__(self, text: str):
-        self.computations: dict[str, list[_Instruction]] = {}
+        self.computations: dict[str, list[_HloInstruction]] = {}
         self.entry = ""
-        current: list[_Instruction] = []
+        current: list[_HloInstruction] = []
         for line in text.splitlines():
             head = self._HEAD.match(line)
             if head:
@@ -125,7 +125,9 @@ class _Program:
                 if call:
                     operands, rest = _split_operands(call[3])
                     root = found[1] is not None
-                    current.append(_Instruction(found[2], call[1], call[2], operands, rest, root))
+                    current.append(
+                        _HloInstruction(found[2], call[1], call[2], operands, rest, root)
+                    )
 
     def collectives(self, mesh: Mapping[str, int], steps: int) -> Iterator[Collective]:
         # Where a collective runs beside other work its parts repeat it, with the same channel.
@@ -147,7 +149,7 @@ class _Program:
                     yield Collective(kind, axes, devices, times, payload * times)
 
     def _times(self, steps: int) -> dict[str, int]:
-        """How often each computation runs that is reached from the entry."""
+        """Returns how often each computation runs that is reached from the entry."""
         times: dict[str, int] = defaultdict(int)
 
         def visit(name: str, count: int) -> None:
@@ -169,8 +171,8 @@ class _Program:
         visit(self.entry, 1)
         return {name: count for name, count in times.items() if name in self.computations}
 
-    def _trip_count(self, loop: _Instruction) -> int | None:
-        """As XLA says, or as the loop's condition does that compares its counter with a number."""
+    def _trip_count(self, loop: _HloInstruction) -> int | None:
+        """Returns how often a loop runs, by XLA or by its condition; None if unknown."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest)
         if found:
             return int(found[1])
@@ -184,8 +186,8 @@ class _Program:
                     return -(-int(limit.operands[0]) // self._stride(loop, counter.rest))
         return None
 
-    def _stride(self, loop: _Instruction, counter: str) -> int:
-        """What a loop's body adds to its counter; 1 where it does not say."""
+    def _stride(self, loop: _HloInstruction, counter: str) -> int:
+        """Returns what a loop's body adds to its counter; 1 where that cannot be read."""
         place = re.search(r"index=(\d+)", counter)
         for name in loop.called("body") if place else []:
             body = {i.name: i for i in self.computations.get(name, [])}
@@ -199,7 +201,7 @@ class _Program:
 
 
 def _split_operands(text: str) -> tuple[tuple[str, ...], str]:
-    """The names before the closing parenthesis, and what follows it."""
+    """Splits the text after an opening parenthesis into operands and what follows them."""
     depth = 1
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -212,7 +214,7 @@ def _split_operands(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def _bytes(shapes: str) -> int:
-    """Of a result; of a tuple, all of its parts together."""
+    """Returns the size of a result in bytes; of a tuple, all of its members together."""
     total = 0
     for dtype, dimensions in re.findall(r"\b([a-z]+\d*(?:e\dm\d(?:fn)?)?)\[([\d,]*)\]", shapes):
         if dtype in BITS:
@@ -222,7 +224,7 @@ def _bytes(shapes: str) -> int:
 
 
 def _group(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-    """The axes in which the devices of a collective's first group differ, and how many they are."""
+    """Returns the axes along which a collective's first group of devices lies, and its size."""
     sizes = tuple(mesh.values())
     if pairs := re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)+)\}", rest):
         ends = np.array([int(n) for n in re.findall(r"\d+", pairs[1])]).reshape(-1, 2)
@@ -249,7 +251,7 @@ def _group(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
 
 
 def _named_members(mesh: str, ids: str | None, axes: str) -> np.ndarray:
-    """The first group of a mesh of XLA's own, over some of its axes or over parts, ``:(1)2``."""
+    """Returns the first group of a mesh that XLA names itself, over axes or parts, ``:(1)2``."""
     sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
     devices = np.arange(math.prod(sizes.values()))
     if ids and (iota := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", ids)):

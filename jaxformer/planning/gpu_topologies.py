@@ -1,6 +1,6 @@
-"""NVIDIA GPUs that need not be there: what XLA must know of them to compile for them.
+"""NVIDIA GPUs that need not be here: what XLA must know of them to compile for them.
 
-Nothing is tried out on a device, so XLA takes its default tiles where on a GPU it would measure,
+Nothing is measured on a device, so XLA takes its default tiles where on a GPU it would measure,
 and libraries' workspaces may differ. Figures of chips: NVIDIA's white papers on the A100 and H100,
 and the CUDA C++ Programming Guide's table of compute capabilities.
 """
@@ -13,12 +13,12 @@ import jax
 from jax.experimental import topologies
 
 from jaxformer.errors import DeviceError
-from jaxformer.planning.targets import Target
+from jaxformer.planning.topologies import Topology
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What XLA takes into account of a GPU.
+    """The properties of a GPU that XLA takes into account.
 
     Attributes:
         name: what JAX calls it.
@@ -39,7 +39,7 @@ class Chip:
     clock: float
 
 
-# By name in ``training.devices.ACCELERATORS``.
+# By name in ``hardware.accelerators.ACCELERATORS``.
 CHIPS = {
     "A100-40GB": Chip("NVIDIA A100-SXM4-40GB", (8, 0), 108, 64, 164, 40, 1.41),
     "A100-80GB": Chip("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 164, 40, 1.41),
@@ -48,40 +48,40 @@ CHIPS = {
 }
 
 
-def describe_gpus(target: Target) -> Any | None:
-    """GPUs as ``jax.experimental.topologies`` describes them, all in one host.
+def describe_gpus(topology: Topology) -> Any | None:
+    """Returns GPUs as ``jax.experimental.topologies`` describes them, all in one host.
 
     Returns:
         None where JAX has no CUDA plugin here, or the kind's chip is not in the table.
 
     Raises:
-        DeviceError: the plugin refuses the description.
+        DeviceError: the plugin rejects the description.
     """
-    chip = CHIPS.get(target.accelerator.name)
+    chip = CHIPS.get(topology.accelerator.name)
     if chip is None:
         return None
-    # Without a driver the plugin otherwise refuses to be loaded, which this call does.
+    # Without a driver the plugin otherwise does not load, and this call loads it.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     jax.devices()
     try:
         return topologies.get_topology_desc(
-            target.accelerator.name,
+            topology.accelerator.name,
             "cuda",
-            topology=f"1x1x{target.count}",
-            target_config=_describe(target, chip),
+            topology=f"1x1x{topology.count}",
+            target_config=_describe(topology, chip),
         )
     except NotImplementedError:
         return None
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise DeviceError(
-            f"{target.accelerator.name} cannot be compiled for: {reason}; use --model-only"
+            f"{topology.accelerator.name} cannot be compiled for: {reason}; use --model-only"
         ) from error
 
 
-def _describe(target: Target, chip: Chip) -> str:
-    """XLA's ``GpuTargetConfigProto``, as text; sizes in bytes."""
-    accelerator = target.accelerator
+def _describe(topology: Topology, chip: Chip) -> str:
+    """Returns XLA's ``GpuTargetConfigProto``, as text; sizes in bytes."""
+    accelerator = topology.accelerator
     major, minor = chip.capability
     shared = chip.shared * 2**10
     return f"""

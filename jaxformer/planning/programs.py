@@ -1,4 +1,4 @@
-"""The programs of a run, compiled from shapes alone."""
+"""The programs of a run, compiled from shapes alone: no array is allocated."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from jaxformer.transformer_lm import TransformerLM
 
 
 def abstract_state(experiment: Experiment) -> TrainState:
-    """The shapes of a run's training state."""
+    """Returns the shapes of a run's training state."""
     model = experiment.config.model
     _, parameters = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
     create = functools.partial(TrainState.create, optimizer=experiment.optimizer)
@@ -29,7 +29,7 @@ def abstract_state(experiment: Experiment) -> TrainState:
 
 
 def compile_training(experiment: Experiment, devices: Sequence[jax.Device]) -> Any:
-    """The compiled loop of training steps of a run, which is what ``train`` runs.
+    """Returns the compiled loop of training steps, the same that ``train`` runs.
 
     Raises:
         DeviceError: the mesh or the batch does not divide over the devices.
@@ -41,7 +41,7 @@ def compile_training(experiment: Experiment, devices: Sequence[jax.Device]) -> A
 
 
 def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """The compiled loop of training steps and evaluation of a run on local devices, by name.
+    """Returns the compiled ``training`` loop and ``evaluation`` of a run on local devices.
 
     Raises:
         DeviceError: the mesh or the batch does not divide over the devices.
@@ -59,8 +59,8 @@ def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[s
     }
 
 
-def describe_topology(name: str) -> Any:
-    """The TPU slice of that name, as ``jax.experimental.topologies`` describes it.
+def describe_tpu_slice(name: str) -> Any:
+    """Returns the TPU slice of a name, as ``jax.experimental.topologies`` describes it.
 
     Raises:
         DeviceError: libtpu is not installed or knows no such slice.
@@ -81,11 +81,11 @@ def describe_topology(name: str) -> Any:
 
 
 def compile_for_topology(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """The loop of training steps, compiled ahead of time for the devices of a topology.
+    """Returns the loop of training steps, compiled ahead of time for the devices of a topology.
 
-    ``pmap`` cannot be compiled for devices that are not here: a mesh of the axis ``data`` alone
-    stands in, which has the same arrays on every device, but for logits: of many devices each makes
-    all of its own at once (``chunked_loss``).
+    ``pmap`` cannot be compiled for devices that are not here. A mesh with the axis ``data`` alone
+    replaces it: every device has the same arrays, except that it computes all of its logits at
+    once (``chunked_loss``).
 
     Raises:
         DeviceError: the batch does not divide over the devices.

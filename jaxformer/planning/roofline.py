@@ -1,4 +1,4 @@
-"""How fast a step can be at most: a model's estimate, not a measurement.
+"""The shortest time that a step can take: a model's estimate, not a measurement.
 
 Three times bound a step: its operations over the peak of the devices, the bytes that pass through
 a device's memory over its bandwidth, and the bytes that it sends over the rate of its links
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxformer.planning.collectives import Collective
-from jaxformer.planning.targets import Target
+from jaxformer.planning.topologies import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Roofline:
     """The times that bound a step, in seconds; None where a rate is unknown.
 
     Attributes:
-        compute: of its operations, those made again to save memory included.
-        memory: of what passes through a device's memory.
-        interconnect: of what a device sends, collective after collective.
-        utilization: the model's operations, nothing counted twice, over what the peak makes of the
-            longest of the three times.
+        compute: for its operations, those computed again to save memory included.
+        memory: for what passes through a device's memory.
+        interconnect: for what a device sends, one collective after the other.
+        utilization: the model's operations, nothing counted twice, as a share of those that the
+            devices could compute in the longest of the three times.
     """
 
     compute: float | None
@@ -34,13 +34,13 @@ class Roofline:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, the longest of the three; None where one is unknown."""
+        """The time of a step, the longest of the three; None where one is unknown."""
         times = (self.compute, self.memory, self.interconnect)
         return None if None in times else max(t for t in times if t is not None)
 
     @property
     def bound(self) -> str | None:
-        """Which of the three it is."""
+        """The name of the longest of the three; None where one is unknown."""
         named = {n: getattr(self, n) for n in ("compute", "memory", "interconnect")}
         return next((n for n, t in named.items() if t == self.seconds), None)
 
@@ -50,7 +50,7 @@ class Roofline:
 
 
 def find_roofline(
-    target: Target,
+    topology: Topology,
     mesh: Mapping[str, int],
     *,
     dtype: str,
@@ -60,10 +60,10 @@ def find_roofline(
     collectives: Sequence[Collective],
     precision: str | None = None,
 ) -> Roofline:
-    """The roofline of one step.
+    """Returns the roofline of one step.
 
     Args:
-        target: the devices.
+        topology: the devices.
         mesh: sizes of its axes.
         dtype: what products are made in.
         model_operations: of a step, on all devices, nothing counted twice.
@@ -72,16 +72,16 @@ def find_roofline(
         collectives: of a step.
         precision: see ``Accelerator.peak``.
     """
-    peak = target.accelerator.peak(dtype, precision)
-    compute = None if peak is None else operations / (peak * target.count)
-    memory = traffic / target.accelerator.bandwidth
+    peak = topology.accelerator.peak(dtype, precision)
+    compute = None if peak is None else operations / (peak * topology.count)
+    memory = traffic / topology.accelerator.bandwidth
     times = []
     for one in collectives:
-        rate = target.rate(one.axes, mesh)
+        rate = topology.rate(one.axes, mesh)
         times.append(None if rate is None else one.sent / rate)
     interconnect = None if None in times else math.fsum(t for t in times if t is not None)
     found = Roofline(compute, memory, interconnect, None)
     if peak is None or found.seconds is None:
         return found
-    share = model_operations / (peak * target.count * found.seconds)
+    share = model_operations / (peak * topology.count * found.seconds)
     return dataclasses.replace(found, utilization=share)

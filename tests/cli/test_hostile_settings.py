@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.train_options import TrainOptions
+from jaxformer.cli.train import TrainOptions
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli.main import main
-from jaxformer.cli.sample import _Speed
+from jaxformer.data.text_generation import GenerationSpeed
 from tests.support.tiny import manifest, snapshot, start
 
 
@@ -132,7 +132,7 @@ def test_a_reader_that_leaves_early_is_no_error(whole):
 
 def test_the_speed_is_said_apart_from_the_text_and_from_compilation(capsys, whole, monkeypatch):
     now = 0.0
-    monkeypatch.setattr("jaxformer.cli.sample.time.perf_counter", lambda: now)
+    monkeypatch.setattr("jaxformer.data.text_generation.time.perf_counter", lambda: now)
 
     def chunks(*steps):
         nonlocal now
@@ -147,7 +147,7 @@ def test_the_speed_is_said_apart_from_the_text_and_from_compilation(capsys, whol
         for _ in speed.watch(chunks(*steps)):
             now += 100  # the reader's time is not ours
 
-    speed = _Speed()
+    speed = GenerationSpeed()
     read((3.0, 1, True), (2.0, 16, True), (0.5, 16, False))
     assert str(speed) == "first token after 3 s, compilation included; 32 tokens/s after it"
     read((0.25, 1, False), (0.5, 48, False))

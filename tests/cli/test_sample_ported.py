@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jaxformer.cli.main import main
-from jaxformer.cli.sample import _texts
+from jaxformer.data.text_generation import decode_stream
 from jaxformer.generation import generate
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import language_model, open_checkpoint
@@ -208,10 +208,10 @@ def test_characters_cut_by_a_token_are_written_whole():
 
     data = "für €5, 日本".encode()
     chunks = [np.array([[b]]) for b in data]
-    parts = list(_texts(Bytes(), np.array(list(b"a ")), iter(chunks), []))
+    parts = list(decode_stream(Bytes(), np.array(list(b"a ")), iter(chunks), []))
     assert "".join(parts) == "für €5, 日本"
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts)
-    ended = list(_texts(Bytes(), np.array([97]), iter(chunks), [data[4]]))
+    ended = list(decode_stream(Bytes(), np.array([97]), iter(chunks), [data[4]]))
     assert "".join(ended) == "für"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxformer import analysis
 from jaxformer.char_data import CharTokenizer
-from jaxformer.cli.inspect_options import INSPECTIONS
+from jaxformer.cli.inspect import OPTIONS
 from jaxformer.cli.main import main
 from jaxformer.inspection.charts import _model_order
 from jaxformer.inspection.maps import visible
@@ -156,7 +156,7 @@ def test_costs_are_measured_and_fitted(inspect):
 
 
 def test_every_inspection_is_covered():
-    assert list(INSPECTIONS) == [
+    assert list(OPTIONS) == [
         "attention", "gradients", "init", "norms", "positions", "masks", "scaling", "costs",
     ]  # fmt: skip
 

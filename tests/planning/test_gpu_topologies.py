@@ -8,7 +8,7 @@ from jax.experimental import topologies
 from jaxformer.errors import DeviceError
 from jaxformer.hardware.accelerators import find_accelerator
 from jaxformer.planning.gpu_topologies import CHIPS, describe_gpus
-from jaxformer.planning.targets import Target
+from jaxformer.planning.topologies import Topology
 from tests.planning.test_plan import plan
 from tests.support.tiny import TINY
 
@@ -19,7 +19,7 @@ HAS_PLUGIN = any(importlib.util.find_spec(name) for name in PLUGINS)
 def describe(monkeypatch, answer, name="H100:8"):
     """What ``describe_gpus`` makes of JAX's answer."""
     monkeypatch.setattr(topologies, "get_topology_desc", answer)
-    return describe_gpus(Target.read(name))
+    return describe_gpus(Topology.parse(name))
 
 
 @pytest.mark.parametrize("name", CHIPS)

@@ -12,8 +12,8 @@ from jax.experimental import topologies
 
 from jaxformer.cli.main import main
 from jaxformer.data.corpora import Corpus
-from jaxformer.planning.needs import find_needs
 from jaxformer.planning.programs import compile_run
+from jaxformer.planning.resources import estimate_from_programs
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 from tests.support.memory import run_python
@@ -23,7 +23,7 @@ from tests.support.tiny import ROOT, TEXT, TINY
 REAL_STEP = """
 import ctypes, dataclasses, gc
 import jax, numpy as np
-from jaxformer.planning.needs import find_needs
+from jaxformer.planning.resources import estimate_from_programs
 from jaxformer.planning.programs import compile_run
 from jaxformer.hardware.compilation_cache import use_compilation_cache
 from jaxformer.training.presets import PRESETS
@@ -33,7 +33,7 @@ use_compilation_cache()
 config = dataclasses.replace(PRESETS["nano"](), devices=1)
 experiment = Experiment.prepare(config, load_corpus("python-docs"))
 devices = jax.devices()[:1]
-needs = find_needs(experiment, devices, compile_run(experiment, devices))
+estimate = estimate_from_programs(experiment, devices, compile_run(experiment, devices))
 parallel = make_strategy(experiment, devices)
 state = parallel.fetch(first_state(experiment, parallel))
 starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
@@ -47,7 +47,7 @@ before = reset()
 run()
 grown = status("VmHWM") - before
 # The evaluation's half of the corpus is not there.
-predicted = needs.total - experiment.validation_ids.nbytes
+predicted = estimate.total - experiment.validation_ids.nbytes
 print(json.dumps([predicted, grown]))
 """
 
@@ -79,25 +79,25 @@ def test_what_stays_is_what_xla_is_given(count):
     experiment = Experiment.prepare(config, Corpus("text", TEXT, ""))
     devices = jax.devices()[:count]
     programs = compile_run(experiment, devices)
-    needs = find_needs(experiment, devices, programs)
+    estimate = estimate_from_programs(experiment, devices, programs)
     small = 4 * (5 * 8 // count + 2)  # where the windows begin, how many steps, the step's number
     given = programs["training"].memory_analysis().argument_size_in_bytes
-    stays = needs.parameters + needs.moments + experiment.train_ids.nbytes
+    stays = estimate.parameters + estimate.moments + experiment.train_ids.nbytes
     assert stays + small == given
     given = programs["evaluation"].memory_analysis().argument_size_in_bytes
-    assert needs.parameters + experiment.validation_ids.nbytes <= given
-    assert needs.corpus == experiment.train_ids.nbytes + experiment.validation_ids.nbytes
-    assert needs.parameters == 4 * needs.parameter_count == needs.gradients
+    assert estimate.parameters + experiment.validation_ids.nbytes <= given
+    assert estimate.corpus == experiment.train_ids.nbytes + experiment.validation_ids.nbytes
+    assert estimate.parameters == 4 * estimate.parameter_count == estimate.gradients
     # AdamW's moments, and how many steps it and its schedule have counted.
-    assert 0 < needs.moments - 2 * needs.parameters <= 8
+    assert 0 < estimate.moments - 2 * estimate.parameters <= 8
     memory = programs["training"].memory_analysis()
     # Results that do not take an argument's place: the history of losses.
     own = memory.output_size_in_bytes - memory.alias_size_in_bytes
     assert 0 < own < 2000
-    assert needs.training == memory.temp_size_in_bytes + own
-    assert needs.training > needs.gradients
-    assert needs.total - stays - experiment.validation_ids.nbytes == max(
-        needs.training, needs.evaluation
+    assert estimate.training == memory.temp_size_in_bytes + own
+    assert estimate.training > estimate.gradients
+    assert estimate.total - stays - experiment.validation_ids.nbytes == max(
+        estimate.training, estimate.evaluation
     )
 
 

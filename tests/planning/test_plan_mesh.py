@@ -15,10 +15,10 @@ import pytest
 from jaxformer.cli.main import main
 from jaxformer.data.corpora import Corpus
 from jaxformer.hardware.accelerators import ACCELERATORS
-from jaxformer.planning.model import estimate
-from jaxformer.planning.needs import find_needs, mesh_sizes, temporary_bytes
 from jaxformer.planning.programs import compile_training
-from jaxformer.planning.targets import Target
+from jaxformer.planning.resources import estimate_from_programs, mesh_sizes, temporary_bytes
+from jaxformer.planning.step_model import estimate_step
+from jaxformer.planning.topologies import Topology
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment, run_as
 from tests.planning.test_plan import plan
@@ -34,7 +34,7 @@ LLAMA = {
 REAL_STEP = """
 import ctypes, dataclasses, gc
 import jax, numpy as np
-from jaxformer.planning.needs import find_needs
+from jaxformer.planning.resources import estimate_from_programs
 from jaxformer.planning.programs import compile_run
 from jaxformer.data.corpora import load_corpus
 from jaxformer.training.experiment import Experiment, first_state, make_strategy
@@ -46,7 +46,7 @@ config = dataclasses.replace(
 )
 experiment = Experiment.prepare(config, load_corpus("python-docs"))
 devices = jax.devices()
-needs = find_needs(experiment, devices, compile_run(experiment, devices))
+estimate = estimate_from_programs(experiment, devices, compile_run(experiment, devices))
 strategy = make_strategy(experiment, devices)
 state = strategy.fetch(first_state(experiment, strategy))
 starts = np.zeros((2, config.batch_size), np.int32)
@@ -60,7 +60,7 @@ before = reset()
 run()
 grown = status("VmHWM") - before
 # The evaluation's half of the corpus is not there.
-predicted = len(devices) * (needs.total - experiment.validation_ids.nbytes)
+predicted = len(devices) * (estimate.total - experiment.validation_ids.nbytes)
 print(json.dumps([predicted, grown]))
 """
 
@@ -76,31 +76,31 @@ def compiled(**settings):
     experiment = prepare(LLAMA, **settings)
     with run_as(experiment.config):
         program = compile_training(experiment, jax.devices())
-    return find_needs(experiment, jax.devices(), {"training": program}), program
+    return estimate_from_programs(experiment, jax.devices(), {"training": program}), program
 
 
 @pytest.mark.parametrize(("fsdp", "tensor"), [(4, 2), (8, 1), (1, 1)])
 def test_what_stays_on_a_device_of_a_mesh_is_what_xla_is_given(fsdp, tensor):
     experiment = prepare(LLAMA, fsdp=fsdp, tensor=tensor)
-    needs, program = compiled(fsdp=fsdp, tensor=tensor)
+    estimate, program = compiled(fsdp=fsdp, tensor=tensor)
     # Where the windows begin, how many steps, the step's number.
     small = 4 * (2 * 16 * tensor // 8 + 2)
     given = program.memory_analysis().argument_size_in_bytes
-    assert needs.parameters + needs.moments + experiment.train_ids.nbytes + small == given
-    assert needs.mesh == {"data": 8 // (fsdp * tensor), "fsdp": fsdp, "tensor": tensor}
+    assert estimate.parameters + estimate.moments + experiment.train_ids.nbytes + small == given
+    assert estimate.mesh == {"data": 8 // (fsdp * tensor), "fsdp": fsdp, "tensor": tensor}
     # All but the norms is cut.
-    assert needs.parameters < 4 * needs.parameter_count / (0.9 * fsdp * tensor)
-    guess = estimate(experiment.config, mesh_sizes(experiment.config, 8))
+    assert estimate.parameters < 4 * estimate.parameter_count / (0.9 * fsdp * tensor)
+    guess = estimate_step(experiment.config, mesh_sizes(experiment.config, 8))
     for name in ("parameters", "moments", "gradients", "parameter_count"):
-        assert getattr(guess, name) == getattr(needs, name)
+        assert getattr(guess, name) == getattr(estimate, name)
 
 
 def test_the_collectives_of_a_mesh_are_those_that_its_rules_make():
-    needs, _ = compiled(fsdp=4, tensor=2)
-    found = {(c.kind, c.axes) for c in needs.collectives}
+    estimate, _ = compiled(fsdp=4, tensor=2)
+    found = {(c.kind, c.axes) for c in estimate.collectives}
     assert ("all-gather", ("fsdp",)) in found
     assert any(kind == "all-reduce" and "tensor" in axes for kind, axes in found)
-    assert all(c.sent > 0 for c in needs.collectives)
+    assert all(c.sent > 0 for c in estimate.collectives)
     alone, _ = compiled(fsdp=1, tensor=1)
     assert {c.axes for c in alone.collectives} == {("data",)}
     assert sum(c.payload for c in alone.collectives) == pytest.approx(
@@ -113,12 +113,12 @@ def test_collectives_count_as_often_as_loops_run():
 
     def gathered(**settings):
         settings = {"fsdp": 8, "tensor": 1, "scan_layers": True, **settings}
-        needs, _ = compiled(**settings)
+        estimate, _ = compiled(**settings)
         config = prepare(LLAMA, **settings).config
-        guess = estimate(config, needs.mesh)
+        guess = estimate_step(config, estimate.mesh)
         return (
             sum(c.sent for c in found if c.kind == "all-gather")
-            for found in (needs.collectives, guess.collectives)
+            for found in (estimate.collectives, guess.collectives)
         )
 
     once, expected = gathered()
@@ -138,7 +138,7 @@ def test_a_real_step_on_a_mesh_takes_what_was_predicted(monkeypatch):
 def test_what_the_model_says_follows_the_settings():
     def guess(data=1, fsdp=8, tensor=1, **settings):
         config = prepare(LLAMA, **{"fsdp": fsdp, "tensor": tensor, **settings}).config
-        return estimate(config, {"data": data, "fsdp": fsdp, "tensor": tensor})
+        return estimate_step(config, {"data": data, "fsdp": fsdp, "tensor": tensor})
 
     whole = guess()
     half = guess(accumulation=2)
@@ -150,7 +150,9 @@ def test_what_the_model_says_follows_the_settings():
     # While a loss of many logits is computed there is the sum of earlier micro-batches.
     config = prepare(LLAMA, accumulation=2).config
     many = dataclasses.replace(config.model, vocab_size=10**6)
-    loss = estimate(dataclasses.replace(config, model=many), {"data": 8, "fsdp": 1, "tensor": 1})
+    loss = estimate_step(
+        dataclasses.replace(config, model=many), {"data": 8, "fsdp": 1, "tensor": 1}
+    )
     logits = config.batch_size * config.model.context_length // (2 * 8) * 4 * 10**6
     assert loss.total == loss.parameters * 2 + loss.moments + loss.activations + logits
     kept = [guess(remat=remat) for remat in ("none", "dots", "full")]
@@ -232,7 +234,7 @@ def test_a_mesh_that_is_none_of_these_devices_is_refused(refuse, text):
 )
 def test_links_that_a_group_of_devices_can_use(name, axes, mesh, rate):
     sizes = dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))
-    assert Target.read(name).rate((axes,), sizes) == rate
+    assert Topology.parse(name).rate((axes,), sizes) == rate
 
 
 def test_every_accelerator_has_what_a_roofline_takes():
@@ -284,6 +286,6 @@ def test_the_memory_of_a_tpu_is_its_peak():
 
 
 def test_needs_are_plain_data():
-    needs, _ = compiled(fsdp=8, tensor=1)
-    assert json.loads(json.dumps(needs.to_dict()))["collectives"]
-    assert dataclasses.replace(needs, roofline=None).tokens_per_second is None
+    estimate, _ = compiled(fsdp=8, tensor=1)
+    assert json.loads(json.dumps(estimate.to_dict()))["collectives"]
+    assert dataclasses.replace(estimate, roofline=None).tokens_per_second is None

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from jaxformer.planning.model import estimate
-from jaxformer.planning.needs import mesh_sizes
-from jaxformer.planning.targets import Target
+from jaxformer.planning.resources import mesh_sizes
+from jaxformer.planning.step_model import estimate_step
+from jaxformer.planning.topologies import Topology
 from tests.benchmarks.test_benchmarks import BENCHMARKS, benchmark_modules
 
 __all__ = ["benchmark_modules"]  # a fixture
@@ -16,16 +16,16 @@ ROWS = json.loads((BENCHMARKS / "results/scale.json").read_text(encoding="utf-8"
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['preset']}-{row['topology']}")
 def test_a_row_is_what_the_model_says_now(row, benchmark_modules):
     options = benchmark_modules("scale").options_of(row["command"])
-    config, target = options.config, Target.read(options.topology)
-    guess = estimate(config, mesh_sizes(config, target.count))
-    needs = row["model"]
-    assert needs["source"] == "model"
-    assert needs["devices"] == target.count
+    config, topology = options.config, Topology.parse(options.topology)
+    guess = estimate_step(config, mesh_sizes(config, topology.count))
+    estimate = row["model"]
+    assert estimate["source"] == "model"
+    assert estimate["devices"] == topology.count
     for name in ("parameters", "moments", "gradients", "activations"):
-        assert needs[name] == getattr(guess, name)
-    assert needs["training"] == guess.gradients + guess.activations + guess.temporary
-    assert needs["operations_per_step"] == guess.model_operations
-    assert needs["total"] == guess.total + needs["corpus"]
+        assert estimate[name] == getattr(guess, name)
+    assert estimate["training"] == guess.gradients + guess.activations + guess.temporary
+    assert estimate["operations_per_step"] == guess.model_operations
+    assert estimate["total"] == guess.total + estimate["corpus"]
 
 
 @pytest.mark.parametrize(

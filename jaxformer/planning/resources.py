@@ -1,4 +1,4 @@
-"""What a run needs of each device: bytes, operations, and what devices send each other."""
+"""The resources that a run takes of each device: memory, operations, traffic between devices."""
 
 import dataclasses
 import os
@@ -9,9 +9,9 @@ import jax
 
 from jaxformer.hardware.accelerators import ACCELERATORS, Utilization, find_accelerator
 from jaxformer.planning.collectives import Collective, read_collectives
-from jaxformer.planning.model import Estimate, estimate
 from jaxformer.planning.roofline import Roofline, find_roofline
-from jaxformer.planning.targets import Target
+from jaxformer.planning.step_model import StepEstimate, estimate_step
+from jaxformer.planning.topologies import Topology
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 
@@ -21,27 +21,28 @@ GPU_SHARE = 0.75
 
 @dataclasses.dataclass(frozen=True)
 class ResourceEstimate:
-    """What a run needs; bytes are those of one device.
+    """The resources that a run takes; bytes are those of one device.
 
     Attributes:
-        source: whether the programs were compiled, or all is a model's estimate.
+        source: "compiled" where XLA gave the sizes of programs, "model" where all is estimated.
         devices: how many share the work.
-        device_kind: what JAX calls them, or the name of a known accelerator.
+        device_kind: JAX's name for them, or the name of a known accelerator.
         mesh: sizes of its axes.
         parameter_count: how many numbers the model learns.
-        parameters: bytes of them.
-        moments: bytes of AdamW's.
-        corpus: bytes of the text's ids, which lie on the device.
-        gradients: bytes of what the update takes, part of ``training``; a model's estimate.
-        activations: bytes that a micro-batch keeps for its backward pass, likewise.
-        training: bytes set aside for the steps: gradients, activations, all else.
-        evaluation: likewise for the evaluation; None where it was not compiled.
-        tokens_per_step: of all devices together.
-        operations_per_step: likewise, as ``costs.count_training_operations`` counts.
-        peak: what all devices can do, in operations per second; None where unknown.
-        capacity: bytes that a device has for all of it; None where unknown.
+        parameters: bytes of the parameters.
+        moments: bytes of AdamW's two moments.
+        corpus: bytes of the text's ids, which are kept on the device.
+        gradients: bytes of the gradients, part of ``training``; always a model's estimate.
+        activations: bytes that a micro-batch keeps for its backward pass, part of ``training``;
+            always a model's estimate.
+        training: temporary bytes of the training program: gradients, activations and the rest.
+        evaluation: temporary bytes of the evaluation; None where it was not compiled.
+        tokens_per_step: over all devices.
+        operations_per_step: over all devices, as ``costs.count_training_operations`` counts.
+        peak: of all devices together, in operations per second; None where unknown.
+        capacity: bytes that a device has to offer; None where unknown.
         collectives: of a step, from the compiled program where there is one.
-        roofline: how fast a step can be at most, a model's estimate; None for unknown devices.
+        roofline: the shortest time of a step, a model's estimate; None for unknown devices.
     """
 
     source: Literal["compiled", "model"]
@@ -65,17 +66,17 @@ class ResourceEstimate:
 
     @property
     def total(self) -> int:
-        """Bytes at the peak: what stays, and the larger of the two programs."""
+        """Bytes at the peak: what stays, and the temporary bytes of the larger program."""
         programs = max(self.training, self.evaluation or 0)
         return self.parameters + self.moments + self.corpus + programs
 
     def fits(self) -> dict[str, bool]:
-        """Which known accelerators have room for it, by name."""
+        """Returns whether each known accelerator has room for the run, by name."""
         return {a.name: self.total <= _usable(a.memory, a.pattern) for a in ACCELERATORS}
 
     @property
     def tokens_per_second(self) -> float | None:
-        """At most, of all devices together, by the roofline."""
+        """The highest rate of all devices together, by the roofline; None where unknown."""
         seconds = None if self.roofline is None else self.roofline.seconds
         return None if seconds is None else self.tokens_per_step / seconds
 
@@ -92,98 +93,98 @@ class ResourceEstimate:
 
 
 def mesh_sizes(config: TrainConfig, devices: int) -> dict[str, int]:
-    """Sizes of the mesh's axes; under ``pmap`` all devices share the batch alone."""
+    """Returns the sizes of the mesh's axes; under ``pmap`` all devices lie along ``data``."""
     rest = devices // (config.fsdp * config.tensor)
     return {"data": rest, "fsdp": config.fsdp, "tensor": config.tensor}
 
 
-def find_needs(
+def estimate_from_programs(
     experiment: Experiment,
     devices: Sequence[jax.Device],
     programs: Mapping[str, Any],
-    target: Target | None = None,
+    topology: Topology | None = None,
 ) -> ResourceEstimate:
-    """What a run needs of each of ``devices``, for which its programs were compiled.
+    """Returns the resources of a run whose programs were compiled for ``devices``.
 
     Args:
         experiment: the run.
         devices: all of one kind.
         programs: ``training`` and perhaps ``evaluation``.
-        target: what the devices are, where it is known.
+        topology: of the devices; by default it is found by their kind, if that is known.
     """
     config = experiment.config
     mesh = mesh_sizes(config, len(devices))
-    guess = estimate(config, mesh)
+    step = estimate_step(config, mesh)
     platform = devices[0].platform
     temporary = {name: temporary_bytes(program, platform) for name, program in programs.items()}
     collectives = read_collectives(programs["training"].as_text(), mesh)
-    if target is None:
+    if topology is None:
         accelerator = find_accelerator(devices[0].device_kind)
-        target = None if accelerator is None else Target(accelerator, (len(devices),))
+        topology = None if accelerator is None else Topology(accelerator, (len(devices),))
     return ResourceEstimate(
         source="compiled",
         devices=len(devices),
         device_kind=devices[0].device_kind,
         training=temporary["training"],
         evaluation=temporary.get("evaluation"),
-        peak=Utilization.of(guess.model_operations, devices, config.dtype).peak,
+        peak=Utilization.of(step.model_operations, devices, config.dtype).peak,
         capacity=_capacity(devices),
         collectives=tuple(collectives),
-        roofline=None if target is None else _roofline(config, target, mesh, guess, collectives),
-        **_common(experiment, mesh, guess),
+        roofline=None if topology is None else _roofline(config, topology, mesh, step, collectives),
+        **_counted(experiment, mesh, step),
     )
 
 
-def guess_needs(experiment: Experiment, target: Target) -> ResourceEstimate:
-    """What a run needs of each device of ``target`` by the model alone."""
+def estimate_from_model(experiment: Experiment, topology: Topology) -> ResourceEstimate:
+    """Returns the resources of a run on a topology, estimated without compiling anything."""
     config = experiment.config
-    mesh = mesh_sizes(config, target.count)
-    guess = estimate(config, mesh)
-    peak = target.accelerator.peak(config.dtype, _precision())
+    mesh = mesh_sizes(config, topology.count)
+    step = estimate_step(config, mesh)
+    peak = topology.accelerator.peak(config.dtype, _precision())
     return ResourceEstimate(
         source="model",
-        devices=target.count,
-        device_kind=target.accelerator.name,
-        training=guess.gradients + guess.activations + guess.temporary,
+        devices=topology.count,
+        device_kind=topology.accelerator.name,
+        training=step.gradients + step.activations + step.temporary,
         evaluation=None,
-        peak=None if peak is None else peak * target.count,
-        capacity=_usable(target.accelerator.memory, target.accelerator.pattern),
-        collectives=guess.collectives,
-        roofline=_roofline(config, target, mesh, guess, guess.collectives),
-        **_common(experiment, mesh, guess),
+        peak=None if peak is None else peak * topology.count,
+        capacity=_usable(topology.accelerator.memory, topology.accelerator.pattern),
+        collectives=step.collectives,
+        roofline=_roofline(config, topology, mesh, step, step.collectives),
+        **_counted(experiment, mesh, step),
     )
 
 
-def _common(experiment: Experiment, mesh: dict[str, int], guess: Estimate) -> dict[str, Any]:
-    """What is known of both, by counting."""
+def _counted(experiment: Experiment, mesh: dict[str, int], step: StepEstimate) -> dict[str, Any]:
+    """Returns the fields that are counted, whether or not programs were compiled."""
     config = experiment.config
     return {
         "mesh": mesh,
-        "parameter_count": guess.parameter_count,
-        "parameters": guess.parameters,
-        "moments": guess.moments,
-        "gradients": guess.gradients,
-        "activations": guess.activations,
+        "parameter_count": step.parameter_count,
+        "parameters": step.parameters,
+        "moments": step.moments,
+        "gradients": step.gradients,
+        "activations": step.activations,
         "corpus": experiment.train_ids.nbytes + experiment.validation_ids.nbytes,
         "tokens_per_step": config.batch_size * config.model.context_length,
-        "operations_per_step": guess.model_operations,
+        "operations_per_step": step.model_operations,
     }
 
 
 def _roofline(
     config: TrainConfig,
-    target: Target,
+    topology: Topology,
     mesh: Mapping[str, int],
-    guess: Estimate,
+    step: StepEstimate,
     collectives: Sequence[Collective],
 ) -> Roofline:
     return find_roofline(
-        target,
+        topology,
         mesh,
         dtype=config.dtype,
-        model_operations=guess.model_operations,
-        operations=guess.operations,
-        traffic=guess.traffic,
+        model_operations=step.model_operations,
+        operations=step.operations,
+        traffic=step.traffic,
         collectives=collectives,
         precision=_precision(),
     )
@@ -195,7 +196,7 @@ def _precision() -> str | None:
 
 
 def temporary_bytes(program: Any, platform: str) -> int:
-    """What XLA allocates beside a program's arguments: temporaries, and results of their own.
+    """Returns the bytes that XLA allocates beside a program's arguments: temporaries and results.
 
     TPU's ``temp_size_in_bytes`` counts some arguments of loops once more; its peak is what the
     compiler holds against a chip's memory. Elsewhere the peak leaves out the temporaries.

@@ -1,4 +1,4 @@
-"""What a plan is for: so many devices of a kind, and how fast they reach each other."""
+"""The devices that a plan is for: their kind, their number, and how fast they are connected."""
 
 import dataclasses
 import math
@@ -16,23 +16,23 @@ CLOSED_2D, CLOSED_3D = 16, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """So many devices of a kind.
+class Topology:
+    """A number of devices of one kind, connected to each other.
 
     Attributes:
         accelerator: the kind.
-        shape: of a TPU slice, such as (4, 4); (8,) of eight GPUs.
+        shape: such as (4, 4) for a TPU slice, or (8,) for eight GPUs.
     """
 
     accelerator: Accelerator
     shape: tuple[int, ...]
 
     @classmethod
-    def read(cls, name: str) -> "Target":
-        """That of a name such as ``v5e:4x4``, ``v5p:2x2x1`` or ``H100:64``.
+    def parse(cls, name: str) -> "Topology":
+        """Returns the topology of a name such as ``v5e:4x4``, ``v5p:2x2x1`` or ``H100:64``.
 
         Raises:
-            DeviceError: there is no such kind, or the shape is not one of its slices'.
+            DeviceError: there is no such kind, or the shape is not one of its slices.
         """
         kind, _, shape = name.partition(":")
         found = next((a for a in ACCELERATORS if a.name.lower() == kind.lower()), None)
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def count(self) -> int:
-        """How many devices."""
+        """How many devices there are."""
         return math.prod(self.shape)
 
     @property
@@ -63,7 +63,7 @@ class Target:
         return self.accelerator.pattern.startswith("TPU")
 
     def rate(self, axes: Sequence[str], mesh: Mapping[str, int]) -> float | None:
-        """Bytes per second that a device sends to those that differ from it in ``axes``.
+        """Returns the bytes per second that a device sends along axes of a mesh.
 
         A torus carries a ring in each dimension, over two links where it closes and over one where
         it does not; a group of n devices has as many dimensions, the longest first, as hold n. Of
@@ -71,8 +71,8 @@ class Target:
         of a group's devices in one host share in that.
 
         Args:
-            axes: of the mesh.
-            mesh: sizes of all axes, the last of neighbouring devices.
+            axes: some of the mesh.
+            mesh: sizes of all axes; along the last one, devices are neighbours.
 
         Returns:
             None where the accelerator's links, or the network they would need, are unknown.
@@ -98,7 +98,7 @@ class Target:
         return all(each % CLOSED_3D == 0 for each in self.shape)
 
     def _per_host(self, axes: Sequence[str], mesh: Mapping[str, int]) -> int:
-        """How many of the first device's group share a host with it."""
+        """Returns how many of the first device's group are in its host, itself included."""
         joined = self.accelerator.links.joined if self.accelerator.links else None
         numbers = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
         group = numbers[tuple(slice(None) if axis in axes else 0 for axis in mesh)]

@@ -32,7 +32,7 @@ ARRAYS_AT_ONCE = 1.65
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class StepEstimate:
     """What a step needs of one device, in bytes, and what all devices do in it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
+class _BlockWidths:
     """Widths of what a block makes of one token, on one device, in elements."""
 
     model: int
@@ -78,7 +78,7 @@ class _Block:
     heads: int
 
     @classmethod
-    def of(cls, config: TransformerLMConfig, tensor: int) -> "_Block":
+    def of(cls, config: TransformerLMConfig, tensor: int) -> "_BlockWidths":
         head, kv_heads = config.head_width, config.key_value_heads
         return cls(
             model=config.d_model,
@@ -100,7 +100,7 @@ class _Block:
         return 3 * self.model + projections + self.queries + self.hidden
 
 
-def estimate(config: TrainConfig, mesh: Mapping[str, int]) -> Estimate:
+def estimate_step(config: TrainConfig, mesh: Mapping[str, int]) -> StepEstimate:
     """What one step needs by the model.
 
     Args:
@@ -110,10 +110,10 @@ def estimate(config: TrainConfig, mesh: Mapping[str, int]) -> Estimate:
     Raises:
         ValueError: a parameter has no sharding rule.
     """
-    return _Step(config, mesh).estimate()
+    return _StepModel(config, mesh).estimate()
 
 
-class _Step:
+class _StepModel:
     """The arithmetic of one step on one device of a mesh."""
 
     def __init__(self, config: TrainConfig, mesh: Mapping[str, int]):
@@ -126,7 +126,7 @@ class _Step:
         self.table = sharding_table(shapes, mesh)
         self.config, self.mesh, self.layers = config, mesh, model.num_layers
         self.width = 2 if config.dtype == "bfloat16" else FLOAT32
-        self.block = _Block.of(model, mesh["tensor"])
+        self.block = _BlockWidths.of(model, mesh["tensor"])
         batches = config.accumulation * mesh["data"] * mesh["fsdp"]
         self.tokens = config.batch_size * model.context_length // batches
         self.stored = self._elements(lambda row: math.prod(row.part))
@@ -141,10 +141,10 @@ class _Step:
         """A sum over all parameters."""
         return sum(count(r) * (self.layers if _in_block(r) else 1) for r in self.table)
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> StepEstimate:
         """All of it."""
         model_operations, operations = self._operations()
-        return Estimate(
+        return StepEstimate(
             parameter_count=self._elements(lambda row: math.prod(row.shape)),
             parameters=FLOAT32 * self.stored,
             moments=2 * FLOAT32 * self.stored + COUNTERS,

@@ -1,0 +1,138 @@
+"""Text that a language model writes: a prompt to ids, new ids to text as they come, their speed."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxformer.errors import UsageError
+
+
+class Prompt(NamedTuple):
+    """What a text begins with.
+
+    Attributes:
+        ids: (T,), at least one.
+        text: the part of it that is shown.
+    """
+
+    ids: np.ndarray
+    text: str
+
+
+def encode_prompt(
+    tokenizer: Any,
+    text: str,
+    ids: Sequence[int],
+    first_ids: Sequence[int],
+    unknown: Literal["error", "skip", "replace"],
+) -> Prompt:
+    """Returns the ids of a prompt: of the ids given, else of the text, else the model's own start.
+
+    Args:
+        tokenizer: makes ids of text and text of ids, or None.
+        text: of the prompt; may be empty.
+        ids: of the prompt; may be empty.
+        first_ids: what the model begins every text with; a new line where it is empty. Not shown.
+        unknown: see ``CharTokenizer.encode``.
+
+    Raises:
+        TextError: the text has a character that the tokenizer does not know.
+        UsageError: there is neither a tokenizer nor a prompt of ids.
+    """
+    if ids:
+        prompt_T = np.array(ids, np.int64)
+        known = tokenizer is not None and prompt_T.max() < tokenizer.vocabulary_size()
+        return Prompt(prompt_T, tokenizer.decode(prompt_T) if known else " ".join(map(str, ids)))
+    if tokenizer is None:
+        raise UsageError(
+            "there is no tokenizer: give --meta FILE (nanoGPT's meta.pkl or a tokenizer.json), or "
+            "ids instead of text with --prompt-ids 1,2,3"
+        )
+    if text:
+        prompt_T = tokenizer.encode(text, unknown=unknown)
+        if len(prompt_T):
+            return Prompt(prompt_T, text)
+    if first_ids:
+        return Prompt(np.array(first_ids, np.int64), "")
+    return Prompt(tokenizer.encode("\n", unknown="replace"), "")
+
+
+def decode_stream(
+    tokenizer: Any, prompt_ids: np.ndarray, chunks: Iterable[np.ndarray], last_ids: Sequence[int]
+) -> Iterator[str]:
+    """Yields what each chunk of new ids adds to the text, until the text ends.
+
+    Args:
+        tokenizer: makes text of ids; None yields the ids as numbers.
+        prompt_ids: (T,), what stands before the first chunk.
+        chunks: each (1, n).
+        last_ids: the text ends before the first of these.
+    """
+    new_ids: list[int] = []
+    # A token may be half a character, and what it is can depend on the one before: the text is
+    # decoded from its start, and a character that is not whole yet waits for the next chunk.
+    written = "" if tokenizer is None else tokenizer.decode(prompt_ids)
+    for chunk in chunks:
+        new = [int(i) for i in chunk[0]]
+        end = next((place for place, i in enumerate(new) if i in last_ids), len(new))
+        if tokenizer is None:
+            yield "".join(f" {i}" for i in new[:end])
+        else:
+            new_ids += [i for i in new[:end] if i < tokenizer.vocabulary_size()]
+            text = tokenizer.decode([*prompt_ids, *new_ids])
+            whole = text.rstrip("\N{REPLACEMENT CHARACTER}") if end == len(new) else text
+            yield whole[len(written) :]
+            written = whole if len(whole) > len(written) else written
+        if end < len(new):
+            return
+
+
+class GenerationSpeed:
+    """How fast tokens come; what was compiled meanwhile is kept apart.
+
+    Attributes:
+        first_tokens: of each text, the seconds from its start to its first token, and whether a
+            program was compiled in them.
+        tokens: how many came after a first one while nothing was compiled.
+        seconds: the time that these took.
+    """
+
+    def __init__(self) -> None:
+        self.first_tokens: list[tuple[float, bool]] = []
+        self.tokens = 0
+        self.seconds = 0.0
+        self._compiled = False
+
+    def watch(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Yields the chunks of one text; only the time until each comes is counted."""
+        jax.monitoring.register_event_duration_secs_listener(self._notice)
+        try:
+            begin = time.perf_counter()
+            for number, chunk in enumerate(chunks):
+                seconds = time.perf_counter() - begin
+                if number == 0:
+                    self.first_tokens.append((seconds, self._compiled))
+                elif not self._compiled:
+                    self.tokens += chunk.shape[1]
+                    self.seconds += seconds
+                self._compiled = False
+                yield chunk
+                begin = time.perf_counter()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(self._notice)
+
+    def __str__(self) -> str:
+        parts = []
+        for was_compiled, words in ((True, ", compilation included"), (False, "")):
+            found = [seconds for seconds, compiled in self.first_tokens if compiled == was_compiled]
+            if found:
+                parts.append(f"first token after {sum(found) / len(found):.3g} s{words}")
+        if self.seconds:
+            parts.append(f"{self.tokens / self.seconds:,.0f} tokens/s after it")
+        return "; ".join(parts)
+
+    def _notice(self, event: str, duration_secs: float, **_: Any) -> None:
+        self._compiled |= event == "/jax/core/compile/backend_compile_duration"

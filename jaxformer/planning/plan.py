@@ -1,0 +1,60 @@
+"""The plan of a run: its programs compiled for some devices, or estimated, never run."""
+
+from typing import Any
+
+from jaxformer.data.corpora import load_corpus
+from jaxformer.planning.gpu_topologies import describe_gpus
+from jaxformer.planning.programs import compile_for_topology, compile_run, describe_tpu_slice
+from jaxformer.planning.resources import (
+    ResourceEstimate,
+    estimate_from_model,
+    estimate_from_programs,
+)
+from jaxformer.planning.topologies import Topology
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.experiment import Experiment, check_devices, choose_devices, run_as
+from jaxformer.training.memory import check_countable
+
+
+def find_plan(
+    config: TrainConfig,
+    *,
+    topology: str | None = None,
+    model_only: bool = False,
+    download: bool = False,
+) -> ResourceEstimate:
+    """Returns the resources that a training run would take.
+
+    Its programs are compiled for the devices of this machine, or for a TPU slice or GPUs that need
+    not be here. Where JAX has no compiler for those, and on request, a model of a step is used.
+
+    Args:
+        config: of the run.
+        topology: such as ``v5e:2x2`` or ``H100:8``; None stands for this machine.
+        model_only: compile nothing for the topology.
+        download: see ``load_corpus``.
+
+    Raises:
+        JaxformerError: one of its kinds, for whatever training would reject before its first step.
+    """
+    wanted = None if topology is None else Topology.parse(topology)
+    if topology is None or wanted is None:
+        devices: list[Any] = list(choose_devices(config))
+    else:
+        check_devices(config, wanted.count)
+        devices = [] if model_only else _abstract_devices(topology, wanted)
+    corpus = load_corpus(config.data, encoding=config.encoding, download=download)
+    experiment = Experiment.prepare(config, corpus)
+    check_countable(experiment.config)
+    if wanted is not None and not devices:
+        return estimate_from_model(experiment, wanted)
+    with run_as(experiment.config):
+        compiled = compile_run if wanted is None else compile_for_topology
+        programs = compiled(experiment, devices)
+    return estimate_from_programs(experiment, devices, programs, wanted)
+
+
+def _abstract_devices(name: str, topology: Topology) -> list[Any]:
+    """Returns devices that can be compiled for; none where JAX has no compiler for them here."""
+    described = describe_tpu_slice(name) if topology.is_tpu else describe_gpus(topology)
+    return [] if described is None else list(described.devices)
