@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.attention import LayerCache, MultiHeadAttention
 from jaxformer.execution.layer_scan import can_scan, scan_layers
 from jaxformer.execution.rematerialization import rematerialize
-from jaxformer.execution.sharding import gathering, lay_out
+from jaxformer.execution.sharding import gather_when_called, lay_out
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout
 from jaxformer.masks import causal_mask, combine_masks, window_mask
@@ -221,7 +221,7 @@ def run_blocks(
 
     def run(block: Any, x: Hidden, layer: int = 0) -> Any:
         call: Callable[..., Any] = functools.partial(
-            gathering(block),
+            gather_when_called(block),
             mask=mask[layer] if isinstance(mask, list) else mask,
             positions=positions,
             cache=None if cache is None else cache[layer],

@@ -16,12 +16,12 @@ from .checks import (
 
 GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", GatedActivation]
-Norm = Literal["layer_norm", "rms_norm"]
-Block = Literal["pre_norm", "post_norm", "parallel"]
-Positions = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
-RotaryScaling = Literal["none", "linear", "llama3"]
+NormKind = Literal["layer_norm", "rms_norm"]
+BlockKind = Literal["pre_norm", "post_norm", "parallel"]
+PositionKind = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
+RotaryScalingKind = Literal["none", "linear", "llama3"]
 Initialization = Literal["gpt2", "torch", "xavier_uniform", "kaiming_uniform", "normal"]
-Head = Literal["linear", "masked_lm", "none"]
+HeadKind = Literal["linear", "masked_lm", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class TransformerConfig:
     """F, the feed-forward's width; default 4·D, or int(8·D / 3) where it is gated."""
     activation: Activation = "gelu"
     """Of the feed-forward; gelu is the exact one, the last three are gated."""
-    norm: Norm = "layer_norm"
+    norm: NormKind = "layer_norm"
     """Which norm."""
     norm_eps: float = 1e-5
     """What is added to the variance."""
@@ -54,7 +54,7 @@ class TransformerConfig:
     """Whether layer norms have a bias."""
     norm_unit_offset: bool = False
     """Whether RMS norms multiply by 1 + scale, and scale starts at 0 (Gemma)."""
-    block: Block = "pre_norm"
+    block: BlockKind = "pre_norm"
     """How branches, norms and residual stream are combined."""
     shared_norm: bool = False
     """Whether attention and feed-forward of a parallel block share one norm (GPT-J, Phi)."""
@@ -74,7 +74,7 @@ class TransformerConfig:
     """Bound on attention scores, by tanh; default none."""
     sliding_window: int | None = None
     """How many tokens a position sees on a side, itself included; default all."""
-    positions: Positions = "learned"
+    positions: PositionKind = "learned"
     """How a token's position is told."""
     position_offset: int = 0
     """Which row of the learned table belongs to the first position (OPT: 2)."""
@@ -84,7 +84,7 @@ class TransformerConfig:
     """The share of a head that is turned."""
     rotary_interleaved: bool = False
     """Whether pairs are neighbours, or lie half a head apart."""
-    rotary_scaling: RotaryScaling = "none"
+    rotary_scaling: RotaryScalingKind = "none"
     """How rotary frequencies are stretched for longer texts."""
     rotary_scaling_factor: float = 1.0
     """What they are divided by."""
@@ -120,10 +120,10 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         check_choice(self, "activation", get_args(Activation))
-        check_choice(self, "norm", get_args(Norm))
-        check_choice(self, "block", get_args(Block))
-        check_choice(self, "positions", get_args(Positions))
-        check_choice(self, "rotary_scaling", get_args(RotaryScaling))
+        check_choice(self, "norm", get_args(NormKind))
+        check_choice(self, "block", get_args(BlockKind))
+        check_choice(self, "positions", get_args(PositionKind))
+        check_choice(self, "rotary_scaling", get_args(RotaryScalingKind))
         check_choice(self, "initialization", get_args(Initialization))
         check_positive(self, "context_length", "rotary_base", "max_relative_position")
         check_positive(self, "rotary_scaling_factor", "rotary_low_frequency_factor")
@@ -209,7 +209,7 @@ class TransformerLMConfig(TransformerConfig):
     """Which layers, from 0 and rising, see past the sliding window (Gemma 2, Qwen2)."""
     num_token_types: int = 0
     """How many kinds of tokens have a row of their own, added to the token's (BERT: 2)."""
-    head: Head = "linear"
+    head: HeadKind = "linear"
     """What makes logits of the last layer: a matrix, BERT's masked-LM head, or nothing."""
     tie_embeddings: bool = True
     """Whether the output head's matrix is the token embedding."""
@@ -222,7 +222,7 @@ class TransformerLMConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self, "head", get_args(Head))
+        check_choice(self, "head", get_args(HeadKind))
         check_positive(self, "vocab_size", "num_layers", "logit_soft_cap")
         check_layers(self, "num_layers")
         check_elements("vocab_size", self.vocab_size or 0, "d_model", self.d_model)
@@ -274,9 +274,9 @@ class EncoderDecoderConfig(TransformerConfig):
     """Whether the output head has a bias."""
     activation: Activation = "relu"
     """Of the feed-forward."""
-    block: Block = "post_norm"
+    block: BlockKind = "post_norm"
     """How branches, norms and residual stream are combined."""
-    positions: Positions = "sinusoidal"
+    positions: PositionKind = "sinusoidal"
     """How a token's position is told."""
     initialization: Initialization = "xavier_uniform"
     """The distribution of the initial weights."""

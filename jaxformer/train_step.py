@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import OptimizerConfig
 from jaxformer.execution.all_reduce import mean_over
-from jaxformer.execution.chunked_loss import head_cross_entropy
+from jaxformer.execution.chunked_loss import average_losses
 from jaxformer.execution.sharding import gather_outside_blocks
 from jaxformer.layers import seed_dropout
 from jaxformer.losses import token_losses
@@ -66,7 +66,7 @@ def language_model_loss(
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
-    return head_cross_entropy(model.logits, model.hidden(inputs), targets)
+    return average_losses(token_losses, model.logits, model.hidden(inputs), targets)
 
 
 def train_step(

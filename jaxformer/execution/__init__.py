@@ -1,1 +1,17 @@
-"""To be written."""
+"""How a model is run, never what it computes.
+
+A program wraps the tracing of a model in context managers: ``attention_kernel``,
+``scanned_layers``, ``rematerialization``, ``layout``. The model's modules call the functions here,
+which look up what is in effect. The numbers stay the same, up to rounding. Nothing of the mirror
+is imported here at run time: what a file needs of it comes in as an argument.
+
+- ``attention_backends``: which kernel computes an attention, and why another cannot.
+- ``fused_attention``: calls cuDNN's and splash attention's kernels.
+- ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.
+- ``chunked_loss``: the loss of a large vocabulary, with few logits in memory at a time.
+- ``layer_scan``: runs equal blocks in one loop, which compiles faster.
+- ``rematerialization``: what the forward pass keeps for the backward pass.
+- ``sharding``: where arrays lie among many devices; ``training.parallel`` decides it.
+- ``all_reduce``: sums over devices, always added in the same order.
+- ``lazy_imports``: packages that import a module when one of its names is used.
+"""

@@ -1,13 +1,13 @@
-"""Sums over the devices of a CPU: of all arrays at once, and the same however processes share them.
+"""Sums over devices, bit-exact however processes share the devices, and fast on CPUs.
 
-XLA on a CPU lets the devices meet once for every array of a sum, and to meet for each gradient of
-``nano`` takes 5 to 10 % of its step: so arrays are laid end to end and summed as one.
+On CPUs, XLA synchronizes the devices once for every array of a sum. For each gradient of ``nano``
+that takes 5 to 10 % of a step. So arrays are concatenated and summed as one.
 
-XLA adds up what lies on the CPU devices of one process in the order of the devices; where there is
-a coordinator gloo adds round a ring that begins at another device for every part of an array, and
-floating-point sums depend on their order. So there the parts are exchanged, added in the order of
-the devices, and given back: as many bytes as a ring moves, and the memory of the arrays once more.
-The sum of two needs none of this, and accelerators use their own collectives.
+Floating-point sums depend on their order. XLA adds the CPU devices of one process in the order of
+the devices. Between processes, gloo adds round a ring that begins at another device for every part
+of an array. So there each device gets one part of all arrays, adds it in the order of the devices
+and sends the result to all: as many bytes as a ring moves, and the memory of the arrays once more.
+The sum of two devices needs none of this. Accelerators use their own collectives.
 """
 
 import functools
@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 
 def sum_over(tree: Any, axis_name: str) -> Any:
-    """Sums of arrays of one dtype over the devices of a mapped axis, on all of them."""
+    """Returns the sums of arrays, all of one dtype, over the devices of a mapped axis."""
     if jax.default_backend() != "cpu":
         return jax.lax.psum(tree, axis_name)
     # What is computed before and after stays one program, however the sum is made.
@@ -35,13 +35,13 @@ def sum_over(tree: Any, axis_name: str) -> Any:
 
 
 def mean_over(tree: Any, axis_name: str) -> Any:
-    """Means of arrays of one dtype over the devices of a mapped axis, on all of them."""
+    """Returns the means of arrays, all of one dtype, over the devices of a mapped axis."""
     count = jax.lax.axis_size(axis_name)
     return jax.tree.map(lambda x: x / count, sum_over(tree, axis_name))
 
 
 def _ordered_sum(flat: Array, axis_name: str) -> Array:
-    """The sum of a vector over the devices: each adds up one part of it, from the first on."""
+    """The sum of a vector over the devices: each device adds one part, in the order of devices."""
     count = jax.lax.axis_size(axis_name)
     parts = jnp.pad(flat, (0, -flat.size % count)).reshape(count, -1)
     parts = jax.lax.all_to_all(parts, axis_name, 0, 0)

@@ -1,6 +1,6 @@
-"""Which kernel computes attention: the plain core, cuDNN's or splash attention.
+"""The choice of the kernel that computes attention: the plain core, cuDNN's or splash attention.
 
-That is no part of a model's settings: the same checkpoint runs with each of them.
+It is no part of a model's settings: the same checkpoint runs with each kernel.
 """
 
 import contextlib
@@ -20,22 +20,26 @@ if TYPE_CHECKING:
     from jaxformer.config import TransformerLMConfig
 
 Kernel = Literal["plain", "cudnn", "splash"]
-Choice = Literal["auto", "plain", "cudnn", "splash"]
+KernelChoice = Literal["auto", "plain", "cudnn", "splash"]
 
 # Splash attention works on blocks of queries and keys; the largest that divides the length.
 SPLASH_BLOCKS = (512, 256, 128)
 
-_choice: contextvars.ContextVar[Choice] = contextvars.ContextVar("attention_kernel", default="auto")
-_target: contextvars.ContextVar["Target | None"] = contextvars.ContextVar("target", default=None)
+_choice: contextvars.ContextVar[KernelChoice] = contextvars.ContextVar(
+    "attention_kernel", default="auto"
+)
+_target: contextvars.ContextVar["CompilationTarget | None"] = contextvars.ContextVar(
+    "target", default=None
+)
 
 
 class KernelError(UsageError, ValueError):
-    """A kernel was asked for that cannot compute what the model needs."""
+    """The kernel that the user chose cannot compute what the model needs."""
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """Who may attend to whom, where a rule says it: queries and keys stand at slots 0, 1, 2 ….
+class MaskPattern:
+    """A mask as a rule. Queries and keys stand at slots 0, 1, 2 ….
 
     Attributes:
         causal: whether a query is kept from later keys.
@@ -46,8 +50,10 @@ class Pattern:
     window: int | None = None
 
     @classmethod
-    def read(cls, mask: Bool[Array, "B N T S"] | None, queries: int, keys: int) -> "Pattern | None":
-        """The rule behind a mask; None where there is none, or it is not known while tracing."""
+    def read(
+        cls, mask: Bool[Array, "B N T S"] | None, queries: int, keys: int
+    ) -> "MaskPattern | None":
+        """Returns the rule of a mask; None if it follows no rule or is unknown while tracing."""
         if mask is None:
             return cls(causal=False)
         if not isinstance(mask, np.ndarray) or mask.shape != (1, 1, queries, keys):
@@ -67,8 +73,8 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Target:
-    """What the program is compiled for.
+class CompilationTarget:
+    """The kind of device that a program is compiled for.
 
     Attributes:
         platform: cpu, cuda, rocm or tpu.
@@ -79,13 +85,13 @@ class Target:
     capability: tuple[int, int] = (0, 0)
 
     @classmethod
-    def here(cls) -> "Target":
-        """That of ``compiled_for``, else the default backend."""
+    def here(cls) -> "CompilationTarget":
+        """Returns the target of ``compiled_for``, else that of the default backend."""
         return _target.get() or cls.of(jax.devices()[0])
 
     @classmethod
-    def of(cls, device: jax.Device) -> "Target":
-        """A device's, which need not be here."""
+    def of(cls, device: jax.Device) -> "CompilationTarget":
+        """Returns the target of a device, which need not be present."""
         if device.platform != "gpu":
             return cls(device.platform)
         if "rocm" in device.client.platform_version:
@@ -95,19 +101,19 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What one call of attention asks for, as far as it decides who can answer it.
+class AttentionCall:
+    """The properties of one call of attention that decide which kernels can compute it.
 
     Attributes:
         dtype: of queries, keys and values.
         head_dim: H.
         queries: T.
         keys: S.
-        pattern: who may attend to whom; None where only an array says so.
+        pattern: the mask as a rule; None if it is only known as an array.
         bias: whether something is added to the scores.
         soft_cap: whether scores are bounded.
         dropout: whether weights are dropped.
-        weights: whether they are to be returned.
+        weights: whether the weights are returned.
         precision: ``jax.config.jax_default_matmul_precision``.
     """
 
@@ -115,7 +121,7 @@ class Call:
     head_dim: int
     queries: int
     keys: int
-    pattern: Pattern | None
+    pattern: MaskPattern | None
     bias: bool = False
     soft_cap: bool = False
     dropout: bool = False
@@ -124,17 +130,17 @@ class Call:
 
 
 @contextlib.contextmanager
-def attention_kernel(choice: Choice) -> Iterator[None]:
-    """Within it, models are traced with this choice of kernel; outside it is ``auto``.
+def attention_kernel(choice: KernelChoice) -> Iterator[None]:
+    """Makes models be traced with this choice of kernel; outside the context it is ``auto``.
 
     A function that ``jax.jit`` has compiled keeps the kernel that it was traced with.
 
     Raises:
         ValueError: the choice is unknown.
     """
-    if choice not in get_args(Choice):
+    if choice not in get_args(KernelChoice):
         raise ValueError(
-            f"attention_kernel must be one of {', '.join(get_args(Choice))}: got {choice!r}"
+            f"attention_kernel must be one of {', '.join(get_args(KernelChoice))}: got {choice!r}"
         )
     token = _choice.set(choice)
     try:
@@ -144,8 +150,8 @@ def attention_kernel(choice: Choice) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiled_for(target: Target) -> Iterator[None]:
-    """Within it, models are traced for this target in place of the default backend."""
+def compiled_for(target: CompilationTarget) -> Iterator[None]:
+    """Makes models be traced for this target in place of the default backend."""
     token = _target.set(target)
     try:
         yield
@@ -153,21 +159,23 @@ def compiled_for(target: Target) -> Iterator[None]:
         _target.reset(token)
 
 
-def choose_kernel(call: Call, target: Target | None = None, choice: Choice | None = None) -> Kernel:
-    """The kernel for a call: the one asked for, or the fastest that can.
+def choose_kernel(
+    call: AttentionCall, target: CompilationTarget | None = None, choice: KernelChoice | None = None
+) -> Kernel:
+    """Returns the kernel for a call: the chosen one, or with ``auto`` the fastest that can.
 
     Args:
-        call: what it asks for.
-        target: default the default backend.
-        choice: default that of ``attention_kernel``.
+        call: its properties.
+        target: the device; by default that of ``compiled_for``, else the default backend.
+        choice: by default that of ``attention_kernel``.
 
     Raises:
-        KernelError: the kernel asked for cannot; the message says why.
+        KernelError: the chosen kernel cannot compute the call; the message says why.
     """
     choice = _choice.get() if choice is None else choice
     if choice == "plain":
         return "plain"
-    target = Target.here() if target is None else target
+    target = CompilationTarget.here() if target is None else target
     if choice == "auto":
         fused: tuple[Kernel, ...] = ("cudnn", "splash")
         return next(
@@ -180,8 +188,10 @@ def choose_kernel(call: Call, target: Target | None = None, choice: Choice | Non
     return choice
 
 
-def unsupported_reason(kernel: Kernel, call: Call, target: Target) -> str | None:
-    """Why a kernel cannot answer a call; None where it can."""
+def unsupported_reason(
+    kernel: Kernel, call: AttentionCall, target: CompilationTarget
+) -> str | None:
+    """Returns why a kernel cannot compute a call; None if it can."""
     if kernel == "plain":
         return None
     checks = _cudnn_checks(call, target) if kernel == "cudnn" else _splash_checks(call, target)
@@ -199,23 +209,25 @@ def unsupported_reason(kernel: Kernel, call: Call, target: Target) -> str | None
 
 
 def slowed_by_dropout(config: "TransformerLMConfig", dtype: str) -> str | None:
-    """Why a run should have no dropout on attention weights, where a fused kernel could serve it.
+    """Returns why a run should have no dropout on attention weights, if that is so.
+
+    It is so where a fused kernel could compute the attention but for the dropout.
 
     Args:
         config: the model's settings.
-        dtype: what it computes in.
+        dtype: the dtype that it computes in.
 
     Returns:
-        The reason; None where nothing else would change, or a kernel was asked for.
+        The reason; None if a kernel was chosen, or no fused kernel would be used anyway.
     """
     if not config.attention_dropout or _choice.get() != "auto":
         return None
-    call = Call(
+    call = AttentionCall(
         dtype,
         head_dim=config.head_width,
         queries=config.context_length,
         keys=config.context_length,
-        pattern=Pattern(config.causal, config.sliding_window),
+        pattern=MaskPattern(config.causal, config.sliding_window),
         bias=config.positions in ("alibi", "relative"),
         soft_cap=config.score_soft_cap is not None,
         precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
@@ -229,10 +241,10 @@ def slowed_by_dropout(config: "TransformerLMConfig", dtype: str) -> str | None:
     )
 
 
-def _cudnn_checks(call: Call, target: Target) -> dict[str, bool]:
-    """What keeps cuDNN's flash attention from a call (``jax.nn.dot_product_attention``)."""
+def _cudnn_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bool]:
+    """Reasons against cuDNN's flash attention (``jax.nn.dot_product_attention``), if they apply."""
     widest = 256 if target.capability >= (9, 0) else 128
-    pattern = call.pattern or Pattern(causal=False)
+    pattern = call.pattern or MaskPattern(causal=False)
     return {
         "needs an NVIDIA GPU of compute capability 8.0 or more": target.platform != "cuda"
         or target.capability < (8, 0),
@@ -247,8 +259,8 @@ def _cudnn_checks(call: Call, target: Target) -> dict[str, bool]:
     }
 
 
-def _splash_checks(call: Call, target: Target) -> dict[str, bool]:
-    """What keeps splash attention (``jax.experimental.pallas.ops.tpu``) from a call."""
+def _splash_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bool]:
+    """Reasons against splash attention (``jax.experimental.pallas.ops.tpu``), if they apply."""
     block = SPLASH_BLOCKS[-1]
     return {
         "needs a TPU": target.platform != "tpu",

@@ -1,4 +1,4 @@
-"""The loss of a model with a large vocabulary, which never holds all of its logits."""
+"""The loss of a model with a large vocabulary, without all of its logits in memory at once."""
 
 import functools
 import math
@@ -10,25 +10,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.sharding import current_layout
-from jaxformer.losses import cross_entropy, token_losses
 
-# Logits of a batch that are made at a time, in bytes, or those of one position if they are more.
+# The most logits that are made at a time, in bytes; those of one position are made in any case.
 LOGITS_AT_ONCE = 2**28
 
+# Logits (B, T, V) and targets (B, T) to the loss of each token (B, T).
+TokenLosses = Callable[[Array, Array], Array]
 
-def head_cross_entropy(
+
+def average_losses(
+    token_losses: TokenLosses,
     head: Callable[[Float[Array, "B T D"]], Float[Array, "B T V"]],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
 ) -> Float[Array, ""]:
-    """``cross_entropy(head(hidden), targets)``, with few logits at a time.
+    """Returns the mean of ``token_losses(head(hidden), targets)``, with few logits at a time.
 
-    Where all of them would take more than ``LOGITS_AT_ONCE``, those of some positions are made at a
+    Where all logits would take more than ``LOGITS_AT_ONCE``, those of some positions are made at a
     time, and gradients with them, so that none are kept for the backward pass and none are made
     twice (as in Liger Kernel's fused loss, Hsu et al., arXiv 2410.10989). The gradients of weights
     add up in float32 or wider. Under a layout over many devices all logits are made at once.
 
     Args:
+        token_losses: from logits and targets to the loss of each token (B, T).
         head: from states to logits, each position by itself; what it closes over is differentiated
             too.
         hidden: states of a model's last block.
@@ -38,13 +42,15 @@ def head_cross_entropy(
     batch, length, vocabulary = logits.shape
     size = positions_at_once(batch, length, vocabulary, logits.dtype.itemsize)
     if size == length or current_layout() is not None:
-        return cross_entropy(head(hidden), targets)
+        return jnp.mean(token_losses(head(hidden), targets))
     closed, weights = jax.closure_convert(head, hidden[:, :size])
-    return _chunked_loss(closed, size, hidden, targets, weights)
+    return _average_in_chunks(token_losses, closed, size, hidden, targets, weights)
 
 
 def positions_at_once(batch: int, length: int, vocabulary: int, itemsize: int) -> int:
-    """Of how many positions ``head_cross_entropy`` makes logits at a time; ``itemsize`` in bytes.
+    """Returns for how many positions ``average_losses`` makes logits at a time.
+
+    ``itemsize`` is that of one logit, in bytes.
 
     >>> positions_at_once(8, 1024, 50257, 4)
     147
@@ -53,19 +59,21 @@ def positions_at_once(batch: int, length: int, vocabulary: int, itemsize: int) -
     return math.ceil(length / max(1, chunks))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _chunked_loss(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _average_in_chunks(
+    token_losses: TokenLosses,
     head: Callable[..., Array],
     size: int,
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
     weights: list[Array],
 ) -> Float[Array, ""]:
-    """The loss with ``size`` positions at a time; ``head`` takes ``weights`` after the states."""
-    return _loss_and_gradients(head, size, hidden, targets, weights)[0]
+    """The mean loss, ``size`` positions at a time; ``head`` takes ``weights`` after the states."""
+    return _loss_and_gradients(token_losses, head, size, hidden, targets, weights)[0]
 
 
 def _loss_and_gradients(
+    token_losses: TokenLosses,
     head: Callable[..., Array],
     size: int,
     hidden: Float[Array, "B T D"],
@@ -100,11 +108,15 @@ def _loss_and_gradients(
     return value, (of_hidden, [g.astype(w.dtype) for g, w in zip(of_weights, weights, strict=True)])
 
 
-def _scale(
-    head: Callable[..., Array], size: int, gradients: Any, cotangent: Float[Array, ""]
+def _scale_gradients(
+    token_losses: TokenLosses,
+    head: Callable[..., Array],
+    size: int,
+    gradients: Any,
+    cotangent: Float[Array, ""],
 ) -> tuple[Array, None, list[Array]]:
     of_hidden, of_weights = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
     return of_hidden, None, of_weights
 
 
-_chunked_loss.defvjp(_loss_and_gradients, _scale)
+_average_in_chunks.defvjp(_loss_and_gradients, _scale_gradients)

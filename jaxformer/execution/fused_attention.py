@@ -1,8 +1,8 @@
-"""Attention by cuDNN's and by splash attention's kernel.
+"""Attention computed by cuDNN's kernel or by splash attention's.
 
 The mathematics is that of ``attention.scaled_dot_product_attention``. A fused kernel keeps no
-(T, S) array in memory and rounds the weights to the dtype of its inputs, so it is taken only where
-those are rounded already.
+(T, S) array in memory. It rounds the weights to the dtype of its inputs, so it is used only for
+bfloat16 and float16.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer.execution.attention_backends import (
     SPLASH_BLOCKS,
-    Call,
+    AttentionCall,
     Kernel,
-    Pattern,
+    MaskPattern,
     choose_kernel,
 )
 
@@ -32,7 +32,7 @@ def try_fused_attention(
     dropout: bool,
     weights: bool,
 ) -> Float[Array, "B T N H"] | None:
-    """The output of a fused kernel, or None where the plain core is to compute it.
+    """Returns the output of a fused kernel, or None if the plain core must compute it.
 
     Args:
         q_BTNH: queries.
@@ -44,14 +44,14 @@ def try_fused_attention(
         scale: what scores are multiplied by.
         soft_cap: see ``scaled_dot_product_attention``.
         dropout: whether weights are dropped.
-        weights: whether they are to be returned.
+        weights: whether the weights are to be returned.
 
     Raises:
-        KernelError: ``attention_kernel`` asks for a kernel that cannot.
+        KernelError: the kernel of ``attention_kernel`` cannot compute this call.
     """
     queries, keys = q_BTNH.shape[1], k_BSKH.shape[1]
-    pattern = Pattern.read(mask, queries, keys)
-    call = Call(
+    pattern = MaskPattern.read(mask, queries, keys)
+    call = AttentionCall(
         q_BTNH.dtype,
         head_dim=q_BTNH.shape[-1],
         queries=queries,
@@ -77,22 +77,22 @@ def fused_attention(
     k_BSKH: Float[Array, "B S K H"],
     v_BSKH: Float[Array, "B S K H"],
     *,
-    pattern: Pattern,
+    pattern: MaskPattern,
     scale: float,
     soft_cap: float | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """``scaled_dot_product_attention`` by one of the fused kernels, without the weights.
+    """Computes ``scaled_dot_product_attention`` by a fused kernel, without the weights.
 
     Args:
         kernel: ``cudnn`` or ``splash``, as ``choose_kernel`` says.
         q_BTNH: queries.
         k_BSKH: keys; query head n uses key/value head n // (N / K).
         v_BSKH: values.
-        pattern: who may attend to whom.
+        pattern: the mask as a rule.
         scale: what scores are multiplied by.
         soft_cap: see ``scaled_dot_product_attention``.
-        interpret: run splash attention on any platform, slowly, to look at its numbers.
+        interpret: run splash attention on any platform, slowly, to check its numbers.
 
     Raises:
         ValueError: the kernel is not fused.
@@ -113,21 +113,21 @@ def fused_attention(
         raise ValueError(f"a fused kernel is cudnn or splash: got {kernel!r}")
     (queries, num_heads), keys = q_BTNH.shape[1:3], k_BSKH.shape[1]
     attend = _make_splash(pattern, num_heads, queries, keys, soft_cap, interpret)
-    # It scales nothing itself; rounded once more, as its inputs are.
+    # The kernel scales nothing itself. The product is rounded to the dtype of its inputs.
     scaled_BTNH = (q_BTNH * scale).astype(q_BTNH.dtype)
     q_BNTH, k_BKSH, v_BKSH = (jnp.swapaxes(x, 1, 2) for x in (scaled_BTNH, k_BSKH, v_BSKH))
     return jnp.swapaxes(jax.vmap(attend)(q_BNTH, k_BKSH, v_BKSH), 1, 2)
 
 
 def _make_splash(
-    pattern: Pattern,
+    pattern: MaskPattern,
     num_heads: int,
     queries: int,
     keys: int,
     soft_cap: float | None,
     interpret: bool,
 ) -> Any:
-    """Splash attention of one text, q (N, T, H) and k, v (K, S, H)."""
+    """Splash attention of one sequence, with q (N, T, H) and k, v (K, S, H)."""
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
     )

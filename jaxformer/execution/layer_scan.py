@@ -1,4 +1,4 @@
-"""Blocks run by one loop, so that a deep model compiles as fast as a shallow one."""
+"""One loop over equal blocks, so that a deep model compiles as fast as a shallow one."""
 
 import contextlib
 import contextvars
@@ -15,10 +15,10 @@ _scanning: contextvars.ContextVar[bool] = contextvars.ContextVar("scan_layers", 
 
 @contextlib.contextmanager
 def scanned_layers(wanted: bool = True) -> Iterator[None]:
-    """Within it, models are traced so that blocks that are alike run in a ``jax.lax.scan``.
+    """Makes models be traced so that equal blocks run in a ``jax.lax.scan``.
 
-    That is how a model is run, not how it is stored: the parameters of all blocks are stacked
-    inside the compiled function, which copies them once. The numbers are the same, up to rounding
+    The parameters stay stored block by block; they are stacked inside the compiled function, which
+    copies them once. The numbers are the same, up to rounding
     where XLA fuses otherwise. A function that ``jax.jit`` has compiled stays as it was traced.
     """
     token = _scanning.set(wanted)
@@ -29,7 +29,7 @@ def scanned_layers(wanted: bool = True) -> Iterator[None]:
 
 
 def can_scan(blocks: Sequence[nnx.Module]) -> bool:
-    """Whether to run these blocks by a loop: it is asked for, and they differ in numbers alone."""
+    """Returns whether to run these blocks in a loop: it is on, and only their numbers differ."""
     if not _scanning.get() or len(blocks) < 2:
         return False
     definitions, states = zip(*(nnx.split(block) for block in blocks), strict=True)
@@ -40,7 +40,7 @@ def can_scan(blocks: Sequence[nnx.Module]) -> bool:
 def scan_layers(
     blocks: Sequence[nnx.Module], x: Array, run: Callable[[Any, Array], Array]
 ) -> Array:
-    """``x`` after ``run(block, x)`` for each of the blocks in turn; see ``can_scan``."""
+    """Returns ``x`` after ``run(block, x)`` for each of the blocks in turn; see ``can_scan``."""
     definitions, states = zip(*(nnx.split(block) for block in blocks), strict=True)
     stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
 

@@ -1,4 +1,4 @@
-"""The queries of an attention in blocks, each with the keys that its mask leaves it."""
+"""Blocks of queries, each with the keys that the mask allows, so that the core skips the others."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Array, Bool
 
-# A block has at least this many queries, and there are at most so many blocks: small blocks skip
-# more keys and stay in a CPU's cache, many take long to compile.
+# The least queries of a block, and the most blocks: small blocks skip more keys and stay in a CPU's
+# cache, many blocks take long to compile.
 SMALLEST_BLOCK = 64
 MOST_BLOCKS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
-    """Neighbouring queries, and the keys that they may attend to.
+class QueryBlock:
+    """A range of queries, and the range of keys that they may attend to.
 
     Attributes:
         queries: the first, and the one after the last.
-        keys: likewise, without those at either end that none of the queries may attend to.
-        mask: between these, or None where all is allowed.
+        keys: likewise; keys at either end that none of the queries may attend to are left out.
+        mask: of these queries and keys; None if it allows everything.
     """
 
     queries: tuple[int, int]
@@ -27,8 +27,10 @@ class Block:
     mask: Bool[Array, "B N t s"] | None
 
 
-def query_blocks(mask: Bool[Array, "B N T S"] | None, queries: int, keys: int) -> Iterator[Block]:
-    """Cuts the queries into blocks where a numpy mask shows that this saves keys.
+def query_blocks(
+    mask: Bool[Array, "B N T S"] | None, queries: int, keys: int
+) -> Iterator[QueryBlock]:
+    """Yields the queries in blocks, or in one block if the mask is not a numpy array.
 
     Args:
         mask: of four dimensions, any of which may be 1.
@@ -36,7 +38,7 @@ def query_blocks(mask: Bool[Array, "B N T S"] | None, queries: int, keys: int) -
         keys: S.
     """
     if not isinstance(mask, np.ndarray):
-        yield Block((0, queries), (0, keys), mask)
+        yield QueryBlock((0, queries), (0, keys), mask)
         return
     size = max(SMALLEST_BLOCK, -(-queries // MOST_BLOCKS))
     for start in range(0, queries, size):
@@ -47,10 +49,10 @@ def query_blocks(mask: Bool[Array, "B N T S"] | None, queries: int, keys: int) -
         # A block that may attend to nothing at all still has a row of weights: zeros.
         first, last = (seen[0], seen[-1] + 1) if len(seen) else (0, keys)
         part = part[..., first:last]
-        yield Block((rows.start, rows.stop), (first, last), None if part.all() else part)
+        yield QueryBlock((rows.start, rows.stop), (first, last), None if part.all() else part)
 
 
 def cut(x: Array, queries: slice, keys: slice) -> Array:
-    """Rows and columns of an array that is broadcastable to (B, N, T, S)."""
+    """Returns rows and columns of an array that is broadcastable to (B, N, T, S)."""
     rows = slice(None) if x.shape[2] == 1 else queries
     return x[:, :, rows, slice(None) if x.shape[3] == 1 else keys]

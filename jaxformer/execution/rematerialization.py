@@ -1,4 +1,4 @@
-"""What of the forward pass is kept for the backward pass, and what is computed again."""
+"""The choice of what the forward pass keeps for the backward pass; the rest is computed again."""
 
 import contextlib
 import contextvars
@@ -23,17 +23,17 @@ _chosen: contextvars.ContextVar[Rematerialization] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def rematerialization(choice: Rematerialization) -> Iterator[None]:
-    """Within it, models are traced so that their blocks keep less for the backward pass.
+    """Makes models be traced so that their blocks keep less for the backward pass.
 
-    - ``none``: all that it uses is kept.
-    - ``dots``: of each block its input and the products with its weight matrices are kept; scores,
+    - ``none``: everything that the backward pass uses is kept.
+    - ``dots``: each block keeps its input and the products with its weight matrices; scores,
       attention weights, norms and activations are computed again.
-    - ``full``: of each block its input alone is kept; its forward pass is made twice, a third more
-      work in all (Chen et al., arXiv 1604.06174).
+    - ``full``: each block keeps its input only. Its forward pass runs twice, a third more work in
+      all (Chen et al., arXiv 1604.06174).
 
     The numbers are the same, up to rounding where XLA fuses otherwise. A function that ``jax.jit``
-    has compiled stays as it was traced. XLA's schedule for CPUs makes nothing of it: there it takes
-    more time and no less memory.
+    has compiled stays as it was traced. On CPUs it saves no memory, by XLA's schedule, and takes
+    more time.
 
     Raises:
         ValueError: the choice is unknown.
@@ -50,7 +50,7 @@ def rematerialization(choice: Rematerialization) -> Iterator[None]:
 
 
 def rematerialize(block: Callable[..., Any]) -> Callable[..., Any]:
-    """``block`` as the choice in effect has it; its positional arguments are arrays or None."""
+    """Returns ``block`` by the choice in effect; its positional arguments are arrays or None."""
     choice = _chosen.get()
     if choice != "none":
         return jax.checkpoint(block, policy=POLICIES[choice])
@@ -61,5 +61,5 @@ def rematerialize(block: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Keeps what a block computes, and not the parameters that it has put together."""
+    """Keeps what a block computes, but not the parameters that it has gathered."""
     return str(primitive) != "sharding_constraint"

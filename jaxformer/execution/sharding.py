@@ -1,4 +1,4 @@
-"""Where a model's arrays lie among many devices, told to it while it is traced."""
+"""Where a model's arrays lie among many devices, looked up while the model is traced."""
 
 import contextlib
 import contextvars
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from jaxformer.layers import Dropout
     from jaxformer.parameters import Parameters
 
-# (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout) to the output, and to weights where asked for.
+# (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout) to the output, and to the weights or None.
 Attend = Callable[..., tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]]
 
 
 class Layout(Protocol):
-    """What decides; without one everything lies on one device, and these change nothing."""
+    """Places arrays on devices. Without a layout everything lies on one device."""
 
     @property
     def gathers(self) -> bool:
-        """Whether blocks are computed with other parts of their parameters than are stored."""
+        """Whether blocks compute with whole parameters that are stored in parts."""
         ...
 
     def lay_out(self, x: Array, letters: str) -> Array:
-        """``x``, whose dimensions have these letters, where it should lie."""
+        """Returns ``x`` where it should lie; ``letters`` name its dimensions, as in ``"BTD"``."""
         ...
 
     def gather(self, parameters: "Parameters") -> "Parameters":
-        """Parameters, by path, as they are computed with."""
+        """Returns parameters, by path, whole."""
         ...
 
     def gather_module(self, module: "nnx.Module") -> Any:
-        """A copy of the module around its gathered parameters."""
+        """Returns a copy of the module around its gathered parameters."""
         ...
 
     def share_heads(
@@ -47,7 +47,7 @@ class Layout(Protocol):
         bias: Float[Array, "B N T S"] | None,
         dropout: "Dropout",
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
-        """``attend`` of these arguments, each device on its own texts and heads."""
+        """Calls ``attend`` on every device with its own sequences and heads."""
         ...
 
 
@@ -56,7 +56,7 @@ _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout"
 
 @contextlib.contextmanager
 def layout(chosen: Layout | None) -> Iterator[None]:
-    """Within it, models are traced for many devices; the numbers are the same up to rounding."""
+    """Makes models be traced for many devices; the numbers are the same up to rounding."""
     token = _layout.set(chosen)
     try:
         yield
@@ -65,18 +65,18 @@ def layout(chosen: Layout | None) -> Iterator[None]:
 
 
 def current_layout() -> Layout | None:
-    """That in effect."""
+    """Returns the layout in effect, if any."""
     return _layout.get()
 
 
 def lay_out(x: Array, letters: str) -> Array:
-    """``x`` where it should lie; ``letters`` name its dimensions, as in ``"BTD"``."""
+    """Returns ``x`` where the layout in effect puts it; see ``Layout.lay_out``."""
     chosen = _layout.get()
     return x if chosen is None else chosen.lay_out(x, letters)
 
 
-def gathering(block: "nnx.Module") -> Callable[..., Any]:
-    """``block``, which puts its parameters together when it is called."""
+def gather_when_called(block: "nnx.Module") -> Callable[..., Any]:
+    """Returns ``block`` as a function that gathers its parameters when it is called."""
     chosen = _layout.get()
     if chosen is None or not chosen.gathers:
         return block
@@ -84,7 +84,10 @@ def gathering(block: "nnx.Module") -> Callable[..., Any]:
 
 
 def gather_outside_blocks(parameters: "Parameters") -> "Parameters":
-    """A model's parameters, by path, of which a block gathers its own when it is called."""
+    """Returns a model's parameters, by path, gathered but for those of the blocks.
+
+    A block gathers its own, see ``gather_when_called``.
+    """
     chosen = _layout.get()
     if chosen is None or not chosen.gathers:
         return parameters
@@ -101,7 +104,7 @@ def share_heads(
     bias: Float[Array, "B N T S"] | None,
     dropout: "Dropout",
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
-    """``attend`` of these arguments; on many devices each takes its own texts and heads."""
+    """Calls ``attend``; under a layout each device takes its own sequences and heads."""
     chosen = _layout.get()
     arguments = (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout)
     return attend(*arguments) if chosen is None else chosen.share_heads(attend, *arguments)

@@ -12,7 +12,7 @@ from jax.experimental import topologies
 
 from jaxformer.char_data import evaluation_windows
 from jaxformer.errors import DeviceError
-from jaxformer.execution.attention_backends import Target, compiled_for
+from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
 from jaxformer.parameters import abstract
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import Experiment, evaluation_batch_size, make_strategy
@@ -92,5 +92,5 @@ def compile_for_topology(experiment: Experiment, devices: Sequence[jax.Device]) 
     """
     config = dataclasses.replace(experiment.config, strategy="mesh")
     experiment = dataclasses.replace(experiment, config=config)
-    with compiled_for(Target.of(devices[0])):
+    with compiled_for(CompilationTarget.of(devices[0])):
         return {"training": compile_training(experiment, devices)}

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import chunked_loss
+from jaxformer.losses import token_losses
 from jaxformer.parameters import abstract
 from jaxformer.train_step import language_model_loss
 from jaxformer.transformer_lm import TransformerLM
@@ -85,7 +86,7 @@ def test_without_a_gradient_and_scaled(monkeypatch):
     targets = random.integers(0, 9, (2, 7))
 
     def scaled(hidden, weights):
-        return 3 * chunked_loss.head_cross_entropy(lambda x: x @ weights, hidden, targets)
+        return 3 * chunked_loss.average_losses(token_losses, lambda x: x @ weights, hidden, targets)
 
     with jax.enable_x64(True):
         arguments = jnp.asarray(hidden), jnp.asarray(weights)
@@ -105,7 +106,7 @@ def test_a_large_vocabulary_takes_less_memory(monkeypatch):
     def temporary():
         def loss(hidden, weights):
             targets = jnp.zeros((1, length), jnp.int32)
-            return chunked_loss.head_cross_entropy(lambda x: x @ weights, hidden, targets)
+            return chunked_loss.average_losses(token_losses, lambda x: x @ weights, hidden, targets)
 
         compiled = jax.jit(jax.grad(loss, (0, 1))).lower(*arguments).compile()
         return compiled.memory_analysis().temp_size_in_bytes

@@ -14,9 +14,9 @@ from jaxformer.blocks import self_attention_mask
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import fused_attention as fused
 from jaxformer.execution.attention_backends import (
-    Call,
-    Pattern,
-    Target,
+    AttentionCall,
+    CompilationTarget,
+    MaskPattern,
     attention_kernel,
     choose_kernel,
     compiled_for,
@@ -32,15 +32,15 @@ from parity_tests.verdict import judge_rounding
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-CAUSAL = Pattern(causal=True)
-CALL = Call(jnp.bfloat16, head_dim=64, queries=1024, keys=1024, pattern=CAUSAL)
+CAUSAL = MaskPattern(causal=True)
+CALL = AttentionCall(jnp.bfloat16, head_dim=64, queries=1024, keys=1024, pattern=CAUSAL)
 TARGETS = {
-    "cpu": Target("cpu"),
-    "V100": Target("cuda", (7, 0)),
-    "A100": Target("cuda", (8, 0)),
-    "H100": Target("cuda", (9, 0)),
-    "MI300": Target("rocm"),
-    "TPU": Target("tpu"),
+    "cpu": CompilationTarget("cpu"),
+    "V100": CompilationTarget("cuda", (7, 0)),
+    "A100": CompilationTarget("cuda", (8, 0)),
+    "H100": CompilationTarget("cuda", (9, 0)),
+    "MI300": CompilationTarget("rocm"),
+    "TPU": CompilationTarget("tpu"),
 }
 
 
@@ -62,14 +62,14 @@ TARGETS = {
         ("A100", {"head_dim": 256}, "plain"),
         ("H100", {"head_dim": 256}, "cudnn"),
         ("H100", {"head_dim": 20}, "plain"),
-        ("H100", {"pattern": Pattern(causal=False)}, "cudnn"),
-        ("H100", {"pattern": Pattern(causal=True, window=256)}, "cudnn"),
-        ("H100", {"pattern": Pattern(causal=False, window=256)}, "plain"),
-        ("TPU", {"pattern": Pattern(causal=False, window=256)}, "splash"),
+        ("H100", {"pattern": MaskPattern(causal=False)}, "cudnn"),
+        ("H100", {"pattern": MaskPattern(causal=True, window=256)}, "cudnn"),
+        ("H100", {"pattern": MaskPattern(causal=False, window=256)}, "plain"),
+        ("TPU", {"pattern": MaskPattern(causal=False, window=256)}, "splash"),
         ("H100", {"pattern": None}, "plain"),
         ("TPU", {"pattern": None}, "plain"),
         ("H100", {"keys": 2048}, "plain"),
-        ("H100", {"keys": 2048, "pattern": Pattern(causal=False)}, "cudnn"),
+        ("H100", {"keys": 2048, "pattern": MaskPattern(causal=False)}, "cudnn"),
         ("H100", {"bias": True}, "plain"),
         ("TPU", {"bias": True}, "plain"),
         ("H100", {"soft_cap": True}, "plain"),
@@ -79,8 +79,8 @@ TARGETS = {
         ("H100", {"weights": True}, "plain"),
         ("TPU", {"weights": True}, "plain"),
         ("TPU", {"queries": 1000, "keys": 1000}, "plain"),
-        ("TPU", {"queries": 2048, "pattern": Pattern(causal=False)}, "splash"),
-        ("TPU", {"queries": 2048, "pattern": Pattern(causal=False, window=256)}, "plain"),
+        ("TPU", {"queries": 2048, "pattern": MaskPattern(causal=False)}, "splash"),
+        ("TPU", {"queries": 2048, "pattern": MaskPattern(causal=False, window=256)}, "plain"),
         ("TPU", {"precision": "highest"}, "plain"),
         ("TPU", {"precision": "default"}, "splash"),
         ("H100", {"precision": "highest"}, "cudnn"),
@@ -117,32 +117,34 @@ def test_a_mask_tells_its_rule(causal, window):
         mask = self_attention_mask(7, 7, causal=rule.causal, window=rule.window)
         return np.ones((1, 1, 7, 7), bool) if mask is None else mask
 
-    mask = array(Pattern(causal, window))
-    rule = Pattern.read(mask, 7, 7)
+    mask = array(MaskPattern(causal, window))
+    rule = MaskPattern.read(mask, 7, 7)
     assert (array(rule) == mask).all()
     # A window of one is causal, one of all tokens is none.
-    assert window in (1, 7) or rule == Pattern(causal, window)
+    assert window in (1, 7) or rule == MaskPattern(causal, window)
     # With any one bit changed it is another rule, or none.
     for place in np.ndindex(7, 7):
         other = np.array(mask)
         other[(0, 0, *place)] ^= True
-        rule = Pattern.read(other, 7, 7)
+        rule = MaskPattern.read(other, 7, 7)
         assert rule is None or (array(rule) == other).all()
 
 
 def test_other_masks_have_no_rule():
     mask = self_attention_mask(7, 7, causal=True, window=None)
-    assert Pattern.read(jnp.asarray(mask), 7, 7) is None
-    assert Pattern.read(np.broadcast_to(mask, (2, 1, 7, 7)), 7, 7) is None
-    assert Pattern.read(np.zeros((1, 1, 7, 7), bool), 7, 7) is None
-    assert Pattern.read(self_attention_mask(4, 7, causal=True, window=None, start=3), 4, 7) is None
-    assert Pattern.read(None, 4, 7) == Pattern(causal=False)
+    assert MaskPattern.read(jnp.asarray(mask), 7, 7) is None
+    assert MaskPattern.read(np.broadcast_to(mask, (2, 1, 7, 7)), 7, 7) is None
+    assert MaskPattern.read(np.zeros((1, 1, 7, 7), bool), 7, 7) is None
+    assert (
+        MaskPattern.read(self_attention_mask(4, 7, causal=True, window=None, start=3), 4, 7) is None
+    )
+    assert MaskPattern.read(None, 4, 7) == MaskPattern(causal=False)
 
 
 def test_what_is_asked_for_reaches_the_kernel(monkeypatch):
     """On a GPU that is not here: the kernel gets what the core would, or the core is left to it."""
     calls = []
-    monkeypatch.setattr(Target, "here", lambda: TARGETS["H100"])
+    monkeypatch.setattr(CompilationTarget, "here", lambda: TARGETS["H100"])
     monkeypatch.setattr(
         fused, "fused_attention", lambda kernel, *arrays, **settings: calls.append(settings)
     )
@@ -156,9 +158,9 @@ def test_what_is_asked_for_reaches_the_kernel(monkeypatch):
         fused.try_fused_attention(x, x, x, **{**asked, **changes})
 
     attend()
-    assert calls.pop() == {"pattern": Pattern(True, 9), "scale": 0.3, "soft_cap": None}
+    assert calls.pop() == {"pattern": MaskPattern(True, 9), "scale": 0.3, "soft_cap": None}
     attend(mask=None)
-    assert calls.pop()["pattern"] == Pattern(causal=False)
+    assert calls.pop()["pattern"] == MaskPattern(causal=False)
     attend(x.astype(jnp.float32))
     for name, value in (("soft_cap", 5.0), ("dropout", True), ("weights", True), ("bias", x)):
         attend(**{name: value})
@@ -167,19 +169,19 @@ def test_what_is_asked_for_reaches_the_kernel(monkeypatch):
 
 
 def test_here_is_a_cpu():
-    assert Target.here() == Target("cpu")
+    assert CompilationTarget.here() == CompilationTarget("cpu")
     assert choose_kernel(CALL) == "plain"
 
 
 # Name: pattern, queries, keys, query heads, key/value heads, soft cap.
 CASES = {
     "causal": (CAUSAL, 256, 256, 3, 3, None),
-    "everything, fewer queries": (Pattern(causal=False), 128, 384, 3, 3, None),
+    "everything, fewer queries": (MaskPattern(causal=False), 128, 384, 3, 3, None),
     "grouped": (CAUSAL, 256, 256, 6, 2, None),
     "one key/value head": (CAUSAL, 128, 128, 5, 1, None),
-    "window": (Pattern(causal=True, window=37), 256, 256, 3, 3, None),
-    "window of two": (Pattern(causal=True, window=2), 128, 128, 3, 3, None),
-    "window on both sides": (Pattern(causal=False, window=37), 256, 256, 3, 3, None),
+    "window": (MaskPattern(causal=True, window=37), 256, 256, 3, 3, None),
+    "window of two": (MaskPattern(causal=True, window=2), 128, 128, 3, 3, None),
+    "window on both sides": (MaskPattern(causal=False, window=37), 256, 256, 3, 3, None),
     "soft cap": (CAUSAL, 128, 128, 3, 3, 5.0),
 }
 
@@ -279,7 +281,7 @@ def test_splash_attention_compiles_for_a_tpu(head_dim):
     )
 
     def total(q, k, v):
-        settings = {"pattern": Pattern(causal=True, window=300), "scale": 0.3}
+        settings = {"pattern": MaskPattern(causal=True, window=300), "scale": 0.3}
         return jnp.sum(fused.fused_attention("splash", q, k, v, **settings).astype(jnp.float32))
 
     with jax.enable_x64(False), jax.default_matmul_precision("default"):
@@ -293,8 +295,8 @@ def test_splash_attention_compiles_for_a_tpu(head_dim):
     reason="needs the extra cuda",
 )
 def test_cudnns_attention_compiles_for_an_h100():
-    device = describe_gpus(targets.Target.read("H100:1")).devices[0]
-    assert Target.of(device) == TARGETS["H100"]
+    device = describe_gpus(targets.CompilationTarget.read("H100:1")).devices[0]
+    assert CompilationTarget.of(device) == TARGETS["H100"]
     sharding = jax.sharding.SingleDeviceSharding(device)
     q, k = (
         jax.ShapeDtypeStruct((2, 1024, heads, 64), jnp.bfloat16, sharding=sharding)

@@ -49,7 +49,7 @@ class MeshLayout:
         return {name: self._gather(name, value) for name, value in parameters.items()}
 
     def gather_module(self, module: nnx.Module) -> Any:
-        """A copy of the module around its gathered parameters."""
+        """Returns a copy of the module around its gathered parameters."""
         return map_parameters(module, self.gather)
 
     def _gather(self, name: str, value: Array) -> Array:
