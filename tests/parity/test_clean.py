@@ -1,4 +1,4 @@
-"""Models that compute the same are never said to have a bug: random ones of every dialect."""
+"""Equal models are never judged to have a bug: random ones of every dialect."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 Random = np.random.Generator
 CONTEXT = 320
 STDS = (0.02, 0.3, 1.0)
-# Two lengths, as every new shape is compiled anew: one where rotary angles have gone far around.
+# Only two lengths, because each new shape is compiled; at the long one rotary angles are large.
 SHORT, LONG = 11, 300
 AT_LENGTH = (3, 13, 25, 36)
 
@@ -39,7 +39,7 @@ def tokens(random: Random, length: int, least: int = 3) -> np.ndarray:
 
 
 def padding(random: Random, length: int) -> np.ndarray:
-    """Whether each token is one (B, T): the last ones of the second row may not be."""
+    """Returns which tokens are real (B, T); the end of the second row may be padding."""
     lengths = np.array([length, length - random.integers(length // 2)])
     return np.arange(length) < lengths[:, None]
 
@@ -171,7 +171,7 @@ def block(random: Random, length: int) -> Subject:
     cls = minimal.TransformerBlock
     if name == "prepost":
         cls = pick(random, prepost.PreNormTransformerBlock, prepost.PostNormTransformerBlock)
-    # A mask of the family's, of whole tokens, and for the first queries nothing to see.
+    # Padding on the left, so that the first queries may attend to nothing.
     mask = causal(length) & padding(random, length)[:, ::-1][:, None, None, :]
     return Subject(name, cls(D, heads, F), [x, mask], [x, mask], name)
 
@@ -243,7 +243,7 @@ def test_a_clean_model_has_no_bug(number, make, dtype, std, length):
     subject = make(random, length)
     randomize(subject.torch_module, std, seed=number)
     if hasattr(subject.torch_module, "cls"):
-        # transformers ties the two only together with the matrix, and then uses one of them.
+        # transformers ties the two biases only together with the matrix, but uses one of them.
         predictions = subject.torch_module.cls.predictions
         predictions.bias.data.copy_(predictions.decoder.bias.data)
     subject.torch_module = in_narrow(subject.torch_module, dtype)

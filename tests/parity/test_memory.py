@@ -1,4 +1,4 @@
-"""What is let go on the way leaves the same report behind."""
+"""Memory that is freed during a comparison changes nothing in the report."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from jaxformer.parity.compare import modules as comparison
 from jaxformer.parity.compare.modules import compare
 from jaxformer.parity.trace import torch_trace
-from tests.parity.test_mutants import generator, is_named
+from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
 from tests.support.subjects import F, V, ids, subject
 
@@ -17,7 +17,7 @@ NAMES = ["gpt2", "llama", "bert"]
 
 
 class Tied(torch.nn.Module):
-    """An embedding that is the head as well, with something in place between the two."""
+    """An embedding that is also the head, with an in-place operation between the two."""
 
     def __init__(self, in_place: bool):
         super().__init__()
@@ -37,18 +37,18 @@ def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_weights_are_let_go_and_made_again_where_notes_were_written_over(in_place):
+def test_weights_are_freed_and_copied_again_where_records_were_overwritten(in_place):
     torch.manual_seed(0)
     module = Tied(in_place).double()
     expected = torch_trace.run(module, [ids()], cotangents=pull)
     made = []
 
-    def again() -> Tied:
+    def copy_module() -> Tied:
         made.append(torch_trace.in_float64(module))
         return made[-1]
 
     used_up = torch_trace.in_float64(module)
-    found = torch_trace.run(used_up, [ids()], cotangents=pull, again=again)
+    found = torch_trace.run(used_up, [ids()], cotangents=pull, copy_module=copy_module)
     assert len(made) == in_place
     assert used_up.inner.weight.numel() == 0
     assert module.inner.weight.numel() == F * F
@@ -56,7 +56,7 @@ def test_weights_are_let_go_and_made_again_where_notes_were_written_over(in_plac
     for name, gradient in expected.gradients.items():
         np.testing.assert_array_equal(found.gradients[name], gradient)
     np.testing.assert_array_equal(found.outputs[0], expected.outputs[0])
-    # Of the array that both use each has its share.
+    # The gradient of the tied array is the sum of both shares.
     module(torch.from_numpy(ids())).backward(torch.from_numpy(pull(expected.outputs)[0]))
     shares = found.gradients["embedding.weight"] + found.gradients["head.weight"]
     np.testing.assert_allclose(shares, module.embedding.weight.grad.numpy(), rtol=0, atol=1e-13)
@@ -68,10 +68,10 @@ def test_a_large_model_is_compared_as_a_small_one(name, monkeypatch):
     candidate = found.fresh()
     mutated = mutants.scaled_gradient(found, candidate, generator(name, "large"))
     expected = compare(found.torch_module, candidate, found.inputs, dtype="float32")
-    # All that is spared for the sake of large models.
+    # Every model counts as large, so that all measures to save memory are taken.
     monkeypatch.setattr(comparison, "LARGE", 0)
     report = compare(found.torch_module, candidate, found.inputs, dtype="float32")
-    is_named(report, mutated)
+    assert_named(report, mutated)
     assert [node.path for node in report] == [node.path for node in expected]
     for one, other in zip(report, expected, strict=True):
         assert (one.verdict, one.stage, one.message) == (other.verdict, other.stage, other.message)

@@ -1,4 +1,4 @@
-"""The parity debugger names every planted bug, where it is, and nothing else."""
+"""Mutation tests: the parity debugger names every injected bug, where it is, and nothing else."""
 
 import copy
 import zlib
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 ROTARY = ["unified rotary gated", "llama", "mistral", "gemma2", "gpt_neox", "torch_ref"]
 BLOCKS = ["prepost", "minimal", "charlm"]
 MODELS = [name for name in SUBJECTS if name not in BLOCKS]
-# The models that have a place for a plant, where not all do.
+# The models to which a mutant applies, where not all do.
 PLACES = {
     "zeroed_bias": [n for n in SUBJECTS if n not in ("llama", "mistral", "gemma2")],
     "swapped": MODELS,
@@ -30,9 +30,9 @@ PLACES = {
     "embedding_scale": ["gemma2", "encdec"],
     "positions_shift": ["unified learned", "gpt2", "bert", "torch_ref post-norm", "encdec gpt"],
 }
-# The second models of a family are left to the slow run.
+# The second models of a family are left to the slow tier.
 SECOND_MODELS = ("unified alibi post-norm", "mistral", "torch_ref post-norm", "encdec gpt")
-# Model by model, so that what one compiles serves the next.
+# Model by model, so that compiled programs are shared.
 CASES = [
     pytest.param(
         name, mutate, id=f"{name}-{mutate.__name__}", marks=[SLOW] * (name in SECOND_MODELS)
@@ -41,7 +41,7 @@ CASES = [
     for mutate in (*MUTANTS, *REFERENCE_MUTANTS)
     if name in PLACES.get(mutate.__name__, SUBJECTS)
 ]
-# Several at once, which do not stand in each other's place.
+# Several at once, in different places.
 TOGETHER = [
     (mutants.eps, mutants.scaled_gradient),
     (mutants.one_element, mutants.no_residual, mutants.activation),
@@ -53,8 +53,8 @@ def generator(name: str, mutate: object) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(f"{name} {mutate}".encode()))
 
 
-def is_named(report, *mutated: Mutated) -> None:
-    """Demands that just the planted bugs are found, each at its stage."""
+def assert_named(report, *mutated: Mutated) -> None:
+    """Asserts that exactly the injected bugs are found, each at its stage."""
     expected = {(path, each.stage) for each in mutated for path in each.where}
     found = {(node.path, node.stage) for node in report.root_causes}
     assert found == expected, [(n.path, n.stage, n.message, n.worst) for n in report.root_causes]
@@ -67,7 +67,7 @@ def is_named(report, *mutated: Mutated) -> None:
 
 
 @pytest.mark.parametrize(("name", "mutate"), CASES)
-def test_a_plant_is_named(name, mutate):
+def test_a_mutant_is_named(name, mutate):
     random = generator(name, mutate.__name__)
     found = subject(name)
     if mutate in REFERENCE_MUTANTS:
@@ -81,12 +81,12 @@ def test_a_plant_is_named(name, mutate):
         candidate = found.fresh()
         mutated = mutate(found, candidate, random)
         report = found.compare(candidate)
-    is_named(report, mutated)
+    assert_named(report, mutated)
 
 
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if name not in SECOND_MODELS])
 @pytest.mark.parametrize("several", TOGETHER, ids=lambda v: "+".join(p.__name__ for p in v))
-def test_plants_do_not_hide_each_other(name, several):
+def test_mutants_do_not_hide_each_other(name, several):
     found = subject(name)
     for attempt in range(50):
         random = np.random.default_rng((attempt, zlib.crc32(name.encode())))
@@ -96,7 +96,7 @@ def test_plants_do_not_hide_each_other(name, several):
         if len(where) == len(set(where)):
             break
     assert len(where) == len(set(where))
-    is_named(found.compare(candidate), *mutated)
+    assert_named(found.compare(candidate), *mutated)
 
 
 def test_there_are_enough():
@@ -107,7 +107,7 @@ def test_there_are_enough():
 
 
 @pytest.mark.parametrize("name", [name for name in SUBJECTS if name not in SECOND_MODELS])
-def test_without_a_plant_there_is_nothing(name):
+def test_without_a_mutant_nothing_is_found(name):
     found = subject(name)
     report = found.compare(found.fresh())
     assert report.verdict in ("exact", "rounding")
@@ -115,17 +115,17 @@ def test_without_a_plant_there_is_nothing(name):
     assert not report.remarks
 
 
-def test_a_plant_is_named_in_the_dtype_under_test_too():
+def test_a_mutant_is_named_in_the_dtype_under_test_too():
     found = subject("gpt2")
     candidate = found.fresh()
     mutated = mutants.no_residual(found, candidate, generator("gpt2", "bfloat16"))
     report = compare_with(found.reference, candidate, found.jax_inputs, dtype="bfloat16")
-    is_named(report, mutated)
+    assert_named(report, mutated)
     (node,) = report.root_causes
     assert node.in_context.candidate_rounding > 10 * node.in_context.reference_rounding
 
 
-def test_assert_parity_names_all_culprits():
+def test_assert_parity_names_all_root_causes():
     found = subject("llama")
     candidate = found.fresh()
     mutants.eps(found, candidate, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Padding, on either side, is nobody's bug; what real tokens give is compared all the same."""
+"""Padding on the left or right is no bug; the outputs of real tokens are still compared."""
 
 import copy
 from typing import Any
@@ -11,7 +11,7 @@ from jaxformer.parity.compare.modules import compare_with
 from jaxformer.parity.compare.reference_run import ReferenceRun
 from jaxformer.parity.trace.padding import drop_unused_tokens, find_padding
 from jaxformer.parity.trace.torch_recorder import TorchCall
-from tests.parity.test_mutants import generator, is_named
+from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
 from tests.support.subjects import B, D, F, Mutated, Subject, T, hugging_face, ids
 
@@ -27,14 +27,14 @@ SIDES = list(MASKS)
 
 
 def rows_shift(subject: Subject, candidate: Any, random: np.random.Generator) -> Mutated:
-    """Each token gets the row of the next position."""
+    """Gives each token the row of the next position."""
 
     def call(original: Any, self: Any, length: int, positions: Any = None) -> Any:
         places = jnp.arange(length)[None] if positions is None else positions
         return original(length, places + 1)
 
-    mutants.replaced(candidate.position_embedding, __call__=call)
-    return subject.at("position_embedding", "forward", "positions start at one")
+    mutants.replace_methods(candidate.position_embedding, __call__=call)
+    return subject.mutated("position_embedding", "forward", "positions start at one")
 
 
 MUTANTS = [
@@ -45,11 +45,11 @@ MUTANTS = [
 
 @pytest.fixture(scope="module", params=SIDES)
 def opt(request) -> Subject:
-    """An OPT, which counts positions by its mask, and a mask of one of the sides."""
+    """An OPT, which counts positions by its mask, with padding on one side."""
     seen = MASKS[request.param]
     found = hugging_face("OPTForCausalLM", "opt", ffn_dim=F, word_embed_proj_dim=D)
     found.name = request.param
-    # Its layers hold the two projections themselves.
+    # OPT's layers hold the two projections of the feed-forward themselves.
     found.inside = ("feed_forward",)
     found.inputs = [ids(), seen.astype(np.int64)]
     found.jax_inputs = [ids(), seen[:, None, None, :]]
@@ -68,7 +68,7 @@ def test_padding_is_no_bug(opt, dtype):
     assert len(remarks) == ("left" in opt.name)
 
 
-def test_only_the_way_forward(opt):
+def test_the_forward_pass_alone(opt):
     reference = ReferenceRun(
         opt.torch_module, opt.inputs, dialect="opt", call=opt.call, backward=False
     )
@@ -77,20 +77,20 @@ def test_only_the_way_forward(opt):
 
 
 @pytest.mark.parametrize("mutate", MUTANTS)
-def test_a_plant_behind_padding_is_named(opt, mutate):
+def test_a_mutant_with_padding_is_named(opt, mutate):
     candidate = opt.fresh()
     mutated = mutate(opt, candidate, generator(opt.name, mutate.__name__))
-    is_named(opt.compare(candidate), mutated)
+    assert_named(opt.compare(candidate), mutated)
 
 
-def test_a_plant_into_theirs_is_named(opt):
+def test_a_mutant_of_the_reference_is_named(opt):
     reference = copy.deepcopy(opt.torch_module)
     mutated = mutants.reference_output(opt, reference, generator(opt.name, "reference"))
     reference = ReferenceRun(reference, opt.inputs, dialect="opt", call=opt.call)
-    is_named(compare_with(reference, opt.candidate, opt.jax_inputs, dtype="float64"), mutated)
+    assert_named(compare_with(reference, opt.candidate, opt.jax_inputs, dtype="float64"), mutated)
 
 
-def test_positions_of_ones_own_are_judged_where_tokens_are_real(opt):
+def test_positions_that_the_caller_gives_are_judged_at_real_tokens(opt):
     seen = MASKS[opt.name]
     counted = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
 
@@ -108,14 +108,14 @@ def test_positions_of_ones_own_are_judged_where_tokens_are_real(opt):
 
 
 def states(allowed):
-    """A call of attention of one head in which so much was allowed: (B, T, S)."""
+    """Returns a call of attention with one head, given what was allowed (B, T, S)."""
     return TorchCall(0, allowed=[np.where(allowed, 1, -1)[:, None].astype(np.int8)])
 
 
 CAUSAL = np.tril(np.ones((T, T), bool))
 
 
-def test_padding_is_what_nobody_may_look_at():
+def test_padding_is_what_no_token_may_attend_to():
     seen = MASKS["right"]
     both_ways = np.broadcast_to(seen[:, None], (B, T, T))
     found = find_padding([states(CAUSAL & both_ways), states(both_ways)])
@@ -136,16 +136,16 @@ def test_padding_is_what_nobody_may_look_at():
         # One layer sees what the other does not, and a decoder what the encoder does not.
         [states(CAUSAL & MASKS["right"][:, None]), states(np.broadcast_to(CAUSAL, (B, T, T)))],
         [states(CAUSAL & MASKS["right"][:, None]), states(np.ones((B, T + 2, T), bool))],
-        # Of tokens that look at nobody there is nothing to tell.
+        # Cross-attention alone: which queries are padding is not known.
         [states(np.broadcast_to(np.arange(T) < 5, (B, T + 2, T)))],
         [],
     ],
 )  # fmt: skip
-def test_what_is_no_padding(calls):
+def test_without_padding_nothing_is_found(calls):
     assert find_padding(calls) == {}
 
 
-def test_rows_are_left_out_where_the_shape_is_that_of_the_tokens():
+def test_rows_are_dropped_only_from_arrays_of_the_tokens_shape():
     padding = find_padding([states(CAUSAL & MASKS["right"][:, None])])
     tokens, other = np.ones((B, T, D)), np.ones((B, D))
     assert drop_unused_tokens(tokens, padding).shape == (MASKS["right"].sum(), D)

@@ -1,4 +1,4 @@
-"""The line between rounding and a bug, by itself."""
+"""The line between rounding and a bug, verdicts, and what wrong weights look like."""
 
 import math
 
@@ -21,7 +21,7 @@ X = np.random.default_rng(0).standard_normal((3, 5, 7))
 
 
 def never():
-    raise AssertionError("measured where it need not be")
+    raise AssertionError("run in float32 although that cannot decide")
 
 
 def test_the_line_is_in_the_middle_of_the_bits_between_the_two_precisions():
@@ -56,7 +56,7 @@ def test_amplification_raises_the_line_in_proportion():
 
 
 def test_a_bug_does_not_raise_its_own_line():
-    # Both runs of ours have the bug: they are as near to each other as without it.
+    # Both runs of the candidate have the bug, so their distance is the same as without it.
     wrong = 1.001 * X
     assert judge(wrong, X, lambda: wrong.astype(np.float32)).is_bug
 
@@ -132,12 +132,12 @@ def test_a_node_is_judged_by_the_worst_of_it():
     assert both.message == "off; its output differs"
 
 
-def test_a_node_that_was_not_run_says_why():
+def test_the_message_of_a_pair_that_was_not_run_says_why():
     assert judge_node(node(message="neither side calls it")).message == "neither side calls it"
     assert judge_node(node(message="all is well", forward=GOOD)).message == ""
 
 
-def test_what_goes_wrong_first_is_told():
+def test_the_first_difference_is_explained():
     forward = [("the input of q_proj", GOOD), ("the input of o_proj", BAD), ("its output", BAD)]
     assert (
         explain(forward, []) == "the input of o_proj differs, though the input of q_proj is right"

@@ -1,4 +1,4 @@
-"""Modules that are nobody's dialect: plain PyTorch and plain NNX, paired by a map of names."""
+"""Modules that no dialect knows: plain PyTorch and plain NNX, paired by a map of names."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 D, F = 24, 40
 
 
-class TheirMlp(nn.Module):
+class ReferenceMlp(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(D)
@@ -29,8 +29,8 @@ class TheirMlp(nn.Module):
         return x + self.second(torch.relu(self.first(self.norm(x))))
 
 
-class OurMlp(nnx.Module):
-    def __init__(self, reference: TheirMlp):
+class CandidateMlp(nnx.Module):
+    def __init__(self, reference: ReferenceMlp):
         rngs = nnx.Rngs(0)
         self.ln = nnx.LayerNorm(D, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
         self.up = nnx.Linear(D, F, rngs=rngs)
@@ -50,8 +50,8 @@ NAMES = {"ln": "norm", "up": "first", "down": "second"}
 
 @pytest.fixture
 def mlp():
-    reference = randomize(TheirMlp())
-    return reference, OurMlp(reference)
+    reference = randomize(ReferenceMlp())
+    return reference, CandidateMlp(reference)
 
 
 def root_causes(report):
@@ -74,11 +74,11 @@ def test_a_wrong_weight_shows_in_what_its_module_gives(mlp):
     ]
 
 
-def test_own_arithmetic_is_told_from_that_of_parts(mlp):
+def test_own_arithmetic_is_distinguished_from_that_of_submodules(mlp):
     reference, candidate = mlp
     candidate.ln.epsilon = 1e-6
 
-    class Leaky(OurMlp):
+    class Leaky(CandidateMlp):
         def __call__(self, x):
             return x + self.down(jax.nn.leaky_relu(self.up(self.ln(x))))
 
@@ -91,7 +91,7 @@ def test_own_arithmetic_is_told_from_that_of_parts(mlp):
     )
 
 
-def test_what_is_not_named_is_judged_with_what_is_around_it(mlp):
+def test_a_module_that_is_not_named_is_judged_with_the_module_around_it(mlp):
     reference, candidate = mlp
     candidate.ln.epsilon = 1e-6
     report = compare(reference, candidate, [hidden()], names={"up": "first", "down": "second"})
@@ -99,7 +99,7 @@ def test_what_is_not_named_is_judged_with_what_is_around_it(mlp):
     assert report.root_causes[0].message == "the input of up differs on equal inputs"
 
 
-def test_names_that_are_not_there_are_listed(mlp):
+def test_unknown_names_are_listed(mlp):
     with pytest.raises(ValueError, match="the candidate has no lnn; the reference has no third"):
         compare(*mlp, [hidden()], names={"lnn": "norm", "up": "third"})
     with pytest.raises(UsageError, match="a map of names does not make one"):
@@ -127,8 +127,8 @@ def test_neither_module_is_changed(mlp):
     assert torch.get_default_dtype() == torch.float32
 
 
-class TheirTwice(nn.Module):
-    """A part that is called twice, with keywords, and results in a dict."""
+class ReferenceTwice(nn.Module):
+    """A submodule that is called twice, a keyword argument, and a dict as result."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ class TheirTwice(nn.Module):
         return {"sum": once + scale * again, "gate": torch.sigmoid(self.gate(input=again))}
 
 
-class OurTwice(nnx.Module):
+class CandidateTwice(nnx.Module):
     def __init__(self, reference):
         for name in ("linear", "unused", "gate"):
             linear = nnx.Linear(D, D, rngs=nnx.Rngs(0))
@@ -170,11 +170,11 @@ def run_twice(reference, candidate):
 
 @pytest.fixture
 def twice():
-    reference = randomize(TheirTwice())
-    return reference, OurTwice(reference)
+    reference = randomize(ReferenceTwice())
+    return reference, CandidateTwice(reference)
 
 
-def test_modules_called_twice_dicts_keywords_and_unused_parts(twice):
+def test_modules_called_twice_dicts_keywords_and_unused_modules(twice):
     report = run_twice(*twice)
     assert report.verdict == "rounding"
     assert [node.path for node in report] == ["", "linear", "gate"]
@@ -184,7 +184,7 @@ def test_modules_called_twice_dicts_keywords_and_unused_parts(twice):
 def test_the_second_call_and_the_second_output_are_judged_too(twice):
     reference, candidate = twice
 
-    class SecondCall(OurTwice):
+    class SecondCall(CandidateTwice):
         def __call__(self, x, *, scale):
             once = self.linear(x)
             again = self.linear(jnp.sin(once))
@@ -195,7 +195,7 @@ def test_the_second_call_and_the_second_output_are_judged_too(twice):
     assert root_causes(report) == [("", "forward")]
     assert report.root_causes[0].message.startswith("the input of linear differs")
 
-    class SecondOutput(OurTwice):
+    class SecondOutput(CandidateTwice):
         def __call__(self, x, *, scale):
             result = super().__call__(x, scale=scale)
             return result | {"gate": result["gate"] * 1.001}
@@ -206,10 +206,10 @@ def test_the_second_call_and_the_second_output_are_judged_too(twice):
     assert report.root_causes[0].message.startswith("its output differs")
 
 
-def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
+def test_a_module_that_the_candidate_never_calls_is_a_bug_of_the_module_around_it(twice):
     reference, candidate = twice
 
-    class Ungated(OurTwice):
+    class Ungated(CandidateTwice):
         def __call__(self, x, *, scale):
             result = super().__call__(x, scale=scale)
             return result | {"gate": jnp.ones_like(result["gate"])}
@@ -227,7 +227,7 @@ def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
     assert gate.forward is None
     assert gate.message == "the reference calls it, the candidate does not"
 
-    class Eager(OurTwice):
+    class Eager(CandidateTwice):
         def __call__(self, x, *, scale):
             return super().__call__(self.linear(x), scale=scale)
 
@@ -238,8 +238,8 @@ def test_a_part_that_ours_never_calls_is_a_bug_of_what_is_around_it(twice):
     assert linear.message == "called 3 times by the candidate, 2 times by the reference"
 
 
-def test_outputs_that_cannot_be_laid_beside_each_other_are_refused(mlp):
-    class Pooled(OurMlp):
+def test_outputs_that_cannot_be_aligned_are_rejected(mlp):
+    class Pooled(CandidateMlp):
         def __call__(self, x):
             return super().__call__(x)[:, 0]
 
@@ -249,7 +249,7 @@ def test_outputs_that_cannot_be_laid_beside_each_other_are_refused(mlp):
         compare(reference, candidate, [hidden()], names=NAMES)
 
 
-class TheirLookup(nn.Module):
+class ReferenceLookup(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(11, D, padding_idx=2)
@@ -259,7 +259,7 @@ class TheirLookup(nn.Module):
         return self.norm(self.table(ids))
 
 
-class OurLookup(nnx.Module):
+class CandidateLookup(nnx.Module):
     def __init__(self, reference):
         self.table = nnx.Embed(11, D, rngs=nnx.Rngs(0))
         self.table.embedding.set_value(jnp.asarray(reference.table.weight.detach().numpy()))
@@ -271,14 +271,14 @@ class OurLookup(nnx.Module):
         return self.norm(self.table(ids))
 
 
-def test_integers_that_enter_a_part_are_compared():
-    reference = randomize(TheirLookup())
-    candidate = OurLookup(reference)
+def test_integers_that_enter_a_submodule_are_compared():
+    reference = randomize(ReferenceLookup())
+    candidate = CandidateLookup(reference)
     tokens = ids() % 11
     names = {"table": "table", "norm": "norm"}
     assert compare(reference, candidate, [tokens], names=names).verdict == "rounding"
 
-    class Shifted(OurLookup):
+    class Shifted(CandidateLookup):
         def __call__(self, ids):
             return self.norm(self.table(jnp.roll(ids, 1, axis=1)))
 
@@ -293,7 +293,7 @@ def test_attention_to_another_sequence():
     reference = randomize(encdec.MultiHeadAttention(D, 4))
     given = [x, memory, memory, padded()]
     report = assert_parity(reference, None, given, dialect="encdec")
-    # Keys and values are one input of ours or two: their gradients are known together.
+    # Keys and values are one input tensor or two: only the sum of the gradients is known.
     assert {"input 0", "input 1"} <= set(report.nodes[0].backward)
     assert report.nodes[0].maps is not None
 
@@ -312,7 +312,7 @@ def test_a_mask_that_the_model_makes_wrongly_is_the_models_bug():
     assert "the mask of blocks.0 differs" in report.root_causes[0].message
 
 
-def test_layers_of_theirs_that_differ_make_no_model_but_a_comparison():
+def test_a_reference_whose_layers_differ_is_compared_though_it_cannot_be_ported():
     found = subject("gpt2")
     import copy
 
@@ -322,7 +322,7 @@ def test_layers_of_theirs_that_differ_make_no_model_but_a_comparison():
     assert root_causes(report) == [("blocks.1.attention_norm", "forward")]
 
 
-def test_what_theirs_does_not_train_is_a_bug_of_the_gradient():
+def test_a_gradient_that_stops_in_the_reference_is_a_bug_of_the_gradient():
     found = subject("unified learned")
     import copy
 

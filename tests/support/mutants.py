@@ -1,7 +1,7 @@
-"""Bugs to plant into models for the parity debugger.
+"""Mutants for the parity debugger: functions that inject a bug into a model.
 
-A plant changes one module of one side and says which modules must be named for it. Nothing here
-asks the debugger what it thinks.
+A mutant changes one module of one side and says which modules a report must name. It does not use
+the debugger.
 """
 
 import dataclasses
@@ -26,25 +26,25 @@ from jaxformer.transformer_lm import TransformerLM
 from tests.support.subjects import Mutated, Subject
 
 Random = np.random.Generator
-# Plants the bug into ours, or says with None that the model has no place for it.
+# Injects a bug into the candidate, or returns None if it does not apply to the model.
 Mutant = Callable[[Subject, Any, Random], Mutated | None]
 
 
 def nodes(module: Any, *kinds: type) -> dict[str, Any]:
-    """Modules of these classes by path."""
+    """Returns the modules of these classes by path."""
     return {
         join_path(path): node for path, node in nnx.iter_modules(module) if isinstance(node, kinds)
     }
 
 
 def choose(found: Any, random: Random) -> Any:
-    """One of a list, or one item of a dict."""
+    """Returns a random element of a list, or a random item of a dict."""
     found = sorted(found.items()) if isinstance(found, dict) else list(found)
     return found[random.integers(len(found))]
 
 
-def replaced(node: Any, **methods: Callable[..., Any]) -> None:
-    """Makes the module one of a subclass whose methods take the original first."""
+def replace_methods(node: Any, **methods: Callable[..., Any]) -> None:
+    """Overrides methods of one module; each override gets the original method first."""
     cls = type(node)
 
     def bind(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,13 +57,13 @@ def replaced(node: Any, **methods: Callable[..., Any]) -> None:
         return call
 
     mutated = {name: bind(name, method) for name, method in methods.items()}
-    node.__class__ = type(f"Planted{cls.__name__}", (cls,), mutated)
+    node.__class__ = type(f"Mutated{cls.__name__}", (cls,), mutated)
 
 
 def eps(subject: Subject, candidate: Any, random: Random) -> Mutated:
     path, norm = choose(nodes(candidate, LayerNorm, RMSNorm), random)
     norm.eps = choose([e for e in (1e-3, 1e-4, 1e-6, 1e-8) if e != norm.eps], random)
-    return subject.at(path, "forward", f"eps {norm.eps}")
+    return subject.mutated(path, "forward", f"eps {norm.eps}")
 
 
 def activation(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -72,7 +72,7 @@ def activation(subject: Subject, candidate: Any, random: Random) -> Mutated:
     others = [twin] * 3 if twin else []
     others += [a for a in ("relu", "gelu", "gelu_tanh", "silu") if a != node.activation]
     node.activation = choose(others, random)
-    return subject.at(path, "forward", f"activation {node.activation}")
+    return subject.mutated(path, "forward", f"activation {node.activation}")
 
 
 def transposed(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -80,7 +80,7 @@ def transposed(subject: Subject, candidate: Any, random: Random) -> Mutated:
     square = {p: m for p, m in linears.items() if len(set(m.kernel.shape)) == 1}
     path, node = choose(square, random)
     node.kernel.set_value(node.kernel[...].T)
-    return subject.at(path, "parameters", "transposed")
+    return subject.mutated(path, "parameters", "transposed")
 
 
 def permuted(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -89,7 +89,7 @@ def permuted(subject: Subject, candidate: Any, random: Random) -> Mutated:
     axis = int(random.integers(2))
     order = random.permutation(weight.shape[axis])
     weight.set_value(jnp.take(weight[...], order, axis=axis))
-    return subject.at(path, "parameters", f"permuted along axis {axis}")
+    return subject.mutated(path, "parameters", f"permuted along axis {axis}")
 
 
 def head_order(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -100,7 +100,7 @@ def head_order(subject: Subject, candidate: Any, random: Random) -> Mutated:
     heads = jnp.roll(heads.reshape(node.num_heads, -1, heads.shape[-1]), 1, axis=0)
     heads = heads.reshape(-1, heads.shape[-1])
     kernel.set_value(heads.T if name == "q_proj" else heads)
-    return subject.at(f"{path}.{name}".lstrip("."), "parameters", "heads in another order")
+    return subject.mutated(f"{path}.{name}".lstrip("."), "parameters", "heads in another order")
 
 
 def zeroed_bias(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
@@ -109,7 +109,7 @@ def zeroed_bias(subject: Subject, candidate: Any, random: Random) -> Mutated | N
         return None
     path, node = choose(found, random)
     node.bias.set_value(jnp.zeros_like(node.bias[...]))
-    return subject.at(path, "parameters", "bias is zero")
+    return subject.mutated(path, "parameters", "bias is zero")
 
 
 def one_element(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -121,7 +121,7 @@ def one_element(subject: Subject, candidate: Any, random: Random) -> Mutated:
     ]
     place = tuple(int(random.integers(size)) for size in variable.shape)
     variable.set_value(variable[...].at[place].add(1e-3))
-    return subject.at(path, "parameters", f"element {place}")
+    return subject.mutated(path, "parameters", f"element {place}")
 
 
 def swapped(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
@@ -132,7 +132,7 @@ def swapped(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
     one, other = sorted(random.choice(len(blocks), 2, replace=False).tolist())
     blocks[one], blocks[other] = blocks[other], blocks[one]
     where = {
-        subject.called(f"{path}.{n}.{inner}")
+        subject.name_in_report(f"{path}.{n}.{inner}")
         for n in (one, other)
         for inner, node in nodes(blocks[n], Linear, LayerNorm, RMSNorm).items()
     }
@@ -151,12 +151,12 @@ def mask_shift(subject: Subject, candidate: Any, random: Random) -> Mutated | No
         args, mask = (args[:-1], args[-1]) if mask is None else (args, mask)
         return original(*args, mask=jnp.roll(mask, 1, axis=-1), **kwargs)
 
-    replaced(node, __call__=call)
-    return subject.at(path, "forward", "mask shifted by one")
+    replace_methods(node, __call__=call)
+    return subject.mutated(path, "forward", "mask shifted by one")
 
 
 def model_mask(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
-    """What the model itself does with masks: no causal mask, a window off by one."""
+    """Changes the masks that the model makes: no causal mask, or a window off by one."""
     if not isinstance(candidate, TransformerLM) or not candidate.config.causal:
         return None
     window = candidate.config.sliding_window
@@ -164,7 +164,7 @@ def model_mask(subject: Subject, candidate: Any, random: Random) -> Mutated | No
     if window is not None:
         change = choose([change, *[{"sliding_window": window + n} for n in (-1, 1)] * 2], random)
     candidate.config = dataclasses.replace(candidate.config, **change)
-    return subject.at("", "forward", f"config {change}")
+    return subject.mutated("", "forward", f"config {change}")
 
 
 def rotary_layout(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
@@ -173,7 +173,7 @@ def rotary_layout(subject: Subject, candidate: Any, random: Random) -> Mutated |
         return None
     path, node = choose(found, random)
     node.interleaved = not node.interleaved
-    return subject.at(path.rpartition(".")[0], "forward", "rotary layout")
+    return subject.mutated(path.rpartition(".")[0], "forward", "rotary layout")
 
 
 def rotary_base(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
@@ -182,16 +182,16 @@ def rotary_base(subject: Subject, candidate: Any, random: Random) -> Mutated | N
         return None
     path, node = choose(found, random)
     node.base *= choose([1.01, 50.0], random)
-    # Tables that came with the checkpoint would be taken instead.
+    # Tables that came with the checkpoint would be used instead of the base.
     node.cos = node.sin = None
     where = path if subject.has_rotary_module else path.rpartition(".")[0]
-    return subject.at(where, "forward", "rotary base")
+    return subject.mutated(where, "forward", "rotary base")
 
 
 def attention_scale(subject: Subject, candidate: Any, random: Random) -> Mutated:
     path, node = choose(nodes(candidate, MultiHeadAttention), random)
     node.scale *= choose([0.99, 0.5, float(np.sqrt(node.head_dim))], random)
-    return subject.at(path, "forward", "attention scale")
+    return subject.mutated(path, "forward", "attention scale")
 
 
 def soft_cap(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
@@ -200,17 +200,17 @@ def soft_cap(subject: Subject, candidate: Any, random: Random) -> Mutated | None
         return None
     if random.integers(2):
         candidate.config = dataclasses.replace(candidate.config, logit_soft_cap=None)
-        return subject.at("", "forward", "no cap of logits")
+        return subject.mutated("", "forward", "no cap of logits")
     path, node = choose(found, random)
     node.score_soft_cap = None
-    return subject.at(path, "forward", "no cap of scores")
+    return subject.mutated(path, "forward", "no cap of scores")
 
 
 def embedding_scale(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
     if getattr(getattr(candidate, "config", None), "embedding_scale", None) is None:
         return None
     candidate.config = dataclasses.replace(candidate.config, embedding_scale=None)
-    return subject.at("", "forward", "no embedding scale")
+    return subject.mutated("", "forward", "no embedding scale")
 
 
 def positions_shift(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
@@ -222,8 +222,8 @@ def positions_shift(subject: Subject, candidate: Any, random: Random) -> Mutated
     def call(original: Any, self: Any, length: int, positions: Any = None) -> Any:
         return original(length, jnp.arange(1, length + 1)[None])
 
-    replaced(node, __call__=call)
-    return subject.at(path, "forward", "positions start at one")
+    replace_methods(node, __call__=call)
+    return subject.mutated(path, "forward", "positions start at one")
 
 
 def no_residual(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -235,15 +235,19 @@ def no_residual(subject: Subject, candidate: Any, random: Random) -> Mutated:
         wrong = (norm, lambda h: branch(h) - x)
         return original(x, [*branches[:which], wrong, *branches[which + 1 :]])
 
-    replaced(node, combine=combine)
-    return subject.at(path, "forward", "a residual sum is off")
+    replace_methods(node, combine=combine)
+    return subject.mutated(path, "forward", "a residual sum is off")
 
 
 def norm_order(subject: Subject, candidate: Any, random: Random) -> Mutated:
     path, node = choose(nodes(candidate, Block), random)
     kind = PostNormBlock if isinstance(node, PreNormBlock | ParallelBlock) else PreNormBlock
-    replaced(node, combine=lambda original, self, x, branches: kind.combine(self, x, branches))
-    return subject.at(path, "forward", f"the order of a {kind.__name__}")
+
+    def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
+        return kind.combine(self, x, branches)
+
+    replace_methods(node, combine=combine)
+    return subject.mutated(path, "forward", f"the order of a {kind.__name__}")
 
 
 def no_norm(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -252,8 +256,8 @@ def no_norm(subject: Subject, candidate: Any, random: Random) -> Mutated:
     def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
         return original(x, [(lambda h: h, branches[0][1]), *branches[1:]])
 
-    replaced(node, combine=combine)
-    return subject.at(path, "forward", "a norm is not called")
+    replace_methods(node, combine=combine)
+    return subject.mutated(path, "forward", "a norm is not called")
 
 
 def computing(candidate: Any) -> dict[str, Any]:
@@ -267,8 +271,8 @@ def stopped_gradient(subject: Subject, candidate: Any, random: Random) -> Mutate
     def stopped(original: Any, self: Any, *a: Any, **k: Any) -> Any:
         return jax.lax.stop_gradient(original(*a, **k))
 
-    replaced(node, __call__=stopped)
-    return subject.at(path, "backward", "gradient stopped")
+    replace_methods(node, __call__=stopped)
+    return subject.mutated(path, "backward", "gradient stopped")
 
 
 def scaled_gradient(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -280,8 +284,12 @@ def scaled_gradient(subject: Subject, candidate: Any, random: Random) -> Mutated
         return x
 
     same.defvjp(lambda x: (x, None), lambda _, g: (g * factor,))
-    replaced(node, __call__=lambda original, self, *a, **k: jax.tree.map(same, original(*a, **k)))
-    return subject.at(path, "backward", f"gradient times {factor}")
+
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        return jax.tree.map(same, original(*args, **kwargs))
+
+    replace_methods(node, __call__=call)
+    return subject.mutated(path, "backward", f"gradient times {factor}")
 
 
 def narrow(subject: Subject, candidate: Any, random: Random) -> Mutated:
@@ -291,8 +299,8 @@ def narrow(subject: Subject, candidate: Any, random: Random) -> Mutated:
     def call(original: Any, self: Any, x: Any) -> Any:
         return original(x.astype(dtype)).astype(x.dtype)
 
-    replaced(node, __call__=call)
-    return subject.at(path, "forward", f"computed in {dtype.__name__}")
+    replace_methods(node, __call__=call)
+    return subject.mutated(path, "forward", f"computed in {dtype.__name__}")
 
 
 MUTANTS: list[Mutant] = [
@@ -302,9 +310,9 @@ MUTANTS: list[Mutant] = [
 ]  # fmt: skip
 
 
-# Theirs: planted into a copy of the PyTorch module.
+# Mutants of the reference, injected into a copy of the PyTorch module.
 def choose_reference(subject: Subject, random: Random) -> tuple[str, str]:
-    """One of ours and the module of theirs that has the same arrays."""
+    """Returns the path of a candidate module and of the reference module with the same arrays."""
     links = [each for each in subject.reference.plan.links if len(each.source) == 1]
     each = choose({e.source[0]: e for e in links}, random)[1]
     return each.target[0].rpartition(".")[0], each.source[0].rpartition(".")[0]
@@ -315,13 +323,13 @@ def reference_element(subject: Subject, reference: Any, random: Random) -> Mutat
     with torch.no_grad():
         weight = reference.get_submodule(path).weight
         weight[tuple(int(random.integers(size)) for size in weight.shape)] += 1e-3
-    return subject.at(candidate, "parameters", f"an element of their {path}")
+    return subject.mutated(candidate, "parameters", f"an element of the reference's {path}")
 
 
 def reference_output(subject: Subject, reference: Any, random: Random) -> Mutated:
     candidate, path = choose_reference(subject, random)
     reference.get_submodule(path).register_forward_hook(lambda module, given, out: out * (1 + 1e-6))
-    return subject.at(candidate, "forward", f"the output of their {path}")
+    return subject.mutated(candidate, "forward", f"the output of the reference's {path}")
 
 
 def reference_gradient(subject: Subject, reference: Any, random: Random) -> Mutated:
@@ -329,7 +337,7 @@ def reference_gradient(subject: Subject, reference: Any, random: Random) -> Muta
     reference.get_submodule(path).register_forward_hook(
         lambda module, given, out: 0.5 * out + (0.5 * out).detach()
     )
-    return subject.at(candidate, "backward", f"the gradient of their {path}")
+    return subject.mutated(candidate, "backward", f"the gradient of the reference's {path}")
 
 
 REFERENCE_MUTANTS = [reference_element, reference_output, reference_gradient]

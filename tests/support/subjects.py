@@ -1,4 +1,4 @@
-"""Models of both sides that compute the same, to compare and to plant bugs into."""
+"""Pairs of models that compute the same, to be compared and mutated."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from jaxformer.parity.compare.reference_run import ReferenceRun
 from parity_tests.families import charlm, encdec, minimal, prepost, unified
 from torch_ref.config import TransformerLMConfig
 
-# B, T, S, D, N, K, F, V, L: the same for all, so that compiled functions are shared.
+# B, T, S, D, N, K, F, V, L: equal for all models, so that compiled functions are shared.
 B, T, S, D, N, K, F, V, L = 2, 11, 13, 24, 4, 2, 40, 37, 2
 HUGGING_FACE = {
     "vocab_size": V, "hidden_size": D, "num_attention_heads": N, "num_hidden_layers": L,
@@ -38,20 +38,20 @@ def causal(length: int = T) -> np.ndarray:
 
 
 def padded(length: int = S) -> np.ndarray:
-    """A padding mask (B, 1, 1, S) of rows of different lengths."""
+    """Returns a padding mask (B, 1, 1, S) of rows of different lengths."""
     lengths = np.array([length, length - 4])
     return (np.arange(length) < lengths[:, None])[:, None, None, :]
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutated:
-    """A bug that has been planted.
+    """A bug that was injected into a model.
 
     Attributes:
-        where: the modules that have it, as reports name them; the model itself is "".
+        where: the modules that have it, as reports name them; "" is the whole model.
         stage: parameters, forward or backward.
-        what: in words.
-        remark: what the report must say beside the nodes.
+        what: a description.
+        remark: what the remarks of the report must contain.
     """
 
     where: frozenset[str]
@@ -67,14 +67,15 @@ class Subject:
     Attributes:
         name: of the family and its variant.
         torch_module: the PyTorch module.
-        inputs: of theirs.
-        jax_inputs: of ours.
-        dialect: whose it is; None tells by the class.
-        inside: modules of ours that are no modules of theirs, but code of the one around them.
-        fused: whether queries, keys and values come out of one module of theirs.
+        inputs: of the reference.
+        jax_inputs: of the candidate.
+        dialect: of the reference; None finds it by the class.
+        inside: names of candidate modules that the reference has no module for: their work is code
+            of the module around them.
+        fused: whether one reference module computes queries, keys and values.
         masked: whether every self-attention gets a mask.
-        has_rotary_module: whether a module of theirs makes the rotary tables.
-        call: how theirs is called, where not with its inputs.
+        has_rotary_module: whether a reference module makes the rotary tables.
+        call: how to call the reference, where not with its inputs.
     """
 
     name: str
@@ -88,8 +89,8 @@ class Subject:
     has_rotary_module: bool = False
     call: Any = None
 
-    def called(self, path: str, stage: str = "parameters") -> str:
-        """How a report names the module at a path, or the one that it is code of."""
+    def name_in_report(self, path: str, stage: str = "parameters") -> str:
+        """Returns the name of a module, or of the one around it that does its work, in a report."""
         while stage != "parameters" and path.rpartition(".")[2] in self.inside:
             path = path.rpartition(".")[0]
         owner, _, last = path.rpartition(".")
@@ -97,8 +98,8 @@ class Subject:
             return " + ".join(f"{owner}.{name}" for name in ("q_proj", "k_proj", "v_proj"))
         return path
 
-    def at(self, path: str, stage: str, what: str) -> Mutated:
-        where = frozenset({self.called(path, stage)})
+    def mutated(self, path: str, stage: str, what: str) -> Mutated:
+        where = frozenset({self.name_in_report(path, stage)})
         return Mutated(where, stage, f"{what} at {path or 'the model'}")
 
     @functools.cached_property
@@ -113,12 +114,12 @@ class Subject:
         return compare_with(self.reference, candidate, self.jax_inputs, dtype="float64", **more)
 
     def fresh(self) -> Any:
-        """A copy of ours to plant into."""
+        """Returns a copy of the candidate to mutate."""
         return nnx.clone(self.candidate)
 
 
 def randomize(module: Any, std: float = 0.3, seed: int = 1) -> Any:
-    """Every parameter away from where it began, those of norms too."""
+    """Moves every parameter away from its initial value, those of norms too."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -165,7 +166,7 @@ def encoder_decoder() -> Subject:
 
 
 def stack(family: Any, name: str, cls: str) -> Subject:
-    """A single block; charlm's is always causal."""
+    """Returns a single block; charlm's is always causal."""
     if family is charlm:
         config = {
             "context_size": 32, "embedding_dim": D, "heads_num": N, "head_size": D // N,

@@ -21,8 +21,13 @@ from jaxformer.parity.compare.reference_run import Caller, ReferenceRun
 from jaxformer.parity.compare.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.compare.teacher_forcing import Key, TeacherForcedRunner
 from jaxformer.parity.compare.verdicts import explain, judge_node, worst_difference
-from jaxformer.parity.compare.weights import WrongWeight, compare_weights, find_swapped_layers
-from jaxformer.parity.matching.modules import Pair, in_call_order, parents_of
+from jaxformer.parity.compare.weights import (
+    WrongWeight,
+    compare_weights,
+    describe_wrong_weights,
+    find_swapped_layers,
+)
+from jaxformer.parity.matching.modules import Pair, depth_of, in_call_order, parents_of
 from jaxformer.parity.matching.positions import (
     match_alibi_slopes,
     position_ids_from_mask,
@@ -167,11 +172,10 @@ class ModuleComparison:
         working_dtype = None if reference.size > LARGE else "float64"
         candidate = jax_trace.in_dtype(self.module, working_dtype)
         first_pass = functools.cache(lambda: self._trace(candidate, "float64"))
-        reference.count_outputs = lambda: len(jax_trace.float_arrays(first_pass()[1]))
         if reference.size > LARGE:
             # The reference's pass leaves little memory for this one.
             first_pass()
-        trace = reference.trace
+        trace = reference.run(lambda: len(jax_trace.float_arrays(first_pass()[1])))
         tables = share_tables(candidate, reference.module, trace)
         if self.call is None:
             self.positions = position_ids_from_mask(self.module, self.pairs, trace)
@@ -194,8 +198,13 @@ class ModuleComparison:
         ordered = in_call_order(self.pairs, self.parents, calls, trace.calls)
         nodes = self._compare_pairs(runner, ordered, tables)
         nodes |= self._measure_contexts(nodes, runner)
+        own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = [
-            judge_node(node, self._describe_wrong_weights(key)) for key, node in nodes.items()
+            judge_node(
+                node,
+                describe_wrong_weights(self.wrong_weights, own_parameters.get(key, ()), node.path),
+            )
+            for key, node in nodes.items()
         ]
         return Report(
             "grad" if reference.backward else "forward",
@@ -292,7 +301,7 @@ class ModuleComparison:
             pair.reference_path,
             kind if len(pair.candidate) == 1 else f"{len(pair.candidate)} {kind}",
             type(self.reference.modules[pair.reference[0]]).__name__,
-            self._depth(pair),
+            depth_of(pair, self.parents),
             min((calls[path].order for path in pair.reference if path in calls), default=0),
             parameters={n: self.weights[n] for n in pair.parameters if n in self.weights},
         )
@@ -306,20 +315,3 @@ class ModuleComparison:
             message=explain(differences.forward, list(differences.backward.items())),
             backward=differences.backward,
         )
-
-    def _describe_wrong_weights(self, key: Key) -> str:
-        """Returns a description of those of a pair's weights that differ, "" if none does."""
-        parameters = next((pair.parameters for pair in self.pairs if pair.candidate == key), ())
-        shown = [
-            (name.removeprefix(f"{key[0]}.") if len(key) == 1 else name, str(wrong))
-            for name in parameters
-            if (wrong := self.wrong_weights.get(name)) is not None
-        ]
-        listed = ", ".join(f"{name} ({look})" if look else name for name, look in shown)
-        return f"its weights differ: {listed}" if listed else ""
-
-    def _depth(self, pair: Pair) -> int:
-        depth, parent = 0, self.parents[pair.candidate]
-        while parent is not None:
-            depth, parent = depth + 1, self.parents[parent]
-        return depth

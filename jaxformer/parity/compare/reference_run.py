@@ -36,7 +36,6 @@ class ReferenceRun:
     Attributes:
         plan: how it is ported; None with ``names``.
         unsupported_settings: why its own settings make no JAX model, "" if they do.
-        count_outputs: returns how many outputs the candidate has.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class ReferenceRun:
         self.call: Caller = call or (lambda module, given: module(*given))
         self.unsupported_settings = ""
         self.plan: Plan | None = None
-        self.count_outputs: Callable[[], int] = lambda: 1
+        self._trace: torch_trace.Trace | None = None
         if names is None:
             self.plan = self._plan(dialect, config)
 
@@ -96,27 +95,37 @@ class ReferenceRun:
             return pair_by_map(jax_module, self.names or {}, self.modules)
         return pair_modules(jax_module, self.plan.module_mapping, self.plan.links, self.modules)
 
-    @functools.cached_property
+    @property
     def trace(self) -> torch_trace.Trace:
         """The pass in float64, from the bits of the reference's weights."""
+        return self.run()
+
+    def run(self, count_outputs: Callable[[], int] = lambda: 1) -> torch_trace.Trace:
+        """Returns the pass in float64; only the first call runs it.
+
+        Args:
+            count_outputs: returns how many outputs the candidate has. The reference may have more;
+                these get no gradient.
+        """
+        if self._trace is not None:
+            return self._trace
         module = torch_trace.in_float64(self.module)
         rng = np.random.default_rng(0)
 
         def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
-            # A gradient in every direction, so that no difference can hide. Outputs that the
-            # candidate does not return get none.
-            used = outputs if len(outputs) == 1 else outputs[: max(1, self.count_outputs())]
+            # A gradient in every direction, so that no difference can hide.
+            used = outputs if len(outputs) == 1 else outputs[: max(1, count_outputs())]
             return [rng.standard_normal(a.shape) for a in used]
 
         with torch_trace.everything_in_float64():
-            trace = torch_trace.run(
+            self._trace = torch_trace.run(
                 module, torch_trace.in_dtype(self.inputs, "float64"), call=self.call,
                 cotangents=pull if self.backward else None, keep=self._is_recorded,
-                again=lambda: torch_trace.in_float64(self.module),
+                copy_module=lambda: torch_trace.in_float64(self.module),
             )  # fmt: skip
         del module
         release(self.size)
-        return trace
+        return self._trace
 
     @property
     def size(self) -> int:

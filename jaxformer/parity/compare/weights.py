@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,24 @@ def find_swapped_layers(wrong: Mapping[str, WrongWeight]) -> list[str]:
         for other in sorted(others)
         if number < other and number in held.get((stack, other), ())
     ]
+
+
+def describe_wrong_weights(
+    wrong: Mapping[str, WrongWeight], parameters: Sequence[str], path: str
+) -> str:
+    """Returns a description of those of a module's parameters that are wrong, "" if none is.
+
+    Args:
+        wrong: all wrong weights, by name.
+        parameters: names of the module's own parameters.
+        path: of the module; parameters are named within it.
+    """
+    shown = []
+    for name in parameters:
+        if name in wrong:
+            look = str(wrong[name])
+            shown.append(name.removeprefix(f"{path}.") + (f" ({look})" if look else ""))
+    return f"its weights differ: {', '.join(shown)}" if shown else ""
 
 
 def _describe(name: str, candidate: np.ndarray, reference: np.ndarray) -> str:

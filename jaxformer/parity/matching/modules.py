@@ -227,6 +227,14 @@ def _parent(candidate: tuple[str, ...], single: set[str]) -> tuple[str, ...] | N
     return next(((a,) for a in around if a in single and _is_within(candidate, a)), ("",))
 
 
+def depth_of(pair: Pair, parents: Mapping[tuple[str, ...], tuple[str, ...] | None]) -> int:
+    """Returns how many pairs are around a pair; see ``parents_of``."""
+    depth, parent = 0, parents[pair.candidate]
+    while parent is not None:
+        depth, parent = depth + 1, parents[parent]
+    return depth
+
+
 def in_call_order(
     pairs: Sequence[Pair],
     parents: Mapping[tuple[str, ...], tuple[str, ...] | None],

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def run(
     cotangents: Callable[[list[np.ndarray]], list[np.ndarray]] | None = None,
     keep: Callable[[str], bool] = lambda path: True,
     weights: bool = True,
-    again: Callable[[], Any] | None = None,
+    copy_module: Callable[[], Any] | None = None,
 ) -> Trace:
     """Runs a PyTorch model once and records the calls of its modules.
 
@@ -73,16 +74,18 @@ def run(
             They are set to zero for padding and for queries that may attend to no key.
         keep: which modules to record, by path.
         weights: whether to record the weights and masks of attentions.
-        again: makes another copy of the module. If given, ``module`` is used up: each weight is
-            freed once its gradient is known, because both together are the peak of memory.
+        copy_module: makes another copy of the module. If given, ``module`` is used up: each weight
+            is freed once its gradient is known, because both together are the peak of memory.
     """
-    args = (inputs, call, cotangents, keep, weights)
-    with contextlib.nullcontext() if again is None else _freeing_weights(module):
-        trace, is_intact = _run_once(module, *args, copying=False)
+    run_once = functools.partial(
+        _run_once, inputs=inputs, call=call, cotangents=cotangents, keep=keep, weights=weights
+    )
+    with contextlib.nullcontext() if copy_module is None else _freeing_weights(module):
+        trace, is_intact = run_once(module, copying=False)
     if is_intact:
         return trace
     # A module overwrote recorded tensors in place, so the records must be copies.
-    return _run_once(again() if again else module, *args, copying=True)[0]
+    return run_once(copy_module() if copy_module else module, copying=True)[0]
 
 
 @contextlib.contextmanager
@@ -105,12 +108,12 @@ def _freeing_weights(module: Any) -> Iterator[None]:
 
 def _run_once(
     module: Any,
+    *,
     inputs: Sequence[Any],
     call: Callable[[Any, Sequence[Any]], Any],
     cotangents: Callable[[list[np.ndarray]], list[np.ndarray]] | None,
     keep: Callable[[str], bool],
     weights: bool,
-    *,
     copying: bool,
 ) -> tuple[Trace, bool]:
     """Returns one pass, and whether all recorded arrays still hold what was recorded."""
