@@ -50,7 +50,7 @@ def side_names(arguments: argparse.Namespace) -> list[str]:
 
 def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainConfig:
     """The preset with the command line's changes, and everything filled in."""
-    from jaxformer.training.experiment import choose_devices
+    from jaxformer.training.parallel.devices import choose_devices
 
     config = PRESETS[arguments.preset]()
     if arguments.no_attention_dropout:
@@ -97,33 +97,15 @@ class Jaxformer:
     """Our side, run as ``train.py`` runs it: calls of up to half a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
-        import jax.numpy as jnp
-
-        from jaxformer.train_step import TrainState
-        from jaxformer.training.experiment import (
-            choose_devices,
-            evaluation_batch_size,
-            make_parameters,
-            uses_dropout,
-        )
-        from jaxformer.training.parallel.strategies import DataParallel
+        from jaxformer.training.parallel import PmapStrategy, StepSpec
+        from jaxformer.training.parallel.devices import choose_devices
+        from jaxformer.training.startup import draw_parameters
         from jaxformer.training.step_scheduler import SECONDS_PER_CALL
 
-        definition, parameters = make_parameters(config.model, config.seed)
-        self.parallel = DataParallel(
-            definition,
-            config.optimizer,
-            shapes=parameters,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            context_length=config.model.context_length,
-            compute_dtype=jnp.dtype("bfloat16") if config.dtype == "bfloat16" else None,
-            uses_dropout=uses_dropout(config.model),
-            devices=choose_devices(config),
-        )
-        self.state = self.parallel.place(TrainState.create(parameters, config.optimizer))
+        self.parallel = PmapStrategy(StepSpec.from_config(config), choose_devices(config))
+        self.state = self.parallel.initial_state(lambda: draw_parameters(config.model, config.seed))
         self.tokens = self.parallel.place_tokens(ids)
-        self.evaluation_batch = evaluation_batch_size(config, self.parallel.devices)
+        self.evaluation_batch = self.parallel.evaluation_batch_size
         self._seconds_per_call, self._count = SECONDS_PER_CALL, 1
 
     def prepare(self, starts: np.ndarray) -> Any:
@@ -160,19 +142,20 @@ class TorchRef:
     """Their side, eager or under ``torch.compile``, from the same initial weights."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray, name: str):
+        import jax
         import torch
 
         import torch_ref.config
         import torch_ref.train_step
         import torch_ref.transformer_lm
         from jaxformer.porting import export_arrays
-        from jaxformer.training.experiment import make_parameters
+        from jaxformer.training.startup import draw_parameters
 
         self.config, self.ids, self.device = config, ids, torch_device()
         model = torch_ref.transformer_lm.TransformerLM(
             torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config.model))
         )
-        arrays = export_arrays(make_parameters(config.model, config.seed)[1])
+        arrays = export_arrays(jax.jit(lambda: draw_parameters(config.model, config.seed))())
         model.load_state_dict({path: torch.from_numpy(a.copy()) for path, a in arrays.items()})
         model.to(self.device)
         torch.manual_seed(config.seed)

@@ -118,13 +118,11 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     import jaxformer.training.loop  # noqa: F401  (what train.py imports)
     from jaxformer.data.corpora import load_corpus
     from jaxformer.hardware.compilation_cache import use_compilation_cache
-    from jaxformer.training.experiment import (
-        Experiment,
-        choose_devices,
-        first_state,
-        make_strategy,
-    )
+    from jaxformer.training.experiment import Experiment
+    from jaxformer.training.parallel import StepSpec, make_strategy
+    from jaxformer.training.parallel.devices import choose_devices
     from jaxformer.training.presets import PRESETS
+    from jaxformer.training.startup import draw_parameters
 
     stage.done("imports")
     use_compilation_cache()
@@ -132,8 +130,8 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     config = experiment.config
     devices = choose_devices(config)
     stage.done("corpus")
-    parallel = make_strategy(experiment, devices)
-    state = first_state(experiment, parallel)
+    parallel = make_strategy(config, StepSpec.from_config(config), devices)
+    state = parallel.initial_state(lambda: draw_parameters(config.model, config.seed))
     tokens = parallel.place_tokens(experiment.train_ids)
     stage.done("model")
     starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)

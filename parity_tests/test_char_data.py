@@ -11,7 +11,8 @@ from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.data.corpora import load_corpus
 from jaxformer.parameters import split
 from jaxformer.train_step import TrainState
-from jaxformer.training.parallel.strategies import DataParallel, cut_windows
+from jaxformer.training.parallel import PmapStrategy, StepSpec
+from jaxformer.training.parallel.device_loop import cut_windows
 from jaxformer.transformer_lm import TransformerLM
 
 T = 13
@@ -88,17 +89,17 @@ def test_a_parallel_step_sees_every_window_of_its_batch(devices, accumulation):
     parameters["lm_head.bias"] = bias
 
     optimizer = OptimizerConfig()
-    parallel = DataParallel(
-        definition,
-        optimizer,
+    spec = StepSpec(
+        definition=definition,
+        optimizer=optimizer,
         shapes=parameters,
         seed=0,
         batch_size=24,
         accumulation=accumulation,
         context_length=T,
         uses_dropout=False,
-        devices=jax.local_devices()[:devices],
     )
+    parallel = PmapStrategy(spec, jax.local_devices()[:devices])
     state = parallel.place(TrainState.create(parameters, optimizer))
     starts = char_data.window_starts(3, 0, 24, len(ids) - T)
     _, history = parallel.train(state, parallel.place_tokens(ids), starts[None], 1)

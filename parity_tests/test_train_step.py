@@ -19,7 +19,7 @@ from jaxformer.execution import chunked_loss
 from jaxformer.parameters import set_parameters, split
 from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, train_step
-from jaxformer.training.parallel.strategies import DataParallel
+from jaxformer.training.parallel import PmapStrategy, StepSpec
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch
 
@@ -86,17 +86,17 @@ def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, mon
 def run_parallel(devices, batch_size=16, accumulation=1, steps=20, per_call=20, dropout=0.0):
     config = dataclasses.replace(CONFIG, residual_dropout=dropout)
     _, definition, parameters = build(config)
-    parallel = DataParallel(
-        definition,
-        OPTIMIZER,
+    spec = StepSpec(
+        definition=definition,
+        optimizer=OPTIMIZER,
         shapes=parameters,
         seed=1,
         batch_size=batch_size,
         accumulation=accumulation,
         context_length=CONFIG.context_length,
         uses_dropout=dropout > 0,
-        devices=jax.local_devices()[:devices],
     )
+    parallel = PmapStrategy(spec, jax.local_devices()[:devices])
     state = parallel.place(TrainState.create(parameters, OPTIMIZER))
     tokens = parallel.place_tokens(IDS)
     losses = []
@@ -142,17 +142,17 @@ def test_evaluation_over_devices_is_the_plain_mean():
 
     model, definition, parameters = build()
     starts, mask = evaluation_windows(len(IDS), CONFIG.context_length)
+    spec = StepSpec(
+        definition=definition,
+        optimizer=OPTIMIZER,
+        shapes=parameters,
+        seed=1,
+        batch_size=6,
+        context_length=CONFIG.context_length,
+    )
     results = []
     for devices in (1, 3):
-        parallel = DataParallel(
-            definition,
-            OPTIMIZER,
-            shapes=parameters,
-            seed=1,
-            batch_size=6,
-            context_length=CONFIG.context_length,
-            devices=jax.local_devices()[:devices],
-        )
+        parallel = PmapStrategy(spec, jax.local_devices()[:devices])
         results.append(
             parallel.evaluate(
                 parallel.place(parameters), parallel.place_tokens(IDS), starts, mask, 4

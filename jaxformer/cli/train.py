@@ -132,26 +132,23 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     if resume and source is not None:
         raise UsageError("--resume continues the run that is there: leave out --init-from")
     if resume:
-        from jaxformer.training.run_folder import (
-            check_settings,
-            stored_config,
-            stored_vocabulary,
-        )
+        from jaxformer.training.resume_checks import check_settings
+        from jaxformer.training.run_folder import stored_config, stored_vocabulary
 
         config = before = stored_config(out)
     else:
         config = PRESETS[preset]()
     if source is not None:
         from jaxformer.porting.starts import read_start
-        from jaxformer.training.experiment import Start
+        from jaxformer.training.experiment import WarmStart
 
-        start = Start(**read_start(Path(source), fresh="--fresh-optimizer" in arguments))
+        start = WarmStart(**read_start(Path(source), fresh="--fresh-optimizer" in arguments))
         config = dataclasses.replace(config, model=start.model)
     default = TrainOptions(config=config)
     options: TrainOptions = parse(TrainOptions, "jaxformer train", arguments, default)
     config = options.config
     if resume:
-        check_settings(before.to_dict(), config)
+        check_settings(before, config)
         started, vocabulary = stored_vocabulary(out)
         if started:
             from jaxformer.data.tokenizers import tokenizer_in

@@ -12,8 +12,9 @@ from jaxformer.planning.resources import (
 )
 from jaxformer.planning.topologies import Topology
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.experiment import Experiment, check_devices, choose_devices, run_as
+from jaxformer.training.experiment import Experiment
 from jaxformer.training.memory import check_countable
+from jaxformer.training.parallel.devices import check_devices, choose_devices
 
 
 def find_plan(
@@ -48,7 +49,7 @@ def find_plan(
     check_countable(experiment.config)
     if wanted is not None and not devices:
         return estimate_from_model(experiment, wanted)
-    with run_as(experiment.config):
+    with experiment.execution_settings():
         compiled = compile_run if wanted is None else compile_for_topology
         programs = compiled(experiment, devices)
     return estimate_from_programs(experiment, devices, programs, wanted)

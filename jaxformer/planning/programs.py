@@ -1,31 +1,18 @@
 """The programs of a run, compiled from shapes alone: no array is allocated."""
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from flax import nnx
 from jax.experimental import topologies
 
 from jaxformer.char_data import evaluation_windows
 from jaxformer.errors import DeviceError
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
-from jaxformer.parameters import abstract
-from jaxformer.train_step import TrainState
-from jaxformer.training.experiment import Experiment, evaluation_batch_size, make_strategy
-from jaxformer.transformer_lm import TransformerLM
-
-
-def abstract_state(experiment: Experiment) -> TrainState:
-    """Returns the shapes of a run's training state."""
-    model = experiment.config.model
-    _, parameters = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
-    create = functools.partial(TrainState.create, optimizer=experiment.optimizer)
-    shapes: TrainState = jax.eval_shape(create, parameters)
-    return shapes
+from jaxformer.training.experiment import Experiment
+from jaxformer.training.parallel import StepSpec, Strategy, make_strategy
 
 
 def compile_training(experiment: Experiment, devices: Sequence[jax.Device]) -> Any:
@@ -34,10 +21,7 @@ def compile_training(experiment: Experiment, devices: Sequence[jax.Device]) -> A
     Raises:
         DeviceError: the mesh or the batch does not divide over the devices.
     """
-    strategy = make_strategy(experiment, devices)
-    state, corpus = abstract_state(experiment), len(experiment.train_ids)
-    shapes = strategy.step_shapes(state, corpus, experiment.config.steps_per_call)
-    return strategy.compile_steps(*shapes)
+    return _compile_steps(experiment, _make_strategy(experiment, devices))
 
 
 def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
@@ -48,15 +32,26 @@ def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[s
     """
     config, corpus = experiment.config, len(experiment.validation_ids)
     windows, _ = evaluation_windows(corpus, config.model.context_length)
-    batch = evaluation_batch_size(config, devices)
-    strategy = make_strategy(experiment, devices)
+    strategy = _make_strategy(experiment, devices)
+    parameters = strategy.spec.state_shapes().parameters
     shapes = strategy.evaluation_shapes(
-        abstract_state(experiment).parameters, corpus, len(windows), batch
+        parameters, corpus, len(windows), strategy.evaluation_batch_size
     )
     return {
-        "training": compile_training(experiment, devices),
+        "training": _compile_steps(experiment, strategy),
         "evaluation": strategy.compile_evaluation(*shapes),
     }
+
+
+def _make_strategy(experiment: Experiment, devices: Sequence[jax.Device]) -> Strategy:
+    config = experiment.config
+    return make_strategy(config, StepSpec.from_config(config), devices)
+
+
+def _compile_steps(experiment: Experiment, strategy: Strategy) -> Any:
+    corpus, steps = len(experiment.train_ids), experiment.config.steps_per_call
+    shapes = strategy.step_shapes(strategy.spec.state_shapes(), corpus, steps)
+    return strategy.compile_steps(*shapes)
 
 
 def describe_tpu_slice(name: str) -> Any:

@@ -8,7 +8,7 @@ from jaxformer.porting.checkpoint import language_model, open_checkpoint
 
 
 def read_start(path: Path, *, fresh: bool) -> dict[str, Any]:
-    """The language model of a checkpoint, as the arguments of ``training.experiment.Start``.
+    """The language model of a checkpoint, as the arguments of ``training.experiment.WarmStart``.
 
     Args:
         path: the checkpoint.

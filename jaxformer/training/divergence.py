@@ -1,4 +1,4 @@
-"""What is told and written down of a run whose numbers are not finite."""
+"""Numbers that are not finite: how they are found in a state, and how they end a run."""
 
 import json
 import math
@@ -15,20 +15,22 @@ from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.training.run_folder import RunFolder
 
 
-def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, Any]) -> NoReturn:
+def report_divergence(
+    folder: RunFolder, step: int, subject: str, facts: dict[str, Any]
+) -> NoReturn:
     """Writes ``divergence-<step>.json`` and ends the run.
 
     Args:
         folder: of the run.
         step: which one diverged.
-        what: is not finite, in words.
-        facts: all that is known of the step.
+        subject: what is not finite, in words.
+        facts: the numbers of the step, by name.
 
     Raises:
         DivergedError: always.
     """
     path = folder.path / f"divergence-{step}.json"
-    shown = {name: repr(v) if _is_wild(v) else v for name, v in facts.items()}
+    shown = {name: repr(v) if _is_not_finite(v) else v for name, v in facts.items()}
     atomic_write_text(path, json.dumps({"step": step, **shown}, indent=1))
     numbers = ", ".join(
         f"{name} {facts[name]:.4g}"
@@ -37,7 +39,7 @@ def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, 
     )
     folder.checkpoints.settle()
     raise DivergedError(
-        f"{what} is not finite{f' ({numbers})' if numbers else ''}, more in {path}; "
+        f"{subject} is not finite{f' ({numbers})' if numbers else ''}, more in {path}; "
         + folder.checkpoints.last_saved()
         + f": train.py --resume --out {folder.path} with a smaller --learning-rate"
     )
@@ -45,15 +47,15 @@ def report_divergence(folder: RunFolder, step: int, what: str, facts: dict[str, 
 
 @jax.jit
 def all_finite(state: Any) -> Bool[Array, ""]:
-    """Whether every number of a placed state is finite, found where they lie, in one call."""
+    """Returns whether every number of a placed state is finite, in one call on its devices."""
     floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
     return jnp.stack([jnp.isfinite(x).all() for x in floats]).all()
 
 
 def not_finite(arrays: Arrays) -> list[str]:
-    """The names of the arrays in which a number is not finite.
+    """Returns the names of the arrays in which a number is not finite.
 
-    Arrays that lie on devices are looked at there; of several processes all call it together.
+    Arrays on devices are checked there; of several processes all call this together.
     """
     named = {
         f"{group}/{name}": array
@@ -73,6 +75,5 @@ def _are_finite(arrays: dict[str, Array]) -> dict[str, Array]:
     return {name: jnp.isfinite(array).all() for name, array in arrays.items()}
 
 
-def _is_wild(value: Any) -> bool:
-    """Whether JSON has no word for it."""
+def _is_not_finite(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)

@@ -1,4 +1,4 @@
-"""From settings to a trained model: the run that ``train.py`` makes."""
+"""The training loop: steps, evaluations and checkpoints until a run is done."""
 
 import math
 import time
@@ -9,46 +9,21 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxformer.char_data import evaluation_windows, window_starts
+from jaxformer.char_data import window_starts
 from jaxformer.costs import count_training_operations
 from jaxformer.distributed import processes
 from jaxformer.errors import ResourceError, StoppedError
-from jaxformer.execution.attention_backends import attention_kernel, slowed_by_dropout
-from jaxformer.generation import generate
 from jaxformer.hardware.accelerators import Utilization
-from jaxformer.parameters import Parameters, merge
-from jaxformer.train_step import TrainState
+from jaxformer.parameters import merge
 from jaxformer.training.divergence import all_finite, not_finite, report_divergence
-from jaxformer.training.experiment import (
-    Experiment,
-    evaluation_batch_size,
-    make_strategy,
-    run_as,
-)
-from jaxformer.training.logging.metrics import (
-    MetricsFile,
-    Service,
-    Sink,
-    Tracker,
-    check_trackers,
-    plot_losses,
-    read_metrics,
-)
-from jaxformer.training.logging.progress import Reporter
-from jaxformer.training.memory import too_large_for_samples
-from jaxformer.training.parallel.device_counts import describe_devices
-from jaxformer.training.parallel.strategies import Strategy
+from jaxformer.training.evaluation import Evaluator
+from jaxformer.training.experiment import Experiment
+from jaxformer.training.logging.metrics import Tracker, check_trackers
+from jaxformer.training.logging.run_log import RunLog
 from jaxformer.training.profiling import Profile
-from jaxformer.training.run_folder import RunFolder, StopSignal
-from jaxformer.training.starting import (
-    after_loss,
-    check_same,
-    starting_point,
-    summary,
-    unseen,
-    usable_devices,
-)
-from jaxformer.training.step_scheduler import StepScheduler
+from jaxformer.training.run_folder import RunFolder
+from jaxformer.training.startup import StartingPoint, agree_on_devices, start_run
+from jaxformer.training.step_scheduler import StepScheduler, StopSignal
 
 
 def train(
@@ -63,167 +38,156 @@ def train(
     """Trains, evaluates, samples and saves until ``config.steps`` steps are made.
 
     A fresh run that ends before its first step leaves nothing behind. Where several processes train
-    together, all of them call it; the first one alone writes and tells.
+    together, all of them call this; the primary process alone writes and reports.
 
     Args:
-        experiment: what to do.
-        out: the run's folder.
-        resume: go on with the run that is there.
-        cast: let what it starts from have floats of another dtype, and change them.
-        trackers: metrics services to write to, beside metrics.jsonl.
+        experiment: the run.
+        out: its folder.
+        resume: continue with the run that is in the folder.
+        cast: let what the run starts from have floats of another dtype, and change them.
+        trackers: metrics services to write to, beside ``metrics.jsonl``.
         profile_steps: how many steps to trace, after warm-up, into the folder.
 
     Raises:
-        JaxformerError: one of its kinds, for whatever is refused; see ``errors``.
+        JaxformerError: the run cannot be made; see ``errors`` for the kinds.
         DivergedError: a loss, a gradient or the state is not finite; that state is not saved.
         StoppedError: SIGINT or SIGTERM came; everything is saved.
     """
-    config = experiment.config
-    check_same(experiment)
-    devices = processes.all_or_raise(lambda: usable_devices(experiment))
-    first = processes.is_first()
-    processes.all_or_raise(lambda: check_trackers(trackers if first else ()))
-    with StopSignal() as stop, RunFolder(out, resume=resume) as folder, run_as(config):
-        strategy = make_strategy(experiment, devices)
-        state, about, notes, warnings = starting_point(experiment, folder, strategy, cast)
-        step = int(strategy.fetch(state.step))
-        folder.begin(config, () if experiment.start is None else experiment.start.files)
-        warnings += unseen(folder)
-        samples = config.sample_tokens > 0
-        if samples and (reason := processes.broadcast(too_large_for_samples(config, devices))):
-            samples = False
-            warnings.append(reason)
-        if reason := slowed_by_dropout(config.model, config.dtype):
-            warnings.append(reason)
-        processes.on_loss(lambda: after_loss(folder))
-        reporter = Reporter(config.steps, step, quiet=not first)
-        sinks: list[Sink] = []
-        try:
-            if first:
-                sinks.append(MetricsFile(folder.path / "metrics.jsonl", step))
-                for name in trackers:
-                    sinks.append(Service(name, folder.path, config.to_dict(), reporter.warn))
-            reporter.summary(summary(experiment, strategy, folder.path))
-            for warning in warnings:
-                reporter.warn(warning)
-            for note in notes:
-                reporter.note(note)
-            traced = profile_steps if first else None
-            with Profile(folder.path / "profile", traced, reporter) as profile:
-                _Run(
-                    experiment, folder, strategy, state, step, about, stop, reporter, sinks,
-                    profile, samples,
-                ).go()  # fmt: skip
-        except RuntimeError as error:
-            processes.end_if_lost(error)
-            raise
-        finally:
-            reporter.close()
-            for sink in sinks:
-                sink.close()
+    devices = agree_on_devices(experiment)
+    is_primary = processes.is_first()
+    processes.all_or_raise(lambda: check_trackers(trackers if is_primary else ()))
+    with (
+        StopSignal() as stop,
+        RunFolder(out, resume=resume) as folder,
+        experiment.execution_settings(),
+    ):
+        start = start_run(experiment, devices, folder, cast=cast)
+        processes.on_loss(lambda: _describe_recovery(folder))
+        with RunLog(folder.path, experiment.config, start.step, trackers) as log:
+            log.reporter.introduce(start.summary, start.warnings, start.notes)
+            traced = profile_steps if is_primary else None
+            try:
+                with Profile(folder.path / "profile", traced, log.reporter) as profile:
+                    scheduler = StepScheduler(stop, profile, experiment.config.steps_per_call)
+                    TrainingLoop(experiment, start, folder, log, scheduler).run()
+            except RuntimeError as error:
+                processes.end_if_lost(error)
+                raise
 
 
-class _Run:
-    """The steps of one run, with what happens between them.
+def _describe_recovery(folder: RunFolder) -> str:
+    """What a run that has lost a process has saved, and how to resume it."""
+    return (
+        f"{folder.checkpoints.last_saved()}: "
+        f"start all processes again with train.py --resume --out {folder.path}"
+    )
+
+
+class TrainingLoop:
+    """The steps of one run, and what happens between them.
 
     Args:
-        experiment: what to do.
+        experiment: the run.
+        start: its strategy, and the state before its next step.
         folder: where it is kept.
-        strategy: how it runs, and where.
-        state: what to start from, placed.
-        step: how many steps that has behind it.
-        about: the manifest of the checkpoint that it comes from, empty for a fresh run.
-        stop: says when a signal has come.
-        reporter: tells the person at the terminal.
-        sinks: take the numbers.
-        profile: traces some of the steps.
-        samples: whether every evaluation writes a text.
+        log: where it reports.
+        scheduler: decides how many steps a call makes, and when to stop.
     """
 
     def __init__(
         self,
         experiment: Experiment,
+        start: StartingPoint,
         folder: RunFolder,
-        strategy: Strategy,
-        state: TrainState,
-        step: int,
-        about: dict[str, Any],
-        stop: StopSignal,
-        reporter: Reporter,
-        sinks: Sequence[Sink],
-        profile: Profile,
-        samples: bool,
+        log: RunLog,
+        scheduler: StepScheduler,
     ):
-        self.experiment = experiment
         self.config = config = experiment.config
+        self.strategy = strategy = start.strategy
         self.folder = folder
-        self.calls = StepScheduler(stop, profile, config.steps_per_call)
-        self.reporter = reporter
-        self.sinks = sinks
-        self.profile = profile
-        self.samples = samples
-        self.strategy = strategy
-        operations = count_training_operations(
-            merge(strategy.definition, strategy.shapes), config.model.context_length
+        self.log = log
+        self.scheduler = scheduler
+        self.evaluator = Evaluator(experiment, strategy)
+        self.writes_samples = start.writes_samples
+        self.tokens = strategy.place_tokens(experiment.train_ids)
+        self.windows = len(experiment.train_ids) - config.model.context_length
+        self.utilization = Utilization.of(
+            count_training_operations(
+                merge(strategy.spec.definition, dict(strategy.spec.shapes)),
+                config.model.context_length,
+            ),
+            strategy.devices,
+            config.dtype,
         )
-        self.utilization = Utilization.of(operations, strategy.devices, config.dtype)
-        self.step = step
-        self.state = state
-        self.train_tokens = strategy.place_tokens(experiment.train_ids)
-        self.validation_tokens = strategy.place_tokens(experiment.validation_ids)
-        # The validation loss of the present state, and what the newest checkpoint holds of both.
-        self.about = about
-        self.val_loss: float | None = about.get("val_loss")
-        self.saved = (self.step, self.val_loss) if about else None
-        # The numbers of the step that was made last, and its batch.
-        self.last: dict[str, Any] = {}
+        warm_start, corpus = experiment.start, experiment.corpus
+        self.manifest = {
+            "config": config.to_dict(),
+            "vocabulary": experiment.vocabulary,
+            "corpus": {"name": corpus.name, "sha256": corpus.sha256},
+            "init_from": start.manifest.get("init_from")
+            if warm_start is None
+            else warm_start.source,
+            "devices": strategy.description,
+        }
+        self.saves_first = warm_start is not None and not start.manifest
+        self.step, self.state = start.step, start.state
+        # The validation loss of ``state``, and the step and loss of the newest checkpoint.
+        self.val_loss: float | None = start.manifest.get("val_loss")
+        self.saved = (self.step, self.val_loss) if start.manifest else None
+        # The numbers of the step that was made last, and where its windows begin.
+        self.last_record: dict[str, Any] = {}
 
-    def go(self) -> None:
-        """Makes the steps that are left."""
+    def run(self) -> None:
+        """Makes the steps that are left.
+
+        Raises:
+            DivergedError: a loss, a gradient or the state is not finite.
+            StoppedError: a signal came.
+        """
         config = self.config
         if self.step < config.steps:
             self._compile()
-        if self.experiment.start is not None and not self.about:
-            # A run cut off before its first step must not go on from random weights.
+        if self.saves_first:
+            # A run that is cut off before its first step must not resume from random weights.
             self._evaluate()
             self._save()
         while True:
-            if self.val_loss is None and self._due(config.eval_interval):
+            if self.val_loss is None and self._is_due(config.eval_interval):
                 self._evaluate()
-            stopped = self.calls.stopped()
-            if self._due(config.checkpoint_interval) or stopped is not None:
+            signal_number = self.scheduler.stop_signal()
+            if self._is_due(config.checkpoint_interval) or signal_number is not None:
                 self._save()
             if self.step >= config.steps and self.val_loss is not None:
                 self.folder.checkpoints.wait()
-                return processes.on_primary(self._finish)
-            if stopped is not None:
+                return processes.on_primary(self.log.finish)
+            if signal_number is not None:
                 self.folder.checkpoints.wait()
-                self._stop(stopped)
+                self._stop(signal_number)
             intervals = (config.eval_interval, config.checkpoint_interval)
             self._train_until(
                 min(config.steps, *(self.step - self.step % n + n for n in intervals))
             )
 
     def _compile(self) -> None:
-        """Makes no step, so that the time of the first one is a step's."""
+        """Makes no step, so that the time of the first step is that of a step alone."""
         starts = np.zeros((self.config.steps_per_call, self.config.batch_size), np.int32)
-        self.state, _ = self.strategy.train(self.state, self.train_tokens, starts, 0)
+        self.state, _ = self.strategy.train(self.state, self.tokens, starts, 0)
 
-    def _due(self, interval: int) -> bool:
+    def _is_due(self, interval: int) -> bool:
         return self.step >= self.config.steps or (self.step > 0 and self.step % interval == 0)
 
-    def _stop(self, number: int) -> NoReturn:
+    def _stop(self, signal_number: int) -> NoReturn:
         error = StoppedError(
             f"stopped after step {self.step}; everything is saved, go on with: "
             f"train.py --resume --out {self.folder.path}",
-            number,
+            signal_number,
         )
         error.already_reported = not processes.is_first()
         raise error
 
     def _train_until(self, boundary: int) -> None:
         while self.step < boundary:
-            count, until = self.calls.plan(self.step, boundary)
+            count, until = self.scheduler.plan(self.step, boundary)
             if until == self.step:
                 return
             while self.step < until:
@@ -232,31 +196,34 @@ class _Run:
     def _train(self, count: int) -> None:
         """Makes so many steps in one call."""
         config = self.config
-        windows = len(self.experiment.train_ids) - config.model.context_length
         starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
         for i in range(count):
-            starts[i] = window_starts(config.seed, self.step + i, config.batch_size, windows)
+            starts[i] = window_starts(config.seed, self.step + i, config.batch_size, self.windows)
         begin = time.perf_counter()
         with jax.profiler.StepTraceAnnotation("train", step_num=self.step + 1):
-            self.state, history = self.strategy.train(self.state, self.train_tokens, starts, count)
+            self.state, history = self.strategy.train(self.state, self.tokens, starts, count)
         self.val_loss = None
         made = len(history["train_loss"])
-        seconds = (time.perf_counter() - begin) / made
-        self.calls.record(seconds)
-        self.profile.after(self.step + made, made)
+        seconds = time.perf_counter() - begin
+        self.scheduler.record(self.step, made, seconds)
+        self._record_steps(history, starts, seconds / made)
+
+    def _record_steps(
+        self, history: dict[str, np.ndarray], starts: np.ndarray, seconds: float
+    ) -> None:
+        """Writes the numbers of each step of a call; ``seconds`` is what one of them took."""
+        config = self.config
         tokens_per_second = config.batch_size * config.model.context_length / seconds
-        speed = {
-            "tokens_per_second": tokens_per_second,
-            **self.utilization.record(tokens_per_second),
-        }
-        for i in range(made):
+        utilization = self.utilization.record(tokens_per_second)
+        for i in range(len(history["train_loss"])):
             record = {name: float(values[i]) for name, values in history.items()}
-            self._write(step=self.step + 1, **record, **speed)
-            self.last = {**record, "window_starts": starts[i].tolist()}
+            step = self.step + 1
+            self._write(step=step, **record, tokens_per_second=tokens_per_second, **utilization)
+            self.last_record = {**record, "window_starts": starts[i].tolist()}
             if not (math.isfinite(record["train_loss"]) and math.isfinite(record["grad_norm"])):
-                self._diverged(self.step + 1, f"step {self.step + 1}", {})
-            self.step += 1
-        self.reporter.steps_done(
+                self._diverge(step, f"step {step}", {})
+            self.step = step
+        self.log.reporter.steps_done(
             self.step,
             record["train_loss"],
             tokens_per_second,
@@ -266,43 +233,24 @@ class _Run:
 
     def _evaluate(self) -> None:
         begin = time.perf_counter()
-        ids = self.experiment.validation_ids
-        val_loss = self.strategy.evaluate(
-            self.state.parameters,
-            self.validation_tokens,
-            *evaluation_windows(len(ids), self.config.model.context_length),
-            evaluation_batch_size(self.config, self.strategy.devices),
-            stopped=lambda: self.calls.stopped() is not None,
-        )
+        val_loss = self.evaluator.validation_loss(self.state.parameters, self._has_stopped)
         if val_loss is None:
             return
         self._write(step=self.step, val_loss=val_loss)
         if not math.isfinite(val_loss):
-            what = f"the evaluation after step {self.step}"
-            self._diverged(self.step, what, {"val_loss": val_loss})
+            subject = f"the evaluation after step {self.step}"
+            self._diverge(self.step, subject, {"val_loss": val_loss})
         self.val_loss = val_loss
-        self.reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
-        if self.samples and self.calls.stopped() is None:
+        reporter = self.log.reporter
+        reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
+        if self.writes_samples and not self._has_stopped():
             parameters = self.strategy.fetch(self.state.parameters)
-            processes.on_primary(lambda: self.reporter.sample(self._sample(parameters)))
+            processes.on_primary(
+                lambda: reporter.sample(self.evaluator.sample(parameters, self.step))
+            )
 
-    def _diverged(self, step: int, what: str, facts: dict[str, Any]) -> None:
-        facts = {**self.last, **facts}
-        processes.on_primary(lambda: report_divergence(self.folder, step, what, facts))
-
-    def _sample(self, parameters: Parameters) -> str:
-        model = merge(self.strategy.definition, parameters)
-        tokenizer = self.experiment.tokenizer
-        # A token at a time is not what the kernel asked for was made for.
-        with attention_kernel("auto"):
-            ids = generate(
-                model,
-                self.experiment.first_ids[None],
-                self.config.sample_tokens,
-                temperature=0.8,
-                key=jax.random.fold_in(jax.random.key(self.config.seed), self.step),
-            )[0]
-        return tokenizer.decode(ids[ids < tokenizer.vocabulary_size()])
+    def _has_stopped(self) -> bool:
+        return self.scheduler.stop_signal() is not None
 
     def _save(self) -> None:
         if self.saved == (self.step, self.val_loss):
@@ -310,39 +258,17 @@ class _Run:
         arrays = self.strategy.state_arrays(self.state)
         if not all_finite(self.state):
             wrong = not_finite(arrays)
-            what = f"the state after step {self.step}"
-            self._diverged(self.step, what, {"not_finite": wrong})
-        corpus = self.experiment.corpus
-        start = self.experiment.start
-        source = self.about.get("init_from") if start is None else start.source
-        self.folder.checkpoints.save(
-            self.step,
-            arrays,
-            {
-                "config": self.config.to_dict(),
-                "vocabulary": self.experiment.vocabulary,
-                "corpus": {"name": corpus.name, "sha256": corpus.sha256},
-                "val_loss": self.val_loss,
-                "init_from": source,
-                "devices": describe_devices(self.config, len(self.strategy.devices)),
-            },
-            keep=self.config.keep,
-        )
+            self._diverge(self.step, f"the state after step {self.step}", {"not_finite": wrong})
+        manifest = {**self.manifest, "val_loss": self.val_loss}
+        self.folder.checkpoints.save(self.step, arrays, manifest, keep=self.config.keep)
         self.saved = (self.step, self.val_loss)
 
-    def _finish(self) -> None:
-        picture = self.folder.path / "loss.png"
-        records = read_metrics(self.folder.path / "metrics.jsonl")
-        drawn = plot_losses(records, picture, f"{self.folder.path.name} · {self.config.data}")
-        self.reporter.note(
-            f"done: {self.folder.path}"
-            + (f", loss curve in {picture}" if drawn else " (no loss curve: matplotlib is missing)")
-        )
-        self.reporter.note(f"write more with: jaxformer sample {self.folder.path}")
+    def _diverge(self, step: int, subject: str, facts: dict[str, Any]) -> None:
+        facts = {**self.last_record, **facts}
+        processes.on_primary(lambda: report_divergence(self.folder, step, subject, facts))
 
     def _write(self, **record: float) -> None:
-        for sink in self.sinks:
-            try:
-                sink.write(record)
-            except ResourceError as error:
-                raise ResourceError(f"{error}; {self.folder.checkpoints.last_saved()}") from error
+        try:
+            self.log.write(**record)
+        except ResourceError as error:
+            raise ResourceError(f"{error}; {self.folder.checkpoints.last_saved()}") from error

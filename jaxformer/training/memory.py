@@ -1,20 +1,13 @@
-"""What a run needs of memory at least, from its settings alone: told before anything is allocated.
+"""A lower bound of the memory that a run needs, from its settings, before anything is allocated.
 
-What it needs exactly, ``jaxformer plan`` finds by compiling; this is arithmetic on Python's
+What a run needs exactly, ``jaxformer plan`` finds by compiling; this is arithmetic on Python's
 integers, which no setting makes slow.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
-from jaxformer.hardware.memory import device_memory
 from jaxformer.hardware.units import format_count, format_memory
 from jaxformer.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    import jax
 
 # Numbers of four bytes for each parameter: itself and AdamW's two moments.
 KEPT_BYTES = 3 * 4
@@ -23,7 +16,7 @@ MOST_BYTES = 2**54
 
 
 def count_matrices(model: TransformerLMConfig) -> int:
-    """The elements of a model's matrices and tables: all of its parameters but biases and norms.
+    """Returns how many parameters a model has, but for its biases and norms.
 
     Args:
         model: with ``vocab_size`` set, or its table counts as empty.
@@ -38,7 +31,7 @@ def count_matrices(model: TransformerLMConfig) -> int:
 
 
 def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
-    """What every device must hold at once, in bytes, and less than it will.
+    """Returns a lower bound of what every device must hold at once, in bytes.
 
     Args:
         config: with ``model.vocab_size`` set.
@@ -72,13 +65,13 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
 
 
 def check_countable(config: TrainConfig) -> None:
-    """Checks that the sizes of a run are not beyond all machines, and beyond XLA's integers.
+    """Checks that a run is not beyond all machines, and its sizes not beyond XLA's integers.
 
     Args:
         config: with ``model.vocab_size`` set.
 
     Raises:
-        UsageError: they are.
+        UsageError: it is.
     """
     needed = sum(least_bytes(config, 1).values())
     if needed > MOST_BYTES:
@@ -89,20 +82,20 @@ def check_countable(config: TrainConfig) -> None:
         )
 
 
-def check_memory(config: TrainConfig, devices: Sequence["jax.Device"]) -> None:
+def check_memory(config: TrainConfig, devices: int, room: int | None) -> None:
     """Checks that a run can fit, before anything of it is allocated.
 
     Args:
         config: with ``model.vocab_size`` set.
-        devices: where it is to run, those of other processes too.
+        devices: how many it runs on, those of other processes too.
+        room: the bytes that each of them has; None if unknown.
 
     Raises:
-        UsageError: it cannot; the message has the figures.
+        UsageError: it cannot; the message has the numbers.
     """
-    room = device_memory(devices)
     if room is None:
         return
-    least = least_bytes(config, len(devices))
+    least = least_bytes(config, devices)
     if sum(least.values()) > room:
         parts = {
             "state": f"{format_count(count_matrices(config.model))} parameters with gradients and "
@@ -110,24 +103,23 @@ def check_memory(config: TrainConfig, devices: Sequence["jax.Device"]) -> None:
             "batch": f"one micro-batch {format_memory(least['batch'])}",
             "starts": f"{config.steps_per_call:,} steps per call {format_memory(least['starts'])}",
         }
-        told = ", ".join(words for name, words in parts.items() if least[name] > room / 100)
+        largest = ", ".join(words for name, words in parts.items() if least[name] > room / 100)
         raise UsageError(
-            f"this needs more memory than there is: {told}, of {format_memory(room)} on each of "
-            f"{len(devices)} devices; use a smaller model, a smaller --batch-size, or more devices"
+            f"this needs more memory than there is: {largest}, of {format_memory(room)} on each of "
+            f"{devices} devices; use a smaller model, a smaller --batch-size, or more devices"
         )
 
 
-def too_large_for_samples(config: TrainConfig, devices: Sequence["jax.Device"]) -> str | None:
-    """Why no text can be written while training: one device holds the whole model for it.
+def too_large_for_samples(config: TrainConfig, room: int | None) -> str | None:
+    """Returns why no text can be written while training: one device holds the whole model for it.
 
     Args:
         config: with ``model.vocab_size`` set.
-        devices: those of the run.
+        room: the bytes that each device has; None if unknown.
 
     Returns:
-        The reason with its figures; None where there is room, or it is unknown how much there is.
+        The reason with its numbers; None if there is room, or it is unknown how much there is.
     """
-    room = device_memory(devices)
     whole = 4 * count_matrices(config.model)
     training = 3 * whole // (config.fsdp * config.tensor)  # parameters and moments
     if room is None or whole + training <= room:
@@ -136,5 +128,5 @@ def too_large_for_samples(config: TrainConfig, devices: Sequence["jax.Device"]) 
         f"no samples will be written: the whole model takes {format_memory(whole)} on one "
         f"device, beside {format_memory(training)} of training, and there are "
         f"{format_memory(room)} (jaxformer sample writes them later; "
-        "--sample-tokens 0 asks for none)"
+        "--sample-tokens 0 turns them off)"
     )

@@ -1,4 +1,4 @@
-"""A trace of some steps of a run: what the devices and the host did, and when."""
+"""A trace of some steps of a run: what devices and host did, and when."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ WARM_UP_CALLS = 2
 
 
 class Profile:
-    """Traces ``steps`` steps after warm-up with ``jax.profiler``; failing, it lets training go on.
+    """Traces ``steps`` steps after warm-up with ``jax.profiler``; training survives its failure.
 
     Used as a context manager: leaving it writes what was traced so far.
 
     Args:
         folder: where the trace goes.
         steps: how many to trace; None traces nothing.
-        reporter: told where the trace is, or why there is none.
+        reporter: shows where the trace is, or why there is none.
     """
 
     def __init__(self, folder: Path, steps: int | None, reporter: Reporter):
@@ -34,15 +34,15 @@ class Profile:
         """Whether there are steps still to trace."""
         return self._left > 0
 
-    def before(self, step: int, count: int) -> int:
-        """To be told before each call of the compiled function.
+    def limit_call(self, step: int, count: int) -> int:
+        """Begins the trace when it is time; to be called before each call of the compiled step.
 
         Args:
             step: how many steps were made.
-            count: how many the call is to make.
+            count: how many the call would make.
 
         Returns:
-            How many it may make, so that the trace ends with it.
+            How many it may make, so that the trace ends with the call.
         """
         self._calls += 1
         if not self._left or self._calls <= WARM_UP_CALLS:
@@ -56,12 +56,12 @@ class Profile:
             self._first = step + 1
         return min(count, self._left)
 
-    def after(self, step: int, made: int) -> None:
-        """To be told after each call, once its results are there.
+    def record_call(self, step: int, made: int) -> None:
+        """Ends the trace when it is time; to be called after each call, with its results there.
 
         Args:
             step: how many steps were made.
-            made: by this call.
+            made: how many of them by this call.
         """
         if self._first is None:
             return

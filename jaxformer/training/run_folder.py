@@ -1,18 +1,15 @@
-"""A run's folder: its settings, its lock, and what counts as its checkpoints."""
+"""A run's folder: its lock, its settings, and its checkpoints."""
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
 import shutil
-import signal
 import socket
-import types
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.distributed import processes
@@ -20,31 +17,26 @@ from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError
 from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.training.config import TrainConfig
 
-# What a resumed run may not change: the state would no longer be that of the same experiment.
-FIXED = (
-    "model", "data", "encoding", "seed", "batch_size", "accumulation", "dtype",
-    "vocabulary", "corpus",
-)  # fmt: skip
-
 
 class RunFolder:
-    """The folder of one run, held by one run at a time: by its first process, for all of them.
+    """The folder of one run, locked by its primary process for all of them.
 
-    Used as a context manager: a fresh run that leaves without a step to show takes away all that
-    it made. All processes make it together, and what is refused is refused in all of them.
+    Used as a context manager: a fresh run that ends before its first step removes all that it made.
+    All processes construct it together, and an error is raised in all of them.
 
     Args:
         path: of the folder; made if need be.
-        resume: whether to go on with the run that is there.
+        resume: whether to continue with the run that is there.
 
     Attributes:
-        resumed: whether there is a checkpoint to go on from. A run that was cut off before its
-            first one starts over.
+        resumed: whether there is a checkpoint to continue from. A run that was cut off before its
+            first checkpoint starts over.
 
     Raises:
-        UsageError: it holds a run and ``resume`` is False.
-        CheckpointError: ``resume`` is True and it holds none, or not every process can see it.
-        DirectoryInUseError: another process holds it.
+        UsageError: the folder holds a run and ``resume`` is False.
+        CheckpointError: ``resume`` is True and the folder holds no run, or not every process can
+            see it.
+        DirectoryInUseError: another run has locked it.
         ResourceError: it cannot be written to.
     """
 
@@ -60,14 +52,14 @@ class RunFolder:
             check_shared(self.checkpoints.folder)
 
     def _claim(self, resume: bool) -> bool:
-        """Takes the folder; says whether there is a checkpoint to go on from."""
+        """Locks the folder; returns whether there is a checkpoint to continue from."""
         self._held_a_run = holds_run(self.path)
         self._made = [p for p in (self.path, *self.path.parents) if not p.exists()]
-        # The lock comes first: a run that goes on is no run to resume.
+        # The lock comes first: a run that is still training cannot be resumed.
         lock = self._acquire() if (self.path / ".lock").exists() else None
         if self._held_a_run and not resume:
             raise UsageError(
-                f"{self.path} already holds a run: go on with --resume, or give another --out"
+                f"{self.path} already holds a run: continue it with --resume, or give another --out"
             )
         if resume and not self._held_a_run:
             raise CheckpointError(f"{self.path} holds no run: start one without --resume")
@@ -96,7 +88,7 @@ class RunFolder:
         return lock
 
     def begin(self, config: TrainConfig, files: Sequence[Path] = ()) -> None:
-        """Writes the settings, and who holds the folder: from here on it is this run's.
+        """Writes the settings and the owner of the lock: from here on the folder is this run's.
 
         Args:
             config: the settings.
@@ -105,7 +97,7 @@ class RunFolder:
         processes.on_primary(lambda: self._begin(config, files))
 
     def seen_by(self) -> list[bool]:
-        """Which processes see that the run has begun, in their order."""
+        """Returns whether each process sees the run's settings, in the order of processes."""
         config = self.path / "config.json"
         return [bool(seen) for (seen,) in processes.all_gather_ints([int(config.exists())])]
 
@@ -124,7 +116,7 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets go of the folder, once nothing is written to it."""
+        """Unlocks the folder, once nothing is written to it."""
         self.checkpoints.settle()
         if self._lock is None:
             return
@@ -147,10 +139,10 @@ class RunFolder:
 
 
 def check_shared(path: Path) -> None:
-    """Checks that every process sees in a folder what the first one sees there.
+    """Checks that every process sees in a folder what the primary one sees there.
 
     Raises:
-        CheckpointError: one does not; raised in all of them.
+        CheckpointError: a process does not; raised in all of them.
     """
 
     def names() -> list[str]:
@@ -159,10 +151,10 @@ def check_shared(path: Path) -> None:
     first = processes.broadcast(names())
 
     def check() -> None:
-        unseen = set(first) - set(names())
-        if unseen:
+        missing = set(first) - set(names())
+        if missing:
             raise CheckpointError(
-                f"{socket.gethostname()} does not see {path / min(unseen)}, which process 0 sees: "
+                f"{socket.gethostname()} does not see {path / min(missing)}, which process 0 sees: "
                 "put the run's folder on storage that all hosts share"
             )
 
@@ -170,13 +162,13 @@ def check_shared(path: Path) -> None:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a folder holds a run, however far it came."""
+    """Returns whether a folder holds a run, with or without a checkpoint."""
     names = ("config.json", "metrics.jsonl", "checkpoints")
     return any((Path(path) / name).exists() for name in names)
 
 
 def stored_config(path: Path) -> TrainConfig:
-    """The settings of the run in a folder.
+    """Returns the settings of the run in a folder.
 
     Raises:
         CheckpointError: there is no run, or its settings cannot be read.
@@ -191,103 +183,10 @@ def stored_config(path: Path) -> TrainConfig:
 
 
 def stored_vocabulary(path: Path) -> tuple[bool, str | None]:
-    """Whether a run started from another model, and the characters of its newest checkpoint."""
+    """Returns whether a run had a warm start, and the characters of its newest checkpoint."""
     checkpoints = CheckpointFolder(Path(path) / "checkpoints")
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
             manifest = checkpoints.manifest(step)
             return bool(manifest.get("init_from")), manifest.get("vocabulary")
     return False, None
-
-
-def check_settings(before: dict[str, Any], config: TrainConfig) -> dict[str, str]:
-    """Compares the settings of a run, as a plain dict, with those asked for now.
-
-    Returns:
-        What was changed and may be, by name.
-
-    Raises:
-        UsageError: something changed that a resumed run must keep; all of it is named.
-    """
-    return _refuse_fixed(dict(differences(before, config.to_dict())))
-
-
-def check_resumable(
-    before: dict[str, Any], config: TrainConfig, vocabulary: str | None, corpus_sha256: str
-) -> list[str]:
-    """Compares a checkpoint's manifest with what is asked for now.
-
-    Returns:
-        What was changed and may be, one line each.
-
-    Raises:
-        UsageError: something changed that a resumed run must keep; all of it is named.
-        CheckpointError: the manifest has no settings.
-    """
-    # Read back, so that JSON's lists are tuples again and settings since added have their defaults.
-    try:
-        settings = TrainConfig.from_dict(before["config"]).to_dict()
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"the manifest of step {before['step']} has no settings that can be read: {error}"
-        ) from error
-    changes = dict(differences(settings, config.to_dict()))
-    characters, corpus = before.get("vocabulary"), before.get("corpus")
-    if characters != vocabulary:
-        changes["vocabulary"] = " -> ".join(
-            "tokens of a tokenizer" if known is None else f"{len(known)} characters"
-            for known in (characters, vocabulary)
-        )
-    if corpus is None:
-        raise UsageError(
-            "this folder holds a ported model and no run: start one with --init-from, in another"
-        )
-    digest = corpus.get("sha256", "")
-    if digest != corpus_sha256:
-        changes["corpus"] = f"SHA-256 {digest[:12]} -> {corpus_sha256[:12]}"
-    return [f"{name}: {change}" for name, change in _refuse_fixed(changes).items()]
-
-
-def _refuse_fixed(changes: dict[str, str]) -> dict[str, str]:
-    refused = [
-        f"{name} ({change})" for name, change in changes.items() if name.partition(".")[0] in FIXED
-    ]
-    if refused:
-        raise UsageError(
-            f"a resumed run must keep {', '.join(refused)}: leave that out, or start a new run"
-        )
-    return changes
-
-
-def differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What differs between two settings, as plain dicts: its name, and both values."""
-    for name in sorted(before.keys() | now.keys()):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            for inner, change in differences(old, new):
-                yield f"{name}.{inner}", change
-        elif old != new:
-            yield name, f"{old} -> {new}"
-
-
-@dataclasses.dataclass
-class StopSignal:
-    """Notes the first SIGINT or SIGTERM; a second one ends the process at once.
-
-    Used as a context manager: outside it the handlers that were there are back.
-    """
-
-    received: int | None = None
-
-    def __enter__(self) -> "StopSignal":
-        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: types.FrameType | None) -> None:
-        if self.received is not None:
-            processes.leave_at_once(128 + number)
-        self.received = number

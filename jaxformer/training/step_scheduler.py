@@ -1,23 +1,49 @@
 """When the compiled step is called, for how many steps, and when to stop, in all processes."""
 
+import dataclasses
+import signal
+import types
+
 from jaxformer.distributed import processes
 from jaxformer.training.profiling import Profile
-from jaxformer.training.run_folder import StopSignal
 
-# A call of the compiled step should end often enough to hear a signal and to move the bar.
+# A call of the compiled step should end often enough to notice a signal and to move the bar.
 SECONDS_PER_CALL = 0.5
 # Processes need 1 to 4 ms to agree, so calls that are shorter than this share one agreement.
 SECONDS_PER_AGREEMENT = 0.25
 
 
+@dataclasses.dataclass
+class StopSignal:
+    """Notes the first SIGINT or SIGTERM; a second one ends the process at once.
+
+    Used as a context manager: on leaving it the previous handlers are restored.
+    """
+
+    received: int | None = None
+
+    def __enter__(self) -> "StopSignal":
+        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: types.FrameType | None) -> None:
+        if self.received is not None:
+            processes.leave_at_once(128 + number)
+        self.received = number
+
+
 class StepScheduler:
-    """Plans calls of the compiled step by the time that those before took.
+    """Plans calls of the compiled step by the time that the calls before took.
 
     What depends on a clock or a signal is decided here, by process 0 for all of them; a signal that
     any process receives stops all of them after the same step.
 
     Args:
-        stop: says when this process has received a signal.
+        stop: of this process.
         profile: may shorten a call; that of process 0 counts.
         most: how many steps a call can make.
     """
@@ -29,34 +55,40 @@ class StepScheduler:
         self._count = 1
         self._seconds = SECONDS_PER_AGREEMENT
 
-    def stopped(self) -> int | None:
-        """The number of the signal that some process has received; all of them ask together."""
-        return (
-            max(given for (given,) in processes.all_gather_ints([self._stop.received or 0])) or None
-        )
+    def stop_signal(self) -> int | None:
+        """Returns the signal that any process has received; all processes call this together."""
+        received = processes.all_gather_ints([self._stop.received or 0])
+        return max(number for (number,) in received) or None
 
     def plan(self, step: int, boundary: int) -> tuple[int, int]:
-        """What is made before the next question, all processes asking together.
+        """Plans the next calls; all processes call this together.
 
         Args:
             step: how many steps are made.
             boundary: the last step to plan for.
 
         Returns:
-            How many steps a call makes, and the step at which to ask again: this one after a
-            signal.
+            How many steps a call makes, and the step at which to plan again: ``step`` itself after
+            a signal.
         """
-        count = self._profile.before(step, min(self._count, boundary - step))
+        count = self._profile.limit_call(step, min(self._count, boundary - step))
         calls = 1
         if processes.count() > 1 and not self._profile.active:
             calls = max(1, int(SECONDS_PER_AGREEMENT / (self._seconds * count)))
-        told = processes.all_gather_ints([self._stop.received or 0, count, calls])
-        if any(given for given, _, _ in told):
+        plans = processes.all_gather_ints([self._stop.received or 0, count, calls])
+        if any(number for number, _, _ in plans):
             return 0, step
-        _, count, calls = told[0]
+        _, count, calls = plans[0]
         return count, min(boundary, step + count * calls)
 
-    def record(self, seconds: float) -> None:
-        """To be told what a step of the last call took, in seconds."""
-        self._seconds = max(seconds, 1e-6)
+    def record(self, step: int, made: int, seconds: float) -> None:
+        """Notes a call that has returned.
+
+        Args:
+            step: how many steps were made before it.
+            made: how many it made.
+            seconds: what it took.
+        """
+        self._seconds = max(seconds / made, 1e-6)
         self._count = max(1, min(self._most, int(SECONDS_PER_CALL / self._seconds)))
+        self._profile.record_call(step + made, made)

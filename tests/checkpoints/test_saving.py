@@ -198,7 +198,7 @@ def test_the_last_step_is_on_the_disk_before_done_is_said(text, held, capsys, mo
     timer = threading.Timer(1, held.set)
     timer.start()
     seen = []
-    finish = "jaxformer.training.loop.plot_losses"
+    finish = "jaxformer.training.logging.run_log.plot_losses"
     monkeypatch.setattr(finish, lambda *_: seen.append(steps("run")) or True)
     assert train(text, "run", "--steps", 5) == 0
     assert seen == [[5]]

@@ -141,7 +141,7 @@ def test_a_refusal_is_told_once_and_ends_all(together, cache, empty_folder):
     shutil.copytree(together / "run", "run")
     told = run(2, 1, *fresh(together / "text.txt", "run"), cache=cache, codes=(2,))
     assert lines(told[0][1]) == [
-        "jaxformer: run already holds a run: go on with --resume, or give another --out"
+        "jaxformer: run already holds a run: continue it with --resume, or give another --out"
     ]
     assert told[1] == ("", "")
     same_everywhere("run", together)

@@ -90,7 +90,7 @@ def serve() -> None:
     import importlib
 
     for name in (
-        "jaxformer.cli.main", "jaxformer.training.loop", "jaxformer.training.starting",
+        "jaxformer.cli.main", "jaxformer.training.loop", "jaxformer.training.startup",
         "jaxformer.checkpoints", "jaxformer.hardware.compilation_cache", "orbax.checkpoint",
         "matplotlib.pyplot", "jaxformer.training.parallel.mesh", "jax.experimental.multihost_utils",
     ):  # fmt: skip

@@ -219,6 +219,6 @@ def test_every_setting_is_read_by_something():
         path.read_text() for path in package.rglob("*.py") if path.name != "config.py"
     )
     names = {field.name for cls in CLASSES for field in dataclasses.fields(cls)}
-    # Rates of dropout are read as a group by uses_dropout, and each by the part that it belongs to.
+    # Rates of dropout are read as a group by StepSpec, and each by the part that it belongs to.
     unread = {name for name in names if not re.search(rf"config\.(\w+\.)?{name}\b", sources)}
     assert unread == set()

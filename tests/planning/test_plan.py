@@ -28,14 +28,19 @@ from jaxformer.planning.programs import compile_run
 from jaxformer.hardware.compilation_cache import use_compilation_cache
 from jaxformer.training.presets import PRESETS
 from jaxformer.data.corpora import load_corpus
-from jaxformer.training.experiment import Experiment, first_state, make_strategy
+from jaxformer.training.experiment import Experiment
+from jaxformer.training.parallel import StepSpec, make_strategy
+from jaxformer.training.startup import draw_parameters
 use_compilation_cache()
 config = dataclasses.replace(PRESETS["nano"](), devices=1)
 experiment = Experiment.prepare(config, load_corpus("python-docs"))
 devices = jax.devices()[:1]
 estimate = estimate_from_programs(experiment, devices, compile_run(experiment, devices))
-parallel = make_strategy(experiment, devices)
-state = parallel.fetch(first_state(experiment, parallel))
+config = experiment.config
+parallel = make_strategy(config, StepSpec.from_config(config), devices)
+state = parallel.fetch(
+    parallel.initial_state(lambda: draw_parameters(config.model, config.seed))
+)
 starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
 def run():
     there = parallel.place(state), parallel.place_tokens(experiment.train_ids)

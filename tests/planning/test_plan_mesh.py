@@ -20,7 +20,7 @@ from jaxformer.planning.resources import estimate_from_programs, mesh_sizes, tem
 from jaxformer.planning.step_model import estimate_step
 from jaxformer.planning.topologies import Topology
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.experiment import Experiment, run_as
+from jaxformer.training.experiment import Experiment
 from tests.planning.test_plan import plan
 from tests.support.memory import run_python
 from tests.support.tiny import ROOT, TEXT, TINY
@@ -37,8 +37,10 @@ import jax, numpy as np
 from jaxformer.planning.resources import estimate_from_programs
 from jaxformer.planning.programs import compile_run
 from jaxformer.data.corpora import load_corpus
-from jaxformer.training.experiment import Experiment, first_state, make_strategy
+from jaxformer.training.experiment import Experiment
+from jaxformer.training.parallel import StepSpec, make_strategy
 from jaxformer.training.presets import PRESETS
+from jaxformer.training.startup import draw_parameters
 config = PRESETS["llama-style"]()
 model = dataclasses.replace(config.model, num_layers=2, d_model=512, num_heads=8, d_ff=1536)
 config = dataclasses.replace(
@@ -47,8 +49,11 @@ config = dataclasses.replace(
 experiment = Experiment.prepare(config, load_corpus("python-docs"))
 devices = jax.devices()
 estimate = estimate_from_programs(experiment, devices, compile_run(experiment, devices))
-strategy = make_strategy(experiment, devices)
-state = strategy.fetch(first_state(experiment, strategy))
+config = experiment.config
+strategy = make_strategy(config, StepSpec.from_config(config), devices)
+state = strategy.fetch(
+    strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
+)
 starts = np.zeros((2, config.batch_size), np.int32)
 def run():
     there = strategy.place(state), strategy.place_tokens(experiment.train_ids)
@@ -74,7 +79,7 @@ def prepare(model, **settings):
 def compiled(**settings):
     """The needs of a run on eight devices, and the program of its steps."""
     experiment = prepare(LLAMA, **settings)
-    with run_as(experiment.config):
+    with experiment.execution_settings():
         program = compile_training(experiment, jax.devices())
     return estimate_from_programs(experiment, jax.devices(), {"training": program}), program
 

@@ -1,4 +1,4 @@
-"""The same steps of a small model on any mesh."""
+"""Twenty steps of a small model on any mesh."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from jaxformer.char_data import window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import abstract, split
 from jaxformer.train_step import TrainState
-from jaxformer.training.parallel.strategies import DataParallel, MeshParallel
+from jaxformer.training.parallel import MeshStrategy, PmapStrategy, StepSpec
 from jaxformer.transformer_lm import TransformerLM
 
 # 34 tokens, 4 heads and widths of 24 and 40 are what 8 and 2 x 4 devices can share.
@@ -42,7 +42,7 @@ MESHES = {
 }
 
 
-# The one that the others are held against.
+# Every mesh is compared with pmap on one device.
 ONE = (1, None, None)
 
 
@@ -62,18 +62,20 @@ def parameter_shapes(config):
 def make(config, mesh, accumulation=1, batch_size=BATCH):
     devices, fsdp, tensor = MESHES.get(mesh, mesh)
     definition, shapes = parameter_shapes(config)
-    settings = {
-        "shapes": shapes,
-        "seed": 1,
-        "batch_size": batch_size,
-        "accumulation": accumulation,
-        "context_length": LENGTH,
-        "uses_dropout": config.residual_dropout > 0,
-        "devices": jax.local_devices()[:devices],
-    }
+    spec = StepSpec(
+        definition=definition,
+        shapes=shapes,
+        optimizer=OPTIMIZER,
+        seed=1,
+        batch_size=batch_size,
+        accumulation=accumulation,
+        context_length=LENGTH,
+        uses_dropout=config.residual_dropout > 0,
+    )
+    devices = jax.local_devices()[:devices]
     if fsdp is None:
-        return DataParallel(definition, OPTIMIZER, **settings)
-    return MeshParallel(definition, OPTIMIZER, fsdp=fsdp, tensor=tensor, **settings)
+        return PmapStrategy(spec, devices)
+    return MeshStrategy(spec, devices, fsdp=fsdp, tensor=tensor)
 
 
 @functools.cache
@@ -101,7 +103,7 @@ def run_with(strategy, config, per_call=STEPS):
 
 
 def run(config, mesh, accumulation=1, per_call=STEPS):
-    """The same on a mesh by name."""
+    """``run_with`` on a mesh by name."""
     return run_with(make(config, mesh, accumulation), config, per_call)
 
 

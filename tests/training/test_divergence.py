@@ -14,7 +14,7 @@ from jaxformer.char_data import window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import split
 from jaxformer.train_step import TrainState
-from jaxformer.training.parallel.strategies import DataParallel, MeshParallel
+from jaxformer.training.parallel import MeshStrategy, PmapStrategy, StepSpec
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.tiny import TEXT, losses, resume, snapshot, steps, train
 
@@ -64,7 +64,7 @@ def test_a_state_that_is_not_finite_is_not_saved(text, capsys):
     )
 
 
-@pytest.mark.parametrize("strategy", [DataParallel, functools.partial(MeshParallel, fsdp=2)])
+@pytest.mark.parametrize("strategy", [PmapStrategy, functools.partial(MeshStrategy, fsdp=2)])
 def test_the_device_loop_stops_before_the_update(strategy):
     """Token 4 stands at one place of the corpus, and its embedding is infinite."""
     config = TransformerLMConfig(
@@ -80,16 +80,16 @@ def test_the_device_loop_stops_before_the_update(strategy):
     parameters = {**parameters, "token_embedding.embedding": table}
     tokens = np.asarray([0, 1, 2, 3] * 5 + [4] + [0, 1, 2, 3] * 5, np.int32)
     starts = np.asarray([[0, 1], [18, 2], [3, 4]], np.int32)
-    parallel = strategy(
-        definition,
-        OptimizerConfig(),
+    spec = StepSpec(
+        definition=definition,
+        optimizer=OptimizerConfig(),
         shapes=parameters,
         seed=0,
         batch_size=2,
         context_length=3,
         uses_dropout=False,
-        devices=jax.local_devices()[:2],
     )
+    parallel = strategy(spec, jax.local_devices()[:2])
 
     def run(count):
         state = parallel.place(TrainState.create(parameters, OptimizerConfig()))

@@ -10,9 +10,9 @@ from flax import nnx
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.hardware import memory as hardware_memory
-from jaxformer.hardware.memory import host_memory
+from jaxformer.hardware.memory import device_memory, host_memory
 from jaxformer.parameters import abstract
-from jaxformer.training import loop
+from jaxformer.training import startup
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.memory import (
     check_memory,
@@ -115,9 +115,9 @@ def test_a_plan_beyond_all_machines_is_refused(refuse, text, flags):
 def test_the_room_is_shared_by_the_devices_of_a_cpu(monkeypatch):
     monkeypatch.setattr(hardware_memory, "host_memory", lambda: 100_000)
     config = TrainConfig(model=SMALL, batch_size=8, steps_per_call=1)
-    check_memory(config, jax.devices()[:1])
+    check_memory(config, 1, device_memory(jax.devices()[:1]))
     with pytest.raises(UsageError, match="on each of 8 devices"):
-        check_memory(config, jax.devices())
+        check_memory(config, len(jax.devices()), device_memory(jax.devices()))
 
 
 def test_samples_need_the_whole_model_on_one_device(monkeypatch):
@@ -125,15 +125,17 @@ def test_samples_need_the_whole_model_on_one_device(monkeypatch):
     # In bytes a parameter: 4 whole, and an eighth of 12 beside them.
     room = int(5.5 * count_matrices(SMALL))
     monkeypatch.setattr(hardware_memory, "host_memory", lambda: 8 * room)
-    assert too_large_for_samples(config, jax.devices()) is None
+    assert too_large_for_samples(config, device_memory(jax.devices())) is None
     monkeypatch.setattr(hardware_memory, "host_memory", lambda: 8 * (room - 1))
-    told = too_large_for_samples(config, jax.devices())
+    told = too_large_for_samples(config, device_memory(jax.devices()))
     assert "no samples will be written" in told
-    assert too_large_for_samples(config, jax.devices()[:1]) is None
+    assert too_large_for_samples(config, device_memory(jax.devices()[:1])) is None
 
 
 def test_a_run_without_room_for_samples_says_so_once_and_goes_on(text, monkeypatch, capsys):
-    monkeypatch.setattr(loop, "too_large_for_samples", lambda *_: "no samples will be written: x")
+    monkeypatch.setattr(
+        startup, "too_large_for_samples", lambda *_: "no samples will be written: x"
+    )
     assert train(text, "run", "--steps", 20) == 0
     captured = capsys.readouterr()
     assert (captured.out + captured.err).count("no samples will be written") == 1

@@ -16,11 +16,10 @@ from jaxformer.errors import DeviceError
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import abstract
-from jaxformer.train_step import TrainState
-from jaxformer.training.experiment import draw_parameters
 from jaxformer.training.parallel import sharding_rules
+from jaxformer.training.parallel.devices import check_mesh
 from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
-from jaxformer.training.parallel.strategies import check_mesh
+from jaxformer.training.startup import draw_parameters
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.meshes import (
     IDS,
@@ -29,7 +28,6 @@ from tests.support.meshes import (
     MESHES,
     ODD,
     ONE,
-    OPTIMIZER,
     dropping,
     fetch,
     make,
@@ -84,7 +82,7 @@ def test_every_model_is_the_same_on_every_mesh(config, mesh, accumulation):
 
 @pytest.mark.tier("slow")
 @pytest.mark.parametrize(
-    "run_as",
+    "execution",
     [
         functools.partial(rematerialization, "dots"),
         functools.partial(rematerialization, "full"),
@@ -92,10 +90,10 @@ def test_every_model_is_the_same_on_every_mesh(config, mesh, accumulation):
     ],
     ids=["dots", "full", "scanned"],
 )
-def test_other_ways_to_run_a_block_change_nothing_on_a_mesh(run_as):
+def test_other_ways_to_run_a_block_change_nothing_on_a_mesh(execution):
     config = dataclasses.replace(dropping(LLAMA), num_layers=3)
     strategy = make.__wrapped__(config, "fsdp 4 x tensor 2")
-    with run_as():
+    with execution():
         losses, state = run_with(strategy, config)
     assert_same(fetch(config, ONE), (losses, strategy.fetch(state.parameters)))
 
@@ -121,7 +119,7 @@ def held(state):
 def test_each_device_holds_its_part_and_no_more(mesh):
     config = dropping(LLAMA)
     strategy = make(config, mesh)
-    table = sharding_table(strategy.shapes, dict(strategy.mesh.shape))
+    table = sharding_table(strategy.spec.shapes, dict(strategy.mesh.shape))
     part = sum(np.prod(line.part, dtype=int) for line in table)
     whole = sum(np.prod(line.shape, dtype=int) for line in table)
     # Parameters and two moments, and three counters of steps.
@@ -153,7 +151,7 @@ def test_the_first_state_is_drawn_in_parts_and_is_the_same():
 def test_parameters_are_put_together_again_for_the_way_back():
     """Else every device would keep all of them between the two; as lowered, before XLA."""
     strategy = make(LLAMA, "fsdp 8")
-    state = jax.eval_shape(lambda p: TrainState.create(p, OPTIMIZER), strategy.shapes)
+    state = strategy.spec.state_shapes()
     text = strategy.lower_steps(*strategy.step_shapes(state, len(IDS), 2)).as_text()
     whole = re.findall(r"sharding_constraint.*\[\{\}, \{\}\]> : tensor<24x40x", text)
     assert len(whole) == 2 * 3, "two matrices, forward, backward and their gradient"
@@ -162,10 +160,10 @@ def test_parameters_are_put_together_again_for_the_way_back():
 def test_devices_of_a_cpu_meet_once_a_step():
     # Under pmap; every meeting costs as much as the sum of a large array.
     strategy = make(LLAMA, (2, None, None))
-    state = jax.eval_shape(lambda p: TrainState.create(p, OPTIMIZER), strategy.shapes)
+    state = strategy.spec.state_shapes()
     program = strategy.compile_steps(*strategy.step_shapes(state, len(IDS), 2)).as_text()
     sums = re.findall(r"= (.*) all-reduce\(", program)
-    numbers = 1 + sum(p.size for p in strategy.shapes.values())
+    numbers = 1 + sum(p.size for p in strategy.spec.shapes.values())
     assert [re.findall(r"\[(\d+)\]", shape) for shape in sums] == [[str(numbers)]]
 
 

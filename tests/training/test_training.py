@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from jaxformer.training import loop
 from jaxformer.training.logging.progress import Reporter
 from tests.support.tiny import DROPOUT, TEXT, losses, manifest, records, snapshot, steps, train
 
@@ -112,7 +111,7 @@ def test_bfloat16_trains_float32_parameters(text, whole):
 def test_samples_differ_from_evaluation_to_evaluation(text, monkeypatch):
     """With a learning rate of nothing the model stays the same; its samples must not."""
     texts = []
-    monkeypatch.setattr(loop.Reporter, "sample", lambda self, text: texts.append(text))
+    monkeypatch.setattr(Reporter, "sample", lambda self, text: texts.append(text))
     flags = ["--steps", 30, "--learning-rate", 1e-30, "--min-learning-rate", 0]
     assert train(text, "run", *flags, "--sample-tokens", 40) == 0
     assert [len(text) for text in texts] == [40, 40, 40]
@@ -166,7 +165,7 @@ def test_a_fresh_run_that_fails_before_its_first_step_leaves_nothing(
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("jaxformer.training.parallel.strategies.DataParallel.train", fail)
+    monkeypatch.setattr("jaxformer.training.parallel.pmap.PmapStrategy.train", fail)
     before = snapshot(empty_folder.parent)
     assert train(text, "deep/er/run", "--steps", 3) == 7
     (empty_folder / "mine").mkdir()

@@ -1,1 +1,9 @@
-"""To be written."""
+"""What a run tells of itself: numbers for programs, lines and a progress bar for people.
+
+In go the numbers of each step and evaluation; out come ``metrics.jsonl``, the records of a metrics
+service, the lines of the terminal, and at the end a picture of the losses.
+
+- ``run_log``: all of a run's reports, of which only the primary process makes any.
+- ``metrics``: the file, the services and the picture.
+- ``progress``: the terminal.
+"""

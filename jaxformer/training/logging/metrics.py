@@ -1,4 +1,4 @@
-"""Where numbers go: metrics.jsonl always, a service on request, a picture at the end."""
+"""Metrics of a run: ``metrics.jsonl``, metrics services, and a picture of the losses."""
 
 import contextlib
 import importlib
@@ -28,17 +28,17 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
 
 
 class Sink(Protocol):
-    """Something that takes numbers."""
+    """Takes the numbers of a run, step by step."""
 
     def write(self, record: Mapping[str, float]) -> None:
-        """Takes the numbers of one step; ``record["step"]`` says which."""
+        """Writes the numbers of step ``record["step"]``."""
 
     def close(self) -> None:
-        """Writes out what is still held."""
+        """Writes what is still held."""
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one JSON object a line.
+    """The file ``metrics.jsonl``, one JSON object a line.
 
     Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token),
     ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``, and
@@ -58,7 +58,7 @@ class MetricsFile:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Mapping[str, float]) -> None:
-        """Appends one line; it is on its way to the disk when this returns.
+        """Appends one line, and hands it to the operating system.
 
         Raises:
             ResourceError: it could not be written.
@@ -77,17 +77,19 @@ class MetricsFile:
             self._file.close()
 
 
-class Service:
-    """A metrics service. The first failure is told once; training and metrics.jsonl go on.
+class MetricsService:
+    """A metrics service; after its first failure, reported once, nothing more is sent to it.
 
     Args:
         name: tensorboard, wandb or trackio.
         folder: the run's folder.
         config: its settings.
-        warn: told in one line what went wrong.
+        warn: called with one line on what went wrong.
     """
 
-    def __init__(self, name: Tracker, folder: Path, config: dict[str, Any], warn: Any):
+    def __init__(
+        self, name: Tracker, folder: Path, config: dict[str, Any], warn: Callable[[str], None]
+    ):
         self._name = name
         self._warn = warn
         self._failed = False
@@ -109,7 +111,7 @@ class Service:
             self._fail(error)
 
     def write(self, record: Mapping[str, float]) -> None:
-        """Hands the numbers on."""
+        """Sends the numbers of one step."""
         if not self._failed:
             numbers = {key: value for key, value in record.items() if key != "step"}
             try:
@@ -118,7 +120,7 @@ class Service:
                 self._fail(error)
 
     def close(self) -> None:
-        """Ends the service's run."""
+        """Ends the run in the service."""
         if not self._failed:
             try:
                 self._finish()
@@ -132,7 +134,7 @@ class Service:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; one that was cut short by a kill, or damaged, is left out."""
+    """Returns the records of a ``metrics.jsonl``, without lines that are cut short or damaged."""
     records = []
     for line in path.read_bytes().splitlines():
         try:

@@ -1,7 +1,8 @@
-"""What a person sees while a model trains."""
+"""What the person at the terminal sees while a model trains."""
 
 import math
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,11 +14,11 @@ from jaxformer.hardware.units import format_clock, format_thousands
 
 
 class Reporter:
-    """A progress bar where there is a terminal, plain lines where there is none.
+    """Shows a progress bar on a terminal, and plain lines elsewhere.
 
     Args:
         steps: of the whole run.
-        first_step: where this process begins.
+        first_step: how many of them were made before.
         console: where to write; default standard output.
         line_interval: seconds between plain lines.
         quiet: whether to show nothing.
@@ -52,24 +53,30 @@ class Reporter:
         )
         self._bar.start()
 
-    def summary(self, rows: dict[str, str]) -> None:
-        """Shows what is about to run."""
+    def introduce(
+        self, summary: dict[str, str], warnings: Sequence[str], notes: Sequence[str]
+    ) -> None:
+        """Shows what is about to run, by name, and what is to be known about it."""
         table = Table.grid(padding=(0, 2))
-        for name, value in rows.items():
+        for name, value in summary.items():
             table.add_row(f"[dim]{name}", escape(value))
         self.console.print(table)
+        for warning in warnings:
+            self.warn(warning)
+        for note in notes:
+            self.note(note)
 
     def steps_done(
         self, step: int, loss: float, tokens_per_second: float, ms: float, compute: str = ""
     ) -> None:
-        """Shows how far the run is.
+        """Shows how many steps are made, and how fast.
 
         Args:
             step: steps made so far.
             loss: of the last one, in nats per token.
             tokens_per_second: over the last call.
             ms: milliseconds a step took in it.
-            compute: how fast it computed, in words.
+            compute: operations per second or utilization, in words.
         """
         numbers = f"loss {loss:.3f}"
         if math.isfinite(self._val_loss):
@@ -86,7 +93,7 @@ class Reporter:
             self.console.print(f"step {step}/{self._steps} · {numbers} · ETA {format_clock(left)}")
 
     def evaluation(self, step: int, val_loss: float, seconds: float) -> None:
-        """Shows a validation loss (nats per token)."""
+        """Shows a validation loss, in nats per token, and the seconds that it took."""
         better = not val_loss >= self._val_loss
         self._val_loss = val_loss
         self.console.print(
@@ -96,18 +103,18 @@ class Reporter:
         )
 
     def sample(self, text: str) -> None:
-        """Shows what the model writes."""
+        """Shows a text that the model wrote."""
         for line in text.strip("\n").splitlines():
             self.console.print(f"  [dim]│[/] [italic]{escape(line)}")
 
     def note(self, message: str) -> None:
-        """One line for the person at the terminal."""
+        """Shows one line."""
         self.console.print(escape(message))
 
     def warn(self, message: str) -> None:
-        """One line that should not be missed."""
+        """Shows one line that should not be missed."""
         self.console.print(f"[yellow]warning:[/] {escape(message)}")
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Takes the progress bar away."""
         self._bar.stop()

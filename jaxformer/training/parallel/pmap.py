@@ -4,66 +4,44 @@
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from jaxformer.checkpoints import Arrays
-from jaxformer.config import OptimizerConfig
 from jaxformer.execution.all_reduce import sum_over
 from jaxformer.parameters import Parameters
-from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.parallel.device_counts import check_batch_size
-from jaxformer.training.parallel.strategy import Strategy, put
-from jaxformer.training.states import to_arrays
+from jaxformer.train_step import TrainState
+from jaxformer.training.parallel.devices import check_batch_size
+from jaxformer.training.parallel.step_spec import StepSpec
+from jaxformer.training.parallel.strategy import Strategy, place_array
+from jaxformer.training.state_arrays import to_arrays
 
 AXIS = "data"
 
 
-class DataParallel(Strategy):
+class PmapStrategy(Strategy):
     """Every device holds all parameters and takes its share of each batch.
 
-    What it holds has a leading axis over devices. Arguments as in ``Strategy``.
+    What it places has a leading axis over devices.
+
+    Args:
+        spec: the model and its step.
+        devices: those of all processes; default all of this process.
 
     Raises:
-        DeviceError: batch_size does not divide over the devices and micro-batches.
+        DeviceError: the batch does not divide over the devices and micro-batches.
     """
 
-    def __init__(
-        self,
-        definition: Definition,
-        optimizer: OptimizerConfig,
-        *,
-        shapes: Mapping[str, Any],
-        seed: int,
-        batch_size: int,
-        accumulation: int = 1,
-        context_length: int,
-        compute_dtype: jnp.dtype | None = None,
-        uses_dropout: bool = True,
-        devices: Sequence[jax.Device] | None = None,
-    ):
+    def __init__(self, spec: StepSpec, devices: Sequence[jax.Device] | None = None):
         devices = list(jax.local_devices() if devices is None else devices)
-        check_batch_size(batch_size, accumulation, len(devices))
-        super().__init__(
-            definition,
-            optimizer,
-            shapes=shapes,
-            seed=seed,
-            batch_size=batch_size,
-            accumulation=accumulation,
-            context_length=context_length,
-            compute_dtype=compute_dtype,
-            uses_dropout=uses_dropout,
-            devices=devices,
-            parts=len(devices),
-            axis_name=AXIS if len(devices) > 1 else None,
-        )
+        check_batch_size(spec.batch_size, spec.accumulation, len(devices))
+        axis_name = AXIS if len(devices) > 1 else None
+        super().__init__(spec, devices, shards=len(devices), axis_name=axis_name)
         self._mesh = Mesh(np.asarray(devices), (AXIS,))
 
         def evaluate(*arguments: Any) -> Array:
@@ -74,19 +52,26 @@ class DataParallel(Strategy):
         self._steps = mapped(self.loop.run_steps, in_axes=(0, 0, 2, None), donate_argnums=0)
         self._evaluate = mapped(evaluate, in_axes=(0, 0, 0, 0))
 
+    @property
+    def description(self) -> str:
+        """See ``Strategy``."""
+        return f"{len(self.devices)} x pmap"
+
     def place(self, tree: Any) -> Any:
-        """The same values on every device, with a leading axis over devices."""
+        """Places the same values on every device, with a leading axis over devices."""
         count = len(self.devices)
 
-        def one(x: Any) -> Array:
+        def replicate(x: Any) -> Array:
             x = np.asarray(x)
-            return put(np.broadcast_to(x[None], (count, *x.shape)), self._split(0))
+            copies = np.broadcast_to(x[None], (count, *x.shape))
+            return place_array(copies, self._input_sharding(0))
 
-        return jax.tree.map(one, tree)
+        return jax.tree.map(replicate, tree)
 
     def initial_state(self, draw: Callable[[], Parameters]) -> TrainState:
-        """See ``Strategy``; drawn on one device."""
-        placed: TrainState = self.place(TrainState.create(jax.jit(draw)(), self.optimizer))
+        """See ``Strategy``; parameters are drawn on one device."""
+        parameters = jax.jit(draw)()
+        placed: TrainState = self.place(TrainState.create(parameters, self.spec.optimizer))
         return placed
 
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
@@ -95,7 +80,7 @@ class DataParallel(Strategy):
         return placed
 
     def fetch(self, tree: Any) -> Any:
-        """One copy of what lies on every device, as numpy arrays."""
+        """Returns one copy of what lies on every device, as numpy arrays."""
         return jax.tree.map(lambda x: np.asarray(x.addressable_shards[0].data)[0], tree)
 
     def state_arrays(self, state: TrainState) -> Arrays:
@@ -109,9 +94,9 @@ class DataParallel(Strategy):
         count = len(self.devices)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), tree)
 
-    def _rows(self, count: int) -> tuple[int, ...]:
+    def _window_shape(self, count: int) -> tuple[int, ...]:
         return (len(self.devices), count // len(self.devices))
 
-    def _split(self, axis: int | None) -> NamedSharding:
+    def _input_sharding(self, axis: int | None) -> NamedSharding:
         spec = () if axis is None else (*[None] * axis, AXIS)
         return NamedSharding(self._mesh, PartitionSpec(*spec))

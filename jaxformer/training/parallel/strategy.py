@@ -1,24 +1,27 @@
-"""What all ways to run the one step on several devices share."""
+"""What all strategies of running the step on several devices share."""
 
 import abc
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.checkpoints import Arrays
-from jaxformer.config import OptimizerConfig
 from jaxformer.parameters import Parameters
-from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.device_loop import DeviceLoop
+from jaxformer.train_step import TrainState
+from jaxformer.training.parallel.device_loop import DeviceLoop
+from jaxformer.training.parallel.step_spec import StepSpec
 
 # For XLA on CPU: lets the loop update moments in place. Without it their old values are copied
 # first, 2 % of a step of ``nano``.
 CPU_OPTIONS: dict[str, str | bool] = {"xla_cpu_copy_insertion_use_region_analysis": True}
+
+# In tokens that one call takes on each device. What a layer of nano or baby makes of so many stays
+# in a CPU's cache: the evaluation is 1.4 times as fast as with 4 or 8 times as many.
+CPU_EVALUATION_TOKENS, EVALUATION_TOKENS = 1024, 16384
 
 
 class Strategy(abc.ABC):
@@ -30,18 +33,10 @@ class Strategy(abc.ABC):
     leaves the state as it was, at a step whose loss or gradient is not finite.
 
     Args:
-        definition: the model without its parameters.
-        optimizer: its settings.
-        shapes: of the parameters, by path.
-        seed: of dropout.
-        batch_size: windows per step, over all devices and micro-batches.
-        accumulation: micro-batches per step.
-        context_length: T, in tokens.
-        compute_dtype: see ``language_model_loss``.
-        uses_dropout: whether any rate is above zero.
+        spec: the model and its step.
         devices: those of all processes.
-        parts: how many devices take different windows.
-        axis_name: see ``train_step``.
+        shards: how many parts a batch is cut into.
+        axis_name: of the pmap axis, if there is one; see ``train_step``.
     """
 
     # (state, tokens, starts, count) and (parameters, tokens, starts, mask), compiled for devices.
@@ -50,39 +45,45 @@ class Strategy(abc.ABC):
 
     def __init__(
         self,
-        definition: Definition,
-        optimizer: OptimizerConfig,
-        *,
-        shapes: Mapping[str, Any],
-        seed: int,
-        batch_size: int,
-        accumulation: int,
-        context_length: int,
-        compute_dtype: jnp.dtype | None,
-        uses_dropout: bool,
+        spec: StepSpec,
         devices: Sequence[jax.Device],
-        parts: int,
+        *,
+        shards: int,
         axis_name: str | None = None,
     ):
-        self.definition, self.optimizer = definition, optimizer
-        self.shapes = dict(shapes)
+        self.spec = spec
         self.devices = list(devices)
-        self._parts = parts
-        self._batch = (accumulation, *self._rows(batch_size // accumulation))
+        self._shards = shards
+        rows = self._window_shape(spec.batch_size // spec.accumulation)
+        self._batch_shape = (spec.accumulation, *rows)
         self.loop = DeviceLoop(
-            definition,
-            optimizer,
-            key=jax.random.key(seed) if uses_dropout else None,
-            context_length=context_length,
-            compute_dtype=compute_dtype,
+            spec,
+            key=jax.random.key(spec.seed) if spec.uses_dropout else None,
             axis_name=axis_name,
-            settle=self._settle,
+            constrain=self._constrain,
         )
         self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
 
+    @property
+    @abc.abstractmethod
+    def description(self) -> str:
+        """How devices share the work, in words, such as ``8 x pmap``.
+
+        The losses of two runs that differ in it differ in their last bits.
+        """
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """How many windows each device takes at a time in an evaluation."""
+        if self.spec.eval_batch_size is not None:
+            return self.spec.eval_batch_size
+        is_cpu = self.devices[0].platform == "cpu"
+        tokens = CPU_EVALUATION_TOKENS if is_cpu else EVALUATION_TOKENS
+        return max(1, tokens // self.spec.context_length)
+
     @abc.abstractmethod
     def place(self, tree: Any) -> Any:
-        """A state, or parameters, as ``train`` and ``evaluate`` take it.
+        """Places a state, or parameters, as ``train`` and ``evaluate`` take it.
 
         Args:
             tree: of numpy or JAX arrays, the same on every process.
@@ -90,43 +91,43 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def initial_state(self, draw: Callable[[], Parameters]) -> TrainState:
-        """The state before the first step, placed; ``draw`` is traced."""
+        """Returns the state before the first step, placed; ``draw`` is traced."""
 
     @abc.abstractmethod
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
-        """A corpus, as ``train`` and ``evaluate`` take it."""
+        """Places a corpus, as ``train`` and ``evaluate`` take it."""
 
     @abc.abstractmethod
     def fetch(self, tree: Any) -> Any:
-        """What is placed, as numpy arrays on every process; all of them call it together."""
+        """Returns placed arrays as numpy arrays; all processes call it together."""
 
     @abc.abstractmethod
     def state_arrays(self, state: TrainState) -> Arrays:
-        """What a checkpoint of a placed state takes."""
+        """Returns what a checkpoint of a placed state takes."""
 
     def shardings(self) -> Arrays | None:
-        """Where a checkpoint's arrays are to lie; None is on the host, as numpy arrays."""
+        """Returns where a checkpoint's arrays are to lie; None: on the host, as numpy arrays."""
         return None
 
     @abc.abstractmethod
     def abstract(self, tree: Any) -> Any:
-        """Of a tree of shapes, those that it has once it is placed."""
+        """Returns the shapes that a tree of shapes has once it is placed."""
 
     @abc.abstractmethod
-    def _rows(self, count: int) -> tuple[int, ...]:
+    def _window_shape(self, count: int) -> tuple[int, ...]:
         """The shape in which ``count`` windows are given to the devices."""
 
     @abc.abstractmethod
-    def _split(self, axis: int | None) -> jax.sharding.NamedSharding:
-        """That of windows whose first dimension of ``_rows`` is ``axis``; None is whole."""
+    def _input_sharding(self, axis: int | None) -> jax.sharding.NamedSharding:
+        """Where windows lie whose first dimension of ``_window_shape`` is ``axis``; None: whole."""
 
-    def _settle(self, state: TrainState) -> TrainState:
-        """A new state where it should lie."""
+    def _constrain(self, state: TrainState) -> TrainState:
+        """States where a new state lies, while it is traced."""
         return state
 
-    def _give(self, x: Any, axis: int | None) -> Any:
-        """What a program is called with, split along ``axis``; each process gives its own part."""
-        return x if jax.process_count() == 1 else put(x, self._split(axis))
+    def _place_input(self, x: Any, axis: int | None) -> Any:
+        """A program's argument, cut along ``axis``; each process gives its own part."""
+        return x if jax.process_count() == 1 else place_array(x, self._input_sharding(axis))
 
     def train(
         self, state: TrainState, tokens: Array, starts: Int[np.ndarray, "n B"], count: int
@@ -138,8 +139,8 @@ class Strategy(abc.ABC):
         """
         # For a single row XLA makes another program, whose losses differ in the last bit.
         starts = np.pad(starts, ((0, max(0, 2 - len(starts))), (0, 0)))
-        shaped = self._give(starts.reshape(len(starts), *self._batch), 2)
-        arguments = (state, tokens, shaped, self._give(np.int32(count), None))
+        shaped = self._place_input(starts.reshape(len(starts), *self._batch_shape), 2)
+        arguments = (state, tokens, shaped, self._place_input(np.int32(count), None))
         if shaped.shape not in self._programs:
             self._programs[shaped.shape] = self.compile_steps(*arguments)
         state, history, made = self._programs[shaped.shape](*arguments)
@@ -155,15 +156,15 @@ class Strategy(abc.ABC):
         batch_size: int,
         stopped: Callable[[], bool] = lambda: False,
     ) -> float | None:
-        """Mean loss over the targets that ``mask`` keeps, in nats per token.
+        """Returns the mean loss over the targets that ``mask`` keeps, in nats per token.
 
         Args:
             parameters: placed.
             tokens: placed.
             starts: where the windows begin.
             mask: which of their targets count.
-            batch_size: windows per device at a time.
-            stopped: asked before every batch; where it says True the result is None.
+            batch_size: windows per device at a time, such as ``evaluation_batch_size``.
+            stopped: called before every batch; if it returns True, the result is None.
         """
         batch = self._evaluation_batch(len(starts), batch_size)
         pad = -len(starts) % batch
@@ -174,27 +175,28 @@ class Strategy(abc.ABC):
             if stopped():
                 return None
             rows = slice(first, first + batch)
-            batch_starts = starts[rows].reshape(self._rows(batch))
-            batch_mask = padded[rows].reshape(*self._rows(batch), mask.shape[1])
-            given = self._give(batch_starts, 0), self._give(batch_mask, 0)
-            total += float(self.fetch(self._evaluate(parameters, tokens, *given)))
+            shape = self._window_shape(batch)
+            batch_starts = self._place_input(starts[rows].reshape(shape), 0)
+            batch_mask = self._place_input(padded[rows].reshape(*shape, mask.shape[1]), 0)
+            losses = self._evaluate(parameters, tokens, batch_starts, batch_mask)
+            total += float(self.fetch(losses))
         return total / int(mask.sum())
 
     def _evaluation_batch(self, windows: int, batch_size: int) -> int:
         """How many windows all devices take at a time."""
-        return self._parts * min(batch_size, -(-windows // self._parts))
+        return self._shards * min(batch_size, -(-windows // self._shards))
 
     def lower_steps(
         self, state: TrainState, tokens: Array, starts: Any, count: Any
     ) -> jax.stages.Lowered:
-        """The same program before it is compiled."""
+        """Returns the program behind ``train`` before it is compiled."""
         lowered: jax.stages.Lowered = self._steps.lower(state, tokens, starts, count)
         return lowered
 
     def compile_steps(
         self, state: TrainState, tokens: Array, starts: Any, count: Any
     ) -> jax.stages.Compiled:
-        """The program behind ``train``; shapes (``jax.ShapeDtypeStruct``) do for arguments."""
+        """Compiles the program behind ``train``; arguments may be ``jax.ShapeDtypeStruct``."""
         lowered = self.lower_steps(state, tokens, starts, count)
         if self.devices[0].platform == "cpu":
             # Another version of XLA may not know an option, which changes no result.
@@ -206,14 +208,14 @@ class Strategy(abc.ABC):
     def compile_evaluation(
         self, parameters: Parameters, tokens: Array, starts: Any, mask: Any
     ) -> jax.stages.Compiled:
-        """The program behind a batch of ``evaluate``; shapes do for arguments."""
+        """Compiles a batch of ``evaluate``; arguments may be ``jax.ShapeDtypeStruct``."""
         compiled: jax.stages.Compiled = self._evaluate.lower(
             parameters, tokens, starts, mask
         ).compile()
         return compiled
 
     def step_shapes(self, state: TrainState, corpus: int, steps: int) -> tuple[Any, ...]:
-        """The shapes for ``compile_steps``.
+        """Returns the shapes for ``compile_steps``.
 
         Args:
             state: its shapes, not placed.
@@ -221,14 +223,14 @@ class Strategy(abc.ABC):
             steps: of one call.
         """
         tokens = jax.ShapeDtypeStruct((corpus,), np.int32)
-        starts = jax.ShapeDtypeStruct((max(2, steps), *self._batch), np.int32)
+        starts = jax.ShapeDtypeStruct((max(2, steps), *self._batch_shape), np.int32)
         count = jax.ShapeDtypeStruct((), np.int32)
         return self.abstract(state), self.abstract(tokens), starts, count
 
     def evaluation_shapes(
         self, parameters: Parameters, corpus: int, windows: int, batch_size: int
     ) -> tuple[Any, ...]:
-        """The shapes for ``compile_evaluation``.
+        """Returns the shapes for ``compile_evaluation``.
 
         Args:
             parameters: their shapes, not placed.
@@ -236,17 +238,17 @@ class Strategy(abc.ABC):
             windows: how many there are in all.
             batch_size: windows per device at a time.
         """
-        rows = self._rows(self._evaluation_batch(windows, batch_size))
+        rows = self._window_shape(self._evaluation_batch(windows, batch_size))
         tokens = jax.ShapeDtypeStruct((corpus,), np.int32)
         starts = jax.ShapeDtypeStruct(rows, np.int32)
-        mask = jax.ShapeDtypeStruct((*rows, self.loop.context_length), np.bool_)
+        mask = jax.ShapeDtypeStruct((*rows, self.spec.context_length), np.bool_)
         return self.abstract(parameters), self.abstract(tokens), starts, mask
 
 
-def put(x: Any, sharding: jax.sharding.Sharding) -> Array:
-    """An array of any kind, the same on every process, where it should lie.
+def place_array(x: Any, sharding: jax.sharding.Sharding) -> Array:
+    """Places an array of any kind, the same on every process, as ``sharding`` says.
 
-    An array of more than one number that lies there already is taken as it is.
+    An array of more than one number that lies there already is returned as it is.
     """
     if isinstance(x, jax.Array) and x.ndim == 0:
         # One scalar often stands in several places of a state, and each is donated.

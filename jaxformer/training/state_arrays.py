@@ -1,24 +1,25 @@
-"""A training state as a checkpoint holds it, and back."""
+"""A training state as the arrays of a checkpoint, and back."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jaxformer.checkpoints import DTYPES, GROUPS, Arrays, Manifest, describe_array, nested
-from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config import OptimizerConfig
 from jaxformer.errors import CheckpointError, mismatches
 from jaxformer.optimizers import make_optimizer
-from jaxformer.parameters import abstract
-from jaxformer.train_step import Definition, TrainState
-from jaxformer.transformer_lm import TransformerLM
+from jaxformer.train_step import TrainState
+
+# Shape and dtype of every parameter of a model, by path.
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
 def to_arrays(state: Any) -> Arrays:
-    """A state, or what has the shape of one, by the groups of a checkpoint."""
+    """Returns the groups of a checkpoint of a ``TrainState``, or of a tree structured like one."""
     return {
         "parameters": state.parameters,
         "mu": optax.tree_utils.tree_get(state.optimizer_state, "mu"),
@@ -27,43 +28,40 @@ def to_arrays(state: Any) -> Arrays:
     }
 
 
-def from_arrays(
-    arrays: Arrays, model: TransformerLMConfig, optimizer: OptimizerConfig
-) -> tuple[Definition, TrainState]:
-    """A model's definition and the state that a checkpoint of it holds.
+def from_arrays(arrays: Arrays, shapes: Shapes, optimizer: OptimizerConfig) -> TrainState:
+    """Returns the state that a checkpoint of a model holds.
+
+    Args:
+        arrays: by group and name.
+        shapes: of the model's parameters.
+        optimizer: its settings, whose state this becomes.
 
     Raises:
-        CheckpointError: the checkpoint's names, shapes or dtypes are not those of the model; all
-            of them are listed.
+        CheckpointError: names, shapes or dtypes are not those of the model; all are listed.
     """
-    definition = check_arrays(arrays, model, GROUPS)
+    check_arrays(arrays, shapes)
     step: Any = arrays["step"]
     step = step if isinstance(step, jax.Array) else np.asarray(step, np.int32)
     # Every number of the optimizer's state is in the checkpoint: its shape is all that is missing.
     empty = jax.eval_shape(make_optimizer(optimizer).init, arrays["parameters"])
     optimizer_state = optax.tree_utils.tree_set(empty, mu=arrays["mu"], nu=arrays["nu"], count=step)
-    return definition, TrainState(arrays["parameters"], optimizer_state, step)
+    return TrainState(arrays["parameters"], optimizer_state, step)
 
 
 def check_arrays(
-    arrays: Arrays,
-    model: TransformerLMConfig,
-    groups: tuple[str, ...] = ("parameters",),
-    *,
-    cast: bool = False,
-) -> Definition:
-    """The definition of the model that the arrays are of.
+    arrays: Arrays, shapes: Shapes, groups: tuple[str, ...] = GROUPS, *, cast: bool = False
+) -> None:
+    """Checks that arrays have the names, shapes and dtypes of a model's.
 
     Args:
         arrays: by group and name; shapes and dtypes (``jax.ShapeDtypeStruct``) do.
-        model: the settings.
+        shapes: of the model's parameters.
         groups: those that there must be.
         cast: let floats have another dtype.
 
     Raises:
-        CheckpointError: their names, shapes or dtypes are not the model's; all are listed.
+        CheckpointError: they do not; all differences are listed.
     """
-    definition, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
     expected = {f"{group}/{name}": x for group in groups for name, x in shapes.items()}
     found = {f"{group}/{name}": x for group in groups for name, x in arrays.get(group, {}).items()}
     floats = {
@@ -74,8 +72,8 @@ def check_arrays(
 
     def problems(found: dict[str, Any]) -> list[str]:
         return mismatches(
-            {name: _kind(x) for name, x in expected.items()},
-            {name: _kind(x) for name, x in found.items()},
+            {name: _describe(x) for name, x in expected.items()},
+            {name: _describe(x) for name, x in found.items()},
             "is",
         )
 
@@ -86,28 +84,26 @@ def check_arrays(
     if wrong:
         hint = "" if problems(cast_found) else "; --cast changes dtypes on purpose"
         raise CheckpointError(f"the checkpoint does not fit its model: {'; '.join(wrong)}{hint}")
-    return definition
 
 
-def check_manifest(manifest: Manifest, model: TransformerLMConfig, *, cast: bool) -> None:
-    """Checks what a checkpoint holds before any of it is read.
+def check_manifest(manifest: Manifest, shapes: Shapes, *, cast: bool) -> None:
+    """Checks what a checkpoint holds before any of its arrays is read.
 
     Raises:
-        CheckpointError: see ``check_arrays``; or it is not of the step that it says.
+        CheckpointError: see ``check_arrays``; or the state is of another step than the manifest.
     """
     step = manifest["step"]
     if manifest["arrays"]["step"] != describe_array(np.asarray(step, np.int32)):
         raise CheckpointError(f"the checkpoint of step {step} holds the state of another")
     described = {
-        name: jax.ShapeDtypeStruct(tuple(what["shape"]), DTYPES[what["dtype"]])
-        for name, what in manifest["arrays"].items()
+        name: jax.ShapeDtypeStruct(tuple(entry["shape"]), DTYPES[entry["dtype"]])
+        for name, entry in manifest["arrays"].items()
     }
-    check_arrays(nested(described), model, GROUPS, cast=cast)
+    check_arrays(nested(described), shapes, cast=cast)
 
 
-def model_dtypes(model: TransformerLMConfig) -> dict[str, np.dtype]:
-    """The dtypes that training keeps a model's arrays in, by ``group/path``."""
-    _, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+def state_dtypes(shapes: Shapes) -> dict[str, np.dtype]:
+    """Returns the dtypes that training keeps a model's arrays in, by ``group/path``."""
     return {f"{group}/{name}": np.dtype(x.dtype) for group in GROUPS for name, x in shapes.items()}
 
 
@@ -115,5 +111,5 @@ def _is_float(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
 
 
-def _kind(x: Any) -> str:
+def _describe(x: Any) -> str:
     return f"{np.dtype(x.dtype).name} {tuple(x.shape)}"

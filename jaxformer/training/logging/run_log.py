@@ -1,0 +1,89 @@
+"""Where a run reports: the terminal, ``metrics.jsonl`` and metrics services."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxformer.distributed import processes
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.logging.metrics import (
+    MetricsFile,
+    MetricsService,
+    Sink,
+    Tracker,
+    plot_losses,
+    read_metrics,
+)
+from jaxformer.training.logging.progress import Reporter
+
+
+class RunLog:
+    """The reports of one run; in all processes but the primary one nothing is written or shown.
+
+    Used as a context manager, which opens and closes the sinks.
+
+    Args:
+        folder: of the run.
+        config: its settings.
+        first_step: the step that the run continues from.
+        trackers: metrics services to write to, beside ``metrics.jsonl``.
+
+    Attributes:
+        reporter: for the person at the terminal.
+    """
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, first_step: int, trackers: Sequence[Tracker]
+    ):
+        self._folder = folder
+        self._config = config
+        self._first_step = first_step
+        self._trackers = trackers
+        self._sinks: list[Sink] = []
+        self.reporter = Reporter(config.steps, first_step, quiet=not processes.is_first())
+
+    def __enter__(self) -> "RunLog":
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close)
+            if processes.is_first():
+                self._sinks.append(MetricsFile(self.metrics_path, self._first_step))
+                for name in self._trackers:
+                    settings = self._config.to_dict()
+                    service = MetricsService(name, self._folder, settings, self.reporter.warn)
+                    self._sinks.append(service)
+            on_error.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Takes the progress bar away and closes the sinks."""
+        self.reporter.close()
+        for sink in self._sinks:
+            sink.close()
+
+    @property
+    def metrics_path(self) -> Path:
+        """``metrics.jsonl`` in the run's folder."""
+        return self._folder / "metrics.jsonl"
+
+    def write(self, **record: float) -> None:
+        """Writes the numbers of one step to all sinks.
+
+        Raises:
+            ResourceError: ``metrics.jsonl`` could not be written.
+        """
+        for sink in self._sinks:
+            sink.write(record)
+
+    def finish(self) -> None:
+        """Draws the loss curve and says how to use the trained model."""
+        picture = self._folder / "loss.png"
+        title = f"{self._folder.name} · {self._config.data}"
+        drawn = plot_losses(read_metrics(self.metrics_path), picture, title)
+        self.reporter.note(
+            f"done: {self._folder}"
+            + (f", loss curve in {picture}" if drawn else " (no loss curve: matplotlib is missing)")
+        )
+        self.reporter.note(f"write more with: jaxformer sample {self._folder}")

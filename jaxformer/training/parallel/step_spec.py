@@ -1,0 +1,80 @@
+"""What one training step computes, on whatever devices it runs."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxformer.config import OptimizerConfig
+from jaxformer.parameters import abstract
+from jaxformer.train_step import Definition, TrainState
+from jaxformer.training.config import TrainConfig
+from jaxformer.transformer_lm import TransformerLM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StepSpec:
+    """A model without its parameters, and the settings of its training step.
+
+    Attributes:
+        definition: the model's structure.
+        shapes: shape and dtype of every parameter, by path.
+        optimizer: its settings, with ``decay_steps`` set.
+        seed: of dropout.
+        batch_size: B, windows per step over all devices and micro-batches.
+        accumulation: micro-batches per step.
+        context_length: T, in tokens.
+        compute_dtype: what parameters are cast to for a step; None leaves them as they are.
+        uses_dropout: whether any dropout rate is above zero.
+        eval_batch_size: windows that a device evaluates at a time; None is what suits it.
+    """
+
+    definition: Definition
+    shapes: Mapping[str, Any]
+    optimizer: OptimizerConfig
+    seed: int
+    batch_size: int
+    accumulation: int = 1
+    context_length: int
+    compute_dtype: jnp.dtype | None = None
+    uses_dropout: bool = True
+    eval_batch_size: int | None = None
+
+    @classmethod
+    def from_config(cls, config: TrainConfig) -> "StepSpec":
+        """Returns the step of a run; this is where a run builds its abstract model, once.
+
+        Args:
+            config: with ``model.vocab_size`` set. Without ``decay_steps`` the learning rate decays
+                over all steps.
+        """
+        model, optimizer = config.model, config.optimizer
+        definition, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+        return cls(
+            definition=definition,
+            shapes=shapes,
+            optimizer=dataclasses.replace(
+                optimizer, decay_steps=optimizer.decay_steps or config.steps
+            ),
+            seed=config.seed,
+            batch_size=config.batch_size,
+            accumulation=config.accumulation,
+            context_length=model.context_length,
+            compute_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "bfloat16" else None,
+            uses_dropout=any(
+                getattr(model, field.name) > 0
+                for field in dataclasses.fields(model)
+                if field.name.endswith("_dropout")
+            ),
+            eval_batch_size=config.eval_batch_size,
+        )
+
+    def state_shapes(self) -> TrainState:
+        """Returns the training state with a ``jax.ShapeDtypeStruct`` for every array."""
+        shapes: TrainState = jax.eval_shape(
+            lambda parameters: TrainState.create(parameters, self.optimizer), dict(self.shapes)
+        )
+        return shapes

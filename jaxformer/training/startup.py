@@ -1,0 +1,223 @@
+"""Start-up of a run: checks, devices, the strategy, and the state before its next step."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
+from jaxformer.config import TransformerLMConfig
+from jaxformer.distributed import processes
+from jaxformer.errors import JaxformerError, TextError, UsageError
+from jaxformer.execution.attention_backends import slowed_by_dropout
+from jaxformer.hardware.memory import device_memory
+from jaxformer.hardware.units import format_count
+from jaxformer.parameters import Parameters, split
+from jaxformer.train_step import TrainState
+from jaxformer.training.experiment import Experiment, WarmStart
+from jaxformer.training.memory import check_memory, too_large_for_samples
+from jaxformer.training.parallel import StepSpec, Strategy, make_strategy
+from jaxformer.training.parallel.devices import check_devices, choose_devices
+from jaxformer.training.resume_checks import check_resumable, differences
+from jaxformer.training.run_folder import RunFolder
+from jaxformer.training.state_arrays import check_arrays, check_manifest, from_arrays, state_dtypes
+from jaxformer.transformer_lm import TransformerLM
+
+
+@dataclasses.dataclass(frozen=True)
+class StartingPoint:
+    """A run that is ready for its next step.
+
+    Attributes:
+        strategy: the step on the run's devices.
+        state: placed on them.
+        step: how many steps the state has behind it.
+        manifest: of the checkpoint that was restored; empty for a fresh run.
+        writes_samples: whether every evaluation writes a text.
+        summary: for the user, what is about to run, by name.
+        warnings: for the user.
+        notes: for the user, of what was restored or cast.
+    """
+
+    strategy: Strategy
+    state: TrainState
+    step: int
+    manifest: Manifest
+    writes_samples: bool
+    summary: dict[str, str]
+    warnings: list[str]
+    notes: list[str]
+
+
+def agree_on_devices(experiment: Experiment) -> list[jax.Device]:
+    """Returns the devices of all processes, once all have the same run and room for it.
+
+    Raises:
+        UsageError: the processes have different settings, or their devices too little memory.
+        TextError: the processes have different texts.
+        DeviceError: mesh or batch do not divide over the devices.
+    """
+    config = experiment.config
+    _check_same_everywhere(experiment)
+
+    def choose() -> list[jax.Device]:
+        devices = choose_devices(config)
+        check_devices(config, len(devices))
+        check_memory(config, len(devices), device_memory(devices))
+        return devices
+
+    return processes.all_or_raise(choose)
+
+
+def _check_same_everywhere(experiment: Experiment) -> None:
+    """Checks that all processes have the same settings and the same text."""
+
+    def different_text(first: str, here: str) -> JaxformerError:
+        return TextError(
+            f"{experiment.corpus.name} here is not that of process 0: SHA-256 {here[:16]}…, not "
+            f"{first[:16]}…: give all processes the same text"
+        )
+
+    def different_settings(first: str, here: str) -> JaxformerError:
+        changes = differences(json.loads(first), json.loads(here))
+        return UsageError(
+            "the settings here are not those of process 0: "
+            + ", ".join(f"{name} ({change})" for name, change in changes)
+            + ": give all processes the same flags"
+        )
+
+    processes.same_everywhere(experiment.corpus.sha256, different_text)
+    processes.same_everywhere(json.dumps(experiment.config.to_dict()), different_settings)
+
+
+def start_run(
+    experiment: Experiment, devices: list[jax.Device], folder: RunFolder, *, cast: bool
+) -> StartingPoint:
+    """Builds or restores the training state, and takes possession of the run's folder.
+
+    Args:
+        experiment: the run.
+        devices: those of all processes.
+        folder: where the run is kept; its newest checkpoint is restored if it is resumed.
+        cast: let initial or restored floats have another dtype, and change them.
+
+    Raises:
+        CheckpointError: what the run starts from does not fit its settings.
+        UsageError: a resumed run must not change a setting that was changed, or no step is left.
+    """
+    config, start = experiment.config, experiment.start
+    spec = StepSpec.from_config(config)
+    strategy = make_strategy(config, spec, devices)
+    dtype_cast = Cast(state_dtypes(spec.shapes)) if cast else None
+    manifest: Manifest = {}
+    if folder.resumed:
+        state, manifest, notes, warnings = _restore(experiment, folder, strategy, dtype_cast)
+    else:
+        if start is None:
+            notes = []
+            state = strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
+        else:
+            notes = [f"starting from {start.source}"]
+            state = _load_warm_start(start, config.steps, strategy, dtype_cast)
+        warnings = processes.on_primary(folder.checkpoints.tidy)
+    notes += [] if dtype_cast is None else dtype_cast.notes()
+    step = int(strategy.fetch(state.step))
+    folder.begin(config, () if start is None else start.files)
+    warnings += _warn_unshared(folder)
+    writes_samples = config.sample_tokens > 0
+    reason = processes.broadcast(too_large_for_samples(config, device_memory(devices)))
+    if writes_samples and reason:
+        writes_samples = False
+        warnings.append(reason)
+    if reason := slowed_by_dropout(config.model, config.dtype):
+        warnings.append(reason)
+    summary = _summarize(experiment, strategy, folder.path)
+    return StartingPoint(strategy, state, step, manifest, writes_samples, summary, warnings, notes)
+
+
+def draw_parameters(config: TransformerLMConfig, seed: int) -> Parameters:
+    """Returns a model's initial parameters; to be compiled, as one by one they take much longer."""
+    return split(TransformerLM(config, rngs=nnx.Rngs(seed)))[1]
+
+
+def _load_warm_start(
+    start: WarmStart, steps: int, strategy: Strategy, cast: Cast | None
+) -> TrainState:
+    """The state that a model of another run gives, placed; moments are zero if it has none."""
+    if start.step >= steps:
+        raise UsageError(
+            f"{start.source} has {start.step} steps behind it: give more --steps, or "
+            "--fresh-optimizer to begin at step 0"
+        )
+    spec = strategy.spec
+    groups = tuple(group for group in GROUPS if group in start.arrays)
+    check_arrays(start.arrays, spec.shapes, groups, cast=cast is not None)
+    arrays: Arrays = {
+        group: {
+            name: np.asarray(array) if cast is None else cast(f"{group}/{name}", np.asarray(array))
+            for name, array in start.arrays[group].items()
+        }
+        for group in groups
+    }
+    arrays["step"] = start.step
+    if "mu" not in arrays:
+        zeros = jax.tree.map(np.zeros_like, arrays["parameters"])
+        arrays = arrays | {"mu": zeros, "nu": zeros, "step": 0}
+    placed: TrainState = strategy.place(from_arrays(arrays, spec.shapes, spec.optimizer))
+    return placed
+
+
+def _restore(
+    experiment: Experiment, folder: RunFolder, strategy: Strategy, cast: Cast | None
+) -> tuple[TrainState, Manifest, list[str], list[str]]:
+    """The newest checkpoint's state, placed, its manifest, notes and warnings."""
+    config, spec = experiment.config, strategy.spec
+    changes: list[str] = []
+
+    def accept(manifest: Manifest) -> Cast | None:
+        changes[:] = check_resumable(
+            manifest, config, experiment.vocabulary, experiment.corpus.sha256
+        )
+        check_manifest(manifest, spec.shapes, cast=cast is not None)
+        return cast
+
+    arrays, manifest, damaged = folder.checkpoints.restore_latest(
+        quarantine=True, shardings=strategy.shardings(), accept=accept
+    )
+    # A run that is rejected must leave the folder as it was, so this comes after ``accept``.
+    warnings = processes.on_primary(folder.checkpoints.tidy)
+    state = strategy.place(from_arrays(arrays, spec.shapes, spec.optimizer))
+    notes = [f"resuming from step {manifest['step']}", *changes]
+    before, now = manifest.get("devices"), strategy.description
+    if before not in (None, now):
+        notes.append(f"{before} -> {now}: the same run up to rounding, not bitwise")
+    return state, manifest, notes, warnings + damaged
+
+
+def _warn_unshared(folder: RunFolder) -> list[str]:
+    """A warning if a process does not see the run's folder, and so could not resume it."""
+    blind = [str(process) for process, sees in enumerate(folder.seen_by()) if not sees]
+    if not blind:
+        return []
+    return [
+        f"process {', '.join(blind)} does not see {folder.path}: to resume, all hosts must share it"
+    ]
+
+
+def _summarize(experiment: Experiment, strategy: Strategy, folder: Path) -> dict[str, str]:
+    config, model = experiment.config, experiment.config.model
+    size = format_count(sum(p.size for p in strategy.spec.shapes.values()))
+    devices = strategy.devices
+    hosts = "" if processes.count() == 1 else f" in {processes.count()} processes"
+    return {
+        "model": f"{model.num_layers} layers, {model.num_heads} heads, {model.d_model} wide, "
+        f"context {model.context_length}, {size} parameters",
+        "data": f"{experiment.corpus.name}, {len(experiment.corpus.text):,} characters, "
+        f"{experiment.tokenizer.vocabulary_size()} different",
+        "steps": f"{config.steps} of {config.batch_size} windows, {config.dtype}",
+        "devices": f"{len(devices)} × {devices[0].device_kind}{hosts}, jax {jax.__version__}",
+        "folder": str(folder),
+    }
