@@ -6,8 +6,13 @@ from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair
 from parity_tests.table import float64_figures, note, rounding_figures
 from parity_tests.verdict import judge_float64
+from tests.support.tiers import first_of_each
 
 pytestmark = pytest.mark.optimized
+
+
+# The default tier proves outputs and gradients of every case, and all else of a few.
+SOME_CASES = first_of_each(CASES, lambda case: case.component)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -20,6 +25,7 @@ def test_float64_output_and_gradients_agree(pair):
         note(pair.case, float64_figures(pair, std))
 
 
+@pytest.mark.parametrize("pair", SOME_CASES, indirect=True, ids=lambda case: case.name)
 def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
     for std in pair.case.stds():
         eager = pair.jax_eagerly(std)
@@ -28,6 +34,7 @@ def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pair", SOME_CASES, indirect=True, ids=lambda case: case.name)
 def test_what_is_left_is_rounding(pair, dtype):
     for std in pair.case.stds():
         figures = rounding_figures(pair, std, DTYPES[dtype])
@@ -35,7 +42,11 @@ def test_what_is_left_is_rounding(pair, dtype):
             note(pair.case, figures)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.dropout], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    first_of_each([c for c in CASES if c.dropout], lambda case: case.component),
+    ids=lambda case: case.name,
+)
 def test_float64_agrees_with_dropout_on(case):
     pair = Pair(case, training=True)
     assert pair.masks

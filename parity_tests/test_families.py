@@ -37,6 +37,7 @@ from parity_tests.family_rows import (
 )
 from parity_tests.harness import JAX, TORCH, cotangent_of, widened
 from parity_tests.verdict import judge_float64
+from tests.support.tiers import first_of_each
 
 
 def on(side: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +130,9 @@ def module_rows(*, every_variant: bool) -> list[Any]:
     return parameters
 
 
-@pytest.mark.parametrize(("row", "variant"), module_rows(every_variant=True))
+@pytest.mark.parametrize(
+    ("row", "variant"), first_of_each(module_rows(every_variant=True), lambda row, _: str(row))
+)
 def test_a_module_computes_the_same_in_evaluation_mode(row, variant):
     subject = Subject(row, {**SETTINGS, **variant})
     subject.train(False)
@@ -164,7 +167,9 @@ def masks_by_path(places: list[str], records: list[tuple[float, np.ndarray]]) ->
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("row", "variant"), module_rows(every_variant=False))
+@pytest.mark.parametrize(
+    ("row", "variant"), first_of_each(module_rows(every_variant=False), lambda row, _: row.family)
+)
 def test_a_module_drops_in_the_same_places(row, variant, monkeypatch):
     subject = Subject(row, {**SETTINGS, **variant})
     subject.train(True)
@@ -266,6 +271,7 @@ def test_only_a_post_norm_block_has_outputs_of_standard_deviation_one(name):
     assert (abs(candidate.std() - 1) < 1e-3) == (name == "PostNormTransformerBlock")
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", ["gpt2_small", "llama_style"])
 def test_a_named_configuration_has_its_full_size(name):
     row = next(r for r in ROWS if r.name == name)

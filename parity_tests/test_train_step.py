@@ -22,6 +22,7 @@ from jaxformer.train_step import TrainState, train_step
 from jaxformer.training.parallel import PmapStrategy, StepSpec
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch
+from tests.support.tiers import FULL
 
 pytestmark = pytest.mark.optimized
 
@@ -49,7 +50,7 @@ def build_twin(model):
 
 
 @pytest.mark.parametrize("logits_at_once", [chunked_loss.LOGITS_AT_ONCE, 2000])
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=FULL), 3])
 def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, monkeypatch):
     """Also with the logits of some positions at a time, as a large vocabulary has them."""
     monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", logits_at_once)
@@ -109,7 +110,7 @@ def run_parallel(devices, batch_size=16, accumulation=1, steps=20, per_call=20, 
     return np.asarray(losses), parallel.fetch(state.parameters)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=FULL), 2])
 def test_eight_devices_and_one_give_the_same_losses(accumulation):
     one, parameters_of_one = run_parallel(1)
     eight, parameters_of_eight = run_parallel(8, accumulation=accumulation)
@@ -127,7 +128,7 @@ def test_a_run_cut_into_calls_computes_the_same_bits():
         assert (value == parameters_of_cut[name]).all()
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=FULL)])
 def test_eight_devices_drop_what_one_does(accumulation):
     one, parameters_of_one = run_parallel(1, dropout=0.3, accumulation=accumulation)
     eight, parameters_of_eight = run_parallel(8, dropout=0.3, accumulation=accumulation)

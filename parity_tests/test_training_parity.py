@@ -25,6 +25,7 @@ from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, train_step
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.verdict import rms
+from tests.support.tiers import FULL
 
 pytestmark = pytest.mark.optimized
 
@@ -150,7 +151,9 @@ def run_torch(dataset, config, dtype, seed=4):
     return Trajectory(np.array(losses), np.array(norms), parameters, moments)
 
 
-@pytest.fixture(scope="module", params=["without dropout", "with dropout"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("without dropout", marks=FULL), "with dropout"]
+)
 def config(request):
     return dataclasses.replace(CONFIG, **(DROPOUTS if request.param == "with dropout" else {}))
 
@@ -189,6 +192,7 @@ def test_the_model_learned_and_was_clipped(oracles):
     assert (candidate.gradient_norms < OPTIMIZER.clip_norm).any()
 
 
+@pytest.mark.tier("full")
 def test_float32_trajectories_stay_in_the_band_of_their_distance_to_float64(dataset, config):
     """Rounding is amplified from step to step, so how far one run strays is a matter of chance.
 

@@ -31,6 +31,7 @@ def copy(saved, tmp_path):
     return CheckpointFolder(tmp_path / "copy")
 
 
+@pytest.mark.tier("full")
 def test_every_flipped_bit_of_hundreds_is_detected(copy):
     paths = [path for path in (copy.folder / "7").rglob("*") if path.is_file()]
     flips = 0
@@ -49,6 +50,7 @@ def test_every_flipped_bit_of_hundreds_is_detected(copy):
     assert flips > 400
 
 
+@pytest.mark.tier("full")
 def test_every_truncation_and_every_missing_file_is_detected(copy):
     for path in [path for path in (copy.folder / "7").rglob("*") if path.is_file()]:
         whole = path.read_bytes()

@@ -114,6 +114,7 @@ def test_four_processes_save_and_two_restore(tmp_path):
     assert folder.steps() == [5]
 
 
+@pytest.mark.tier("full")
 def test_a_disk_that_is_full_for_one_process_is_full_for_all(tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoints")
     folder.save(3, values(3), ABOUT)

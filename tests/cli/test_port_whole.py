@@ -13,6 +13,7 @@ import torch
 
 from tests.support.memory import ROOT, run_python
 from tests.support.ported import CONFIG, gpt2_state, hugging_face, port, refused, same
+from tests.support.tiers import first_of_each
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,10 @@ print("[]")
 
 @pytest.mark.parametrize(
     ("target", "flags"),
-    [("out.safetensors", []), ("out.pt", []), ("run", []), ("hf", ["--to", "hf"])],
+    first_of_each(
+        [("out.safetensors", []), ("out.pt", []), ("run", []), ("hf", ["--to", "hf"])],
+        lambda *_: "all",
+    ),
 )
 def test_a_port_killed_in_the_middle_leaves_no_target(large, empty_folder, target, flags):
     process = subprocess.Popen(

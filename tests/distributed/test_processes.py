@@ -58,6 +58,7 @@ def test_four_processes_are_one_to_the_bit(together, cache, empty_folder):
         assert told[other] == ("", "")
 
 
+@pytest.mark.tier("full")
 def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
     together, cache, empty_folder
 ):
@@ -94,6 +95,7 @@ def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
     same_everywhere("run", together)
 
 
+@pytest.mark.tier("full")
 def test_a_process_that_hangs_ends_the_others(together, cache, empty_folder):
     arguments = fresh(together / "text.txt", "run", "--steps", 100_000, *DROPOUT)
     with Processes(2, 1, *arguments, "--steps-per-call", 1, cache=cache) as processes:
@@ -147,6 +149,7 @@ def test_a_refusal_is_told_once_and_ends_all(together, cache, empty_folder):
     same_everywhere("run", together)
 
 
+@pytest.mark.tier("full")
 def test_other_texts_under_the_same_name_are_refused_with_both_hashes(cache, empty_folder):
     folders = [empty_folder / "one", empty_folder / "two"]
     for folder, text in zip(folders, (TEXT, TEXT.replace("cat", "tac")), strict=True):

@@ -13,7 +13,7 @@ from jaxformer.parity.compare.modules import compare_with
 from jaxformer.parity.trace.torch_trace import in_narrow
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from tests.support.subjects import HUGGING_FACE, B, D, F, Subject, V, causal, randomize
-from tests.support.tiers import SLOW, tier_of
+from tests.support.tiers import SLOW, first_of_each, tier_of
 from torch_ref.config import TransformerLMConfig
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -236,7 +236,11 @@ def test_there_are_enough():
     assert sum(tier_of(case.marks) != "slow" for case in CASES) >= 50
 
 
-@pytest.mark.parametrize(("number", "make", "dtype", "std", "length"), CASES)
+# The first of each family.
+@pytest.mark.parametrize(
+    ("number", "make", "dtype", "std", "length"),
+    first_of_each(CASES, lambda number, *_: FAMILIES[number // 3][0]),
+)
 def test_a_clean_model_has_no_bug(number, make, dtype, std, length):
     random = np.random.default_rng(number)
     torch.manual_seed(number)

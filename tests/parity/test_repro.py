@@ -23,6 +23,7 @@ from jaxformer.porting import from_torch
 from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from tests.support.ported import gpt2_state, hugging_face, port
+from tests.support.tiers import FULL, first_of_each
 from tests.support.verified import changed, llama, nudged, verify
 
 torch = pytest.importorskip("torch")
@@ -58,7 +59,7 @@ def llamas(tmp_path_factory):
     return here
 
 
-@pytest.mark.parametrize("a", ["llama", "llama.safetensors"])
+@pytest.mark.parametrize("a", ["llama", pytest.param("llama.safetensors", marks=FULL)])
 def test_a_script_shows_the_bug_alone_and_nothing_once_it_is_mended(llamas, tmp_path, a):
     here = tmp_path / "gone"
     shutil.copytree(llamas, here)
@@ -101,7 +102,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", first_of_each(CASES, lambda case: CASES[case][1]))
 def test_each_kind_of_bug_shows_and_is_mended(llamas, tmp_path, case):
     """In process; a table is shown in its attention, a mask in the model that makes it."""
     config, path = CASES[case]

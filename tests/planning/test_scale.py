@@ -8,12 +8,17 @@ from jaxformer.planning.resources import mesh_sizes
 from jaxformer.planning.step_model import estimate_step
 from jaxformer.planning.topologies import Topology
 from tests.benchmarks.test_benchmarks import BENCHMARKS, benchmark_modules
+from tests.support.tiers import first_of_each
 
 __all__ = ["benchmark_modules"]  # a fixture
 ROWS = json.loads((BENCHMARKS / "results/scale.json").read_text(encoding="utf-8"))["results"]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['preset']}-{row['topology']}")
+@pytest.mark.parametrize(
+    "row",
+    first_of_each(ROWS, lambda row: row["preset"]),
+    ids=lambda row: f"{row['preset']}-{row['topology']}",
+)
 def test_a_row_is_what_the_model_says_now(row, benchmark_modules):
     options = benchmark_modules("scale").options_of(row["command"])
     config, topology = options.config, Topology.parse(options.topology)

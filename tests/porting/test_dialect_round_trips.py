@@ -14,6 +14,7 @@ from jaxformer.porting.api import from_torch, to_torch
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from parity_tests.harness import TORCH
 from tests.support.ported_modules import DTYPES, same_bits, state_of
+from tests.support.tiers import full_except
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),
@@ -176,7 +177,9 @@ def strided(array: np.ndarray, way: int) -> np.ndarray:
     return np.asfortranarray(array)
 
 
-@pytest.mark.parametrize("dialect", MAKERS)
+@pytest.mark.parametrize(
+    "dialect", full_except(MAKERS, lambda dialect: dialect in ("encdec", "nanogpt"))
+)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(s=sizes(), dtype=st.sampled_from(DTYPES), way=st.integers(0, 3))
 def test_random_configurations_come_back_bit_for_bit(dialect, s, dtype, way):

@@ -21,6 +21,7 @@ from tests.support.hugging_face import (
     tokens,
 )
 from tests.support.hugging_face_cases import VOCAB
+from tests.support.tiers import first_of_each
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -118,7 +119,7 @@ NEVER_PORTED = {
 }
 
 
-@pytest.mark.parametrize("name", NEVER_PORTED)
+@pytest.mark.parametrize("name", first_of_each(NEVER_PORTED, str.strip))
 def test_models_that_were_never_theirs_become_theirs(name):
     dialect = name.strip()
     target = TransformerLM(TransformerLMConfig(**NEVER_PORTED[name]), rngs=nnx.Rngs(0))

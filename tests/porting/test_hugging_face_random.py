@@ -12,6 +12,7 @@ from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.porting.dialects import HUGGING_FACE
 from tests.support.hugging_face import bits_of
 from tests.support.hugging_face_cases import CASES
+from tests.support.tiers import full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -99,7 +100,9 @@ def _kinds(dialect):
     return sorted({case.kind for case in CASES.values() if case.dialect == dialect})
 
 
-@pytest.mark.parametrize("dialect", HUGGING_FACE)
+@pytest.mark.parametrize(
+    "dialect", full_except(HUGGING_FACE, lambda dialect: dialect in ("gpt2", "llama"))
+)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_any_arrays_come_back_bit_for_bit(dialect, data):

@@ -40,3 +40,20 @@ def full_except(values: Sequence[Any], keep: Callable[..., bool]) -> list[Any]:
 def as_parameter(value: Any) -> Any:
     """Returns a plain parameter as pytest.param makes them."""
     return pytest.param(*value) if isinstance(value, tuple) else pytest.param(value)
+
+
+def first_of_each(values: Iterable[Any], family: Callable[..., Any]) -> list[Any]:
+    """Returns parameters of which the default tier runs the first of each family.
+
+    Args:
+        values: as for ``full_except``.
+        family: gives what the values of a parameter belong to.
+    """
+    seen = set()
+
+    def is_first(*given: Any) -> bool:
+        before = len(seen)
+        seen.add(family(*given))
+        return len(seen) > before
+
+    return full_except(values, is_first)

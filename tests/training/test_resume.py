@@ -10,6 +10,7 @@ import pytest
 from jaxformer.char_data import window_starts
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.training import loop
+from tests.support.tiers import FULL
 from tests.support.tiny import (
     DROPOUT,
     losses,
@@ -77,7 +78,9 @@ def test_a_run_cut_at_an_odd_step_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=FULL)],
+    ids=["SIGTERM", "SIGINT"],
 )
 def test_a_real_process_that_gets_a_signal_saves_and_goes_on(text, number, code, empty_folder):
     intervals = ["--eval-interval", 100_000, "--checkpoint-interval", 100_000]
