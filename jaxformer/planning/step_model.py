@@ -18,7 +18,7 @@ from jaxformer.execution.chunked_loss import positions_at_once
 from jaxformer.parameters import join_path
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.parallel.sharding_rules import Sharded, sharding_table
+from jaxformer.training.parallel.sharding_rules import ShardedParameter, sharding_table
 from jaxformer.transformer_lm import TransformerLM
 
 FLOAT32 = 4
@@ -137,7 +137,7 @@ class _StepModel:
             if _in_block(r)
         )
 
-    def _elements(self, count: Callable[[Sharded], int]) -> int:
+    def _elements(self, count: Callable[[ShardedParameter], int]) -> int:
         """A sum over all parameters."""
         return sum(count(r) * (self.layers if _in_block(r) else 1) for r in self.table)
 
@@ -288,5 +288,5 @@ class _StepModel:
         return merge(found)
 
 
-def _in_block(row: Sharded) -> bool:
+def _in_block(row: ShardedParameter) -> bool:
     return row.name.startswith("blocks.")

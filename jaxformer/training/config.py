@@ -1,4 +1,4 @@
-"""What a training run is: settings and presets, free of JAX."""
+"""The settings of a training run, free of JAX."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any, Literal
 from jaxformer.checks import check_integers
 from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
 
-# Minutes of writing; an evaluation that takes longer is a slip of the finger.
+# Writing so many takes minutes; a larger number is likely a typing error.
 MAX_SAMPLE_TOKENS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One experiment: the model, its optimizer, its data, and what happens when.
+    """The settings of one training run: model, optimizer, data, devices and intervals.
 
     Lengths are in optimizer steps. ``batch_size`` counts the windows of one step over all devices
     and micro-batches.
@@ -27,19 +27,19 @@ class TrainConfig:
     data: str = "python-docs"
     """A corpus by name (python-docs, tiny-shakespeare) or a text file by path."""
     encoding: str = "utf-8"
-    """Of a text file."""
+    """The encoding of a text file."""
     steps: int = 2000
     """How many optimizer steps to make."""
     seed: int = 1337
-    """Of initial weights, batches and dropout."""
+    """Seed of initial weights, batches and dropout."""
     batch_size: int = 12
     """Windows per step, over all devices and micro-batches."""
     accumulation: int = 1
     """Micro-batches per step."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward and backward pass; parameters and optimizer are float32."""
+    """Dtype of the forward and backward pass; parameters and optimizer are float32."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What each block computes again for its gradient to save memory: nothing, all but the products
+    """What each block recomputes for its gradient to save memory: nothing, all but the products
     with its weights, or everything."""
     scan_layers: bool = False
     """Run the blocks by one loop, so that a deep model compiles as fast as a shallow one."""
@@ -120,15 +120,15 @@ class TrainConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict, for JSON."""
+        """Returns the settings as a plain dict, for JSON."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
-        """The inverse of ``to_dict``.
+        """Returns the settings that ``to_dict`` has made a dict of.
 
         Raises:
-            ValueError: a key is unknown or missing, or a value is refused.
+            ValueError: a key is unknown or missing, or a value is not valid.
         """
         if not isinstance(values, dict):
             raise ValueError(f"TrainConfig must be an object: got {type(values).__name__}")

@@ -178,7 +178,7 @@ class TrainingLoop:
 
     def _stop(self, signal_number: int) -> NoReturn:
         error = StoppedError(
-            f"stopped after step {self.step}; everything is saved, go on with: "
+            f"stopped after step {self.step}; everything is saved, resume with: "
             f"train.py --resume --out {self.folder.path}",
             signal_number,
         )

@@ -1,11 +1,11 @@
-"""The experiments that ``--preset`` names, free of JAX."""
+"""The settings that ``--preset`` names, free of JAX."""
 
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.training.config import TrainConfig
 
 
 def nano() -> TrainConfig:
-    """The recipe of nanoGPT for a CPU, at twice its learning rate: 0.8 M parameters.
+    """Returns nanoGPT's recipe for a CPU, at twice its learning rate: 0.8 M parameters.
 
     ``train.py --preset nano --data tiny-shakespeare``, about a minute on 2 cores: validation loss
     1.820, 1.813 and 1.814 for seeds 1337, 1 and 2.
@@ -21,7 +21,7 @@ def nano() -> TrainConfig:
 
 
 def baby() -> TrainConfig:
-    """The recipe of nanoGPT for a GPU: 10.7 M parameters, hours on 2 cores.
+    """Returns nanoGPT's recipe for a GPU: 10.7 M parameters, hours on 2 cores.
 
     ``train.py --preset baby --data tiny-shakespeare``: nanoGPT publishes a validation loss of
     1.4697 nats/char for this recipe; not yet measured here.
@@ -34,10 +34,10 @@ def baby() -> TrainConfig:
 
 
 def char_lm() -> TrainConfig:
-    """The ``charlm`` family's model: 10 layers, 12 heads, 768 wide, no biases on q, k and v.
+    """Returns a recipe for the ``charlm`` family: 10 layers, 12 heads, 768 wide.
 
-    ``train.py --preset char-lm --data tiny-shakespeare``: 71 M parameters; wants a GPU or TPU, and
-    has not been measured here.
+    ``train.py --preset char-lm --data tiny-shakespeare``: 71 M parameters, no biases on q, k and v.
+    Wants a GPU or TPU, and has not been measured here.
     """
     model = TransformerLMConfig(
         num_layers=10,
@@ -55,7 +55,7 @@ def char_lm() -> TrainConfig:
 
 
 def gpt2_small() -> TrainConfig:
-    """GPT-2's smallest model: 12 layers, 12 heads, 768 wide, context 1024, 50257 tokens.
+    """Returns a recipe for GPT-2's smallest model: 12 layers, 12 heads, 768 wide, 50257 tokens.
 
     ``train.py --preset gpt2-small --data FILE --dtype bfloat16``: 124 M parameters; wants a GPU or
     TPU, and has not been measured there. ``--attention-dropout 0`` lets a fused kernel compute
@@ -80,7 +80,7 @@ def gpt2_small() -> TrainConfig:
 
 
 def llama_style() -> TrainConfig:
-    """LLaMA's parts at the size of ``nano``: 0.8 M parameters, trains on a CPU.
+    """Returns a recipe for LLaMA's parts at the size of ``nano``, on a CPU: 0.8 M parameters.
 
     ``train.py --preset llama-style --data tiny-shakespeare``: RMS norms, SwiGLU, rotary positions,
     two query heads to a key/value head, no biases, an output head of its own. Its validation loss
@@ -97,7 +97,7 @@ def llama_style() -> TrainConfig:
 
 
 def llama_1b() -> TrainConfig:
-    """TinyLlama 1.1B (arXiv 2401.02385, sections 2.2 and 2.3): Llama 2's parts, 22 layers.
+    """Returns a recipe for TinyLlama 1.1B (arXiv 2401.02385, sections 2.2 and 2.3): 22 layers.
 
     ``train.py --preset llama-1b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat dots
     --scan-layers``: steps of 2 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
@@ -115,7 +115,7 @@ def llama_1b() -> TrainConfig:
 
 
 def llama_7b() -> TrainConfig:
-    """Llama 2 7B (arXiv 2307.09288, table 1 and section 2.2; widths from its published weights).
+    """Returns a recipe for Llama 2 7B (arXiv 2307.09288, section 2.2; widths of its weights).
 
     ``train.py --preset llama-7b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat full
     --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
@@ -133,7 +133,7 @@ def llama_7b() -> TrainConfig:
 
 
 def llama_70b() -> TrainConfig:
-    """Llama 2 70B (arXiv 2307.09288, table 1 and section 2.2; widths from its published weights).
+    """Returns a recipe for Llama 2 70B (arXiv 2307.09288, section 2.2; widths of its weights).
 
     ``train.py --preset llama-70b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat full
     --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
@@ -201,7 +201,7 @@ def _llama(
 
 
 def _llama_optimizer(learning_rate: float) -> OptimizerConfig:
-    """AdamW as arXiv 2302.13971, section 2.3, and arXiv 2307.09288, section 2.2, have it."""
+    """AdamW of arXiv 2302.13971, section 2.3, and arXiv 2307.09288, section 2.2."""
     return OptimizerConfig(
         learning_rate=learning_rate,
         min_learning_rate=learning_rate / 10,

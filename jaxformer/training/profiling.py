@@ -94,4 +94,6 @@ class Profile:
 
     def _give_up(self, error: Exception) -> None:
         self._left = 0
-        self._reporter.warn(f"no profile ({str(error) or type(error).__name__}); training goes on")
+        self._reporter.warn(
+            f"no profile ({str(error) or type(error).__name__}); training continues"
+        )

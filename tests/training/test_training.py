@@ -155,7 +155,7 @@ def test_a_service_that_fails_is_told_once_and_training_goes_on(text, capsys, mo
     assert train(text, "run", "--steps", 10, "--tracker", "wandb") == 0
     assert calls == [1]
     out = capsys.readouterr().out
-    assert out.count("wandb does not answer (no route); metrics.jsonl goes on") == 1
+    assert out.count("wandb does not answer (no route); metrics.jsonl is still written") == 1
     assert len(losses("run")) == 10
 
 

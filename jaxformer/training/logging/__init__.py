@@ -1,4 +1,4 @@
-"""What a run tells of itself: numbers for programs, lines and a progress bar for people.
+"""What a run reports: numbers for programs, lines and a progress bar for people.
 
 In go the numbers of each step and evaluation; out come ``metrics.jsonl``, the records of a metrics
 service, the lines of the terminal, and at the end a picture of the losses.

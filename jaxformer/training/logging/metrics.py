@@ -130,7 +130,7 @@ class MetricsService:
     def _fail(self, error: BaseException) -> None:
         self._failed = True
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        self._warn(f"{self._name} does not answer ({reason}); metrics.jsonl goes on")
+        self._warn(f"{self._name} does not answer ({reason}); metrics.jsonl is still written")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A model's arrays on a mesh of devices, by the sharding rules."""
+"""Where a model's arrays lie on a mesh of devices, by the sharding rules."""
 
 import functools
 import math
@@ -36,16 +36,16 @@ class MeshLayout:
 
     @property
     def gathers(self) -> bool:
-        """Whether there are parts to put together."""
+        """Whether parameters are stored in parts along fsdp."""
         return self.sizes["fsdp"] > 1
 
     def lay_out(self, x: Array, letters: str) -> Array:
-        """``x``, whose dimensions have these letters, split by their rules."""
+        """Returns ``x``, whose dimensions have these letters, split by their rules."""
         spec = activation_spec(letters, x.shape, self.sizes)
         return with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
     def gather(self, parameters: dict[str, Array]) -> dict[str, Array]:
-        """Parameters whole along fsdp; their gradients come back in parts."""
+        """Returns parameters whole along fsdp; their gradients come back in parts."""
         return {name: self._gather(name, value) for name, value in parameters.items()}
 
     def gather_module(self, module: nnx.Module) -> Any:
@@ -61,7 +61,7 @@ class MeshLayout:
     def parameter_sharding(
         self, name: str, shape: tuple[int, ...], axes: Collection[str] = AXES
     ) -> NamedSharding:
-        """Where a parameter lies, as far as these axes go."""
+        """Returns where a parameter lies if it is cut along these axes alone."""
         return NamedSharding(self.mesh, parameter_spec(name, shape, self.sizes, axes))
 
     def share_heads(
@@ -74,7 +74,7 @@ class MeshLayout:
         bias: Float[Array, "B N T S"] | None,
         dropout: Dropout,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
-        """``attend``, called by each device with its own texts and heads.
+        """Calls ``attend`` on each device with its own sequences and heads.
 
         Key/value heads that are too few to be split are repeated first.
         """
@@ -83,10 +83,10 @@ class MeshLayout:
         repeats = tensor // math.gcd(kv_heads, tensor)
         if heads % tensor == 0 and repeats > 1:
             k_BSKH, v_BSKH = (jnp.repeat(x, repeats, axis=2) for x in (k_BSKH, v_BSKH))
-        # Drawn for all texts and heads at once, as masks depend on where in the whole they stand.
+        # Drawn for all sequences and heads at once, as a mask depends on its place in the batch.
         keep = dropout.keep((batch, heads, queries, keys))
         mask = None if mask is None else expand_mask(mask)
-        # A mask that is known stays out of the arguments, and known.
+        # A mask that is known while tracing stays known only outside of the arguments.
         known = mask if isinstance(mask, np.ndarray) and mask.shape[:2] == (1, 1) else None
         arguments: list[tuple[Any, str]] = [
             (q_BTNH, "BTNH"),
@@ -98,9 +98,9 @@ class MeshLayout:
         ]
 
         def part(q: Array, k: Array, v: Array, mask: Any, bias: Any, keep: Any) -> Any:
-            place = Dropout(dropout.rate)
-            place.deterministic, place.keep_mask = dropout.deterministic, keep
-            return attend(q, k, v, known if mask is None else mask, bias, place)
+            local_dropout = Dropout(dropout.rate)
+            local_dropout.deterministic, local_dropout.keep_mask = dropout.deterministic, keep
+            return attend(q, k, v, known if mask is None else mask, bias, local_dropout)
 
         specs = tuple(
             PartitionSpec() if x is None else activation_spec(letters, x.shape, self.sizes)
@@ -118,22 +118,24 @@ class MeshLayout:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _move(there: NamedSharding, back: NamedSharding, x: Array) -> Array:
-    """``x`` at ``there``; its gradient at ``back``."""
-    return with_sharding_constraint(x, there)
+def _move(sharding: NamedSharding, gradient_sharding: NamedSharding, x: Array) -> Array:
+    """Moves ``x`` to ``sharding``, and its gradient to ``gradient_sharding``."""
+    return with_sharding_constraint(x, sharding)
 
 
-def _move_forward(there: NamedSharding, back: NamedSharding, x: Array) -> tuple[Array, None]:
-    return with_sharding_constraint(x, there), None
+def _move_forward(
+    sharding: NamedSharding, gradient_sharding: NamedSharding, x: Array
+) -> tuple[Array, None]:
+    return with_sharding_constraint(x, sharding), None
 
 
 def _move_backward(
-    there: NamedSharding, back: NamedSharding, _: None, gradient: Array
+    sharding: NamedSharding, gradient_sharding: NamedSharding, _: None, gradient: Array
 ) -> tuple[Array]:
-    # Summed where it was made, then cut: asked for in parts at once, the gradient of a table makes
+    # Summed where it was made, then cut: if it is to be cut at once, the gradient of a table makes
     # XLA move the activations instead. The barrier keeps the sum from living on until the update.
-    summed = with_sharding_constraint(gradient, there)
-    return (jax.lax.optimization_barrier(with_sharding_constraint(summed, back)),)
+    summed = with_sharding_constraint(gradient, sharding)
+    return (jax.lax.optimization_barrier(with_sharding_constraint(summed, gradient_sharding)),)
 
 
 _move.defvjp(_move_forward, _move_backward)

@@ -74,7 +74,7 @@ ACTIVATIONS: dict[str, tuple[Axis, ...]] = {
 
 
 def rule_name(parameter: str) -> str:
-    """What the rule for a parameter is filed under: its module's name and its own."""
+    """Returns the key of a parameter's rule: its module's name and its own, ``q_proj.kernel``."""
     return ".".join(parameter.split(".")[-2:])
 
 
@@ -97,13 +97,16 @@ def parameter_spec(
     sizes: Mapping[str, int],
     axes: Collection[str] = AXES,
 ) -> PartitionSpec:
-    """How a parameter lies on a mesh; an axis that does not divide its dimension is left out.
+    """Returns how a parameter lies on a mesh, without axes that do not divide its dimension.
 
     Args:
         name: its path.
-        shape: its own.
+        shape: of all of it.
         sizes: of the mesh's axes.
-        axes: those that count.
+        axes: those to cut it along.
+
+    Raises:
+        ValueError: the rule has another number of dimensions.
     """
     rule = RULES[rule_name(name)]
     if len(rule) != len(shape):
@@ -122,9 +125,9 @@ def parameter_spec(
 def activation_spec(
     letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> PartitionSpec:
-    """How an activation with these dimensions lies on a mesh; see ``parameter_spec``.
+    """Returns how an activation with these dimensions lies on a mesh; see ``parameter_spec``.
 
-    Axes of one device are named too: what ``jax.shard_map`` is not told of, it sums gradients over.
+    Axes of one device are named too: ``jax.shard_map`` sums gradients over axes that are not named.
     """
     dimensions: list[tuple[Axis, ...] | None] = []
     for letter, length in zip(letters, shape, strict=True):
@@ -135,13 +138,13 @@ def activation_spec(
 
 
 @dataclasses.dataclass(frozen=True)
-class Sharded:
-    """One line of the table of what lies where.
+class ShardedParameter:
+    """How one parameter lies on a mesh.
 
     Attributes:
-        name: of the parameter.
+        name: its path.
         shape: of all of it.
-        axes: of the mesh, those of each dimension.
+        axes: the mesh axes that cut each dimension.
         part: the shape of what one device holds.
     """
 
@@ -151,15 +154,15 @@ class Sharded:
     part: tuple[int, ...]
 
     def is_cut(self, axis: str) -> bool:
-        """Whether it is cut along an axis."""
+        """Returns whether it is cut along an axis."""
         return any(axis in axes for axes in self.axes)
 
 
-def sharding_table(shapes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Sharded]:
-    """How every parameter lies on a mesh.
+def sharding_table(shapes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[ShardedParameter]:
+    """Returns how every parameter lies on a mesh.
 
     Args:
-        shapes: anything with a ``shape``, by path.
+        shapes: arrays or their shapes, by path.
         sizes: of the mesh's axes.
 
     Raises:
@@ -174,5 +177,5 @@ def sharding_table(shapes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[
             length // math.prod(sizes[axis] for axis in dimension)
             for length, dimension in zip(value.shape, axes, strict=True)
         )
-        table.append(Sharded(name, tuple(value.shape), axes, part))
+        table.append(ShardedParameter(name, tuple(value.shape), axes, part))
     return table
