@@ -5,20 +5,17 @@ read them with ``ignore=["bert.pooler.*", "cls.seq_relationship.*"]``, or ``igno
 the encoder.
 """
 
-from typing import Any
-
 import numpy as np
 
-from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.common.hugging_face import (
-    activation,
-    demand,
-    head_width,
-    language_model,
-    source_activation,
+from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face_settings import (
+    ACTIVATIONS,
+    FEED_FORWARD_WIDTH,
+    SIZES,
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Shape, names, under
+from jaxformer.porting.mapping.settings import Conversion, Fixed, Required, Setting, Values
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
@@ -51,55 +48,35 @@ HEAD = (
 )
 
 
-def _settings(source_model: SourceModel) -> dict[str, Any]:
-    d_model = source_model.setting("hidden_size")
-    num_heads = source_model.setting("num_attention_heads")
-    head_width(source_model, d_model, num_heads)
-    demand(
-        source_model,
-        is_decoder=False,
-        add_cross_attention=False,
-        position_embedding_type="absolute",
-    )
-    dropout = source_model.setting("hidden_dropout_prob", default=0.0)
-    return {
-        "d_model": d_model,
-        "num_heads": num_heads,
-        "num_layers": source_model.setting("num_hidden_layers"),
-        "context_length": source_model.setting("max_position_embeddings"),
-        "num_token_types": source_model.setting("type_vocab_size", default=2),
-        "d_ff": source_model.setting("intermediate_size"),
-        "activation": activation(source_model, "hidden_act"),
-        "norm_eps": source_model.setting("layer_norm_eps", default=1e-12),
-        "block": "post_norm",
-        "embedding_norm": True,
-        "final_norm": False,
-        "causal": False,
-        "head": "masked_lm",
-        "head_bias": True,
-        "pooler": source_model.kind == "BertModel" and source_model.has("pooler"),
-        "embedding_dropout": dropout,
-        "attention_dropout": source_model.setting("attention_probs_dropout_prob", default=0.0),
-        "residual_dropout": dropout,
-    }
+def _has_pooler(source_model: SourceModel, values: Values) -> bool:
+    return source_model.kind == "BertModel" and source_model.has("pooler")
 
 
-def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
-    return {
-        "hidden_size": config.d_model,
-        "num_attention_heads": config.num_heads,
-        "num_hidden_layers": config.num_layers,
-        "max_position_embeddings": config.context_length,
-        # Theirs cannot be without.
-        "type_vocab_size": max(config.num_token_types, 1),
-        "intermediate_size": config.feed_forward_width,
-        "hidden_act": source_activation(config.activation),
-        "layer_norm_eps": config.norm_eps,
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "hidden_dropout_prob": config.residual_dropout,
-    }
+SETTINGS = (
+    *SIZES,
+    # BertModel always has at least one type.
+    Setting(
+        "type_vocab_size",
+        "num_token_types",
+        2,
+        Conversion(lambda number, values: number, lambda number, config: max(number, 1)),
+    ),
+    FEED_FORWARD_WIDTH,
+    Setting("hidden_act", "activation", translation=ACTIVATIONS),
+    Setting("layer_norm_eps", "norm_eps", 1e-12),
+    Required("position_embedding_type", "absolute", is_written=True),
+    Required("is_decoder", False, is_written=True),
+    Required("add_cross_attention", False),
+    Setting("attention_probs_dropout_prob", "attention_dropout", 0.0),
+    Setting("hidden_dropout_prob", ("residual_dropout", "embedding_dropout"), 0.0),
+    Fixed("block", "post_norm"),
+    Fixed("embedding_norm", True),
+    Fixed("final_norm", False),
+    Fixed("causal", False),
+    Fixed("head", "masked_lm"),
+    Fixed("head_bias", True),
+    Fixed("pooler", _has_pooler),
+)
 
 
 def _position_ids(module: TransformerLM, shape: Shape | None) -> np.ndarray:
@@ -113,8 +90,7 @@ def _token_type_ids(module: TransformerLM, shape: Shape | None) -> np.ndarray:
 DIALECTS = (
     language_model(
         "bert",
-        _settings,
-        _source_settings,
+        SETTINGS,
         BODY,
         classes=("BertForMaskedLM", "BertModel"),
         prefix="bert.",
@@ -126,7 +102,7 @@ DIALECTS = (
             # the decoder's and leaves the other unused.
             "cls.predictions.bias": "cls.predictions.decoder.bias",
         },
-        tied_by_default=True,
+        is_tied_by_default=True,
         buffers=(
             Buffer("embeddings.position_ids", _position_ids, written=False),
             Buffer("embeddings.token_type_ids", _token_type_ids, written=False),

@@ -1,17 +1,20 @@
 """Hugging Face's ``opt``: OPT (arXiv 2205.01068); position t has row t + 2 of the learned table."""
 
-from typing import Any
-
-from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.common.hugging_face import (
-    activation,
-    demand,
-    head_width,
-    language_model,
-    source_activation,
+from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face_settings import (
+    ACTIVATIONS,
+    ATTENTION_DROPOUT,
+    even_head_width,
 )
 from jaxformer.porting.mapping.rules import names, under
-from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.settings import (
+    BOOLEAN,
+    Conversion,
+    Fixed,
+    Flag,
+    Required,
+    Setting,
+)
 
 BLOCK = (
     *under(
@@ -36,60 +39,39 @@ BODY = under(
 )
 
 
-def _settings(source_model: SourceModel) -> dict[str, Any]:
-    d_model = source_model.setting("hidden_size")
-    num_heads = source_model.setting("num_attention_heads")
-    head_width(source_model, d_model, num_heads)
-    demand(source_model, word_embed_proj_dim=d_model, layer_norm_elementwise_affine=True)
-    pre_norm = bool(source_model.setting("do_layer_norm_before", default=True))
-    bias = bool(source_model.setting("enable_bias", default=True))
-    return {
-        "d_model": d_model,
-        "num_heads": num_heads,
-        "num_layers": source_model.setting("num_hidden_layers"),
-        "context_length": source_model.setting("max_position_embeddings"),
-        "d_ff": source_model.setting("ffn_dim"),
-        "activation": activation(source_model, "activation_function"),
-        "block": "pre_norm" if pre_norm else "post_norm",
-        "final_norm": pre_norm
-        and not source_model.setting("_remove_final_layer_norm", default=False),
-        "position_offset": 2,
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "feed_forward_bias": bias,
-        "attention_dropout": source_model.setting("attention_dropout", default=0.0),
-        "residual_dropout": source_model.setting("dropout", default=0.0),
-    }
-
-
-def _source_settings(config: TransformerLMConfig) -> dict[str, Any]:
-    pre_norm = config.block == "pre_norm"
-    return {
-        "hidden_size": config.d_model,
-        "word_embed_proj_dim": config.d_model,
-        "num_attention_heads": config.num_heads,
-        "num_hidden_layers": config.num_layers,
-        "max_position_embeddings": config.context_length,
-        "ffn_dim": config.feed_forward_width,
-        "activation_function": source_activation(config.activation),
-        "do_layer_norm_before": pre_norm,
-        "_remove_final_layer_norm": pre_norm and not config.final_norm,
-        "enable_bias": config.qkv_bias,
-        "layer_norm_elementwise_affine": True,
-        "attention_dropout": config.attention_dropout,
-        "dropout": config.residual_dropout,
-    }
+# Only a pre-norm model has a final norm, and some of those are without.
+FINAL_NORM = Conversion(
+    lambda is_removed, values: values["block"] == "pre_norm" and not is_removed,
+    lambda final_norm, config: config.block == "pre_norm" and not final_norm,
+)
+SETTINGS = (
+    Setting("hidden_size", "d_model"),
+    Setting("word_embed_proj_dim", "d_model", is_read=False),
+    Setting("num_attention_heads", "num_heads"),
+    Required("head_dim", even_head_width),
+    Required("word_embed_proj_dim", lambda values: values["d_model"]),
+    Setting("num_hidden_layers", "num_layers"),
+    Setting("max_position_embeddings", "context_length"),
+    Setting("ffn_dim", "d_ff", written_from="feed_forward_width"),
+    Setting("activation_function", "activation", translation=ACTIVATIONS),
+    Setting("do_layer_norm_before", "block", True, Flag("pre_norm", "post_norm")),
+    Setting("_remove_final_layer_norm", "final_norm", False, FINAL_NORM),
+    Setting("enable_bias", ("qkv_bias", "output_bias", "feed_forward_bias"), True, BOOLEAN),
+    Required("layer_norm_elementwise_affine", True, is_written=True),
+    ATTENTION_DROPOUT,
+    Setting("dropout", "residual_dropout", 0.0),
+    Fixed("position_offset", 2),
+)
 
 
 DIALECTS = (
     language_model(
         "opt",
-        _settings,
-        _source_settings,
+        SETTINGS,
         BODY,
         classes=("OPTForCausalLM", "OPTModel"),
         prefix="model.",
         tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
-        tied_by_default=True,
+        is_tied_by_default=True,
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 from jaxformer.errors import CheckpointError, Setting, UsageError
 
 Shape = tuple[int, ...]
-_REQUIRED = object()
+REQUIRED = object()
 
 # What constructors call the same thing.
 NUM_HEADS = ("num_heads", "n_heads", "heads", "n_head", "nhead", "heads_num", "h")
@@ -52,7 +52,7 @@ class SourceModel:
         self.module = module
         self.config = dict(config or {})
 
-    def setting(self, *names: str, default: Any = _REQUIRED) -> Any:
+    def setting(self, *names: str, default: Any = REQUIRED) -> Any:
         """The first of the settings by these names that there is.
 
         Raises:
@@ -63,7 +63,7 @@ class SourceModel:
             value = getattr(self.module, name, None) if value is None else value
             if value is not None:
                 return value
-        if default is _REQUIRED:
+        if default is REQUIRED:
             where = f"{self.kind or 'the model'} has no " + " or ".join(names)
             example = f'{{"{names[0]}": …}}'
             raise MissingSettingError(f"{where}: give it as ", Setting("config", example))
