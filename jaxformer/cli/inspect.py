@@ -295,7 +295,7 @@ def _inspect(what: str, options: InspectOptions) -> None:
     from jaxformer.porting.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(options.path, step=options.step, best=options.best)
-    for warning in checkpoint.contents.warnings:
+    for warning in checkpoint.raw.warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
     numbers = INSPECTIONS[what](InspectedModel.load(checkpoint), **_own_settings(options))
     try:

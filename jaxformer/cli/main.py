@@ -39,7 +39,7 @@ jaxformer COMMAND --help lists a command's options.
 COMMANDS = {
     "train": "jaxformer.cli.train",
     "sample": "jaxformer.cli.sample",
-    "port": "jaxformer.cli.port_options",
+    "port": "jaxformer.cli.port",
     "verify": "jaxformer.cli.verify_options",
     "inspect": "jaxformer.cli.inspect",
     "plan": "jaxformer.cli.plan",

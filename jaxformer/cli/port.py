@@ -1,266 +1,187 @@
-"""What ``jaxformer port`` does: open, plan, write, compare, certify, and say so."""
+"""``jaxformer port``: its options, and what it shows."""
 
 import contextlib
-import dataclasses
-import json
-import math
+import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+import tyro
 
-from jaxformer.cli.port_options import PortOptions
+from jaxformer.cli.arguments import Switch, parse
 from jaxformer.errors import UsageError
-from jaxformer.hardware.units import format_count
-from jaxformer.porting import outputs
-from jaxformer.porting.certificate import certificate, file_record
-from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
-from jaxformer.porting.formats.download import fetched, is_address
-from jaxformer.porting.formats.text import FORMATS
-from jaxformer.porting.mapping.casts import DTYPES, cast
-from jaxformer.porting.mapping.plans import Plan
-from jaxformer.porting.outputs import CERTIFICATE
-from jaxformer.porting.writers import FOLDERS, Format, Output, declared_order
 
-Rows = dict[str, str]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from jaxformer.porting.mapping.plans import Plan
+    from jaxformer.porting.port import Port
 
 
-def port(options: PortOptions, command: list[str]) -> None:
-    """Moves a checkpoint; what it did is said on standard error.
+@dataclass(frozen=True, kw_only=True)
+class PortOptions:
+    """Move a checkpoint between PyTorch and JAX, bit-exact, with its settings and vocabulary.
+
+    Reads and writes .safetensors and .pt files, Hugging Face folders and the folders of training
+    runs. Everything is read back and compared, and a certificate says what became of every array.
+    """
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
+    """The checkpoint: a file, a folder, or the https address of a file (see --download)."""
+    target: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DST")]
+    """What to write: NAME.safetensors, NAME.pt, or a folder."""
+    dialect: str | None = None
+    """Whose names the arrays have; default what the checkpoint shows."""
+    to: Literal["torch", "jax", "hf"] | None = None
+    """A PyTorch file, a run's folder, or a Hugging Face folder; default by the name of DST."""
+    as_: Annotated[str | None, tyro.conf.arg(name="as", metavar="DIALECT")] = None
+    """Whose names to write; default those that the arrays came with, else torch_ref's."""
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64"] | None,
+        tyro.conf.arg(aliases=["--cast"]),
+    ] = None
+    """Round the weights to this; the largest error is reported."""
+    config: Path | None = None
+    """Settings as JSON, which go before those in the checkpoint."""
+    meta: Path | None = None
+    """nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside the checkpoint."""
+    ignore: tuple[str, ...] = ()
+    """Arrays to leave out, by name or pattern ('*.rotary_emb.inv_freq')."""
+    step: int | None = None
+    """Which step of a run; default the newest."""
+    best: Switch = False
+    """The step of a run with the lowest validation loss."""
+    weights_only: Switch = False
+    """Leave out the optimizer's state."""
+    overwrite: Switch = False
+    """Replace DST: a file, or a folder in which there is nothing but what this command wrote."""
+    certificate: Path | None = None
+    """Where to write the certificate too; default DST.certificate.json, or in DST if a folder."""
+    download: Switch = False
+    """Fetch SRC, one file, over the network; needs --sha256."""
+    sha256: str | None = None
+    """What the file that is fetched must have."""
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        if self.step is not None and self.best:
+            raise ValueError("--step and --best exclude each other")
+        if self.sha256 is not None and not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
+            raise ValueError(f"--sha256 must be 64 hexadecimal digits: got {self.sha256}")
+        if self.download and self.sha256 is None:
+            raise ValueError("--download needs --sha256: nothing unknown is opened")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Runs ``jaxformer port``."""
+    port(parse(PortOptions, "jaxformer port", arguments), arguments)
+
+
+def port(options: PortOptions, arguments: Sequence[str]) -> None:
+    """Ports a checkpoint, and says on standard error what was done.
 
     Args:
         options: the settings.
-        command: as it was given, for the certificate.
+        arguments: as they were given, for the certificate.
 
     Raises:
-        JaxformerError: it was refused, and nothing is left of it.
+        JaxformerError: it cannot be ported; nothing is left behind.
     """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from jaxformer.porting.checkpoint import open_checkpoint
+    from jaxformer.porting.port import plan_port, write_port
+    from jaxformer.porting.targets import choose_target
+
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    kind = outputs.choose_format(options.target, options.to)
-    outputs.check_free(options.target, kind, overwrite=options.overwrite)
-    for extra in _certificates(options, kind):
-        if extra.exists() and not options.overwrite:
-            raise UsageError(f"{extra} exists: give another --certificate, or --overwrite")
-    with _local(options, console) as source:
-        _port(source, kind, options, command, console)
-
-
-def _port(
-    source: Path, kind: Format, options: PortOptions, command: list[str], console: Console
-) -> None:
-    began = time.monotonic()
-    checkpoint = open_checkpoint(
-        source,
-        dialect=options.dialect,
-        config=options.config,
-        meta=options.meta,
-        step=options.step,
-        best=options.best,
+    target = choose_target(
+        options.target,
+        options.to,
+        options.certificate,
+        overwrite=options.overwrite,
+        dialect=options.as_,
+        dtype=options.dtype,
+        weights_only=options.weights_only,
     )
-    for warning in checkpoint.contents.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}")
-    imported = checkpoint.plan(options.ignore)
-    rounding: dict[str, float] = {}
-    plan = imported
-    if options.dtype is not None:
-        tensors, rounding = cast(imported.tensors, DTYPES[options.dtype])
-        plan = dataclasses.replace(imported, tensors=tensors)
-    output = _output(checkpoint, imported, plan, kind, options)
-    with ThreadPoolExecutor(1) as pool, _bar(console, "writing", _total(output)) as advance:
-        # Hashing needs no Python while it runs: the source is hashed while the target is written.
-        hashes = pool.submit(_file_records, checkpoint.contents.files, source)
-
-        def certify(folder: Path, digests: dict[str, str]) -> str:
-            return _certificate(
-                checkpoint, imported, output, digests, rounding, folder, hashes, options, command
-            )
-
-        written = outputs.write_output(
-            output,
-            options.target,
-            certify,
-            _certificates(options, kind),
-            overwrite=options.overwrite,
-            progress=advance,
+    with _local_source(options, console) as source:
+        began = time.monotonic()
+        checkpoint = open_checkpoint(
+            source,
+            dialect=options.dialect,
+            config=options.config,
+            meta=options.meta,
+            step=options.step,
+            best=options.best,
         )
-    rows = _summary(checkpoint, imported, output, rounding, options)
-    rows["time"] = f"{time.monotonic() - began:.1f} s, {len(written)} arrays read back and compared"
+        for warning in checkpoint.raw.warnings:
+            console.print(f"[yellow]warning:[/] {escape(warning)}")
+        planned = plan_port(checkpoint, target, options.ignore)
+        command = shlex.join(["jaxformer", "port", *arguments])
+        with _progress_bar(console, "writing", planned.nbytes) as advance:
+            count = write_port(planned, source=options.source, command=command, progress=advance)
+    rows = _summarize(planned, options.source)
+    rows["time"] = f"{time.monotonic() - began:.1f} s, {count} arrays read back and compared"
     for name, value in rows.items():
         console.print(f"[dim]{name:<11}[/]  {escape(value)}")
 
 
-def _output(
-    checkpoint: Checkpoint, imported: Plan, plan: Plan, kind: Format, options: PortOptions
-) -> Output:
-    recorded = checkpoint.contents.record.get("origin") or {}
-    exported = outputs.choose_plan(plan, kind, options.as_, recorded)
-    same = exported.origin.dialect.name == imported.origin.dialect.name
-    optimizer = None
-    if not options.weights_only and kind in ("torch", "run"):
-        optimizer = checkpoint.optimizer_state(imported)
-    origin = {
-        "dialect": imported.origin.dialect.name,
-        "class": imported.origin.kind,
-        "order": list(imported.order),
-    }
-    step = checkpoint.contents.record.get("step")
-    companions = {path.name: path for path in checkpoint.contents.companions}
-    if checkpoint.tokenizer_file is not None:
-        # One that was given by hand may have any name.
-        companions["tokenizer.json"] = checkpoint.tokenizer_file
-    return Output(
-        kind,
-        exported,
-        vocabulary=checkpoint.vocabulary,
-        token_ids=checkpoint.token_ids,
-        companions=companions,
-        step=(optimizer.count if optimizer is not None else step) or None,
-        optimizer=optimizer,
-        order=_order(exported, imported.order if same else None, recorded)
-        if kind == "torch"
-        else None,
-        origin=recorded if origin["dialect"] == "jaxformer" else origin,
-        source_config=imported.origin.config if same else {},
-    )
+def _summarize(port: "Port", source: str) -> dict[str, str]:
+    """Returns the lines that say what a port does, by their titles."""
+    from jaxformer.hardware.units import format_count
+    from jaxformer.porting.formats.detection import FORMAT_NAMES
+    from jaxformer.porting.targets import CERTIFICATE
 
-
-def _order(
-    exported: Plan, came_in: Sequence[str] | None, recorded: Mapping[str, Any]
-) -> Sequence[str]:
-    """Their arrays in the order of their model's parameters, by which PyTorch's optimizers count.
-
-    That is how they came in; otherwise that of our modules, which torch_ref shares.
-    """
-    if came_in is not None and exported.origin.dialect.name != "jaxformer":
-        return came_in
-    if recorded.get("dialect") == exported.origin.dialect.name and recorded.get("order"):
-        return list(recorded["order"])
-    links = {name: link for link in exported.links for name in link.target}
-    return list(
-        dict.fromkeys(
-            name for target in declared_order(exported.module) for name in links[target].source
-        )
-    )
-
-
-def _certificate(
-    checkpoint: Checkpoint,
-    imported: Plan,
-    output: Output,
-    digests: dict[str, str],
-    rounding: dict[str, float],
-    folder: Path,
-    hashes: "Future[list[dict[str, Any]]]",
-    options: PortOptions,
-    command: list[str],
-) -> str:
-    target = options.target
-    files = [folder / target.name]
-    if output.is_folder:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-    contents = certificate(
-        command=shlex.join(["jaxformer", "port", *command]),
-        source={
-            "path": options.source,
-            "format": checkpoint.contents.kind,
-            "files": hashes.result(),
-        },
-        target={
-            "path": str(target),
-            "format": output.format,
-            "files": [file_record(path, folder) for path in files],
-        },
-        imported=imported,
-        exported=output.plan,
-        digests=digests,
-        rounding=rounding,
-    )
-    return json.dumps(contents, indent=1, ensure_ascii=False) + "\n"
-
-
-def _summary(
-    checkpoint: Checkpoint,
-    imported: Plan,
-    output: Output,
-    rounding: dict[str, float],
-    options: PortOptions,
-) -> Rows:
-    exported = output.plan
+    imported, output, target = port.imported, port.output, port.target
+    exported, raw = output.plan, port.checkpoint.raw
     dtypes = sorted({tensor.dtype.name for tensor in imported.tensors.values()})
-    count = sum(math.prod(shape) for link in imported.links for shape in link.target_shapes)
     rows = {
-        "from": f"{options.source} · {FORMATS[checkpoint.contents.kind]} · {_whose(imported)}",
-        "to": f"{options.target} · {FORMATS[output.format]} · {_whose(exported)}",
-        "model": f"{len(exported.tensors)} arrays, {format_count(count)} parameters, "
-        + ", ".join(dtypes)
-        + (f" to {options.dtype}" if rounding else ""),
+        "from": f"{source} · {FORMAT_NAMES[raw.kind]} · {_describe_origin(imported)}",
+        "to": f"{target.path} · {FORMAT_NAMES[target.format]} · {_describe_origin(exported)}",
+        "model": f"{len(exported.tensors)} arrays, {format_count(port.parameter_count)} "
+        f"parameters, {', '.join(dtypes)}" + (f" to {target.dtype}" if port.rounding else ""),
     }
     if imported.dropped:
         rows["left out"] = ", ".join(imported.dropped)
-    if rounding:
-        worst = max(rounding, key=lambda name: rounding[name])
-        found = f"at most {rounding[worst]:.3g} ({worst})"
-        rows["rounding"] = found if rounding[worst] else "none: every number is exact"
+    if port.rounding:
+        worst, error = max(port.rounding.items(), key=lambda item: item[1])
+        rows["rounding"] = "none: every number is exact"
+        if error:
+            rows["rounding"] = f"at most {error:.3g} ({worst})"
     if output.optimizer is not None:
         rows["optimizer"] = f"AdamW after {output.optimizer.count} steps"
-    elif checkpoint.contents.optimizer is not None:
+    elif raw.optimizer is not None:
         rows["optimizer"] = "left out" + (
-            "" if options.weights_only else f": {FORMATS[output.format]}s hold none"
+            "" if target.weights_only else f": {FORMAT_NAMES[target.format]}s hold none"
         )
     if output.vocabulary is not None:
         rows["vocabulary"] = f"{len(output.vocabulary)} characters"
-    elif checkpoint.tokenizer_file is not None:
+    elif port.checkpoint.tokenizer_file is not None:
         copied = "copied" if output.is_folder else "left where it is, for sample's --meta"
-        rows["tokenizer"] = f"{checkpoint.tokenizer_file.name}: {copied}"
-    if imported.origin.buffers and output.format != "torch":
-        same = exported.origin.dialect.name == imported.origin.dialect.name
-        if not same:
-            rows["tables"] = (
-                f"the last bits of {', '.join(imported.origin.buffers)} were not those that we "
-                "compute; ours are used"
-            )
-    places = [options.target / CERTIFICATE] if output.is_folder else []
-    rows["certificate"] = ", ".join(
-        str(path) for path in (*places, *_certificates(options, output.format))
-    )
+        rows["tokenizer"] = f"{port.checkpoint.tokenizer_file.name}: {copied}"
+    if imported.origin.buffers and target.format != "torch" and not port.has_same_dialect:
+        rows["tables"] = (
+            f"the last bits of {', '.join(imported.origin.buffers)} differ from what jaxformer "
+            "computes, which is used"
+        )
+    inside = [target.path / CERTIFICATE] if output.is_folder else []
+    rows["certificate"] = ", ".join(map(str, (*inside, *target.certificates)))
     return rows
 
 
-def _whose(plan: Plan) -> str:
+def _describe_origin(plan: "Plan") -> str:
     return f"{plan.origin.dialect.name} {plan.origin.kind}"
 
 
-def _total(output: Output) -> int:
-    """How many bytes will be read."""
-    tensors = list(output.plan.tensors.values())
-    if output.optimizer is not None:
-        tensors += [*output.optimizer.mu.values(), *output.optimizer.nu.values()]
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _certificates(options: PortOptions, kind: Format) -> list[Path]:
-    """Where a certificate goes, beside the one in a folder."""
-    if options.certificate is not None:
-        return [options.certificate]
-    if kind in FOLDERS:
-        return []
-    return [options.target.with_name(options.target.name + ".certificate.json")]
-
-
-def _file_records(files: tuple[Path, ...], source: Path) -> list[dict[str, Any]]:
-    root = source if source.is_dir() else source.parent
-    return [file_record(path, root) for path in files]
-
-
 @contextlib.contextmanager
-def _local(options: PortOptions, console: Console) -> Iterator[Path]:
-    """The source as a path, fetched if need be."""
+def _local_source(options: PortOptions, console: "Console") -> Iterator[Path]:
+    """Gives the source as a path, after it was fetched if need be."""
+    from jaxformer.porting.formats.download import fetched, is_address
+
     if not is_address(options.source):
         yield Path(options.source)
         return
@@ -271,15 +192,19 @@ def _local(options: PortOptions, console: Console) -> Iterator[Path]:
         )
     folder = next(path for path in options.target.absolute().parents if path.is_dir())
     with (
-        _bar(console, "fetching", None) as advance,
+        _progress_bar(console, "fetching", None) as advance,
         fetched(options.source, options.sha256, folder, advance) as path,
     ):
         yield path
 
 
 @contextlib.contextmanager
-def _bar(console: Console, what: str, total: int | None) -> Iterator[Any]:
-    """A progress bar over bytes, where there is a terminal."""
+def _progress_bar(
+    console: "Console", what: str, total: int | None
+) -> Iterator[Callable[[int], None]]:
+    """Shows a bar over bytes if there is a terminal; gives what advances it."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     bar = Progress(
         TextColumn(f"[bold]{what}"),
         BarColumn(),

@@ -135,7 +135,7 @@ def run(arguments: Sequence[str]) -> None:
         step=options.step,
         best=options.best,
     )
-    for warning in checkpoint.contents.warnings:
+    for warning in checkpoint.raw.warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
     plan = language_model(checkpoint)
     ids = _parse_ids(options.prompt_ids)

@@ -82,7 +82,7 @@ class _Comparison:
             options.candidate, "b", dialect=options.dialect_b, config=options.config_b
         )
         for source in (self.source_a, self.source_b):
-            for warning in source.checkpoint.contents.warnings:
+            for warning in source.checkpoint.raw.warnings:
                 print(f"jaxformer: warning: {warning}", file=sys.stderr)
         check_alike(self.source_a, self.source_b)
         self.source_b = in_layout_of(self.source_a, self.source_b)

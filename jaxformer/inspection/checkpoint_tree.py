@@ -13,8 +13,8 @@ from rich.tree import Tree
 from jaxformer.errors import JaxformerError
 from jaxformer.hardware.units import format_count, format_file_size
 from jaxformer.porting.checkpoint import Checkpoint
+from jaxformer.porting.formats.detection import FORMAT_NAMES
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.formats.text import FORMATS
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.plans import Plan
 
@@ -34,16 +34,16 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         plan = checkpoint.plan()
     except JaxformerError as error:
         problem = str(error)
-    tensors = checkpoint.contents.tensors
+    tensors = checkpoint.raw.tensors
     ties = [{"name": a, "to": b} for a, b in _ties(tensors, plan)]
     tied = {tie["name"] for tie in ties}
     counted = [t.shape for name, t in tensors.items() if name not in tied]
     if plan is not None:
         counted = [shape for link in plan.links for shape in link.source_shapes]
-    record = checkpoint.contents.record
+    record = checkpoint.raw.record
     facts = {
         "path": str(checkpoint.path),
-        "format": checkpoint.contents.kind,
+        "format": checkpoint.raw.kind,
         "dialect": checkpoint.dialect if plan is None else plan.origin.dialect.name,
         "class": None if plan is None else plan.origin.kind,
         "problem": problem,
@@ -52,7 +52,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "dtypes": sorted({tensor.dtype.name for tensor in tensors.values()}),
         "tied": ties,
         "step": record.get("step"),
-        "optimizer": checkpoint.contents.optimizer is not None,
+        "optimizer": checkpoint.raw.optimizer is not None,
         "vocabulary": checkpoint.vocabulary,
         "tokenizer": checkpoint.tokenizer_file and str(checkpoint.tokenizer_file),
         "token_ids": checkpoint.token_ids,
@@ -95,7 +95,7 @@ def print_tree(title: str, facts: dict[str, Any]) -> None:
 
 def _tree(title: str, facts: dict[str, Any]) -> Tree:
     origin = " ".join(facts[n] for n in ("dialect", "class") if n in facts) or "unknown"
-    head = Tree(f"[bold]{escape(title)}[/] · {FORMATS[facts['format']]} · {escape(origin)}")
+    head = Tree(f"[bold]{escape(title)}[/] · {FORMAT_NAMES[facts['format']]} · {escape(origin)}")
     head.add(
         f"{format_count(facts['parameters'])} parameters, {len(facts['tensors'])} arrays, "
         f"{format_file_size(facts['bytes'])}, {', '.join(facts['dtypes'])}"

@@ -12,13 +12,13 @@ from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.dialects import detect_dialect, find_dialect
-from jaxformer.porting.formats.readers import (
+from jaxformer.porting.formats.raw_checkpoints import (
     TOKEN_IDS,
     Moments,
     RawCheckpoint,
     read_config,
-    read_contents,
     read_meta,
+    read_raw_checkpoint,
 )
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.casts import cast
@@ -43,7 +43,7 @@ class Checkpoint:
     """
 
     path: Path
-    contents: RawCheckpoint
+    raw: RawCheckpoint
     dialect: str | None
     config: Any
     vocabulary: str | None
@@ -60,7 +60,7 @@ class Checkpoint:
             UsageError: its dialect cannot be told, or its settings do not make a model of ours.
             CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
         """
-        tensors = self.contents.tensors
+        tensors = self.raw.tensors
         found = (
             detect_dialect(tensors, config=self.config)
             if self.dialect is None
@@ -71,7 +71,7 @@ class Checkpoint:
 
     def _kinds(self) -> list[str]:
         """What the checkpoint says its class is."""
-        named = [self.contents.record.get("class")]
+        named = [self.raw.record.get("class")]
         if isinstance(self.config, Mapping) and isinstance(self.config.get("architectures"), list):
             named += self.config["architectures"]
         return [kind for kind in named if isinstance(kind, str)]
@@ -86,7 +86,7 @@ class Checkpoint:
             UsageError: it is another optimizer.
             CheckpointError: it does not fit the model.
         """
-        optimizer = self.contents.optimizer
+        optimizer = self.raw.optimizer
         if isinstance(optimizer, Moments):
             manifest = optimizer.manifest
             settings = _optimizer_settings(manifest)
@@ -163,16 +163,16 @@ def open_checkpoint(
     if dialect is not None:
         find_dialect(dialect)
     path = Path(path)
-    contents = read_contents(path, step, best=best)
-    record = contents.record
+    raw = read_raw_checkpoint(path, step, best=best)
+    record = raw.record
     if isinstance(config, str | Path):
         config = read_config(Path(config))
     config = record.get("config") if config is None else config
     if isinstance(config, Mapping):
         config = as_config(config)
-    files = [c for c in contents.companions if c.name == "tokenizer.json"]
+    files = [c for c in raw.companions if c.name == "tokenizer.json"]
     vocabulary = record.get("vocabulary")
-    if meta is None and contents.kind == "torch" and (path.parent / "meta.pkl").is_file():
+    if meta is None and raw.kind == "torch" and (path.parent / "meta.pkl").is_file():
         meta = path.parent / "meta.pkl" if vocabulary is None else None
     if meta is not None and _is_json(Path(meta)):
         vocabulary, files = None, [Path(meta)]
@@ -180,7 +180,7 @@ def open_checkpoint(
         vocabulary = read_meta(Path(meta))
     return Checkpoint(
         path,
-        contents,
+        raw,
         dialect or record.get("dialect"),
         config,
         vocabulary or None,

@@ -1,4 +1,4 @@
-"""What is to be written, and how each format holds it."""
+"""What a port writes, and how each format holds it."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.errors import CheckpointError
-from jaxformer.porting.formats.readers import RECORD, record_text
+from jaxformer.porting.formats.raw_checkpoints import RECORD
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.formats.torch_writer import write_torch_file
@@ -26,18 +26,18 @@ Progress = Callable[[int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What is to be written.
+    """What a port writes.
 
     Attributes:
         format: a ``.safetensors`` file, a PyTorch file, a Hugging Face folder or a run's folder.
-        plan: the export.
-        vocabulary: the characters in the order of their ids, where they are known.
+        plan: from the model to the names that are written.
+        vocabulary: the characters in the order of their ids, if they are known.
         token_ids: see ``Checkpoint``.
-        companions: files of a tokenizer, by the name under which folders get a copy.
-        step: how many optimizer steps the weights have behind them.
+        companions: files of a tokenizer, by the name under which a folder gets a copy.
+        step: how many optimizer steps the weights have been trained for.
         optimizer: AdamW's state; only PyTorch files and runs hold one.
-        order: the names of their parameters in the order of their model, where it is known.
-        origin: the dialect and class that the names came from, and the order of the arrays there.
+        order: the parameters' names in the order of the PyTorch model, if it is known.
+        origin: the dialect and class that the arrays came from, and their order there.
         source_config: the config.json that the model came with, if its dialect is the plan's.
     """
 
@@ -58,7 +58,7 @@ class Output:
         return self.format in FOLDERS
 
     def record(self) -> dict[str, Any]:
-        """What is to be known of the arrays beside their names; ``open_checkpoint`` reads it."""
+        """Returns what is stored beside the arrays, for ``open_checkpoint``."""
         known = {
             "dialect": self.plan.origin.dialect.name,
             "class": self.plan.origin.kind,
@@ -70,30 +70,35 @@ class Output:
         return {name: value for name, value in known.items() if value is not None}
 
     def config(self) -> dict[str, Any]:
-        """Our config where one says all; otherwise the settings of their class."""
+        """Returns jaxformer's config if the model has one, else the settings of its class."""
         module = self.plan.module
         if type(module) in MODEL_OF_CONFIG.values():
             return dataclasses.asdict(module.config)
         settings = self.plan.module_mapping.settings(module)
-        # torch_ref's parts give themselves as their settings, and those are no values to write.
+        # Some settings of torch_ref are modules, which cannot be written.
         plain = {name: value for name, value in settings.items() if _is_plain(value)}
         return {"class": self.plan.origin.kind, **plain}
 
 
 def _write_safetensors(output: Output, path: Path, progress: Progress) -> dict[str, str]:
-    metadata = {"format": "pt", RECORD: record_text(output.record())}
-    return write_safetensors(path, output.plan.tensors, metadata, progress)
+    return write_safetensors(path, output.plan.tensors, _metadata(output.record()), progress)
+
+
+def _metadata(record: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the metadata of a safetensors file; other libraries look for its "format"."""
+    known = {RECORD: json.dumps(record, ensure_ascii=False)} if record else {}
+    return {"format": "pt", **known}
 
 
 def _write_torch(output: Output, path: Path, progress: Progress) -> dict[str, str]:
     tensors = output.plan.tensors
-    # As a state dict has them, which PyTorch's optimizers count by.
+    # In the order of the model's state dict, by which PyTorch's optimizers count.
     names = dict.fromkeys(name for name in (*(output.order or ()), *tensors) if name in tensors)
     tree: dict[str, Any] = {"model": {n: tensors[n] for n in names}, **output.record()}
     if output.optimizer is not None:
         tree["optimizer"] = write_optimizer(output.optimizer, output.plan, output.order)
     if tree["dialect"] == "nanogpt":
-        # What its own scripts look for.
+        # nanoGPT's own scripts read these.
         tree["model_args"] = output.plan.module_mapping.settings(output.plan.module)
         tree |= {"iter_num": output.step or 0, "best_val_loss": 1e9}
     digests = write_torch_file(path, tree, progress)
@@ -104,13 +109,12 @@ def _write_torch(output: Output, path: Path, progress: Progress) -> dict[str, st
 
 def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
     plan = output.plan
-    # The format has no ties: transformers ties what the config says is tied.
+    # The format has no ties: transformers ties the arrays that the config says are tied.
     aliases = plan.module_mapping.aliases
     linked = {name for link in plan.links for name in link.source}
     tensors = {n: t for n, t in plan.tensors.items() if n in linked or n not in aliases}
     record = {k: v for k, v in output.record().items() if k in ("vocabulary", "step")}
-    metadata = {"format": "pt"} | ({RECORD: record_text(record)} if record else {})
-    digests = write_safetensors(folder / "model.safetensors", tensors, metadata, progress)
+    digests = write_safetensors(folder / "model.safetensors", tensors, _metadata(record), progress)
     dtypes = {tensors[name].dtype.name for name in linked}
     config = {
         **{
@@ -139,7 +143,7 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
         arrays: dict[str, Any] = {}
         for name, tensor in tensors.items():
             array = tensor.read()
-            # Orbax copies what is numpy's, but JAX holds float64 only where it is told to.
+            # Orbax copies numpy arrays but not JAX's; JAX holds float64 only if it is set to.
             narrow = array.dtype != np.float64
             arrays[name] = jax.device_put(array, processor) if narrow else array
             progress(tensor.nbytes)
@@ -190,7 +194,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def declared_order(module: Any) -> list[str]:
-    """The names of a model's parameters in the order in which its constructor makes them."""
+    """Returns the parameters' names in the order in which the model's constructor makes them."""
     build = MODEL_OF_CONFIG.get(type(getattr(module, "config", None)))
     if build is None:
         return _parameters(module)

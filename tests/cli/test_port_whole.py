@@ -34,7 +34,7 @@ import numpy as np
 from jaxformer.cli.main import main
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
-import jaxformer.cli.port, jaxformer.porting.dialects.nanogpt
+import jaxformer.porting.port, jaxformer.porting.dialects.nanogpt
 import jaxformer.porting.dialects.torch_ref
 folder, D, V, T = sys.argv[1], *json.loads(sys.argv[2]).values()
 shapes = {"transformer.wte.weight": (V, D), "transformer.wpe.weight": (T, D)}

@@ -208,7 +208,7 @@ def test_the_optimizer_is_left_out_where_it_must_be_or_shall_be(empty_folder):
     assert "left out: safetensors files hold none" in port(path, "out.safetensors")
     assert "left out\n" in port(path, "out.pt", "--weights-only")
     assert "optimizer" not in torch.load("out.pt", weights_only=True)
-    assert open_checkpoint("out.pt").contents.optimizer is None
+    assert open_checkpoint("out.pt").raw.optimizer is None
 
 
 def test_a_model_is_loaded_by_our_names(sources, state, empty_folder):

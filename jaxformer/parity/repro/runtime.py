@@ -29,7 +29,7 @@ from jaxformer.parity.repro.modules import (
 )
 from jaxformer.parity.tolerance import judge
 from jaxformer.parity.trace import isolated_run, jax_trace
-from jaxformer.porting.formats.readers import read_config
+from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 

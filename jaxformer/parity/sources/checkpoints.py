@@ -203,7 +203,7 @@ def load_reference(source: Source) -> Reference:
     """
     torch = require_torch()
     library, remark = "", ""
-    if source.checkpoint.contents.kind == "huggingface":
+    if source.checkpoint.raw.kind == "huggingface":
         if importlib.util.find_spec("transformers") is None:
             remark = ", as transformers is not installed"
         else:

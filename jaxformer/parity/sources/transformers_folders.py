@@ -63,7 +63,7 @@ def _check_loaded(module: Any, source: "Source") -> None:
         CheckpointError: it is not.
     """
     loaded = tensors_of(module.state_dict())
-    inside = source.checkpoint.contents.tensors
+    inside = source.checkpoint.raw.tensors
     wrong = [
         name
         for name in loaded.keys() & inside.keys()

@@ -23,6 +23,17 @@ Kind = Literal[
     "checkpoint",
     "orbax",
 ]
+# What people read.
+FORMAT_NAMES: dict[str, str] = {
+    "safetensors": "safetensors file",
+    "safetensors_index": "safetensors files",
+    "torch": "PyTorch file",
+    "torch_index": "PyTorch files",
+    "huggingface": "Hugging Face folder",
+    "run": "run folder",
+    "checkpoints": "run folder",
+    "checkpoint": "run folder",
+}
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",

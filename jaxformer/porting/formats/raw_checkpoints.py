@@ -1,7 +1,6 @@
-"""What each format holds, before anybody asks whose model it is."""
+"""What a checkpoint of any format holds, before it is known which dialect its names belong to."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,22 @@ from jaxformer.storage.local_files import LocalFile, safe_repr
 from jaxformer.storage.strict_json import parse_json
 
 MAX_CONFIG_BYTES = 16 << 20
-# Where the state dict, the settings and the optimizer lie in what people save, the first first.
+# Under which keys people save the state dict, the settings, the optimizer and the step; the first
+# that is there counts.
 STATE_DICTS = ("model", "state_dict", "model_state_dict", "weights")
 CONFIGS = ("config", "model_args", "model_config", "hyper_parameters")
 OPTIMIZERS = ("optimizer", "optimizer_state_dict")
 STEPS = ("step", "iter_num", "global_step")
-# Beside the weights of a Hugging Face folder: what makes tokens, and how to generate with them.
+# Files of a tokenizer, and settings of generation, beside the weights of a Hugging Face folder.
 COMPANIONS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja",
     "generation_config.json",
 )  # fmt: skip
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# The name of our record in the metadata of a safetensors file.
+# The name of jaxformer's record in the metadata of a safetensors file.
 RECORD = "jaxformer"
-
-
-# What a record may say, and of which type; anything else in it is passed over.
+# What a record may hold, and of which type; anything else in it is ignored.
 RECORDED: dict[str, type] = {
     "dialect": str, "class": str, "config": dict, "vocabulary": str, "token_ids": dict,
     "step": int, "origin": dict,
@@ -47,11 +45,11 @@ RECORDED: dict[str, type] = {
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """The optimizer's state in a run of ours.
+    """AdamW's state in a training run of jaxformer.
 
     Attributes:
-        mu: by our names.
-        nu: by our names.
+        mu: first moments, by the paths of their parameters.
+        nu: second moments.
         manifest: of the step.
     """
 
@@ -62,16 +60,16 @@ class Moments:
 
 @dataclasses.dataclass(frozen=True)
 class RawCheckpoint:
-    """What a path holds.
+    """What a path holds, as it is stored.
 
     Attributes:
         kind: its format.
-        files: all that was read, the weights first.
-        tensors: the model's, by their names; ours where it is a run of ours.
-        record: what says more about them, as far as it is there: the names of ``RECORDED``.
+        files: all files that were read, the weights first.
+        tensors: the model's arrays, by their names in the file.
+        record: what else is known of them: some of the names in ``RECORDED``.
         companions: files of a tokenizer beside it.
         optimizer: a PyTorch optimizer's state dict, or ``Moments``.
-        warnings: what was passed over.
+        warnings: damaged steps of a run that were skipped.
     """
 
     kind: Kind
@@ -83,8 +81,10 @@ class RawCheckpoint:
     warnings: tuple[str, ...] = ()
 
 
-def read_contents(path: Path, step: int | None = None, *, best: bool = False) -> RawCheckpoint:
-    """What a file or folder holds, told by its content.
+def read_raw_checkpoint(
+    path: Path, step: int | None = None, *, best: bool = False
+) -> RawCheckpoint:
+    """Reads what a file or folder holds; the format is detected from the content.
 
     Args:
         path: the file or folder.
@@ -94,18 +94,18 @@ def read_contents(path: Path, step: int | None = None, *, best: bool = False) ->
     Raises:
         CheckpointError: it is missing, damaged, or no checkpoint.
         UnsafeFileError: opening it could do harm.
-        UsageError: a step of something that has none.
+        UsageError: a step was given, and the format has no steps.
         ResourceError: it cannot be read.
     """
-    contents = _read(path, detect(path), step, best)
+    raw = _read(path, detect(path), step, best)
     record = {
-        name: contents.record[name]
+        name: raw.record[name]
         for name, kind in RECORDED.items()
-        if type(contents.record.get(name)) is kind
+        if type(raw.record.get(name)) is kind
     }
     if not 0 <= record.get("step", 0) < 2**31:
         raise CheckpointError(f"{path} is damaged: it claims to be of step {record['step']}")
-    return dataclasses.replace(contents, record=record)
+    return dataclasses.replace(raw, record=record)
 
 
 def _read(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint:
@@ -115,22 +115,22 @@ def _read(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint
         raise UsageError(f"{path} has one checkpoint alone: leave out --step and --best")
     if kind == "orbax":
         raise CheckpointError(
-            f"{path} is an Orbax folder without our MANIFEST.json, so nothing tells whether it is "
-            "whole; name the run's folder"
+            f"{path} is an Orbax folder without jaxformer's MANIFEST.json, so it cannot be "
+            "verified; name the run's folder"
         )
     if kind == "huggingface":
         return _read_folder(path)
-    contents = READERS[kind](path, kind)
+    raw = READERS[kind](path, kind)
     config = path.parent / "config.json"
-    if "config" not in contents.record and config.is_file():
+    if "config" not in raw.record and config.is_file():
         found = read_config(config)
         if "model_type" in found:
-            return _with_sidecars(contents, path.parent, found)
-    return contents
+            return _with_sidecars(raw, path.parent, found)
+    return raw
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings of a JSON file.
+    """Reads settings from a JSON file.
 
     Raises:
         CheckpointError: it is missing or no JSON object.
@@ -144,7 +144,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_meta(path: Path) -> str:
-    """The characters of nanoGPT's ``meta.pkl``, in the order of their ids.
+    """Reads the characters of nanoGPT's ``meta.pkl``, in the order of their ids.
 
     Raises:
         CheckpointError: it is missing, damaged, or holds no vocabulary of characters.
@@ -164,17 +164,17 @@ def read_meta(path: Path) -> str:
 def _read_folder(path: Path) -> RawCheckpoint:
     weights = next(path / name for name in WEIGHTS if (path / name).is_file())
     kind = detect(weights)
-    contents = dataclasses.replace(READERS[kind](weights, kind), kind="huggingface")
-    return _with_sidecars(contents, path, read_config(path / "config.json"))
+    raw = dataclasses.replace(READERS[kind](weights, kind), kind="huggingface")
+    return _with_sidecars(raw, path, read_config(path / "config.json"))
 
 
-def _with_sidecars(contents: RawCheckpoint, folder: Path, config: dict[str, Any]) -> RawCheckpoint:
-    """The weights with the config.json, and the tokenizer, that lie beside them."""
+def _with_sidecars(raw: RawCheckpoint, folder: Path, config: dict[str, Any]) -> RawCheckpoint:
+    """Adds the config.json and the tokenizer that lie beside the weights."""
     ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
-    record = {k: v for k, v in contents.record.items() if k in ("vocabulary", "step")}
+    record = {k: v for k, v in raw.record.items() if k in ("vocabulary", "step")}
     return dataclasses.replace(
-        contents,
-        files=(*contents.files, folder / "config.json"),
+        raw,
+        files=(*raw.files, folder / "config.json"),
         record={**record, "config": config, "token_ids": ids},
         companions=tuple(folder / name for name in COMPANIONS if (folder / name).is_file()),
     )
@@ -200,7 +200,7 @@ def _read_torch(path: Path, kind: Kind) -> RawCheckpoint:
     place = next((name for name in STATE_DICTS if isinstance(tree.get(name), dict)), None)
     state = tree if place is None else tree[place]
     others = [name for name, value in state.items() if not isinstance(value, StoredTensor)]
-    # Modules with a state of their own (``_extra_state``) have nothing that we could place.
+    # The own state of a module (``_extra_state``) has no counterpart in JAX.
     if others or not state:
         where = "at its top" if place is None else f"in {place}"
         raise CheckpointError(
@@ -224,7 +224,7 @@ def _read_torch(path: Path, kind: Kind) -> RawCheckpoint:
 
 
 def _torch_record(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """What lies beside a state dict, under the names that people give it."""
+    """Returns what is stored beside a state dict, under the keys of ``RECORDED``."""
     record = {name: tree[name] for name in ("dialect", "class", "token_ids") if name in tree}
     # nanoGPT's config is that of the training run; its model_args are the model's.
     order = ("model_args", *CONFIGS) if "dialect" not in record else CONFIGS
@@ -273,7 +273,7 @@ def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckp
         arrays, manifest, warnings = CheckpointFolder(folder).choose(step, best=best)
         here, parameters = folder / str(manifest["step"]), _stored(arrays["parameters"])
     except (LookupError, TypeError, AttributeError) as error:
-        # A manifest that agrees with itself, but was not written by us.
+        # A manifest with a correct seal, but not written by jaxformer.
         raise CheckpointError(f"{folder} has a manifest that lacks {error}") from error
     root = folder.parent
     optimizer = Moments(_stored(arrays.get("mu", {})), _stored(arrays.get("nu", {})), manifest)
@@ -302,16 +302,11 @@ def _text(name: Any, path: Path) -> str:
     return name
 
 
-def record_text(record: Mapping[str, Any]) -> str:
-    """A record as the metadata of a safetensors file holds it."""
-    return json.dumps(record, ensure_ascii=False)
-
-
 READERS: dict[Kind, Callable[[Path, Kind], RawCheckpoint]] = {
     "safetensors": _read_safetensors,
     "safetensors_index": _read_safetensors,
     "torch": _read_torch,
-    # Those two are refused there, each with its reason.
+    # ``read_torch_file`` rejects these two, each with its reason.
     "torch_legacy": _read_torch,
     "pickle": _read_torch,
     "torch_index": _read_torch_shards,

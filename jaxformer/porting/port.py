@@ -1,0 +1,244 @@
+"""A port: plan it, write it under a temporary name, read it back, certify it, rename it."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from jaxformer.errors import ResourceError
+from jaxformer.porting.certificate import certificate, file_record
+from jaxformer.porting.checkpoint import Checkpoint
+from jaxformer.porting.mapping.casts import DTYPES, cast
+from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.targets import CERTIFICATE, PortTarget, check_replaceable, plan_target
+from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress, declared_order
+from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """A port that can be written.
+
+    Attributes:
+        checkpoint: the source.
+        target: where it is written.
+        imported: the plan from the source's names to the model.
+        output: what is written.
+        rounding: the largest rounding error of each array that is cast, by its path in the model.
+    """
+
+    checkpoint: Checkpoint
+    target: PortTarget
+    imported: Plan
+    output: Output
+    rounding: Mapping[str, float]
+
+    @property
+    def has_same_dialect(self) -> bool:
+        """Whether the source's names are those of the target."""
+        return self.output.plan.origin.dialect.name == self.imported.origin.dialect.name
+
+    @property
+    def parameter_count(self) -> int:
+        """How many parameters the model has; tied ones count once."""
+        shapes = (shape for link in self.imported.links for shape in link.target_shapes)
+        return sum(map(math.prod, shapes))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of arrays will be read."""
+        tensors = list(self.output.plan.tensors.values())
+        if self.output.optimizer is not None:
+            tensors += [*self.output.optimizer.mu.values(), *self.output.optimizer.nu.values()]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def plan_port(checkpoint: Checkpoint, target: PortTarget, ignore: Sequence[str] = ()) -> Port:
+    """Plans a port; only arrays that are cast are read.
+
+    Args:
+        checkpoint: the source.
+        target: where it is to be written.
+        ignore: patterns of names to leave out.
+
+    Raises:
+        UsageError: the source's dialect is unknown, or the target's cannot hold the model.
+        CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
+    """
+    imported = checkpoint.plan(ignore)
+    plan, rounding = imported, dict[str, float]()
+    if target.dtype is not None:
+        tensors, rounding = cast(imported.tensors, DTYPES[target.dtype])
+        plan = dataclasses.replace(imported, tensors=tensors)
+    recorded = checkpoint.raw.record.get("origin") or {}
+    exported = plan_target(plan, target, recorded)
+    output = _plan_output(checkpoint, imported, exported, target, recorded)
+    return Port(checkpoint, target, imported, output, rounding)
+
+
+def _plan_output(
+    checkpoint: Checkpoint,
+    imported: Plan,
+    exported: Plan,
+    target: PortTarget,
+    recorded: Mapping[str, Any],
+) -> Output:
+    has_same_dialect = exported.origin.dialect.name == imported.origin.dialect.name
+    optimizer = None
+    if not target.weights_only and target.format in ("torch", "run"):
+        optimizer = checkpoint.optimizer_state(imported)
+    order = None
+    if target.format == "torch":
+        order = _parameter_order(exported, imported if has_same_dialect else None, recorded)
+    origin: Mapping[str, Any] = {
+        "dialect": imported.origin.dialect.name,
+        "class": imported.origin.kind,
+        "order": list(imported.order),
+    }
+    companions = {path.name: path for path in checkpoint.raw.companions}
+    if checkpoint.tokenizer_file is not None:
+        # One that was given by hand may have any name.
+        companions["tokenizer.json"] = checkpoint.tokenizer_file
+    step = checkpoint.raw.record.get("step") if optimizer is None else optimizer.count
+    return Output(
+        target.format,
+        exported,
+        vocabulary=checkpoint.vocabulary,
+        token_ids=checkpoint.token_ids,
+        companions=companions,
+        step=step or None,
+        optimizer=optimizer,
+        order=order,
+        origin=recorded if origin["dialect"] == "jaxformer" else origin,
+        source_config=imported.origin.config if has_same_dialect else {},
+    )
+
+
+def _parameter_order(
+    exported: Plan, imported: Plan | None, recorded: Mapping[str, Any]
+) -> Sequence[str]:
+    """Returns the names in the order of the PyTorch model, by which its optimizers count.
+
+    That is the order in which they came in; otherwise that of jaxformer's modules, which torch_ref
+    shares.
+    """
+    dialect = exported.origin.dialect.name
+    if imported is not None and dialect != "jaxformer":
+        return imported.order
+    if recorded.get("dialect") == dialect and recorded.get("order"):
+        return list(recorded["order"])
+    links = {name: link for link in exported.links for name in link.target}
+    ordered = (links[target].source for target in declared_order(exported.module))
+    return list(dict.fromkeys(name for names in ordered for name in names))
+
+
+def write_port(
+    port: Port, *, source: str, command: str, progress: Progress = lambda count: None
+) -> int:
+    """Writes a port under a temporary name, reads it back, and renames it when all is correct.
+
+    Args:
+        port: what is written, and where; missing folders above it are created.
+        source: what the user called the source, for the certificate.
+        command: the whole command, for the certificate.
+        progress: called after each array with its size in bytes.
+
+    Returns:
+        The number of arrays that were written, read back and compared.
+
+    Raises:
+        UsageError: something has the target's path and is not to be replaced.
+        ResourceError: the disk is full or may not be written; nothing is left behind.
+    """
+    target, raw = port.target, port.checkpoint.raw
+    path, output = target.path, port.output
+    check_replaceable(path, target.format, overwrite=target.overwrite)
+    with ThreadPoolExecutor(1) as pool, _temporary_folder(target) as temporary:
+        # Hashing needs no Python while it runs: the source is hashed while the target is written.
+        hashes = pool.submit(_file_records, raw.files, port.checkpoint.path)
+        written = temporary if output.is_folder else temporary / path.name
+        digests = WRITERS[target.format](output, written, progress)
+        files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
+        record = certificate(
+            command=command,
+            source={"path": source, "format": raw.kind, "files": hashes.result()},
+            target={
+                "path": str(path),
+                "format": target.format,
+                "files": [file_record(file, temporary) for file in files],
+            },
+            imported=port.imported,
+            exported=output.plan,
+            digests=digests,
+            rounding=port.rounding,
+        )
+        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+        inside = [temporary / CERTIFICATE] if output.is_folder else []
+        for file in (*target.certificates, *inside):
+            atomic_write_bytes(file, text.encode())
+        sync_path(temporary)
+        _replace(written, path)
+        sync_path(path.parent)
+    return len(digests)
+
+
+@contextlib.contextmanager
+def _temporary_folder(target: PortTarget) -> Iterator[Path]:
+    """A folder beside the target that is removed at the end; after an error nothing is left."""
+    path = target.path
+    made = [folder for folder in path.parents if not folder.exists()]
+    new = [file for file in target.certificates if not file.exists()]
+    temporary = temporary_path(path)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+    except BaseException as error:
+        for file in new:
+            file.unlink(missing_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}; check the folder"
+            raise ResourceError.could_not("write", path, reason) from error
+        if isinstance(error, ResourceError) and error.path is not None:
+            raise _with_final_path(error, error.path, temporary, target) from error
+        raise
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _with_final_path(
+    error: ResourceError, path: Path, temporary: Path, target: PortTarget
+) -> ResourceError:
+    """Returns the error about the path that the user knows, in place of a temporary one."""
+    if not path.is_relative_to(temporary):
+        return error
+    is_folder = target.format in FOLDERS
+    final = (target.path if is_folder else target.path.parent) / path.relative_to(temporary)
+    return ResourceError.could_not(error.action, final, error.reason)
+
+
+def _replace(written: Path, path: Path) -> None:
+    """Renames what was written; a folder that has the name is removed."""
+    if not path.is_dir():
+        written.replace(path)
+        return
+    old = written.with_suffix(".old")
+    path.rename(old)
+    try:
+        written.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _file_records(files: Sequence[Path], source: Path) -> list[dict[str, Any]]:
+    root = source if source.is_dir() else source.parent
+    return [file_record(path, root) for path in files]

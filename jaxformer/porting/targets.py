@@ -1,0 +1,165 @@
+"""Where a port writes: the path, its format, and the dialect whose names the arrays get."""
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxformer.errors import UsageError
+from jaxformer.porting.dialects import DIALECTS, find_dialect
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
+from jaxformer.porting.mapping.plans import Plan, plan_export
+from jaxformer.porting.writers import FOLDERS, Format
+
+CERTIFICATE = "certificate.json"
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+@dataclasses.dataclass(frozen=True)
+class PortTarget:
+    """What a port writes, and where.
+
+    Attributes:
+        path: the file or folder.
+        format: what it is.
+        certificates: where the certificate is written, besides ``CERTIFICATE`` in a folder.
+        dialect: whose names the arrays get; None leaves the choice to ``plan_target``.
+        dtype: what the weights are rounded to, or None.
+        weights_only: whether the optimizer's state is left out.
+        overwrite: whether to replace what has the path already.
+    """
+
+    path: Path
+    format: Format
+    certificates: tuple[Path, ...]
+    dialect: str | None = None
+    dtype: str | None = None
+    weights_only: bool = False
+    overwrite: bool = False
+
+
+def choose_target(
+    path: Path,
+    to: Literal["torch", "jax", "hf"] | None = None,
+    certificate: Path | None = None,
+    *,
+    overwrite: bool = False,
+    **settings: Any,
+) -> PortTarget:
+    """Chooses the format by ``to`` and the suffix, and checks that the target may be written.
+
+    Args:
+        path: the file or folder.
+        to: a PyTorch file, a run's folder or a Hugging Face folder.
+        certificate: where to write the certificate; by default beside a file.
+        overwrite: whether what is there may be replaced.
+        settings: ``dialect``, ``dtype`` and ``weights_only`` of ``PortTarget``.
+
+    Raises:
+        UsageError: ``to`` and the suffix do not agree, or something is there already.
+    """
+    kind = _choose_format(path, to)
+    certificates = [path.with_name(f"{path.name}.{CERTIFICATE}")] if kind not in FOLDERS else []
+    if certificate is not None:
+        certificates = [certificate]
+    check_replaceable(path, kind, overwrite=overwrite)
+    for file in certificates:
+        if file.exists() and not overwrite:
+            raise UsageError(f"{file} exists: give another --certificate, or --overwrite")
+    return PortTarget(path, kind, tuple(certificates), overwrite=overwrite, **settings)
+
+
+def _choose_format(path: Path, to: str | None) -> Format:
+    suffix = path.suffix.lower()
+    if to == "hf":
+        return "huggingface"
+    if suffix == ".safetensors":
+        return "safetensors"
+    if to != "jax" and (to == "torch" or suffix in TORCH_SUFFIXES):
+        return "torch"
+    if suffix in TORCH_SUFFIXES:
+        raise UsageError(f"{path}: --to jax writes a folder or a .safetensors file; name one")
+    return "run"
+
+
+def check_replaceable(path: Path, to: Format, *, overwrite: bool) -> None:
+    """Checks that the path is free, or holds only what a port wrote and may be replaced.
+
+    Raises:
+        UsageError: it may not be replaced.
+    """
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise UsageError(f"{path} exists: give another name, or --overwrite")
+    is_folder = to in FOLDERS
+    if path.is_dir() is not is_folder or path.is_symlink():
+        raise UsageError(f"{path} is something else than would be written: give another name")
+    if not is_folder:
+        return
+    try:
+        certificate = json.loads((path / CERTIFICATE).read_bytes())
+        written = {Path(file["path"]).parts[0] for file in certificate["target"]["files"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        raise UsageError(
+            f"{path} was not made by jaxformer port, and is not replaced: give another name"
+        ) from None
+    others = sorted({entry.name for entry in path.iterdir()} - written - {CERTIFICATE})
+    if others:
+        raise UsageError(
+            f"{path} holds more than jaxformer port wrote ({', '.join(others[:5])}), and is not "
+            "replaced: give another name"
+        )
+
+
+def plan_target(plan: Plan, target: PortTarget, recorded: Mapping[str, Any]) -> Plan:
+    """Plans how an imported model is exported to a target.
+
+    Args:
+        plan: the import.
+        target: by default it gets the names that the arrays came with, or else those of torch_ref;
+            a Hugging Face folder gets those of the first dialect that can hold the model.
+        recorded: the dialect and class from which a run's arrays were ported.
+
+    Raises:
+        UsageError: no dialect, or not the one that is wanted, can hold the model.
+    """
+    source, dialect = plan.origin, target.dialect
+    if target.format == "run":
+        return _plan_run(plan, dialect)
+    name = source.dialect.name if source.dialect.name != "jaxformer" else recorded.get("dialect")
+    if target.format != "huggingface":
+        chosen = find_dialect(dialect or name or "torch_ref")
+        return plan_export(plan.module, plan.tensors, chosen, origin=source)
+    published = [name for name in DIALECTS if find_dialect(name).model_types]
+    if dialect is None and name in published:
+        dialect = name
+    if dialect is not None:
+        chosen = find_dialect(dialect)
+        if not chosen.model_types:
+            raise UsageError(f"{dialect} is not of Hugging Face: choose {', '.join(published)}")
+        return plan_export(plan.module, plan.tensors, chosen, origin=source)
+    for name in published:
+        with contextlib.suppress(UsageError):
+            return plan_export(plan.module, plan.tensors, find_dialect(name))
+    raise UsageError(
+        f"none of {', '.join(published)} computes what this {source.kind} does: --as NAME says why "
+        "one cannot"
+    )
+
+
+def _plan_run(plan: Plan, dialect: str | None) -> Plan:
+    if dialect is not None and find_dialect(dialect).name != "jaxformer":
+        raise UsageError(
+            f"a run's folder has jaxformer's names, not those of {dialect}: leave out --as, or "
+            "name a .safetensors or .pt file"
+        )
+    if type(plan.module) not in MODEL_OF_CONFIG.values():
+        raise UsageError(
+            f"a run's folder holds whole models, and this is a {plan.origin.kind}: name a "
+            ".safetensors or .pt file"
+        )
+    return plan_export(plan.module, plan.tensors, find_dialect("jaxformer"))
