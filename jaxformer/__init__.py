@@ -19,6 +19,8 @@ F       feed-forward width (``d_ff``)
 V       vocabulary (``vocab_size``)
 L       layers (``num_layers``)
 A       micro-batches whose gradients are averaged in one step
+E       experts of a mixture
+C       experts that compute a token
 ======  =====================================================
 
 A local variable whose layout matters carries it: ``q_BTNH``. Masks are boolean, True = may attend.

@@ -1,4 +1,4 @@
-"""What a model does inside, as numbers: numpy arrays and plain dicts, equal on both sides.
+"""What a model does inside, as numpy arrays and plain dicts that are equal in JAX and torch.
 
 Modules are called in the mode they are in: ``module.eval()`` beforehand leaves dropout out.
 """
@@ -38,7 +38,7 @@ def attention_maps(
     head: int | Literal["mean"] | None = None,
     mask: Bool[Array, "B N T S"] | None = None,
 ) -> Float[np.ndarray, "..."]:
-    """The weights that a module's self-attention applied to its values (after dropout).
+    """Returns the weights that self-attention applied to its values (after dropout).
 
     Args:
         module: a model, an encoder, a decoder, a block or an attention: what takes
@@ -63,7 +63,7 @@ def attention_maps(
 
 
 def gradient_norms(module: nnx.Module, *inputs: Array) -> dict[str, float]:
-    """The Euclidean norm of the gradient of sum(output), for every parameter by name.
+    """Returns the Euclidean norm of the gradient of sum(output), for every parameter.
 
     Where the output is a layer norm's own, that sum does not depend on what came before it: the
     norms are then zero but for rounding.
@@ -85,7 +85,7 @@ def gradient_norms(module: nnx.Module, *inputs: Array) -> dict[str, float]:
 
 
 def output_statistics(output: Float[Array | np.ndarray, "..."]) -> dict[str, float]:
-    """Mean, standard deviation, least and largest of all elements, as mean, std, min and max.
+    """Returns mean, std, min and max of all elements.
 
     The standard deviation is that of the population: divided by the count, not by one less.
     """
@@ -100,7 +100,7 @@ def output_statistics(output: Float[Array | np.ndarray, "..."]) -> dict[str, flo
 
 @contextlib.contextmanager
 def reinitialized(module: nnx.Module, scheme: str, seed: int) -> Iterator[None]:
-    """While it lasts, the module has fresh weights: by ``initialize``, every bias zero.
+    """Gives the module fresh weights by ``initialize``, with zero biases, within the context.
 
     Args:
         module: gets its own weights back at the end.
@@ -134,7 +134,7 @@ def reinitialized(module: nnx.Module, scheme: str, seed: int) -> Iterator[None]:
 def initialization_comparison(
     module: nnx.Module, *inputs: Array, seed: int = 0
 ) -> dict[str, dict[str, float]]:
-    """``output_statistics`` of the module by scheme, with weights drawn anew for each.
+    """Returns ``output_statistics`` of the module by scheme, with new weights for each.
 
     Args:
         module: anything whose output is one array; it is left as it was.
@@ -153,7 +153,7 @@ def depth_statistics(
     x: Float[Array, "B T D"],
     mask: Bool[Array, "B N T S"] | None = None,
 ) -> dict[str, Float[np.ndarray, "L+1"]]:
-    """``output_statistics`` of the residual stream: as it comes in, and after each block."""
+    """Returns ``output_statistics`` of the residual stream, before and after each block."""
     statistics = [output_statistics(x)]
     for block in blocks:
         x = block(x, mask)  # type: ignore[assignment]
@@ -166,7 +166,7 @@ def norm_order_comparison(
     x: Float[Array, "B T D"],
     mask: Bool[Array, "B N T S"] | None = None,
 ) -> dict[str, dict[str, Float[np.ndarray, "L+1"]]]:
-    """``depth_statistics`` of the same parts put together as pre-norm and as post-norm blocks.
+    """Returns ``depth_statistics`` of the same parts as pre-norm and as post-norm blocks.
 
     Fresh layer norms end a post-norm block, so its output has a standard deviation of 1 (but for
     eps) at every depth; a pre-norm block adds to the stream, which grows (arXiv 2002.04745).
@@ -188,7 +188,7 @@ def norm_order_comparison(
 
 
 def _reordered(block: Block, order: str) -> Block:
-    """A block around the very parts of another."""
+    """Returns a block around the same parts as another."""
     result = BLOCKS[order](
         block.attention,
         block.feed_forward,
@@ -203,7 +203,7 @@ def _reordered(block: Block, order: str) -> Block:
 
 
 def position_tables(*schemes: nnx.Module | None, length: int) -> dict[str, np.ndarray]:
-    """What position schemes know of the first ``length`` positions, in float32 or wider, by name.
+    """Returns the tables of position schemes for ``length`` positions, by name.
 
     - ``learned``, ``sinusoidal``: rows (T, D) that are added to embeddings.
     - ``rotary_cos``, ``rotary_sin``: (T, half the turned width), of a pair of dimensions each.
@@ -245,7 +245,7 @@ def position_tables(*schemes: nnx.Module | None, length: int) -> dict[str, np.nd
 def mask_tables(
     length: int, *, window: int, lengths: Sequence[int]
 ) -> dict[str, Bool[np.ndarray, "B T T"]]:
-    """The causal, window and padding masks and their conjunction ``combined``, each (B, T, T).
+    """Returns the causal, window, padding and ``combined`` masks, each bool (B, T, T).
 
     Args:
         length: T, in tokens.

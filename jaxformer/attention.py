@@ -1,4 +1,4 @@
-"""Attention: one core that never changes, and the module that projects into and out of it."""
+"""Attention: the core, softmax(q kᵀ) v, and the module that projects into and out of it."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ def scaled_dot_product_attention(
     soft_cap: float | None = None,
     dropout: Dropout | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
-    """softmax(q kᵀ · scale + bias) v, head by head (Vaswani et al., arXiv 1706.03762, eq. 1).
+    """Computes softmax(q kᵀ · scale + bias) v for each head (arXiv 1706.03762, eq. 1).
 
     Query head n uses key/value head n // (N / K). Scores and softmax are in float32 or wider. A
     query that may attend to no key gets zeros, with finite gradients.
@@ -152,7 +152,7 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """S."""
+        """S, how many tokens there is room for."""
         return self.k_RSH.shape[1]
 
     def append(
@@ -197,7 +197,7 @@ class MultiHeadAttention(nnx.Module):
         output_bias: whether o_proj has one.
         output_projection: False leaves the heads side by side, (B, T, N·H), without o_proj.
         position: a ``NoPositions``, ``Rotary``, ``ALiBi`` or ``RelativePositions``.
-        q_norm: normalises each query over H before it is rotated; ``k_norm`` each key.
+        q_norm: normalises each query over H, before ``position`` rotates it; ``k_norm`` each key.
         k_norm: see ``q_norm``.
         scale: default 1/sqrt(H).
         score_soft_cap: see ``scaled_dot_product_attention``.
@@ -274,9 +274,9 @@ class MultiHeadAttention(nnx.Module):
         """Attends from ``query`` to ``key``, which defaults to the query; ``value`` to the key.
 
         Args:
-            query: what asks.
-            key: what is asked, of any length S.
-            value: what is answered.
+            query: what attends.
+            key: what it attends to, of any length S.
+            value: what the weights average.
             mask: True = may attend, broadcastable to (B, N, T, S).
             bias: added to the scaled scores, beside the position scheme's own.
             positions: of the query tokens, and of the keys in self-attention; default 0 … T - 1.
@@ -334,7 +334,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         return_weights: bool,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
-        """The output before it is projected, by a fused kernel or the core, and its weights."""
+        """Returns the output before o_proj, by a fused kernel or the core, and the weights."""
         out_BTNH = try_fused_attention(
             q_BTNH,
             k_BSKH,

@@ -1,4 +1,4 @@
-"""Encoder, decoder, and the two together: the sequence-to-sequence Transformer."""
+"""The encoder, the decoder, and the sequence-to-sequence Transformer made of both."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ Hidden = Float[Array, "B T D"]
 
 
 class Encoder(nnx.Module):
-    """Blocks that look both ways, then a norm (arXiv 1706.03762, section 3.1).
+    """Runs blocks that see both directions, then a norm (arXiv 1706.03762, section 3.1).
 
     Args:
         config: the settings of its layers.
@@ -38,7 +38,7 @@ class Encoder(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The encoded sequence, and each layer's attention weights if asked for.
+        """Returns the encoded sequence, with ``return_weights`` also each layer's weights.
 
         Args:
             x: embedded tokens.
@@ -57,7 +57,7 @@ class Encoder(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Blocks that also attend to an encoder's output, then a norm (arXiv 1706.03762, section 3.1).
+    """Runs blocks that also attend to an encoder's output, then a norm (arXiv 1706.03762, 3.1).
 
     Args:
         config: the settings of its layers.
@@ -92,7 +92,7 @@ class Decoder(nnx.Module):
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The decoded sequence, and each layer's self-attention weights if asked for.
+        """Returns the decoded sequence, with ``return_weights`` also each self-attention's weights.
 
         Args:
             x: embedded tokens.
@@ -127,7 +127,7 @@ class Decoder(nnx.Module):
 
 
 class EncoderDecoder(nnx.Module):
-    """Source and target tokens to logits over the target's vocabulary (arXiv 1706.03762).
+    """Computes logits of target tokens from source and target tokens (arXiv 1706.03762).
 
     Args:
         config: the settings.
@@ -158,7 +158,7 @@ class EncoderDecoder(nnx.Module):
         target_mask: Bool[Array, "B N T T"] | None = None,
         memory_mask: Bool[Array, "B N T S"] | None = None,
     ) -> Float[Array, "B T V"]:
-        """Logits of each next target token, in nats.
+        """Returns the logits of each next target token, in nats.
 
         Args:
             source: ids of the source sequence.
@@ -177,7 +177,7 @@ class EncoderDecoder(nnx.Module):
     def encode(
         self, source: Int[Array, "B S"], source_mask: Bool[Array, "B N S S"] | None = None
     ) -> Float[Array, "B S D"]:
-        """The encoder's output."""
+        """Returns the encoder's output."""
         x = self._embed(source, self.source_embedding, self.source_embedding_norm)
         return self.encoder(self.source_embedding_dropout(x), source_mask)
 
@@ -188,7 +188,7 @@ class EncoderDecoder(nnx.Module):
         target_mask: Bool[Array, "B N T T"] | None = None,
         memory_mask: Bool[Array, "B N T S"] | None = None,
     ) -> Hidden:
-        """The decoder's output, before the head."""
+        """Returns the decoder's output, before the head."""
         x = self._embed(target, self.target_embedding, self.target_embedding_norm)
         return self.decoder(self.target_embedding_dropout(x), memory, target_mask, memory_mask)
 

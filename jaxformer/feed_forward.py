@@ -1,4 +1,4 @@
-"""The feed-forward part of a block, plain or gated."""
+"""The feed-forward of a block, plain or gated, and its activations."""
 
 import functools
 import math
@@ -12,24 +12,24 @@ from jaxformer.layers import Dropout, Linear, in_float32
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """max(x, 0), with derivative 0 at 0."""
+    """Computes max(x, 0), with derivative 0 at 0."""
     return jax.nn.relu(x)
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """X · Φ(x) by the error function, PyTorch's default; ``jax.nn.gelu`` defaults to tanh."""
+    """Computes x · Φ(x) exactly (arXiv 1606.08415), as torch does; JAX defaults to tanh."""
     return in_float32(_gelu, x)
 
 
 @jax.custom_jvp
 def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """X · (1 + erf(x/√2)) / 2: by erfc, as ``jax.nn.gelu`` has it, XLA takes twice as long."""
+    """Computes x · (1 + erf(x/√2)) / 2; XLA takes twice as long by erfc, as in ``jax.nn``."""
     return x * _normal_cdf(x)
 
 
 @_gelu.defjvp
 def _gelu_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    """The derivative is made on the way forward, from what is at hand there."""
+    """The derivative is made in the forward pass, from what is computed there."""
     (x,), (tangent,) = primals, tangents
     density = jnp.exp(-0.5 * jnp.square(x)) * (1 / math.sqrt(2 * math.pi))
     cdf = _normal_cdf(x)
@@ -41,7 +41,7 @@ def _normal_cdf(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def gelu_tanh(x: Float[Array, "..."], root: float = math.sqrt(2 / math.pi)) -> Float[Array, "..."]:
-    """The tanh approximation of x · Φ(x) (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``.
+    """Approximates x · Φ(x) by tanh (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``.
 
     x · (1 + tanh(u)) / 2 with u = root · (x + 0.044715 · x³), written as x · sigmoid(2u), which is
     equal: XLA's float32 tanh is less exact where it is nearly 1, and its gradient twice as far from
@@ -67,12 +67,12 @@ def _gelu_tanh_jvp(
 
 
 def gelu_bloom(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """``gelu_tanh`` with sqrt(2/π) cut to eight digits, as BLOOM has it (arXiv 2211.05100)."""
+    """Computes ``gelu_tanh`` with sqrt(2/π) cut to eight digits, as BLOOM (arXiv 2211.05100)."""
     return gelu_tanh(x, 0.79788456)
 
 
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """X · sigmoid(x)."""
+    """Computes x · sigmoid(x)."""
     return in_float32(jax.nn.silu, x)
 
 
@@ -87,7 +87,7 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 class FeedForward(nnx.Module):
-    """down(activation(up(x))) (arXiv 1706.03762, eq. 2).
+    """Computes down(activation(up(x))) (arXiv 1706.03762, eq. 2).
 
     Args:
         d_model: D.
@@ -118,13 +118,13 @@ class FeedForward(nnx.Module):
         self.output_dropout = Dropout(output_dropout)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """The branch's output, in the dtype of x."""
+        """Returns the branch's output (B, T, D), in the dtype of x."""
         hidden = self.hidden_dropout(ACTIVATIONS[self.activation](self.up_proj(x)))
         return self.output_dropout(self.down_proj(hidden))
 
 
 class GatedFeedForward(nnx.Module):
-    """down(activation(gate(x)) · up(x)) (Shazeer, arXiv 2002.05202, eq. 6).
+    """Computes down(activation(gate(x)) · up(x)) (Shazeer, arXiv 2002.05202, eq. 6).
 
     SwiGLU with ``activation="silu"``, GeGLU with ``"gelu"`` or ``"gelu_tanh"``.
 
@@ -159,6 +159,6 @@ class GatedFeedForward(nnx.Module):
         self.output_dropout = Dropout(output_dropout)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """The branch's output, in the dtype of x."""
+        """Returns the branch's output (B, T, D), in the dtype of x."""
         hidden = ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x)
         return self.output_dropout(self.down_proj(self.hidden_dropout(hidden)))

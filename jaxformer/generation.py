@@ -1,4 +1,4 @@
-"""Text from a causal model, token by token, with a key/value cache.
+"""Generates tokens from a causal model, one by one, with a key/value cache.
 
 The window is what the model sees of a row: its newest tokens. As soon as it would hold more than
 ``context_length`` tokens it is cut to the newest ``context_length // 2`` (at least one), and grows
@@ -39,7 +39,7 @@ Definition = nnx.GraphDef[Any]
 def make_cache(
     config: TransformerLMConfig, batch: int, length: int, dtype: jnp.dtype
 ) -> list[LayerCache]:
-    """Empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
+    """Returns empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
     shape = _cache_shape(config, batch, length)
     return [
         LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.int32(0))
@@ -62,7 +62,7 @@ def generate(
     cache_dtype: str | None = None,
     mask: Bool[np.ndarray, "B T"] | None = None,
 ) -> Int[np.ndarray, "B n"]:
-    """The next ``num_tokens`` tokens of every row, int32; all that ``stream`` yields, in one array.
+    """Returns the next tokens of every row, int32 (B, n): all that ``stream`` yields.
 
     They are fewer only where every row has made a stop token. Arguments and errors as there.
     """
@@ -103,8 +103,8 @@ def stream(
 ) -> Iterator[Int[np.ndarray, "B n"]]:
     """Yields the next ``num_tokens`` tokens of every row as they are made, int32, n <= ``chunk``.
 
-    The first token comes alone, as soon as the prompt is read. The window of each row follows the
-    rule at the head of this module, so a row of a batch continues as it would alone. The model
+    The first token comes by itself, as soon as the prompt is read. The window of each row follows
+    the rule of this module, so a row of a batch continues as in a batch of one. The model
     computes as in evaluation mode and is left as it was. Programs are compiled once for each batch
     size, set of sampling settings, and rounded length of the prompt and of the cache; neither the
     number of tokens nor ``chunk`` compiles anything else.
@@ -119,7 +119,7 @@ def stream(
         greedy: take the most probable token, the lowest id on a tie, instead of sampling.
         key: token i (from 0) of all rows is drawn with ``jax.random.fold_in(key, i)``.
         stop_tokens: a row ends with the first of these ids that it makes, which it repeats as long
-            as other rows go on; when all rows have ended, nothing more is made.
+            as other rows have not ended; when all rows have ended, nothing more is made.
         use_cache: False reads the whole window for every token: slower, the same result.
         cache_dtype: of the keys and values in the cache, default the weights'. ``"bfloat16"``
             halves what is stored and read for a model in float32, at its rounding: the text can
@@ -212,7 +212,7 @@ class _Window:
         """How many tokens the cache has room for."""
         return self.tokens_BS.shape[1] - 1
 
-    def build_tree(self, slots: int) -> "_Window":
+    def with_slots(self, slots: int) -> "_Window":
         """The same window with room for ``slots`` tokens."""
         return _lengthen(self, slots - self.slots)
 
@@ -318,7 +318,7 @@ def _programs(
     return prefill, extend
 
 
-_build_tree = jax.jit(_Window.build_tree, static_argnames="slots")
+_lengthen_window = jax.jit(_Window.with_slots, static_argnames="slots")
 
 
 def _stream(
@@ -334,8 +334,8 @@ def _stream(
     made = 0
     ended_B = np.zeros(len(rows), bool)
     while made < num_tokens and not ended_B.all():
-        # A row is cut when it alone is full; the others keep their windows, and all are packed
-        # anew, so that the longest never stands behind padding.
+        # A row is cut only when it is full itself. The others keep their windows, and all are
+        # packed anew, so that the longest never stands behind padding.
         rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
         length = max(len(row) for row in rows)
         end = min(length + num_tokens - made, context_length + 1) if use_cache else length + 1
@@ -353,7 +353,7 @@ def _stream(
                 break
             if length > window.slots:
                 slots = _round_up(length, shortest_cache, context_length)
-                window = _build_tree(window, slots=slots)
+                window = _lengthen_window(window, slots=slots)
             count = min(chunk, end - length, window.slots + 1 - length)
             window = extend(window, np.int32(made), np.int32(count))
         rows = [row[start:length] for row, start in zip(tokens, padding, strict=True)]
@@ -369,7 +369,7 @@ def _lengthen(tree: Any, count: int) -> Any:
 
 
 def _cache_shape(config: TransformerLMConfig, batch: int, length: int) -> tuple[int, int, int]:
-    """That of a layer's keys or values: rows times key/value heads, slots, head width."""
+    """The shape of a layer's keys or values: rows times key/value heads, slots, head width."""
     return batch * config.key_value_heads, length, config.head_width
 
 

@@ -1,4 +1,4 @@
-"""What stands beside a language model's output projection in BERT (arXiv 1810.04805)."""
+"""Parts of BERT's output head (arXiv 1810.04805), beside the projection to logits."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,7 +10,7 @@ from jaxformer.norms import LayerNorm, RMSNorm
 
 
 class HeadTransform(nnx.Module):
-    """norm(activation(proj(x))), in front of the output projection of BERT's masked-LM head.
+    """Computes norm(activation(proj(x))), before the projection of BERT's masked-LM head.
 
     Args:
         d_model: D.
@@ -27,18 +27,18 @@ class HeadTransform(nnx.Module):
         self.norm = norm
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """What is projected to logits, in the dtype of x."""
+        """Returns what is projected to logits (B, T, D), in the dtype of x."""
         return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
 
 
 class OutputBias(nnx.Module):
-    """x + bias, after an output projection whose matrix is the token embedding; it starts at 0."""
+    """Adds a bias, which starts at 0, to the logits of a tied output head."""
 
     def __init__(self, features: int):
         self.bias = nnx.Param(jnp.zeros((features,)))
 
     def __call__(self, x: Float[Array, "... V"]) -> Float[Array, "... V"]:
-        """The logits, in the dtype of x."""
+        """Returns the logits, in the dtype of x."""
         # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
         bias = jnp.broadcast_to(widen(self.bias[...]), x.shape)
         return (widen(x) + bias).astype(x.dtype)

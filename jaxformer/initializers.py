@@ -1,4 +1,4 @@
-"""Initial weights with the distributions that PyTorch people know.
+"""Initial weights, with the distributions that PyTorch's users know.
 
 ``fan_in`` is the number of inputs of a linear layer, ``fan_out`` that of its outputs. A function
 of ``schemes`` maps (path, shape, fan_in, fan_out) to an initializer, so a whole model is
@@ -17,22 +17,22 @@ Initializer = Callable[[Array, tuple[int, ...]], Float[Array, "..."]]
 
 
 def uniform(bound: float) -> Initializer:
-    """U(-bound, bound)."""
+    """Returns the initializer of U(-bound, bound)."""
     return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 def normal(std: float) -> Initializer:
-    """N(0, std²)."""
+    """Returns the initializer of N(0, std²)."""
     return lambda key, shape: std * jax.random.normal(key, shape)
 
 
 def constant(value: float) -> Initializer:
-    """Every element ``value``."""
+    """Returns the initializer of a constant."""
     return lambda key, shape: jnp.full(shape, value)
 
 
 def kaiming_uniform(fan_in: int, negative_slope: float = 0.0) -> Initializer:
-    """U(-b, b) with b = sqrt(6 / ((1 + negative_slope²) · fan_in)) (He et al., arXiv 1502.01852).
+    """Returns U(-b, b) with b = sqrt(6 / ((1 + negative_slope²) · fan_in)) (arXiv 1502.01852).
 
     ``torch.nn.init.kaiming_uniform_`` with the same slope; its default slope is 0 as here.
     """
@@ -40,12 +40,12 @@ def kaiming_uniform(fan_in: int, negative_slope: float = 0.0) -> Initializer:
 
 
 def xavier_uniform(fan_in: int, fan_out: int) -> Initializer:
-    """U(-b, b) with b = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010, eq. 16)."""
+    """Returns U(-b, b) with b = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010, eq. 16)."""
     return uniform(math.sqrt(6 / (fan_in + fan_out)))
 
 
 def torch_linear(fan_in: int) -> tuple[Initializer, Initializer]:
-    """Kernel and bias of a fresh ``torch.nn.Linear``: both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """Returns the initializers of torch.nn.Linear's kernel and bias, U(±1/sqrt(fan_in)) both."""
     return kaiming_uniform(fan_in, math.sqrt(5)), uniform(1 / math.sqrt(fan_in))
 
 

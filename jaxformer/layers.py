@@ -1,4 +1,4 @@
-"""The three modules that everything else is made of, in the layout of the naming rule."""
+"""The modules that hold parameters or draw dropout: ``Linear``, ``Embedding`` and ``Dropout``."""
 
 import math
 import zlib
@@ -15,12 +15,12 @@ from jaxformer.parameters import join_path
 
 
 def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The same values in float32 or wider."""
+    """Returns the same values in float32 or wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def in_float32(function: Callable[[Array], Array], x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """``function`` of x, computed in float32 or wider and rounded once, as PyTorch's kernels do.
+    """Computes ``function`` of x in float32 or wider and rounds once, as PyTorch's kernels do.
 
     A bfloat16 array times a Python float would otherwise round the float to bfloat16 first.
     """
@@ -28,7 +28,7 @@ def in_float32(function: Callable[[Array], Array], x: Float[Array, "..."]) -> Fl
 
 
 class Linear(nnx.Module):
-    """y = x W + b, with ``kernel`` W of shape (in_features, out_features).
+    """Computes y = x W + b, with ``kernel`` W (in_features, out_features) and ``bias`` b.
 
     Leading dimensions are flattened before the product: XLA on CPU otherwise makes the gradient
     of W through a transposing copy that costs as much as the product itself. Weights start as
@@ -47,7 +47,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(bias_init(rngs.params(), (out_features,))) if use_bias else None
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
-        """``x`` of any leading shape, projected."""
+        """Returns ``x``, of any leading shape, projected; in the dtype of x and of the kernel."""
         kernel_IO = self.kernel[...]
         y = jnp.reshape(x, (-1, x.shape[-1])) @ kernel_IO
         if self.bias is not None:
@@ -57,7 +57,7 @@ class Linear(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of rows, ``embedding`` of shape (num_embeddings, features), looked up by id.
+    """Looks up rows of a table, ``embedding`` (num_embeddings, features), by id.
 
     Rows start as standard normals, as in ``torch.nn.Embedding``. Ids must lie in
     [0, num_embeddings): on a device an id outside is not an error, so callers check on the host.
@@ -67,18 +67,18 @@ class Embedding(nnx.Module):
         self.embedding = nnx.Param(jax.random.normal(rngs.params(), (num_embeddings, features)))
 
     def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... D"]:
-        """The rows of ``ids``."""
+        """Returns the rows of ``ids``, in the table's dtype."""
         return self.embedding[...][ids]
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """The tied output head: the product of x with every row."""
+        """Returns the product of x with every row: the logits of a tied output head."""
         # Not ``@ …T``: outside of ``jax.jit`` that would first make a transposed copy of the table.
         logits = jnp.einsum("rd,vd->rv", jnp.reshape(x, (-1, x.shape[-1])), self.embedding[...])
         return jnp.reshape(logits, (*x.shape[:-1], -1))
 
 
 class Dropout(nnx.Module):
-    """One place of dropout, named by its path in the model: x · keep / (1 - rate) while training.
+    """Drops elements while training: x · keep / (1 - rate), each kept with probability 1 - rate.
 
     It draws its mask from the key that ``seed_dropout`` gave it, for the rows of the batch that
     begin at ``first_row`` (None is 0), or takes ``keep_mask`` when a test has put one there. With
@@ -99,21 +99,21 @@ class Dropout(nnx.Module):
         self.last_keep: Bool[Array, "..."] | None = nnx.data(None)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """``x`` of any shape, some of it dropped while training."""
+        """Returns ``x``, of any shape, with elements dropped while training."""
         keep = self.keep(x.shape)
         return x if keep is None else self.drop(x, keep)
 
     def drop(self, x: Float[Array, "..."], keep: Bool[Array, "..."]) -> Float[Array, "..."]:
-        """X · keep / (1 - rate)."""
+        """Returns x · keep / (1 - rate), in the dtype of x."""
         return jnp.where(keep, in_float32(lambda y: y / (1 - self.rate), x), jnp.zeros((), x.dtype))
 
     @property
     def active(self) -> bool:
-        """Whether anything is dropped: in training mode, at a rate above zero."""
+        """Whether elements are dropped: in training mode, at a rate above zero."""
         return not self.deterministic and self.rate > 0
 
     def keep(self, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
-        """What an array of this shape keeps: True with probability 1 - rate; None is everything."""
+        """Returns the mask of an array of this shape, True = keep; None keeps everything."""
         if not self.active:
             return None
         if self.keep_mask is not None:
@@ -132,7 +132,7 @@ class Dropout(nnx.Module):
 def random_bits(
     key: Array, shape: tuple[int, ...], first_row: Int[Array, ""] | None = None
 ) -> UInt32[Array, "..."]:
-    """Independent 32-bit numbers: a hash of each element's index and the key's two words.
+    """Returns random 32-bit numbers: a hash of each element's index and the key's two words.
 
     Rows, along the first axis, count from ``first_row``: so the parts of a batch that several
     devices hold get what one device would draw for the whole.
@@ -152,14 +152,14 @@ def random_bits(
 
 
 def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """The finaliser of MurmurHash3, a permutation in which every bit depends on every bit."""
+    """MurmurHash3's finaliser, a permutation in which every bit depends on every bit."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
 def dropout_modules(module: nnx.Module) -> dict[str, Dropout]:
-    """Every place of dropout in ``module``, by path: ``blocks.3.attention.attention_dropout``."""
+    """Returns every ``Dropout`` of ``module`` by path: ``blocks.3.attention.attention_dropout``."""
     return {
         join_path(path): node
         for path, node in nnx.iter_modules(module)
@@ -170,7 +170,7 @@ def dropout_modules(module: nnx.Module) -> dict[str, Dropout]:
 def seed_dropout(
     module: nnx.Module, key: Array | None, first_row: Int[Array, ""] | None = None
 ) -> None:
-    """Gives each place of dropout its own key, a function of ``key`` and of its path alone.
+    """Gives every ``Dropout`` its own key, a function of ``key`` and of its path only.
 
     Args:
         module: any.

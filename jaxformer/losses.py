@@ -1,4 +1,4 @@
-"""Losses, in nats."""
+"""The cross-entropy of logits, in nats."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ def cross_entropy(
     targets: Int[Array, "B T"],
     mask: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, ""]:
-    """Mean of -log softmax(logits)[target] over the targets that ``mask`` keeps, in nats per token.
+    """Returns the mean of -log softmax(logits)[target] over the targets that ``mask`` keeps.
 
-    In float32 or wider. With no target kept the result is 0. As ``torch.nn.functional``'s, whose
-    ``ignore_index`` is the mask here.
+    In nats per token, in float32 or wider. With no target kept the result is 0, where torch's is
+    NaN; torch has ``ignore_index`` in place of the mask.
     """
     losses = token_losses(logits, targets)
     if mask is None:
@@ -23,7 +23,7 @@ def cross_entropy(
 
 
 def token_losses(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """-log softmax(logits)[target] of every token, in nats, in float32 or wider."""
+    """Returns -log softmax(logits)[target] of each token, in nats, in float32 or wider."""
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     # A comparison with every class fuses with the sum; picking by index would cost a scatter in
     # the gradient.

@@ -1,4 +1,4 @@
-"""Who may attend to whom. Boolean, True = may attend, broadcastable to (B, N, T, S).
+"""Attention masks: boolean, True = may attend, broadcastable to (B, N, T, S).
 
 A mask of nothing but numbers that are known (lengths, not positions) is a numpy array: then the
 attention can see, while it is traced, which keys it need not look at.
@@ -16,7 +16,7 @@ Positions = int | Int[Array, "T"] | Int[np.ndarray, "T"]
 
 
 def causal_mask(queries: Positions, keys: Positions | None = None) -> Bool[Array, "1 1 T S"]:
-    """Each position may attend to itself and to what lies before it.
+    """Returns the mask by which a position may attend to itself and to those before it.
 
     Args:
         queries: T, or the positions of the queries.
@@ -30,7 +30,7 @@ def causal_mask(queries: Positions, keys: Positions | None = None) -> Bool[Array
 
 
 def window_mask(queries: Positions, keys: Positions | None, window: int) -> Bool[Array, "1 1 T S"]:
-    """Each position may attend to those less than ``window`` tokens away, itself included.
+    """Returns the mask by which a position may attend to those less than ``window`` away.
 
     Together with ``causal_mask`` it is the sliding window of Mistral (arXiv 2310.06825,
     section 2). Arguments as there.
@@ -49,23 +49,23 @@ def _positions(given: Positions) -> Any:
 
 
 def padding_mask(tokens: Int[Array, "B S"], pad_token: int = 0) -> Bool[Array, "B 1 1 S"]:
-    """Every position may attend to the tokens that are not ``pad_token``."""
+    """Returns the mask that allows the tokens that are not ``pad_token``."""
     return (tokens != pad_token)[:, None, None, :]
 
 
 def padding_mask_from_lengths(lengths: Int[Array, "B"], max_length: int) -> Bool[Array, "B 1 1 S"]:
-    """Every position may attend to the first ``lengths[b]`` tokens of row b."""
+    """Returns the mask that allows the first ``lengths[b]`` tokens of row b."""
     return (jnp.arange(max_length)[None, :] < lengths[:, None])[:, None, None, :]
 
 
 def combine_masks(*masks: Bool[Array, "..."] | None) -> Bool[Array, "B N T S"] | None:
-    """May attend where every given mask says so; None stands for a mask that allows everything."""
+    """Returns the mask that allows what every mask allows; None allows everything."""
     present = [expand_mask(mask) for mask in masks if mask is not None]
     return functools.reduce(lambda one, other: one & other, present) if present else None
 
 
 def expand_mask(mask: Bool[Array, "..."]) -> Bool[Array, "B N T S"]:
-    """Gives a mask its four dimensions: (T, S) for all, (B, T, S) for all heads, or as it is.
+    """Returns a mask with four dimensions, from (T, S), (B, T, S) or (B, N, T, S).
 
     Raises:
         ValueError: it has fewer than two dimensions or more than four, or is not boolean.
@@ -82,7 +82,7 @@ def expand_mask(mask: Bool[Array, "..."]) -> Bool[Array, "B N T S"]:
 
 
 def additive_to_boolean(bias: Float[Array, "..."]) -> Bool[Array, "..."]:
-    """Reads an additive mask (0 allows, -inf blocks).
+    """Returns the boolean mask of an additive one, in which 0 allows and -inf blocks.
 
     A bias of at most -1e4 counts as blocked: some codes write -1e4 or -1e9 for -inf.
     """
@@ -92,5 +92,5 @@ def additive_to_boolean(bias: Float[Array, "..."]) -> Bool[Array, "..."]:
 def boolean_to_additive(
     mask: Bool[Array, "..."], dtype: jnp.dtype = jnp.float32
 ) -> Float[Array, "..."]:
-    """Writes an additive mask: 0 where ``mask`` allows, -inf where it does not."""
+    """Returns the additive mask of a boolean one: 0 where it allows, else -inf."""
     return jnp.where(mask, jnp.zeros((), dtype), jnp.full((), -jnp.inf, dtype))

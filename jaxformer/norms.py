@@ -15,7 +15,7 @@ from jaxformer.layers import widen
 
 
 class LayerNorm(nnx.Module):
-    """(x - mean) / sqrt(variance + eps) · scale + bias (Ba et al., arXiv 1607.06450, eq. 4).
+    """Computes (x - mean) / sqrt(variance + eps) · scale + bias (arXiv 1607.06450, eq. 4).
 
     The variance is the mean square distance from the mean, as in PyTorch; ``eps`` is PyTorch's
     1e-5 (Flax's default is 1e-6).
@@ -27,7 +27,7 @@ class LayerNorm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((features,))) if use_bias else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """The normalised x, in its dtype."""
+        """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
         y = _standardize(wide, self.eps) * _like(self.scale[...], wide)
         if self.bias is not None:
@@ -36,7 +36,7 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x²) + eps) · scale (Zhang and Sennrich, arXiv 1910.07467, eq. 4).
+    """Computes x / sqrt(mean(x²) + eps) · scale (arXiv 1910.07467, eq. 4).
 
     With ``unit_offset`` the factor is 1 + scale, and scale starts at zero (Gemma, arXiv
     2403.08295): the same norm, whose parameter weight decay would draw to one, not to zero.
@@ -48,7 +48,7 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.zeros((features,)) if unit_offset else jnp.ones((features,)))
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
-        """The normalised x, in its dtype."""
+        """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
         scale = _like(self.scale[...], wide)
         factor = 1 + scale if self.unit_offset else scale
@@ -59,7 +59,7 @@ class RMSNorm(nnx.Module):
 def make_norm(
     kind: str, features: int, *, eps: float, use_bias: bool, unit_offset: bool = False
 ) -> LayerNorm | RMSNorm:
-    """The norm that a config names.
+    """Returns the norm of this kind, ``layer_norm`` or ``rms_norm``.
 
     Raises:
         ValueError: the kind is unknown.
@@ -73,7 +73,7 @@ def make_norm(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _standardize(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
-    """(x - mean) / sqrt(variance + eps)."""
+    """Computes (x - mean) / sqrt(variance + eps)."""
     centred = x - _mean(x)
     return centred * jax.lax.rsqrt(_mean(jnp.square(centred)) + eps)
 
@@ -93,7 +93,7 @@ def _standardize_jvp(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _divide_by_rms(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"]:
-    """X / sqrt(mean(x²) + eps)."""
+    """Computes x / sqrt(mean(x²) + eps)."""
     return x * jax.lax.rsqrt(_mean(jnp.square(x)) + eps)
 
 
@@ -101,7 +101,7 @@ def _divide_by_rms(x: Float[Array, "... D"], eps: float) -> Float[Array, "... D"
 def _divide_by_rms_jvp(
     eps: float, primals: tuple[Array], tangents: tuple[Array]
 ) -> tuple[Array, Array]:
-    """As for ``_standardize``, without the means that it takes away."""
+    """With y the result and r its factor: dy = r (dx - y mean(y dx))."""
     (x,), (tangent,) = primals, tangents
     factor = jax.lax.rsqrt(_mean(jnp.square(x)) + eps)
     y = x * factor

@@ -10,10 +10,11 @@ from jaxformer.parameters import Parameters
 
 
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""] | int) -> Float[Array, ""]:
-    """Linear warm-up, then a half cosine down to ``min_learning_rate`` (arXiv 1608.03983, eq. 5).
+    """Returns the rate of a step: linear warm-up, then half a cosine (arXiv 1608.03983, eq. 5).
 
     At step s (from 0) of ``warmup_steps`` W the rate is learning_rate · (s + 1) / (W + 1); from W
-    on it follows the cosine, which ends at ``decay_steps``. With ``decay_steps`` None it stays.
+    on it follows the cosine, which reaches ``min_learning_rate`` at ``decay_steps``. With
+    ``decay_steps`` None it stays.
     """
     # An int32 step times a Python float is float32 even where float64 is on.
     step = jnp.asarray(step, jnp.result_type(float))
@@ -31,12 +32,12 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""] | int) -> Float[
 
 
 def decay_mask(parameters: Parameters) -> dict[str, bool]:
-    """Which parameters decay: those of two or more dimensions (matrices and embeddings)."""
+    """Returns which parameters decay: those of two or more dimensions."""
     return {name: value.ndim >= 2 for name, value in parameters.items()}
 
 
 def global_norm(gradients: Parameters) -> Float[Array, ""]:
-    """sqrt(Σ g²) over every element of every gradient."""
+    """Returns sqrt(Σ g²) over every element of every gradient."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)))
 
 
@@ -56,7 +57,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clipping, then AdamW that decays matrices only (arXiv 1711.05101, algorithm 2)."""
+    """Returns clipping, then AdamW that decays matrices only (arXiv 1711.05101, algorithm 2)."""
     adamw = optax.adamw(
         lambda count: learning_rate(config, count),
         b1=config.beta1,

@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: added to embeddings, or inside the attention.
+"""Position schemes: rows added to embeddings, or changes to queries, keys and scores.
 
 ``LearnedPositions`` and ``SinusoidalPositions`` give rows to add to the token embeddings.
 ``NoPositions``, ``Rotary``, ``ALiBi`` and ``RelativePositions`` are handed to an attention and may
@@ -6,7 +6,7 @@ turn its queries and keys (``rotate``) or add to its scores (``bias``).
 
 Tables are computed in numpy float32 by the operations of the PyTorch originals and cast
 afterwards: at position 5000 one bit of a float32 frequency is 3e-4 of the table, so computing
-them more exactly would part from every published checkpoint.
+them more exactly would diverge from every published checkpoint.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jaxformer.layers import Embedding, in_float32
 
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling:
-    """How rotary frequencies are stretched beyond the length they were trained for.
+    """Scales rotary frequencies for texts longer than those they were trained on.
 
     ``linear`` divides every frequency by ``factor`` (arXiv 2306.15595). ``llama3`` divides only
     frequencies that make fewer than ``low_frequency_factor`` turns over
@@ -41,7 +41,7 @@ class RotaryScaling:
 
 
 class LearnedPositions(nnx.Module):
-    """One trained row for each of ``max_length`` positions: position t has row t + ``offset``.
+    """Looks up a trained row for each position: position t has row t + ``offset``.
 
     The table has ``offset`` rows more, which no position reads (OPT, arXiv 2205.01068, has 2).
     """
@@ -53,16 +53,16 @@ class LearnedPositions(nnx.Module):
     def __call__(
         self, length: int, positions: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
-        """The rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
+        """Returns the rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
         table_SD = self.embedding[...][self.offset :]
         return table_SD[None, :length] if positions is None else table_SD[positions]
 
 
 class SinusoidalPositions(nnx.Module):
-    """Fixed rows, sin in even dimensions and cos in odd ones (arXiv 1706.03762, section 3.5).
+    """Gives fixed rows: sin in even dimensions, cos in odd ones (arXiv 1706.03762, 3.5).
 
     A module that was ported computes with the rows it came with, ``table``, a hashable object that
-    holds them as ``array``; they may differ from ours in last bits.
+    holds them as ``array``; they may differ in their last bits.
     """
 
     table: Any = None
@@ -74,14 +74,14 @@ class SinusoidalPositions(nnx.Module):
     def __call__(
         self, length: int, positions: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
-        """The rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
+        """Returns the rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
         table_SD = self.rows()
         if positions is None:
             return jnp.asarray(table_SD[None, :length])
         return jnp.asarray(table_SD)[positions]
 
     def rows(self) -> np.ndarray:
-        """All rows (max_length, d_model)."""
+        """Returns all rows (max_length, d_model)."""
         if self.table is not None:
             return np.asarray(self.table.array)
         return sinusoidal_table(self.max_length, self.d_model)
@@ -97,7 +97,7 @@ def embed_tokens(
     added: Float[Array, "B T D"] | None = None,
     positions: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T D"]:
-    """The tokens' rows, times ``scale`` where given, plus ``added``, plus their positions' rows.
+    """Returns the tokens' rows times ``scale``, plus ``added``, plus their positions' rows.
 
     Raises:
         ValueError: more tokens than ``context_length``.
@@ -116,18 +116,18 @@ def embed_tokens(
 
 
 class NoPositions(nnx.Module):
-    """Attention that does not know the order of its keys; also the base of those that do."""
+    """Leaves the attention without positions; also the base class of the other schemes."""
 
     def rotate(
         self, x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T N H"]:
-        """Queries or keys as they enter the scores."""
+        """Returns queries or keys as they enter the scores."""
         return x_BTNH
 
     def bias(
         self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
     ) -> Float[Array, "B N T S"] | None:
-        """What is added to the scaled scores; ``distance_TS`` is key position - query position."""
+        """Returns what is added to the scaled scores; a distance is key - query position."""
         return None
 
 
@@ -177,7 +177,7 @@ class Rotary(NoPositions):
     def rotate(
         self, x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T N H"]:
-        """The first ``width`` dimensions of every head, turned; the rest as they are."""
+        """Returns the heads with their first ``width`` dimensions turned."""
         cos, sin = (jnp.asarray(t, x_BTNH.dtype)[positions][:, :, None, :] for t in self.tables())
         turned, rest = x_BTNH[..., : self.width], x_BTNH[..., self.width :]
         if self.interleaved:
@@ -192,16 +192,16 @@ class Rotary(NoPositions):
         return jnp.concatenate((turned, rest), axis=-1)
 
     def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """All cosines and sines, each (max_length, width / 2)."""
+        """Returns all cosines and sines, each float32 (max_length, width / 2)."""
         cos, sin = rotary_tables(self.max_length, self.width, self.base, self.scaling)
         cos = cos if self.cos is None else np.asarray(self.cos.array)
         return cos, sin if self.sin is None else np.asarray(self.sin.array)
 
 
 class ALiBi(NoPositions):
-    """Scores fall linearly with distance, each head at its own slope (arXiv 2108.12409, section 3).
+    """Lowers scores linearly with distance, at a slope for each head (arXiv 2108.12409, 3).
 
-    The distance is absolute, so the same bias serves models that look both ways.
+    The distance is absolute, so the same bias serves models that see both directions.
     """
 
     def __init__(self, num_heads: int):
@@ -210,7 +210,7 @@ class ALiBi(NoPositions):
     def bias(
         self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
     ) -> Float[Array, "1 N T S"]:
-        """-slope · |distance|, in float32."""
+        """Returns -slope · |distance| (1, N, T, S), in float32."""
         slopes_N = jnp.asarray(alibi_slopes(self.num_heads))
         return -slopes_N[None, :, None, None] * jnp.abs(distance_TS)[None, None].astype(
             slopes_N.dtype
@@ -218,7 +218,7 @@ class ALiBi(NoPositions):
 
 
 class RelativePositions(NoPositions):
-    """A trained key for every distance up to ``max_distance`` (arXiv 1803.02155, eq. 4).
+    """Adds to the scores a trained key for every distance (arXiv 1803.02155, eq. 4).
 
     ``embedding`` has shape (2·max_distance + 1, head_dim), shared by all heads; farther keys use
     the last row on their side. Queries come in already multiplied by the attention's scale.
@@ -231,7 +231,7 @@ class RelativePositions(NoPositions):
     def bias(
         self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
     ) -> Float[Array, "B N T S"]:
-        """Q · embedding[clip(distance, -max_distance, max_distance) + max_distance]."""
+        """Returns q · embedding[clip(distance, -max_distance, max_distance) + max_distance]."""
         index_TS = jnp.clip(distance_TS, -self.max_distance, self.max_distance) + self.max_distance
         by_distance_BNTR = jnp.einsum("btnh,rh->bntr", q_BTNH, self.embedding[...])
         return jnp.take_along_axis(by_distance_BNTR, index_TS[None, None], axis=-1)
@@ -239,7 +239,7 @@ class RelativePositions(NoPositions):
 
 @functools.lru_cache(maxsize=32)
 def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
-    """Float32 (max_length, d_model): sin and cos of position · exp(-ln(10000) · 2i / d_model)."""
+    """Returns sin and cos of position · exp(-ln(10000) · 2i / D), float32 (max_length, D)."""
     position = np.arange(max_length, dtype=np.float32)[:, None]
     steps = np.arange(0, d_model, 2, dtype=np.float32)
     frequency = _rounded(np.exp, steps * np.float32(-math.log(10000.0) / d_model))
@@ -253,7 +253,7 @@ def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
 def rotary_tables(
     max_length: int, width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines, each float32 (max_length, width / 2)."""
+    """Returns cosines and sines, each float32 (max_length, width / 2)."""
     exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     frequency = np.float32(1.0) / _rounded(lambda x: np.float64(base) ** x, exponent)
     if scaling is not None:
@@ -276,7 +276,7 @@ def _scale_frequency(frequency: np.ndarray, scaling: RotaryScaling) -> np.ndarra
 
 @functools.lru_cache(maxsize=32)
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """Float32 (num_heads,): 2^(-8i/N) for i = 1 … N where N is a power of two.
+    """Returns the slopes, float32 (N,): 2^(-8i/N), i = 1 … N, where N is a power of two.
 
     Otherwise the slopes of the next smaller power of two, followed by every other slope of the
     next larger one, as the paper's code does.

@@ -1,4 +1,4 @@
-"""A batch of prompts of different lengths, as it is given and as it is read."""
+"""Reads a batch of prompts of different lengths."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]:
-    """The tokens of each row, int64, without padding.
+    """Returns the tokens of each row, int64, without padding.
 
     Args:
         prompt_BT: integer ids in [0, V), each row with one at least.

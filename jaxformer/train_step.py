@@ -24,7 +24,7 @@ Definition = nnx.GraphDef[Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class TrainState:
-    """All that a step changes.
+    """Everything that a step changes: parameters, moments and the count of steps.
 
     Attributes:
         parameters: by path, in the dtype they are kept in.
@@ -38,7 +38,7 @@ class TrainState:
 
     @classmethod
     def create(cls, parameters: Parameters, optimizer: OptimizerConfig) -> "TrainState":
-        """The state before the first step."""
+        """Returns the state before the first step."""
         return cls(parameters, make_optimizer(optimizer).init(parameters), jnp.int32(0))
 
 
@@ -51,7 +51,7 @@ def language_model_loss(
     compute_dtype: jnp.dtype | None = None,
     first_row: Int[Array, ""] | None = None,
 ) -> Float[Array, ""]:
-    """Mean cross-entropy of the model in training mode, in nats per token.
+    """Returns the mean cross-entropy of the model in training mode, in nats per token.
 
     Args:
         definition: the model without its parameters.
@@ -79,7 +79,7 @@ def train_step(
     compute_dtype: jnp.dtype | None = None,
     axis_name: str | None = None,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-    """One AdamW update from the gradients of A micro-batches, averaged.
+    """Makes one AdamW update from the gradients of A micro-batches, averaged.
 
     Args:
         state: before the step.
@@ -121,7 +121,7 @@ def train_step(
         total, _ = jax.lax.scan(accumulate, first, rest)
         value, gradients = jax.tree.map(lambda x: x / count, total)
     if axis_name is not None:
-        value, gradients = mean_over((value, _made_wide(gradients)), axis_name)
+        value, gradients = mean_over((value, _compute_wide(gradients)), axis_name)
 
     updates, optimizer_state = make_optimizer(optimizer).update(
         gradients, state.optimizer_state, state.parameters
@@ -144,25 +144,25 @@ def evaluation_step(
     definition: Definition,
     compute_dtype: jnp.dtype | None = None,
 ) -> Float[Array, ""]:
-    """Sum of the losses of the targets that ``mask`` keeps, in nats, without dropout."""
+    """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout."""
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.eval()
     return jnp.sum(token_losses(model(inputs), targets) * mask)
 
 
-def _made_wide(gradients: Parameters) -> Parameters:
-    """The same gradients, with those of narrowing dense layers as a CPU makes them faster.
+def _compute_wide(gradients: Parameters) -> Parameters:
+    """Returns the same gradients, computed so that those of narrowing layers are fast on CPUs.
 
     Where the result has more rows than columns, XLA's product xᵀ g takes up to 1.7 times as long
     there as (gᵀ x)ᵀ, and only a barrier keeps XLA from making the second into the first. It pays
     where the result is copied anyway, as before a sum over devices.
     """
 
-    def made_wide(gradient: Array) -> Array:
+    def compute_wide(gradient: Array) -> Array:
         return jax.lax.optimization_barrier(gradient.T).T
 
     return {
-        name: jax.lax.platform_dependent(gradient, cpu=made_wide, default=lambda same: same)
+        name: jax.lax.platform_dependent(gradient, cpu=compute_wide, default=lambda same: same)
         if name.endswith(".kernel") and gradient.shape[0] > gradient.shape[-1]
         else gradient
         for name, gradient in gradients.items()

@@ -1,4 +1,4 @@
-"""One stack that is GPT, LLaMA, BERT or a character model, by its settings."""
+"""The language model: GPT, LLaMA, BERT or a character model, by its settings."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -20,7 +20,7 @@ from jaxformer.positions import embed_tokens
 
 
 class TransformerLM(nnx.Module):
-    """Tokens to logits: embeddings, positions, blocks, final norm, head.
+    """Computes logits from tokens: embeddings, positions, blocks, final norm, head.
 
     A tied head multiplies by ``token_embedding`` and has no matrix of its own, at most a bias.
 
@@ -62,7 +62,7 @@ class TransformerLM(nnx.Module):
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> Float[Array, "B T V"] | tuple[Float[Array, "B T V"], list[Float[Array, "B N T S"]]]:
-        """Logits of the next token (causal) or of this one (bidirectional), in nats.
+        """Returns logits of the next token (causal) or of this one (bidirectional), in nats.
 
         With ``head="none"`` what ``hidden`` returns.
 
@@ -102,7 +102,7 @@ class TransformerLM(nnx.Module):
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], list[Float[Array, "B N T S"]]]:
-        """The residual stream after the final norm. Arguments as in ``__call__``."""
+        """Returns the residual stream after the final norm. Arguments as in ``__call__``."""
         length = tokens.shape[1]
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
@@ -141,7 +141,7 @@ class TransformerLM(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """What enters the first block: rows of tokens, types and positions (arXiv 1810.04805)."""
+        """Returns the input of the first block: rows of tokens, types and positions, summed."""
         types = None
         if self.token_type_embedding is not None:
             types = self.token_type_embedding(
@@ -163,7 +163,7 @@ class TransformerLM(nnx.Module):
         return self.embedding_dropout(x)
 
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """The output head.
+        """Returns the logits of the output head.
 
         Raises:
             ValueError: there is none.
@@ -179,7 +179,7 @@ class TransformerLM(nnx.Module):
         return logits if cap is None else in_float32(lambda x: cap * jnp.tanh(x / cap), logits)
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
-        """The text as one vector: tanh(pooler(the first token's)) of ``hidden`` (BERT's code).
+        """Returns tanh(pooler(x)) of the first token: the sequence as one vector (BERT's code).
 
         Raises:
             ValueError: there is no pooler.

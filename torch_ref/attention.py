@@ -1,4 +1,4 @@
-"""Attention: one core that never changes, and the module that projects into and out of it."""
+"""Attention: the core, softmax(q kᵀ) v, and the module that projects into and out of it."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ def scaled_dot_product_attention(
     soft_cap: float | None = None,
     dropout: Callable[[torch.Tensor], torch.Tensor] = lambda weights: weights,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """softmax(q kᵀ · scale + bias) v, head by head (Vaswani et al., arXiv 1706.03762, eq. 1).
+    """Computes softmax(q kᵀ · scale + bias) v for each head (arXiv 1706.03762, eq. 1).
 
     Query head n uses key/value head n // (N / K). The product q kᵀ is in the activations' dtype,
     what follows it up to the softmax in float32 or wider. A query that may attend to no key gets
@@ -78,7 +78,7 @@ def _fused_attention(
     scale: float,
     dropout_rate: float,
 ) -> torch.Tensor:
-    """The same output (B, T, N, H) by torch's kernels, which keep the weights to themselves."""
+    """Computes the same output (B, T, N, H) by torch's kernels, which return no weights."""
     q_BNTH, k_BKSH, v_BKSH = (x.transpose(1, 2) for x in (q_BTNH, k_BSKH, v_BSKH))
     on_cpu = q_BTNH.device.type == "cpu"
     # ``self_attention_mask`` marks the mask that is causal and nothing else.
@@ -106,11 +106,11 @@ def _fused_attention(
 
 
 def _fused_dropout_rate(dropout: Dropout) -> float | None:
-    """The rate that torch's kernels can apply; None where the mask or its generator is ours."""
+    """The rate that torch's kernels can apply; None where a mask or generator was set."""
     if not dropout.training or dropout.rate == 0:
         return 0.0
-    ours = dropout.keep_mask is not None or dropout.generator is not None
-    return None if ours else dropout.rate
+    is_set = dropout.keep_mask is not None or dropout.generator is not None
+    return None if is_set else dropout.rate
 
 
 @dataclasses.dataclass
@@ -164,7 +164,7 @@ class MultiHeadAttention(nn.Module):
         output_bias: whether o_proj has one.
         output_projection: False leaves the heads side by side, (B, T, N·H), without o_proj.
         position: a ``NoPositions``, ``Rotary``, ``ALiBi`` or ``RelativePositions``.
-        q_norm: normalises each query over H before it is rotated; ``k_norm`` each key.
+        q_norm: normalises each query over H, before ``position`` rotates it; ``k_norm`` each key.
         k_norm: see ``q_norm``.
         scale: default 1/sqrt(H).
         score_soft_cap: see ``scaled_dot_product_attention``.
@@ -237,13 +237,13 @@ class MultiHeadAttention(nn.Module):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attends from ``query`` to ``key``, which defaults to the query; ``value`` to the key.
 
-        Torch's fused attention does it wherever it can do the same: the weights are not asked for,
+        Torch's fused attention computes it where it gives the same: no weights are returned,
         scores have no soft cap, and dropout on the weights is torch's own.
 
         Args:
-            query: what asks, (B, T, D).
-            key: what is asked, (B, S, D) of any length S.
-            value: what is answered, (B, S, D).
+            query: what attends, (B, T, D).
+            key: what it attends to, (B, S, D) of any length S.
+            value: what the weights average, (B, S, D).
             mask: True = may attend, broadcastable to (B, N, T, S).
             bias: added to the scaled scores, beside the position scheme's own.
             positions: of the query tokens, and of the keys in self-attention, (B, T); default
@@ -315,7 +315,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def _slots(start: int, x: torch.Tensor) -> torch.Tensor:
-    """Where the rows of x (B, T, …) stand: start … start + T - 1, with a batch dimension of 1."""
+    """Returns the slots of the rows of x (B, T, …): start … start + T - 1, as (1, T)."""
     return torch.arange(start, start + x.shape[1], device=x.device)[None]
 
 

@@ -1,4 +1,4 @@
-"""Blocks: the order of attention, feed-forward, norms and residual sums.
+"""Blocks: attention and feed-forward around a residual stream, with norms and sums in one order.
 
 A block takes its parts ready made; ``builders.make_block`` makes one from a config.
 """
@@ -22,7 +22,7 @@ Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor]]
 
 
 class Block(nn.Module):
-    """Branches around a residual stream; a subclass says how they are combined.
+    """Runs branches around a residual stream; a subclass says how they are combined.
 
     The branches are self-attention, cross-attention where given (a decoder's block), and
     feed-forward, each with its norm and a dropout on what it adds. Where an output norm is given,
@@ -83,7 +83,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The residual stream after this block, and the self-attention's weights if asked for.
+        """Returns the residual stream after this block, with ``return_weights`` also the weights.
 
         Args:
             x: the residual stream, (B, T, D).
@@ -130,7 +130,7 @@ class Block(nn.Module):
         return (x, weights[0]) if return_weights else x
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        """The formula of the block."""
+        """Returns the residual stream after all branches."""
         raise NotImplementedError
 
 
@@ -139,33 +139,33 @@ def _apply(norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
 
 
 class PreNormBlock(Block):
-    """x = x + drop(branch(norm(x))), branch after branch (GPT-2; arXiv 2002.04745)."""
+    """Computes x = x + drop(branch(norm(x))), branch after branch (GPT-2; arXiv 2002.04745)."""
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        """The formula of the block."""
+        """Returns the residual stream after all branches, by the formula of the class."""
         for norm, branch in branches:
             x = x + branch(norm(x))
         return x
 
 
 class PostNormBlock(Block):
-    """x = norm(x + drop(branch(x))), branch after branch (arXiv 1706.03762, section 3.1)."""
+    """Computes x = norm(x + drop(branch(x))), branch after branch (arXiv 1706.03762, 3.1)."""
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        """The formula of the block."""
+        """Returns the residual stream after all branches, by the formula of the class."""
         for norm, branch in branches:
             x = norm(x + branch(x))
         return x
 
 
 class ParallelBlock(Block):
-    """x = x + Σ drop(branch(norm(x))), all branches from the same x (arXiv 2204.06745).
+    """Computes x + Σ drop(branch(norm(x))), all branches from the same x (arXiv 2204.06745).
 
     GPT-J and Phi give both branches one norm: ``feed_forward_norm`` is None.
     """
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        """The formula of the block."""
+        """Returns the residual stream after all branches, by the formula of the class."""
         # sum() would start from the number 0, one more pass over the stream.
         return x + functools.reduce(operator.add, (branch(norm(x)) for norm, branch in branches))
 
@@ -183,7 +183,7 @@ def self_attention_mask(
     mask: torch.Tensor | None = None,
     device: torch.device | None = None,
 ) -> torch.Tensor | None:
-    """The causal mask, the sliding window and the caller's own, together.
+    """Returns where the causal mask, the sliding window and the caller's mask all allow.
 
     Args:
         query_length: T; the queries stand at slots start … start + T - 1 of the S keys.
@@ -219,7 +219,7 @@ def run_blocks(
     cache: list[LayerCache] | None = None,
     return_weights: bool = False,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The residual stream after all blocks, and the list of each self-attention's weights.
+    """Returns the residual stream after all blocks, and the weights of each self-attention.
 
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
     a block, and one mask for all blocks or a list of one a block.

@@ -1,4 +1,4 @@
-"""Parts and blocks as a config describes them: the one place that reads a layer's settings."""
+"""Makes parts and blocks from a config: the one place that reads the settings of a layer."""
 
 from torch_ref.attention import MultiHeadAttention
 from torch_ref.blocks import BLOCKS, Block, Norm
@@ -19,7 +19,7 @@ from torch_ref.positions import (
 
 
 def make_block(config: TransformerConfig, *, cross_attention: bool = False) -> Block:
-    """The block that a config describes, with cross-attention for a decoder's."""
+    """Returns the block that a config describes, with cross-attention for a decoder."""
 
     def norm(wanted: bool) -> Norm | None:
         return make_model_norm(config) if wanted else None
@@ -41,7 +41,7 @@ def make_block(config: TransformerConfig, *, cross_attention: bool = False) -> B
 def make_attention(
     config: TransformerConfig, *, position: NoPositions | None = None
 ) -> MultiHeadAttention:
-    """The attention that a config describes, around a position scheme."""
+    """Returns the attention that a config describes, around a position scheme."""
 
     def head_norm() -> Norm | None:
         return _make_norm(config, config.head_width) if config.query_key_norm else None
@@ -64,7 +64,7 @@ def make_attention(
 
 
 def make_position(config: TransformerConfig) -> NoPositions:
-    """The position scheme inside the attention that a config describes."""
+    """Returns the position scheme inside the attention that a config describes."""
     if config.positions == "rotary":
         return Rotary(
             config.head_width,
@@ -82,7 +82,7 @@ def make_position(config: TransformerConfig) -> NoPositions:
 
 
 def make_rotary_scaling(config: TransformerConfig) -> RotaryScaling | None:
-    """The stretching of rotary frequencies that a config describes, if any."""
+    """Returns the scaling of rotary frequencies that a config describes, if any."""
     if config.rotary_scaling == "none":
         return None
     return RotaryScaling(
@@ -95,7 +95,7 @@ def make_rotary_scaling(config: TransformerConfig) -> RotaryScaling | None:
 
 
 def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForward:
-    """The feed-forward that a config describes."""
+    """Returns the feed-forward that a config describes."""
     gated = config.activation in GATED
     return (GatedFeedForward if gated else FeedForward)(
         config.d_model,
@@ -108,7 +108,7 @@ def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForwa
 
 
 def make_model_norm(config: TransformerConfig) -> Norm:
-    """A norm over the model's width, as a config describes it."""
+    """Returns a norm over the model's width, as a config describes it."""
     return _make_norm(config, config.d_model)
 
 
@@ -125,7 +125,7 @@ def _make_norm(config: TransformerConfig, features: int) -> Norm:
 def make_position_embedding(
     config: TransformerConfig,
 ) -> LearnedPositions | SinusoidalPositions | None:
-    """The rows that a config adds to the token embeddings, if any."""
+    """Returns the positions that a config adds to the token embeddings, if any."""
     if config.positions == "learned":
         return LearnedPositions(
             config.context_length, config.d_model, offset=config.position_offset
@@ -136,14 +136,14 @@ def make_position_embedding(
 
 
 def make_head_transform(config: TransformerLMConfig) -> HeadTransform | None:
-    """What a config puts before the output projection, if anything."""
+    """Returns the module that a config puts before the output projection, if any."""
     if config.head != "masked_lm":
         return None
     return HeadTransform(config.d_model, make_model_norm(config), activation=config.activation)
 
 
 def make_lm_head(config: TransformerLMConfig, vocab_size: int) -> Linear | OutputBias | None:
-    """What a config puts last, if anything: a projection to logits, or the bias of a tied one."""
+    """Returns the projection to logits, the bias of a tied one, or None, as a config says."""
     if config.head == "none":
         return None
     if not config.tie_embeddings:

@@ -1,4 +1,4 @@
-"""Characters to ids, ids to windows, and batches that are a function of (seed, step)."""
+"""A character tokenizer, windows of ids, and batches that are a function of (seed, step)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -13,7 +13,7 @@ class TextError(ValueError):
 
 
 class CharTokenizer:
-    """One id per character, in the order of ``vocabulary``.
+    """Turns characters into ids and back: id i is the i-th character of ``vocabulary``.
 
     Args:
         vocabulary: the characters, each once.
@@ -36,20 +36,20 @@ class CharTokenizer:
 
     @classmethod
     def train_from_text(cls, text: str) -> "CharTokenizer":
-        """The tokenizer whose vocabulary is the sorted set of the text's characters."""
+        """Returns the tokenizer whose vocabulary is the sorted set of the text's characters."""
         return cls(sorted(set(text)))
 
     def vocabulary_size(self) -> int:
-        """The number of characters it knows."""
+        """Returns the number of characters that it knows."""
         return len(self.vocabulary)
 
     def encode(self, text: str, *, unknown: Unknown = "error") -> np.ndarray:
-        """The ids of the text's characters, int32.
+        """Returns the ids of the text's characters, int32 (T,).
 
         Args:
             text: any text.
-            unknown: what to do with a character outside the vocabulary: refuse it, leave it out,
-                or put a space (the first character where there is no space) in its place.
+            unknown: what to do with a character outside the vocabulary: raise an error, leave it
+                out, or put a space (the first character where there is no space) in its place.
 
         Raises:
             TextError: ``unknown`` is "error" and the text holds such a character.
@@ -66,11 +66,11 @@ class CharTokenizer:
             raise TextError(
                 f"character {character!r} (U+{ord(character):04X}) at position "
                 f"{text.index(character)} is not in the vocabulary of "
-                f"{self.vocabulary_size()}; --unknown skip|replace goes on without it"
+                f"{self.vocabulary_size()}; --unknown skip|replace reads the text without it"
             ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids.
+        """Returns the text of the ids.
 
         Raises:
             TextError: an id is outside the vocabulary.
@@ -83,7 +83,7 @@ class CharTokenizer:
 
 
 class TokenIdsDataset:
-    """Every window of T = ``block_size`` ids: item i is (data[i:i+T], data[i+1:i+1+T]).
+    """Holds every window of T = ``block_size`` ids: item i is (data[i:i+T], data[i+1:i+1+T]).
 
     Args:
         data: the ids, one-dimensional.
@@ -107,11 +107,11 @@ class TokenIdsDataset:
         self.block_size = block_size
 
     def __len__(self) -> int:
-        """How many windows there are."""
+        """Returns how many windows there are."""
         return len(self.data) - self.block_size
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of window ``index``; negative indices are errors, not counted back."""
+        """Returns inputs and targets (T,) of window ``index``; a negative index is an error."""
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} is outside the {len(self)} of this dataset")
         window = self.data[index : index + self.block_size + 1]
@@ -121,7 +121,7 @@ class TokenIdsDataset:
 def train_validation_split(
     ids: np.ndarray, context_length: int, train_fraction: float = 0.9
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The first 90 % of the ids and the rest.
+    """Returns the first 90 % of the ids, and the rest.
 
     Raises:
         TextError: one of the two holds no whole window.
@@ -142,7 +142,7 @@ def train_validation_split(
 
 
 def window_starts(seed: int, step: int, batch_size: int, num_windows: int) -> np.ndarray:
-    """Where the windows of one batch begin: a function of its arguments alone, int32 (batch_size,).
+    """Returns where the windows of one batch begin, int32 (B,): a function of its arguments.
 
     Drawn with replacement from [0, num_windows) by the counter-based generator Philox
     (Salmon et al., 2011), so any step can be had without those before it.
@@ -154,14 +154,14 @@ def window_starts(seed: int, step: int, batch_size: int, num_windows: int) -> np
 def batch_at(
     dataset: TokenIdsDataset, seed: int, step: int, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of one step, each (batch_size, T)."""
+    """Returns inputs and targets of one step, each (B, T)."""
     starts = window_starts(seed, step, batch_size, len(dataset))
     windows = [dataset[int(start)] for start in starts]
     return np.stack([w[0] for w in windows]), np.stack([w[1] for w in windows])
 
 
 def evaluation_windows(num_ids: int, context_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Windows that score every id of a split but the first exactly once.
+    """Returns windows that score every id of a split but the first exactly once.
 
     Returns:
         starts, int32 (W,), and mask, bool (W, T): which targets of each window count. Windows

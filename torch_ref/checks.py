@@ -1,4 +1,4 @@
-"""What settings may be: types, finiteness, ranges. Every check raises ValueError with the value."""
+"""Checks of settings: types, finiteness, ranges. Every check raises ValueError with the value."""
 
 import math
 import types
@@ -21,7 +21,7 @@ def check_types(cls: type, values: dict[str, Any]) -> None:
     """Checks that values from outside have the types that the config class ``cls`` declares.
 
     Raises:
-        ValueError: one has not: True is no number, and 4.0 no integer.
+        ValueError: one has another type: True is no number, and 4.0 no integer.
     """
     hints = typing.get_type_hints(cls)
     for field in fields(cls):

@@ -1,4 +1,4 @@
-"""What a model is: frozen settings, checked on construction."""
+"""The settings of models and optimizers: frozen dataclasses that check themselves."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
@@ -26,7 +26,7 @@ HeadKind = Literal["linear", "masked_lm", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """The settings that every model shares: those of a layer, of positions and of embeddings.
+    """The settings that every model has: those of layers, positions and embeddings.
 
     Raises:
         ValueError: a setting is out of its range, not finite, or does not fit the others.
@@ -73,9 +73,9 @@ class TransformerConfig:
     score_soft_cap: float | None = None
     """Bound on attention scores, by tanh; default none."""
     sliding_window: int | None = None
-    """How many tokens a position sees on a side, itself included; default all."""
+    """How many tokens a position sees on each side, itself included; default all."""
     positions: PositionKind = "learned"
-    """How a token's position is told."""
+    """How the model knows a token's position."""
     position_offset: int = 0
     """Which row of the learned table belongs to the first position (OPT: 2)."""
     rotary_base: float = 10000.0
@@ -91,7 +91,7 @@ class TransformerConfig:
     rotary_low_frequency_factor: float = 1.0
     """llama3: fewer turns than this over the original context are divided."""
     rotary_high_frequency_factor: float = 4.0
-    """llama3: more turns than this are left alone."""
+    """llama3: more turns than this are unchanged."""
     rotary_original_context_length: int = 8192
     """llama3: the context that the frequencies were trained for."""
     max_relative_position: int = 32
@@ -277,7 +277,7 @@ class EncoderDecoderConfig(TransformerConfig):
     block: BlockKind = "post_norm"
     """How branches, norms and residual stream are combined."""
     positions: PositionKind = "sinusoidal"
-    """How a token's position is told."""
+    """How the model knows a token's position."""
     initialization: Initialization = "xavier_uniform"
     """The distribution of the initial weights."""
 
@@ -292,7 +292,7 @@ class EncoderDecoderConfig(TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW, its schedule and its clipping; rates are per step.
+    """The settings of AdamW (arXiv 1711.05101), its schedule and its clipping.
 
     The defaults are nanoGPT's for a character model. With ``decay_steps`` None the rate stays as it
     is after warm-up.
@@ -334,8 +334,7 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
     Lists, which is what JSON makes of tuples, become tuples again.
 
     Raises:
-        ValueError: a key is unknown or missing, a value is not of its type or is refused by the
-            class.
+        ValueError: a key is unknown or missing, a value has another type or is out of its range.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{cls.__name__} must be an object: got {type(values).__name__}")

@@ -1,4 +1,4 @@
-"""What a model costs: operations counted; of a block also time and memory measured, and fitted.
+"""The costs of a model: operations, counted; time and memory of a block, measured and fitted.
 
 One pass of a block is forward and backward: its output, and the gradient of sum(output) by its
 input and parameters. Its operations fall into two terms: attention, O(T² · D), and the products
@@ -23,7 +23,7 @@ Costs = dict[str, np.ndarray]
 
 
 def count_operations(block: Block, length: int) -> dict[str, int]:
-    """Additions and multiplications in the matrix products of a block's forward pass, per text.
+    """Returns the operations in the matrix products of a block's forward pass, per sequence.
 
     ``attention`` is 4 · T² · N · H: scores, and weights times values, whatever the mask. ``dense``
     is 2 · T · the number of elements in the block's weight matrices: 4 · T · D · (N + K) · H for
@@ -42,7 +42,7 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
 
 
 def count_training_operations(model: TransformerLM, length: int) -> int:
-    """Additions and multiplications that a training step makes of one token, in matrix products.
+    """Returns the operations in matrix products of a training step, per token.
 
     6 · W + 12 · L · T · N · H, the model FLOPs of PaLM (arXiv 2204.02311, appendix B): W is the
     number of elements in the weight matrices, a tied head's table included; a table that is only
@@ -69,7 +69,7 @@ def measure_blocks(
     batch_size: int = 1,
     rounds: int = 7,
 ) -> Costs:
-    """Time and memory of one pass of a block, for every config and length.
+    """Returns time and memory of one pass of a block, for every config and length.
 
     Time is the median over rounds that take every point in turn, so that a slow moment of the
     machine falls on all of them. Memory is that of the tensors which the forward pass saves for the
@@ -110,7 +110,7 @@ def measure_blocks(
 
 
 def fit_costs(costs: Costs) -> dict[str, dict[str, float]]:
-    """The least-squares fit of time and memory to their two terms and a constant.
+    """Returns the least-squares fit of time and memory to their two terms and a constant.
 
     seconds = constant + a · attention_operations + b · dense_operations, and bytes = constant +
     a · attention_weights + b · activations. Errors are relative, so that short texts count as much
@@ -133,7 +133,7 @@ def fit_costs(costs: Costs) -> dict[str, dict[str, float]]:
 
 
 def evaluate_fit(fit: dict[str, float], costs: Costs) -> np.ndarray:
-    """The time or memory that one entry of ``fit_costs`` gives for the points of ``costs``."""
+    """Returns the time or memory that one entry of ``fit_costs`` gives for ``costs``."""
     terms = [fit[name] * costs[name] for name in fit if name not in ("constant", "error")]
     return fit["constant"] + np.sum(terms, axis=0)
 

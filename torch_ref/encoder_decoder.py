@@ -1,4 +1,4 @@
-"""Encoder, decoder, and the two together: the sequence-to-sequence Transformer."""
+"""The encoder, the decoder, and the sequence-to-sequence Transformer made of both."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ Hidden = torch.Tensor
 
 
 class Encoder(nn.Module):
-    """Blocks that look both ways, then a norm (arXiv 1706.03762, section 3.1).
+    """Runs blocks that see both directions, then a norm (arXiv 1706.03762, section 3.1).
 
     Args:
         config: the settings of its layers.
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         positions: torch.Tensor | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The encoded sequence, and each layer's attention weights if asked for.
+        """Returns the encoded sequence, with ``return_weights`` also each layer's weights.
 
         Args:
             x: embedded tokens.
@@ -57,7 +57,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Blocks that also attend to an encoder's output, then a norm (arXiv 1706.03762, section 3.1).
+    """Runs blocks that also attend to an encoder's output, then a norm (arXiv 1706.03762, 3.1).
 
     Args:
         config: the settings of its layers.
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """The decoded sequence, and each layer's self-attention weights if asked for.
+        """Returns the decoded sequence, with ``return_weights`` also each self-attention's weights.
 
         Args:
             x: embedded tokens.
@@ -126,7 +126,7 @@ class Decoder(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Source and target tokens to logits over the target's vocabulary (arXiv 1706.03762).
+    """Computes logits of target tokens from source and target tokens (arXiv 1706.03762).
 
     Args:
         config: the settings.
@@ -156,7 +156,7 @@ class EncoderDecoder(nn.Module):
         target_mask: torch.Tensor | None = None,
         memory_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits of each next target token, in nats.
+        """Returns the logits of each next target token, in nats.
 
         Args:
             source: ids of the source sequence.
@@ -173,7 +173,7 @@ class EncoderDecoder(nn.Module):
         return self.lm_head(self.decode(target, memory, target_mask, memory_mask))
 
     def encode(self, source: torch.Tensor, source_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """The encoder's output."""
+        """Returns the encoder's output."""
         x = self._embed(source, self.source_embedding, self.source_embedding_norm)
         return self.encoder(self.source_embedding_dropout(x), source_mask)
 
@@ -184,7 +184,7 @@ class EncoderDecoder(nn.Module):
         target_mask: torch.Tensor | None = None,
         memory_mask: torch.Tensor | None = None,
     ) -> Hidden:
-        """The decoder's output, before the head."""
+        """Returns the decoder's output, before the head."""
         x = self._embed(target, self.target_embedding, self.target_embedding_norm)
         return self.decoder(self.target_embedding_dropout(x), memory, target_mask, memory_mask)
 

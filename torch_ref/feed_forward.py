@@ -1,4 +1,4 @@
-"""The feed-forward part of a block, plain or gated."""
+"""The feed-forward of a block, plain or gated, and its activations."""
 
 import torch
 from torch import nn
@@ -8,22 +8,22 @@ from torch_ref.layers import Dropout, Linear
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """max(x, 0), with derivative 0 at 0."""
+    """Computes max(x, 0), with derivative 0 at 0."""
     return functional.relu(x)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """The exact x · Φ(x), by the error function; torch's kernel widens bfloat16 by itself."""
+    """Computes x · Φ(x) exactly (arXiv 1606.08415); torch's kernel widens bfloat16 by itself."""
     return functional.gelu(x)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """The tanh approximation of x · Φ(x) (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``."""
+    """Approximates x · Φ(x) by tanh (arXiv 1606.08415, section 2): GPT-2's ``gelu_new``."""
     return functional.gelu(x, approximate="tanh")
 
 
 def gelu_bloom(x: torch.Tensor) -> torch.Tensor:
-    """``gelu_tanh`` with sqrt(2/π) cut to eight digits, as BLOOM has it (arXiv 2211.05100).
+    """Computes ``gelu_tanh`` with sqrt(2/π) cut to eight digits, as BLOOM (arXiv 2211.05100).
 
     x · (1 + tanh(u)) / 2 with u = 0.79788456 · (x + 0.044715 · x³).
     """
@@ -33,7 +33,7 @@ def gelu_bloom(x: torch.Tensor) -> torch.Tensor:
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
-    """The swish x · sigmoid(x)."""
+    """Computes x · sigmoid(x)."""
     return functional.silu(x)
 
 
@@ -48,7 +48,7 @@ GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))) (arXiv 1706.03762, eq. 2).
+    """Computes down(activation(up(x))) (arXiv 1706.03762, eq. 2).
 
     Args:
         d_model: D.
@@ -78,13 +78,13 @@ class FeedForward(nn.Module):
         self.output_dropout = Dropout(output_dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (B, T, D) to the same shape and dtype."""
+        """Returns the branch's output (B, T, D), in the dtype of x."""
         hidden = self.hidden_dropout(ACTIVATIONS[self.activation](self.up_proj(x)))
         return self.output_dropout(self.down_proj(hidden))
 
 
 class GatedFeedForward(nn.Module):
-    """down(activation(gate(x)) · up(x)) (Shazeer, arXiv 2002.05202, eq. 6).
+    """Computes down(activation(gate(x)) · up(x)) (Shazeer, arXiv 2002.05202, eq. 6).
 
     SwiGLU with ``activation="silu"``, GeGLU with ``"gelu"`` or ``"gelu_tanh"``.
 
@@ -118,6 +118,6 @@ class GatedFeedForward(nn.Module):
         self.output_dropout = Dropout(output_dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (B, T, D) to the same shape and dtype."""
+        """Returns the branch's output (B, T, D), in the dtype of x."""
         hidden = ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x)
         return self.output_dropout(self.down_proj(self.hidden_dropout(hidden)))

@@ -1,4 +1,4 @@
-"""Text from a causal model, token by token, with a key/value cache.
+"""Generates tokens from a causal model, one by one, with a key/value cache.
 
 The window is what the model sees of a row: its newest tokens. As soon as it would hold more than
 ``context_length`` tokens it is cut to the newest ``context_length // 2`` (at least one), and grows
@@ -26,7 +26,7 @@ def make_cache(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> list[LayerCache]:
-    """Empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
+    """Returns empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
     shape = (batch, length, config.key_value_heads, config.head_width)
     return [
         LayerCache(
@@ -53,7 +53,7 @@ def generate(
     cache_dtype: torch.dtype | None = None,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The next tokens of every row, int64 (B, num_tokens); all that ``stream`` yields, in one.
+    """Returns the next tokens of every row, int64 (B, n): all that ``stream`` yields.
 
     They are fewer only where every row has made a stop token. Arguments and errors as there.
     """
@@ -94,8 +94,8 @@ def stream(
 ) -> Iterator[torch.Tensor]:
     """Yields the next ``num_tokens`` tokens of every row as they are made, int64 (B, n <= chunk).
 
-    The first token comes alone, as soon as the prompt is read. The window of each row follows the
-    rule at the head of this module, so a row of a batch continues as it would alone. The model
+    The first token comes by itself, as soon as the prompt is read. The window of each row follows
+    the rule of this module, so a row of a batch continues as in a batch of one. The model
     computes in evaluation mode, without gradients, and is in the mode it was in whenever the caller
     has the word.
 
@@ -110,7 +110,7 @@ def stream(
         generator: what sampling draws from, once a token, on the model's device; default torch's
             global one.
         stop_tokens: a row ends with the first of these ids that it makes, which it repeats as long
-            as other rows go on; when all rows have ended, nothing more is made.
+            as other rows have not ended; when all rows have ended, nothing more is made.
         use_cache: False reads the whole window for every token: slower, the same result.
         cache_dtype: of the keys and values in the cache, default the weights'. ``torch.bfloat16``
             halves what is stored and read for a model in float32, at its rounding: the text can
@@ -163,8 +163,8 @@ def _stream(
     made = 0
     ended_B = torch.zeros(len(rows), dtype=torch.bool, device=_device(model))
     while made < num_tokens and not ended_B.all():
-        # A row is cut when it alone is full; the others keep their windows, and all are packed
-        # anew, so that the longest never stands behind padding.
+        # A row is cut only when it is full itself. The others keep their windows, and all are
+        # packed anew, so that the longest never stands behind padding.
         rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
         tokens_BT = pad_sequence(rows, batch_first=True, padding_side="left").to(_device(model))
         length = tokens_BT.shape[1]
@@ -195,7 +195,7 @@ def _next_logits(
     padding_B: torch.Tensor,
     cache: list[LayerCache] | None,
 ) -> torch.Tensor:
-    """Logits (B, V) of the token after the last; reads only what the cache has not yet seen."""
+    """Returns the logits (B, V) of the next token; reads only what is not in the cache."""
     length = tokens_BT.shape[1]
     seen, keys = (0, length) if cache is None else (cache[0].length, cache[0].k_BSKH.shape[1])
     slots_S = torch.arange(keys, device=tokens_BT.device)
@@ -213,7 +213,7 @@ def _next_logits(
 
 @contextlib.contextmanager
 def _evaluating(model: TransformerLM) -> Iterator[None]:
-    """Evaluation mode inside, each module's own mode afterwards."""
+    """Puts the modules in evaluation mode within the context."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

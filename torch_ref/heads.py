@@ -1,4 +1,4 @@
-"""What stands beside a language model's output projection in BERT (arXiv 1810.04805)."""
+"""Parts of BERT's output head (arXiv 1810.04805), beside the projection to logits."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from torch_ref.norms import LayerNorm, RMSNorm
 
 
 class HeadTransform(nn.Module):
-    """norm(activation(proj(x))), in front of the output projection of BERT's masked-LM head.
+    """Computes norm(activation(proj(x))), before the projection of BERT's masked-LM head.
 
     Args:
         d_model: D.
@@ -24,17 +24,17 @@ class HeadTransform(nn.Module):
         self.norm = norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (B, T, D) to the same shape and dtype."""
+        """Returns what is projected to logits (B, T, D), in the dtype of x."""
         return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
 
 
 class OutputBias(nn.Module):
-    """x + bias, after an output projection whose matrix is the token embedding; it starts at 0."""
+    """Adds a bias, which starts at 0, to the logits of a tied output head."""
 
     def __init__(self, features: int):
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (…, V) to the same shape and dtype."""
+        """Returns the logits (…, V), in the dtype of x."""
         return x + self.bias

@@ -14,22 +14,22 @@ Initializer = Callable[[torch.Tensor, torch.Generator | None], torch.Tensor]
 
 
 def uniform(bound: float) -> Initializer:
-    """U(-bound, bound)."""
+    """Returns the initializer of U(-bound, bound)."""
     return lambda tensor, generator: nn.init.uniform_(tensor, -bound, bound, generator=generator)
 
 
 def normal(std: float) -> Initializer:
-    """N(0, std²)."""
+    """Returns the initializer of N(0, std²)."""
     return lambda tensor, generator: nn.init.normal_(tensor, std=std, generator=generator)
 
 
 def constant(value: float) -> Initializer:
-    """Every element ``value``; nothing is drawn."""
+    """Returns the initializer of a constant; nothing is drawn."""
     return lambda tensor, generator: nn.init.constant_(tensor, value)
 
 
 def kaiming_uniform(fan_in: int, negative_slope: float = 0.0) -> Initializer:
-    """U(-b, b) with b = sqrt(6 / ((1 + negative_slope²) · fan_in)) (He et al., arXiv 1502.01852).
+    """Returns U(-b, b) with b = sqrt(6 / ((1 + negative_slope²) · fan_in)) (arXiv 1502.01852).
 
     ``torch.nn.init.kaiming_uniform_`` with ``a=negative_slope``.
     """
@@ -37,12 +37,12 @@ def kaiming_uniform(fan_in: int, negative_slope: float = 0.0) -> Initializer:
 
 
 def xavier_uniform(fan_in: int, fan_out: int) -> Initializer:
-    """U(-b, b) with b = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010, eq. 16)."""
+    """Returns U(-b, b) with b = sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010, eq. 16)."""
     return uniform(math.sqrt(6 / (fan_in + fan_out)))
 
 
 def torch_linear(fan_in: int) -> tuple[Initializer, Initializer]:
-    """Weight and bias of a fresh ``torch.nn.Linear``: both U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """Returns the initializers of torch.nn.Linear's weight and bias, U(±1/sqrt(fan_in)) both."""
     return kaiming_uniform(fan_in, math.sqrt(5)), uniform(1 / math.sqrt(fan_in))
 
 

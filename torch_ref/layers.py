@@ -1,4 +1,4 @@
-"""The three modules that everything else is made of: PyTorch's own, with the project's keywords."""
+"""``Linear``, ``Embedding`` and ``Dropout``: PyTorch's own, with the project's keywords."""
 
 import zlib
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Linear(nn.Linear):
-    """y = x Wᵀ + b, with ``weight`` W of shape (out_features, in_features).
+    """Computes y = x Wᵀ + b, with ``weight`` W (out_features, in_features) and ``bias`` b.
 
     >>> tuple(Linear(3, 5)(torch.ones(2, 7, 3)).shape)
     (2, 7, 5)
@@ -20,7 +20,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table of rows, ``weight`` of shape (num_embeddings, features), looked up by id.
+    """Looks up rows of a table, ``weight`` (num_embeddings, features), by id.
 
     Rows start as standard normals. An id outside [0, num_embeddings) is an IndexError on the CPU
     and stops the process on a GPU, so callers check on the host.
@@ -30,12 +30,12 @@ class Embedding(nn.Embedding):
         super().__init__(num_embeddings, features)
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        """The tied output head: the product of x (…, D) with every row, (…, V)."""
+        """Returns the product of x (…, D) with every row (…, V): a tied output head."""
         return functional.linear(x, self.weight)
 
 
 class Dropout(nn.Module):
-    """One place of dropout, named by its path in the model: x · keep / (1 - rate) while training.
+    """Drops elements while training: x · keep / (1 - rate), each kept with probability 1 - rate.
 
     The mask is ``keep_mask`` where a test has put one there (boolean, True = keep), else drawn
     from the ``generator`` that ``seed_dropout`` gave it, else from torch's global one. Neither is
@@ -49,7 +49,7 @@ class Dropout(nn.Module):
         self.keep_mask: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` of any shape, some of it dropped while training."""
+        """Returns ``x``, of any shape, with elements dropped while training."""
         if not self.training or self.rate == 0:
             return x
         if self.keep_mask is not None:
@@ -62,17 +62,17 @@ class Dropout(nn.Module):
         return torch.where(keep, x / (1 - self.rate), 0)
 
     def extra_repr(self) -> str:
-        """What ``print(module)`` shows of it."""
+        """Returns what ``print(module)`` shows of it."""
         return f"rate={self.rate}"
 
 
 def dropout_modules(module: nn.Module) -> dict[str, Dropout]:
-    """Every place of dropout in ``module``, by path: ``blocks.3.attention.attention_dropout``."""
+    """Returns every ``Dropout`` of ``module`` by path: ``blocks.3.attention.attention_dropout``."""
     return {path: node for path, node in module.named_modules() if isinstance(node, Dropout)}
 
 
 def seed_dropout(module: nn.Module, seed: int | None) -> None:
-    """Gives each place of dropout its own generator, seeded by ``seed`` and its path alone.
+    """Gives every ``Dropout`` its own generator, seeded by ``seed`` and its path only.
 
     The generators live where the parameters are, and advance from call to call. None takes them
     away again.

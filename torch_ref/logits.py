@@ -1,4 +1,4 @@
-"""What a token is drawn from."""
+"""The logits that the next token is sampled from: temperature, top-k and top-p."""
 
 import math
 
@@ -12,7 +12,7 @@ def filter_logits(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> torch.Tensor:
-    """The logits that sampling draws from: over temperature, and -inf for what is not to be drawn.
+    """Returns logits / temperature, with -inf for tokens that ``top_k`` or ``top_p`` excludes.
 
     Args:
         logits_BV: in nats, (…, V), of any dtype; the result is in float32 or wider.

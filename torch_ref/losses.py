@@ -1,4 +1,4 @@
-"""Losses, in nats."""
+"""The cross-entropy of logits, in nats."""
 
 import torch
 from torch.nn import functional
@@ -7,10 +7,10 @@ from torch.nn import functional
 def cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Mean of -log softmax(logits)[target] over the targets that ``mask`` keeps, in nats per token.
+    """Returns the mean of -log softmax(logits)[target] over the targets that ``mask`` keeps.
 
-    In float32 or wider. With no target kept the result is 0, where ``torch.nn.functional``'s own
-    is NaN; its ``ignore_index`` is the mask here.
+    In nats per token, in float32 or wider. With no target kept the result is 0, where torch's is
+    NaN; torch has ``ignore_index`` in place of the mask.
 
     Args:
         logits: (B, T, V).
@@ -25,7 +25,7 @@ def cross_entropy(
 
 
 def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """-log softmax(logits)[target] of every token, (B, T), in nats, in float32 or wider."""
+    """Returns -log softmax(logits)[target] of each token (B, T), in nats, in float32 or wider."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = functional.cross_entropy(
         logits.flatten(0, -2), targets.flatten().long(), reduction="none"

@@ -1,4 +1,4 @@
-"""Who may attend to whom. Boolean, True = may attend, broadcastable to (B, N, T, S)."""
+"""Attention masks: boolean, True = may attend, broadcastable to (B, N, T, S)."""
 
 import functools
 
@@ -8,7 +8,7 @@ import torch
 def causal_mask(
     queries: int | torch.Tensor, keys: int | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Each position may attend to itself and to what lies before it: boolean (1, 1, T, S).
+    """Returns the mask (1, 1, T, S) by which a position may attend to itself and those before.
 
     Args:
         queries: T, or the positions of the queries (T,), whose device the mask shares.
@@ -24,7 +24,7 @@ def causal_mask(
 def window_mask(
     queries: int | torch.Tensor, keys: int | torch.Tensor | None, window: int
 ) -> torch.Tensor:
-    """Each position may attend to those less than ``window`` tokens away: boolean (1, 1, T, S).
+    """Returns the mask (1, 1, T, S) that allows positions less than ``window`` tokens away.
 
     Itself is included. Together with ``causal_mask`` it is the sliding window of Mistral
     (arXiv 2310.06825, section 2). Arguments as there.
@@ -42,24 +42,24 @@ def _distance(queries: int | torch.Tensor, keys: int | torch.Tensor | None) -> t
 
 
 def padding_mask(tokens: torch.Tensor, pad_token: int = 0) -> torch.Tensor:
-    """Every position may attend to the tokens (B, S) that are not ``pad_token``: (B, 1, 1, S)."""
+    """Returns the mask (B, 1, 1, S) that allows the tokens (B, S) that are not ``pad_token``."""
     return (tokens != pad_token)[:, None, None, :]
 
 
 def padding_mask_from_lengths(lengths: torch.Tensor, max_length: int) -> torch.Tensor:
-    """Every position may attend to the first ``lengths[b]`` tokens of row b: (B, 1, 1, S)."""
+    """Returns the mask (B, 1, 1, S) that allows the first ``lengths[b]`` tokens of row b."""
     slots_S = torch.arange(max_length, device=lengths.device)
     return (slots_S[None, :] < lengths[:, None])[:, None, None, :]
 
 
 def combine_masks(*masks: torch.Tensor | None) -> torch.Tensor | None:
-    """May attend where every given mask says so; None stands for a mask that allows everything."""
+    """Returns the mask that allows what every mask allows; None allows everything."""
     present = [expand_mask(mask) for mask in masks if mask is not None]
     return functools.reduce(torch.logical_and, present) if present else None
 
 
 def expand_mask(mask: torch.Tensor) -> torch.Tensor:
-    """Gives a mask its four dimensions: (T, S) for all, (B, T, S) for all heads, or as it is.
+    """Returns a mask with four dimensions, from (T, S), (B, T, S) or (B, N, T, S).
 
     Raises:
         ValueError: it has fewer than two dimensions or more than four, or is not boolean.
@@ -76,7 +76,7 @@ def expand_mask(mask: torch.Tensor) -> torch.Tensor:
 
 
 def additive_to_boolean(bias: torch.Tensor) -> torch.Tensor:
-    """Reads an additive mask (0 allows, -inf blocks).
+    """Returns the boolean mask of an additive one, in which 0 allows and -inf blocks.
 
     A bias of at most -1e4 counts as blocked: some codes write -1e4 or -1e9 for -inf.
     """
@@ -84,6 +84,6 @@ def additive_to_boolean(bias: torch.Tensor) -> torch.Tensor:
 
 
 def boolean_to_additive(mask: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Writes an additive mask: 0 where ``mask`` allows, -inf where it does not."""
+    """Returns the additive mask of a boolean one: 0 where it allows, else -inf."""
     zero = torch.zeros((), dtype=dtype, device=mask.device)
     return torch.where(mask, zero, -torch.inf)

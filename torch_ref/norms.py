@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + eps) · weight + bias (Ba et al., arXiv 1607.06450, eq. 4).
+    """Computes (x - mean) / sqrt(variance + eps) · weight + bias (arXiv 1607.06450, eq. 4).
 
     The variance is the mean square distance from the mean. ``torch.nn.LayerNorm`` under the
     project's keywords; its kernel widens bfloat16 to float32 by itself.
@@ -19,12 +19,12 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features)) if use_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (…, D), normalised, in its dtype."""
+        """Returns x (…, D) normalised over its last dimension, in its dtype."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · weight (Zhang and Sennrich, arXiv 1910.07467, eq. 4).
+    """Computes x / sqrt(mean(x²) + eps) · weight (arXiv 1910.07467, eq. 4).
 
     With ``unit_offset`` the factor is 1 + weight, and weight starts at zero (Gemma, arXiv
     2403.08295): the same norm, whose parameter weight decay would draw to one, not to zero.
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(features) if unit_offset else torch.ones(features))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` (…, D), normalised, in its dtype."""
+        """Returns x (…, D) normalised over its last dimension, in its dtype."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         mean_square = wide.square().mean(dim=-1, keepdim=True)
         weight = self.weight.to(wide.dtype)
@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 def make_norm(
     kind: str, features: int, *, eps: float, use_bias: bool, unit_offset: bool = False
 ) -> LayerNorm | RMSNorm:
-    """The norm that a config names.
+    """Returns the norm of this kind, ``layer_norm`` or ``rms_norm``.
 
     Raises:
         ValueError: the kind is unknown.

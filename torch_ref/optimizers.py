@@ -8,10 +8,11 @@ from torch_ref.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """Linear warm-up, then a half cosine down to ``min_learning_rate`` (arXiv 1608.03983, eq. 5).
+    """Returns the rate of a step: linear warm-up, then half a cosine (arXiv 1608.03983, eq. 5).
 
     At step s (from 0) of ``warmup_steps`` W the rate is learning_rate · (s + 1) / (W + 1); from W
-    on it follows the cosine, which ends at ``decay_steps``. With ``decay_steps`` None it stays.
+    on it follows the cosine, which reaches ``min_learning_rate`` at ``decay_steps``. With
+    ``decay_steps`` None it stays.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
@@ -24,12 +25,12 @@ def learning_rate(config: OptimizerConfig, step: int) -> float:
 
 
 def decay_mask(module: torch.nn.Module) -> dict[str, bool]:
-    """Which parameters decay: those of two or more dimensions (matrices and embeddings)."""
+    """Returns which parameters decay: those of two or more dimensions."""
     return {name: parameter.ndim >= 2 for name, parameter in module.named_parameters()}
 
 
 def global_norm(module: torch.nn.Module) -> torch.Tensor:
-    """sqrt(Σ g²) over every element of every gradient."""
+    """Returns sqrt(Σ g²) over every element of every gradient."""
     return torch.nn.utils.get_total_norm(
         [p.grad for p in module.parameters() if p.grad is not None]
     )
@@ -41,7 +42,7 @@ def clip_by_global_norm(module: torch.nn.Module, max_norm: float) -> torch.Tenso
 
 
 def make_optimizer(module: torch.nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """``torch.optim.AdamW`` with one group that decays and one that does not.
+    """Returns ``torch.optim.AdamW`` (arXiv 1711.05101): one group decays, one does not.
 
     The fused kernel is taken where torch has one for the parameters' device and dtype.
     """

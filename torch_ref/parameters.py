@@ -7,7 +7,7 @@ Parameters = dict[str, np.ndarray]
 
 
 def get_parameters(module: torch.nn.Module) -> Parameters:
-    """Copies of the module's parameters by path, bfloat16 widened to float32 (numpy has none)."""
+    """Returns copies of the parameters by path, bfloat16 as float32 (numpy has none)."""
     return {name: to_numpy(parameter) for name, parameter in module.named_parameters()}
 
 
@@ -22,7 +22,7 @@ def set_parameters(module: torch.nn.Module, parameters: Parameters) -> None:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy of the tensor as a numpy array."""
+    """Returns a copy of the tensor as a numpy array."""
     tensor = tensor.detach().cpu()
     return (
         tensor.to(torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).numpy().copy()

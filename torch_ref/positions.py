@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: added to embeddings, or inside the attention.
+"""Position schemes: rows added to embeddings, or changes to queries, keys and scores.
 
 ``LearnedPositions`` and ``SinusoidalPositions`` give rows to add to the token embeddings.
 ``NoPositions``, ``Rotary``, ``ALiBi`` and ``RelativePositions`` are handed to an attention and may
@@ -25,7 +25,7 @@ from torch_ref.layers import Embedding
 
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling:
-    """How rotary frequencies are stretched beyond the length they were trained for.
+    """Scales rotary frequencies for texts longer than those they were trained on.
 
     ``linear`` divides every frequency by ``factor`` (arXiv 2306.15595). ``llama3`` divides only
     frequencies that make fewer than ``low_frequency_factor`` turns over
@@ -41,7 +41,7 @@ class RotaryScaling:
 
 
 class LearnedPositions(nn.Module):
-    """One trained row for each of ``max_length`` positions: position t has row t + ``offset``.
+    """Looks up a trained row for each position: position t has row t + ``offset``.
 
     The table has ``offset`` rows more, which no position reads (OPT, arXiv 2205.01068, has 2).
     """
@@ -52,13 +52,13 @@ class LearnedPositions(nn.Module):
         self.weight = Embedding(max_length + offset, d_model).weight
 
     def forward(self, length: int, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """The rows of ``positions`` (B, T), or of 0 … length - 1 with a batch dimension of 1."""
+        """Returns the rows of ``positions`` (B, T), or of 0 … length - 1 as (1, T)."""
         table_SD = self.weight[self.offset :]
         return table_SD[None, :length] if positions is None else table_SD[positions]
 
 
 class SinusoidalPositions(nn.Module):
-    """Fixed rows, sin in even dimensions and cos in odd ones (arXiv 1706.03762, section 3.5)."""
+    """Gives fixed rows: sin in even dimensions, cos in odd ones (arXiv 1706.03762, 3.5)."""
 
     def __init__(self, max_length: int, d_model: int):
         super().__init__()
@@ -68,7 +68,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
     def forward(self, length: int, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """The float32 rows of ``positions``, or of 0 … length - 1 with a batch dimension of 1."""
+        """Returns float32 rows of ``positions``, or of 0 … length - 1 with a batch size of 1."""
         device = self._device.device
         table_SD = _sinusoidal_tensor(self.max_length, self.d_model, torch.float32, device)
         return table_SD[None, :length] if positions is None else table_SD[positions]
@@ -84,7 +84,7 @@ def embed_tokens(
     added: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The tokens' rows (B, T, D), times ``scale``, plus ``added``, plus their positions' rows.
+    """Returns the tokens' rows (B, T, D) times ``scale``, plus ``added`` and positions' rows.
 
     Raises:
         ValueError: more tokens than ``context_length``.
@@ -103,17 +103,17 @@ def embed_tokens(
 
 
 class NoPositions(nn.Module):
-    """Attention that does not know the order of its keys; also the base of those that do.
+    """Leaves the attention without positions; also the base class of the other schemes.
 
     An attention calls only what a subclass overrides.
     """
 
     def rotate(self, x_BTNH: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Queries or keys at ``positions`` (B, T), as they enter the scores."""
+        """Returns queries or keys at ``positions`` (B, T), as they enter the scores."""
         return x_BTNH
 
     def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor | None:
-        """What is added to the scaled scores, broadcastable to (B, N, T, S).
+        """Returns what is added to the scaled scores, broadcastable to (B, N, T, S).
 
         ``distance_TS`` is key position - query position.
         """
@@ -159,7 +159,7 @@ class Rotary(NoPositions):
             )
 
     def rotate(self, x_BTNH: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The first ``width`` dimensions of every head, turned; the rest as they are."""
+        """Returns the heads with their first ``width`` dimensions turned."""
         tables = _rotary_tensors(
             self.max_length, self.width, self.base, self.scaling, x_BTNH.dtype, x_BTNH.device
         )
@@ -178,9 +178,9 @@ class Rotary(NoPositions):
 
 
 class ALiBi(NoPositions):
-    """Scores fall linearly with distance, each head at its own slope (arXiv 2108.12409, section 3).
+    """Lowers scores linearly with distance, at a slope for each head (arXiv 2108.12409, 3).
 
-    The distance is absolute, so the same bias serves models that look both ways.
+    The distance is absolute, so the same bias serves models that see both directions.
     """
 
     def __init__(self, num_heads: int):
@@ -188,13 +188,13 @@ class ALiBi(NoPositions):
         self.num_heads = num_heads
 
     def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor:
-        """-slope · |distance|, in float32: (1, N, T, S)."""
+        """Returns -slope · |distance| (1, N, T, S), in float32."""
         slopes_N = _alibi_tensor(self.num_heads, torch.float32, distance_TS.device)
         return -slopes_N[None, :, None, None] * distance_TS.abs()[None, None]
 
 
 class RelativePositions(NoPositions):
-    """A trained key for every distance up to ``max_distance`` (arXiv 1803.02155, eq. 4).
+    """Adds to the scores a trained key for every distance (arXiv 1803.02155, eq. 4).
 
     ``weight`` has shape (2·max_distance + 1, head_dim), shared by all heads; farther keys use the
     last row on their side. Queries come in already multiplied by the attention's scale.
@@ -206,7 +206,7 @@ class RelativePositions(NoPositions):
         self.weight = Embedding(2 * max_distance + 1, head_dim).weight
 
     def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor:
-        """The product q · weight[clip(distance, ±max_distance) + max_distance]: (B, N, T, S)."""
+        """Returns q · weight[clip(distance, ±max_distance) + max_distance]: (B, N, T, S)."""
         index_TS = distance_TS.clamp(-self.max_distance, self.max_distance) + self.max_distance
         by_distance_BNTR = functional.linear(q_BTNH, self.weight).transpose(1, 2)
         index_BNTS = index_TS.expand(*by_distance_BNTR.shape[:2], -1, -1)
@@ -215,7 +215,7 @@ class RelativePositions(NoPositions):
 
 @functools.lru_cache(maxsize=32)
 def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
-    """Float32 (max_length, d_model): sin and cos of position · exp(-ln(10000) · 2i / d_model)."""
+    """Returns sin and cos of position · exp(-ln(10000) · 2i / D), float32 (max_length, D)."""
     position = np.arange(max_length, dtype=np.float32)[:, None]
     steps = np.arange(0, d_model, 2, dtype=np.float32)
     frequency = _rounded(np.exp, steps * np.float32(-math.log(10000.0) / d_model))
@@ -229,7 +229,7 @@ def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
 def rotary_tables(
     max_length: int, width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines, each float32 (max_length, width / 2)."""
+    """Returns cosines and sines, each float32 (max_length, width / 2)."""
     exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     frequency = np.float32(1.0) / _rounded(lambda x: np.float64(base) ** x, exponent)
     if scaling is not None:
@@ -252,7 +252,7 @@ def _scale_frequency(frequency: np.ndarray, scaling: RotaryScaling) -> np.ndarra
 
 @functools.lru_cache(maxsize=32)
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """Float32 (num_heads,): 2^(-8i/N) for i = 1 … N where N is a power of two.
+    """Returns the slopes, float32 (N,): 2^(-8i/N), i = 1 … N, where N is a power of two.
 
     Otherwise the slopes of the next smaller power of two, followed by every other slope of the
     next larger one, as the paper's code does.

@@ -1,4 +1,4 @@
-"""A batch of prompts of different lengths, as it is given and as it is read."""
+"""Reads a batch of prompts of different lengths."""
 
 import torch
 
@@ -6,7 +6,7 @@ import torch
 def read_prompt(
     prompt_BT: torch.Tensor, mask: torch.Tensor | None, vocab_size: int
 ) -> list[torch.Tensor]:
-    """The tokens of each row, int64, without padding.
+    """Returns the tokens of each row, int64, without padding.
 
     Args:
         prompt_BT: integer ids (B, T) in [0, V), each row with one at least.

@@ -1,4 +1,4 @@
-"""What scaling scores by 1/sqrt(head size) does to a softmax."""
+"""The effect of scaling scores by 1/sqrt(H) on a softmax (arXiv 1706.03762, section 3.2.1)."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def softmax_scaling(
     num_keys: int = 64,
     seed: int = 0,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """What scores times 1/sqrt(H) do to a softmax, for queries and keys of independent normals.
+    """Returns statistics of a softmax with and without 1/sqrt(H), for normal queries and keys.
 
     The variance of q·k is H; unscaled, a large head's softmax saturates and passes on hardly any
     gradient (Vaswani et al., arXiv 1706.03762, section 3.2.1 and footnote 4).

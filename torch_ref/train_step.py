@@ -13,7 +13,7 @@ from torch_ref.transformer_lm import TransformerLM
 
 @dataclasses.dataclass
 class TrainState:
-    """All that a step changes; it changes it in place.
+    """Everything that a step changes, in place.
 
     Attributes:
         model: with its parameters.
@@ -27,7 +27,7 @@ class TrainState:
 
     @classmethod
     def create(cls, model: TransformerLM, optimizer: OptimizerConfig) -> "TrainState":
-        """The state before the first step."""
+        """Returns the state before the first step."""
         return cls(model, make_optimizer(model, optimizer), 0)
 
 
@@ -37,7 +37,7 @@ def language_model_loss(
     targets: torch.Tensor,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Mean cross-entropy of the model in training mode, in nats per token.
+    """Returns the mean cross-entropy of the model in training mode, in nats per token.
 
     Args:
         model: the module.
@@ -58,7 +58,7 @@ def train_step(
     compute_dtype: torch.dtype | None = None,
     loss_function: Callable[..., torch.Tensor] = language_model_loss,
 ) -> tuple[TrainState, dict[str, torch.Tensor]]:
-    """One AdamW update from the gradients of A micro-batches, averaged.
+    """Makes one AdamW update from the gradients of A micro-batches, averaged.
 
     Args:
         state: changed in place and returned.
@@ -103,13 +103,13 @@ def evaluation_step(
     *,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Sum of the losses of the targets that ``mask`` keeps, in nats, without dropout."""
+    """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout."""
     model.eval()
     return torch.sum(token_losses(_logits(model, inputs, compute_dtype), targets) * mask)
 
 
 def _logits(model: TransformerLM, inputs: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """Of the model with its parameters cast to ``dtype``; None leaves them."""
+    """The logits of the model with its parameters cast to ``dtype``; None leaves them."""
     if dtype is None:
         logits: torch.Tensor = model(inputs)
         return logits

@@ -1,4 +1,4 @@
-"""One stack that is GPT, LLaMA, BERT or a character model, by its settings."""
+"""The language model: GPT, LLaMA, BERT or a character model, by its settings."""
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from torch_ref.positions import embed_tokens
 
 
 class TransformerLM(nn.Module):
-    """Tokens to logits: embeddings, positions, blocks, final norm, head.
+    """Computes logits from tokens: embeddings, positions, blocks, final norm, head.
 
     A tied head multiplies by ``token_embedding`` and has no matrix of its own, at most a bias.
 
@@ -60,7 +60,7 @@ class TransformerLM(nn.Module):
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
-        """Logits (B, T, V) of the next token (causal) or of this one (bidirectional), in nats.
+        """Returns logits (B, T, V) of the next token, or of this one if not causal, in nats.
 
         With ``head="none"`` what ``hidden`` returns.
 
@@ -100,7 +100,7 @@ class TransformerLM(nn.Module):
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
-        """The residual stream (B, T, D) after the final norm. Arguments as in ``forward``."""
+        """Returns the residual stream (B, T, D) after the final norm. Arguments: see ``forward``."""
         length = tokens.shape[1]
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
@@ -140,7 +140,7 @@ class TransformerLM(nn.Module):
         positions: torch.Tensor | None = None,
         token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What enters the first block, (B, T, D): rows of tokens, types and positions."""
+        """Returns the input of the first block (B, T, D): rows of tokens, types and positions."""
         types = None
         if self.token_type_embedding is not None:
             types = self.token_type_embedding(
@@ -162,7 +162,7 @@ class TransformerLM(nn.Module):
         return self.embedding_dropout(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The output head: (B, T, D) to (B, T, V).
+        """Returns the logits (B, T, V) of states (B, T, D).
 
         Raises:
             ValueError: there is none.
@@ -178,7 +178,7 @@ class TransformerLM(nn.Module):
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The text as one vector (B, D): tanh(pooler(the first token's)) of ``hidden`` (B, T, D).
+        """Returns tanh(pooler(x)) (B, D) of the first token of ``hidden`` (B, T, D) (BERT's code).
 
         Raises:
             ValueError: there is no pooler.
