@@ -100,7 +100,7 @@ class TransformerLM(nn.Module):
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
-        """Returns the residual stream (B, T, D) after the final norm. Arguments: see ``forward``."""
+        """Returns the residual stream (B, T, D) after the final norm; arguments as ``forward``."""
         length = tokens.shape[1]
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
