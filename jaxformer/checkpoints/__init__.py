@@ -1,11 +1,16 @@
-"""Checkpoints on disk: arrays by Orbax, and a manifest that says what they must be.
+"""Checkpoints of training runs on disk: arrays by Orbax, and a manifest that describes them.
 
 ``checkpoints/<step>/arrays`` is an Orbax folder with the groups ``parameters``, ``mu`` and ``nu``
 (each by parameter path) and ``step``. ``checkpoints/<step>/MANIFEST.json`` holds the settings, the
 vocabulary, the corpus's hash, versions, the SHA-256 of every file, and shape, dtype and SHA-256 of
-every array, whole, however it was cut over devices. A step is written under a temporary name and
-renamed once all of it is on the disk, so a folder whose name is a number is complete; it counts
-only if its manifest agrees with itself, with every file and with every array.
+every array, whole, however it is sharded. A step is written under a temporary name and renamed once
+all of it is on the disk, so a folder whose name is a number is complete; it counts only if its
+manifest agrees with itself, with every file and with every array.
+
+- ``folder``: the entry point: save, restore, verify, quarantine, prune.
+- ``saving``, ``restoring``: one save beside the training; reading and comparing a step.
+- ``orbax_arrays``: arrays to and from Orbax's format.  ``manifest``: reads, writes, checks it.
+- ``casts``: changes of dtype, with their rounding errors.
 """
 
 from jaxformer.checkpoints.casts import Cast, round_to, rounding_error
@@ -19,9 +24,9 @@ from jaxformer.checkpoints.manifest import (
     Manifest,
     describe,
     describe_array,
-    nested,
-    seal,
+    serialize_manifest,
     state_hash,
+    unflatten,
 )
 
 __all__ = [
@@ -35,9 +40,9 @@ __all__ = [
     "Manifest",
     "describe",
     "describe_array",
-    "nested",
     "round_to",
     "rounding_error",
-    "seal",
+    "serialize_manifest",
     "state_hash",
+    "unflatten",
 ]

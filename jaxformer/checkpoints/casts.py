@@ -1,4 +1,4 @@
-"""Arrays in another dtype, on purpose, with what that costs."""
+"""Changes the dtypes of arrays on request and measures the rounding errors."""
 
 from collections.abc import Mapping
 
@@ -6,18 +6,18 @@ import numpy as np
 
 from jaxformer.errors import CheckpointError
 
-# Compared piece by piece, as the float64 of a whole array would take three times its memory.
-PIECE = 1 << 20
+# Elements compared at a time: a whole array in float64 would take three times its memory.
+CHUNK = 1 << 20
 
 
 class Cast:
-    """Changes arrays of floats to the dtypes that they are to have.
+    """Changes arrays of floats to given dtypes and remembers what that rounded.
 
     Args:
-        dtypes: those, by name; other arrays are left as they are.
+        dtypes: of arrays, by name; other arrays are left as they are.
 
     Attributes:
-        largest_error: of all numbers that were rounded.
+        largest_error: the largest rounding error of any number so far.
         changed: how many arrays were changed, by their dtypes before and after.
     """
 
@@ -27,7 +27,7 @@ class Cast:
         self.changed: dict[tuple[str, str], int] = {}
 
     def __call__(self, name: str, array: np.ndarray) -> np.ndarray:
-        """An array in the dtype that it is to have.
+        """Returns an array in its new dtype.
 
         Raises:
             CheckpointError: a number would become infinite.
@@ -42,7 +42,7 @@ class Cast:
         return rounded
 
     def notes(self) -> list[str]:
-        """What was done, in words."""
+        """Returns what was changed, a line for each pair of dtypes."""
         return [
             f"cast {count} arrays from {before} to {after}: largest rounding error "
             f"{self.largest_error:.3g}"
@@ -51,22 +51,22 @@ class Cast:
 
 
 def round_to(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The array in another dtype of floats."""
+    """Returns the array in another dtype of floats; what is too large becomes infinite."""
     with np.errstate(over="ignore", under="ignore"):
         return array.astype(dtype)
 
 
 def rounding_error(name: str, array: np.ndarray, rounded: np.ndarray) -> float:
-    """The largest distance between the two; where both are not finite there is none.
+    """Returns the largest distance between an array and its rounded copy, of finite numbers.
 
     Raises:
         CheckpointError: a number has become infinite.
     """
     largest = 0.0
     before, after = array.reshape(-1), rounded.reshape(-1)
-    for start in range(0, before.size, PIECE):
-        exact = before[start : start + PIECE].astype(np.float64)
-        found = after[start : start + PIECE].astype(np.float64)
+    for start in range(0, before.size, CHUNK):
+        exact = before[start : start + CHUNK].astype(np.float64)
+        found = after[start : start + CHUNK].astype(np.float64)
         finite = np.isfinite(exact)
         if not np.isfinite(found[finite]).all():
             raise CheckpointError(

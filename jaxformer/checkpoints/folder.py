@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.checkpoints.manifest import MANIFEST, Arrays, Manifest, read_manifest
-from jaxformer.checkpoints.restoring import Accept, newest, restore
-from jaxformer.checkpoints.saving import Save
+from jaxformer.checkpoints.restoring import Accept, restore, restore_newest
+from jaxformer.checkpoints.saving import CheckpointWriter
 from jaxformer.distributed.control_plane import ControlPlane
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
 from jaxformer.storage.durable_files import is_temporary, sync_path
 
 QUARANTINE = "quarantine"
-# What is being removed; a save that is cut short leaves ``.STEP.PROCESS.tmp``.
+# Suffix of a step that is being removed; an interrupted save leaves ``.STEP.PROCESS.tmp``.
 REMOVED = ".removed.tmp"
 
 
 class CheckpointFolder:
     """The checkpoints of one run.
 
-    Several processes make the same calls in the same order; process 0 alone renames, moves and
-    removes.
+    Several processes make the same calls in the same order; process 0 alone renames and removes.
 
     Args:
         folder: holds one folder a step.
@@ -36,7 +35,7 @@ class CheckpointFolder:
         self._pending: concurrent.futures.Future[Manifest] | None = None
 
     def steps(self) -> list[int]:
-        """The steps that have a folder with a manifest, in order of step."""
+        """Returns the steps that have a folder with a manifest, in order of step."""
         if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if _is_step(path))
@@ -46,16 +45,17 @@ class CheckpointFolder:
     ) -> None:
         """Begins to write a checkpoint, and returns once the arrays may change.
 
-        The rest goes on in a thread of its own, until ``wait``; one save at a time. Where the
-        same state is already there, only its manifest is written anew. Anything else that bears
-        the step's name is put into ``quarantine``.
+        A thread writes it, until ``wait``; one save at a time. If the same state is already on the
+        disk, only its manifest is replaced. Anything else with the step's name is moved to
+        ``quarantine``.
 
         Args:
             step: how many optimizer steps the state has behind it.
             arrays: ``parameters``, ``mu`` and ``nu`` by path, and ``step``: numpy arrays, which
                 must stay as they are until ``wait``, or jax arrays, whole or in parts.
-            about: what else the manifest is to hold: config, vocabulary, corpus, val_loss.
-            keep: once it is on the disk, remove all but the last so many steps and the best.
+            about: further entries of the manifest: config, vocabulary, corpus, val_loss.
+            keep: how many of the last steps to keep beside the best one; the others are removed
+                once this one is on the disk.
 
         Raises:
             ResourceError: this save or the one before could not be written; the steps before are
@@ -63,7 +63,7 @@ class CheckpointFolder:
         """
         self.wait()
 
-        def place(temporary: Path) -> None:
+        def rename(temporary: Path) -> None:
             target = self.folder / str(step)
             if os.path.lexists(target):
                 self._quarantine(step)
@@ -73,10 +73,12 @@ class CheckpointFolder:
                 self.prune(keep)
 
         target = self.folder / str(step)
-        self._pending = Save(target, step, arrays, about, place, self.last_saved).start()
+        self._pending = CheckpointWriter(
+            target, step, arrays, about, rename, self.last_saved
+        ).start()
 
     def wait(self) -> Manifest | None:
-        """Returns once the last save is on the disk: its manifest, or None where none was begun.
+        """Waits until the last save is on the disk; returns its manifest, or None without a save.
 
         Raises:
             ResourceError: it could not be written; the steps before are untouched.
@@ -90,12 +92,12 @@ class CheckpointFolder:
                 self._pending = None
 
     def settle(self) -> None:
-        """Returns once no save is under way, whatever became of the last one."""
+        """Waits until no save is under way, whether or not the last one succeeded."""
         with contextlib.suppress(Exception):
             self.wait()
 
     def manifest(self, step: int) -> Manifest:
-        """The manifest of a step.
+        """Returns the manifest of a step.
 
         Raises:
             CheckpointError: it is missing or damaged, or of a format this version does not know.
@@ -108,17 +110,17 @@ class CheckpointFolder:
         shardings: Arrays | None = None,
         accept: Accept | None = None,
     ) -> tuple[Arrays, Manifest]:
-        """The arrays and the manifest of a step, compared with each other.
+        """Reads the arrays and the manifest of a step and compares them with each other.
 
-        Every file is hashed, by one of the processes. Every array is hashed whole: where no
-        process needs all of it, each reads a share of the arrays for that, one after the other,
-        and then the parts that its devices hold, from the files that were hashed.
+        Every file is hashed, by one of the processes. Every array is hashed whole: if no process
+        needs all of it, each process first reads a share of the arrays whole to hash them, and
+        then the parts that its devices hold.
 
         Args:
-            step: which.
-            shardings: where the arrays are to lie, in the same groups; None gives numpy arrays.
-            accept: called with the manifest before an array is read; what it returns, if
-                anything, is called with each name and array, and gives what is to take its place.
+            step: its number.
+            shardings: of the arrays, in the same groups; None gives numpy arrays.
+            accept: called with the manifest before any array is read. It may return a function
+                that is called with each name and array and returns the array to use instead.
 
         Raises:
             CheckpointError: something is missing or differs; all differences are named.
@@ -132,13 +134,14 @@ class CheckpointFolder:
         shardings: Arrays | None = None,
         accept: Accept | None = None,
     ) -> tuple[Arrays, Manifest, list[str]]:
-        """The newest step that verifies.
+        """Reads the newest step that verifies.
 
         Args:
-            quarantine: whether to move damaged steps found on the way to ``quarantine``, once
-                there is one that verifies.
+            quarantine: whether to move newer, damaged steps to ``quarantine`` once a step
+                verifies.
             shardings: see ``restore``.
-            accept: see ``restore``. What it refuses is not damaged, and ends the search.
+            accept: see ``restore``. A step that it rejects is not damaged; its error ends the
+                search.
 
         Returns:
             arrays, manifest, and a warning for each step passed over.
@@ -148,13 +151,13 @@ class CheckpointFolder:
         """
         control_plane = ControlPlane("search")
 
-        def put_aside(step: int) -> str:
-            return str(control_plane.first(lambda: self._quarantine(step)))
+        def move_away(step: int) -> str:
+            return str(control_plane.on_primary(lambda: self._quarantine(step)))
 
-        steps = control_plane.first(self.steps)
-        aside = put_aside if quarantine else None
+        steps = control_plane.on_primary(self.steps)
+        move = move_away if quarantine else None
         try:
-            return newest(self.folder, steps, shardings, accept, aside)
+            return restore_newest(self.folder, steps, shardings, accept, move)
         except JaxformerError as error:
             error.already_reported = control_plane.index != 0
             raise
@@ -162,13 +165,13 @@ class CheckpointFolder:
     def choose(
         self, step: int | None = None, *, best: bool = False
     ) -> tuple[Arrays, Manifest, list[str]]:
-        """The checkpoint asked for: by number, the best, or the newest that verifies.
+        """Reads one checkpoint: by its number, the best, or the newest that verifies.
 
-        For this process alone, whoever else there is.
+        It is for this process alone, however many there are.
 
         Args:
             step: its number.
-            best: the one with the lowest validation loss.
+            best: take the one with the lowest validation loss.
 
         Returns:
             arrays, manifest, and a warning for each step passed over.
@@ -189,10 +192,10 @@ class CheckpointFolder:
                 )
         if step is not None:
             return *restore(self.folder / str(step), step, alone=True), []
-        return newest(self.folder, self.steps(), alone=True)
+        return restore_newest(self.folder, self.steps(), alone=True)
 
     def others(self) -> list[Path]:
-        """All that is in the folder and is neither a checkpoint nor on its way in or out."""
+        """Returns what is in the folder and is neither a checkpoint nor temporary."""
         if not self.folder.is_dir():
             return []
         return sorted(
@@ -200,15 +203,15 @@ class CheckpointFolder:
         )
 
     def tidy(self) -> list[str]:
-        """Removes what saves cut short have left, and names what is not a checkpoint."""
+        """Removes what interrupted saves have left; returns warnings, also of unexpected files."""
         if not self.folder.is_dir():
             return []
-        cut = [path for path in self.folder.iterdir() if is_temporary(path)]
-        for path in cut:
+        temporary = [path for path in self.folder.iterdir() if is_temporary(path)]
+        for path in temporary:
             shutil.rmtree(path, ignore_errors=True)
         return [
             f"the save to {path} was cut short: removed"
-            for path in cut
+            for path in temporary
             if not path.name.endswith(REMOVED)
         ] + [
             f"{path} is {_fault(path)}: ignored"
@@ -217,7 +220,7 @@ class CheckpointFolder:
         ]
 
     def best_step(self) -> int | None:
-        """The step with the lowest validation loss, or None where none was evaluated."""
+        """Returns the step with the lowest validation loss, or None if none was evaluated."""
         scored = {}
         for step in self.steps():
             try:
@@ -233,7 +236,7 @@ class CheckpointFolder:
         best = self.best_step()
         for step in self.steps()[:-keep]:
             if step != best:
-                # What is half removed must not look like a damaged step.
+                # A step that is half removed must not look like a damaged one.
                 removed = self.folder / f".{step}{REMOVED}"
                 shutil.rmtree(removed, ignore_errors=True)
                 with contextlib.suppress(FileNotFoundError):
@@ -241,7 +244,7 @@ class CheckpointFolder:
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _quarantine(self, step: int) -> str:
-        """Moves a step out of the way, to a place that was never taken."""
+        """Moves a step to a new place in ``quarantine`` and returns it."""
         folder = self.folder / QUARANTINE
         try:
             folder.mkdir(exist_ok=True)
@@ -259,18 +262,18 @@ class CheckpointFolder:
         return str(place)
 
     def last_saved(self) -> str:
-        """Which step is on the disk, in words that can follow what went wrong."""
+        """Returns which step is on the disk, in words that can end an error message."""
         steps = self.steps()
         return f"step {steps[-1]} is the last one saved" if steps else "no step was saved"
 
 
 def _is_step(path: Path) -> bool:
-    """Whether a path is a folder of its own, named like a step, with a manifest."""
+    """Returns whether a path is a folder, not a link, named like a step, with a manifest."""
     return not _fault(path)
 
 
 def _fault(path: Path) -> str:
-    """Why a path is not a checkpoint, or an empty string."""
+    """Returns why a path is not a checkpoint, or an empty string."""
     if path.is_symlink():
         return "a link, not a checkpoint"
     named = re.fullmatch("0|[1-9][0-9]{0,17}", path.name, re.ASCII)

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what its files and arrays must be, and whether it is whole."""
+"""The manifest of a checkpoint: what its files and arrays must be, and its own SHA-256."""
 
 import hashlib
 import importlib.metadata
@@ -18,9 +18,9 @@ from jaxformer.errors import CheckpointError, mismatches
 FORMAT = 1
 GROUPS = ("parameters", "mu", "nu")
 MANIFEST = "MANIFEST.json"
-# Three hundred thousand arrays.
+# Enough for three hundred thousand arrays.
 MAX_BYTES = 64 << 20
-# numpy's own limit.
+# The limit of numpy.
 MAX_DIMENSIONS = 64
 DTYPES = {
     dtype.name: dtype
@@ -38,8 +38,8 @@ Arrays = dict[str, Any]
 Manifest = dict[str, Any]
 
 
-def flat(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a state by ``group/path``, in the order of a manifest."""
+def flatten(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of a state by ``group/path``, in the order of a manifest."""
     found = {
         f"{group}/{name}": value
         for group in GROUPS
@@ -48,8 +48,8 @@ def flat(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"step": arrays["step"]}
 
 
-def nested(named: Mapping[str, Any]) -> Arrays:
-    """The inverse of ``flat``."""
+def unflatten(named: Mapping[str, Any]) -> Arrays:
+    """Returns the arrays of a state by group and path: the inverse of ``flatten``."""
     arrays: Arrays = {}
     for full_name, value in named.items():
         group, _, name = full_name.partition("/")
@@ -61,40 +61,40 @@ def nested(named: Mapping[str, Any]) -> Arrays:
 
 
 def describe(arrays: Arrays) -> dict[str, dict[str, Any]]:
-    """Shape, dtype and SHA-256 of every array, by ``group/path``."""
-    return {name: describe_array(value) for name, value in flat(arrays).items()}
+    """Returns shape, dtype and SHA-256 of every array, by ``group/path``."""
+    return {name: describe_array(value) for name, value in flatten(arrays).items()}
 
 
 def describe_array(array: Any) -> dict[str, Any]:
-    """Shape, dtype and SHA-256 of one array, in C order, wherever its pieces lie."""
+    """Returns shape, dtype and SHA-256 of one array, in C order, however it is sharded."""
     array = np.asarray(array)
     digest = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return {"shape": list(array.shape), "dtype": array.dtype.name, "sha256": digest.hexdigest()}
 
 
-def size_of(what: Mapping[str, Any]) -> int:
-    """The bytes of an array that a manifest describes."""
+def array_bytes(what: Mapping[str, Any]) -> int:
+    """Returns the bytes of an array that a manifest describes."""
     return math.prod(what["shape"]) * DTYPES[what["dtype"]].itemsize
 
 
 def state_hash(digests: Mapping[str, Any]) -> str:
-    """One SHA-256 over the description of all arrays."""
+    """Returns one SHA-256 over the description of all arrays."""
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
-def seal(manifest: Mapping[str, Any]) -> str:
-    """A manifest as it is written: with the SHA-256 of all else that it says."""
+def serialize_manifest(manifest: Mapping[str, Any]) -> str:
+    """Returns the text of a manifest, with the SHA-256 of all its other entries."""
     content = {name: value for name, value in manifest.items() if name != "sha256"}
     digest = hashlib.sha256(json.dumps(content, indent=1).encode()).hexdigest()
     return json.dumps({**content, "sha256": digest}, indent=1)
 
 
 def read_manifest(path: Path, step: int) -> Manifest:
-    """The manifest of a step.
+    """Reads the manifest of a step.
 
     Raises:
-        CheckpointError: it is missing or damaged, of a format this version does not know, or says
-            of something what cannot be.
+        CheckpointError: it is missing or damaged, has a format that this version does not know, or
+            an entry of the wrong type.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -102,22 +102,22 @@ def read_manifest(path: Path, step: int) -> Manifest:
         data = path.read_bytes()
         manifest = json.loads(data)
         known = isinstance(manifest, dict) and _is(manifest.get("format"), FORMAT)
-        # What is named twice in it, or spelt in another way, is not as it was written either.
-        sealed = known and data == seal(manifest).encode()
+        # A key that occurs twice or another way of writing JSON is damage too.
+        intact = known and data == serialize_manifest(manifest).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not known:
         raise CheckpointError(f"{path} is not a checkpoint manifest of format {FORMAT}")
-    if not sealed:
+    if not intact:
         raise CheckpointError(f"{path} is damaged: it is not as it was written")
-    wrong = _wrong(manifest, step)
-    if wrong:
-        raise CheckpointError(f"{path} is no manifest of this step: {wrong}")
+    problem = _find_problem(manifest, step)
+    if problem:
+        raise CheckpointError(f"{path} is no manifest of this step: {problem}")
     return manifest
 
 
 def check_same(what: str, folder: Path, manifest: Manifest, found: Mapping[str, Any]) -> None:
-    """Compares files or arrays with what the manifest says of them.
+    """Compares the hashes of files or arrays with those in the manifest.
 
     Raises:
         CheckpointError: something is missing, unexpected or changed; all of it is named.
@@ -131,7 +131,7 @@ def check_same(what: str, folder: Path, manifest: Manifest, found: Mapping[str, 
 
 
 def versions() -> dict[str, str]:
-    """The versions of all that writes a checkpoint."""
+    """Returns the versions of Python and of the packages that write a checkpoint."""
     packages = ("jaxformer", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     found = {"python": platform.python_version()}
     for package in packages:
@@ -143,12 +143,12 @@ def versions() -> dict[str, str]:
 
 
 def _is(value: Any, expected: int) -> bool:
-    """Equal, and no bool or float that Python takes for equal."""
+    """Returns whether a value is this integer; True and 1.0 are not 1 here."""
     return type(value) is int and value == expected
 
 
-def _wrong(manifest: Manifest, step: int) -> str:
-    """What is not as in any manifest of ours, or an empty string."""
+def _find_problem(manifest: Manifest, step: int) -> str:
+    """Returns what is wrong with an entry, or an empty string."""
     missing = [name for name in REQUIRED if name not in manifest]
     if missing:
         return f"it lacks {', '.join(missing)}"

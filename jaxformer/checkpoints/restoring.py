@@ -1,4 +1,4 @@
-"""Steps read back, and compared with their manifests."""
+"""Reads steps back and compares them with their manifests."""
 
 import os
 import re
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.checkpoints import arrays as stored
+from jaxformer.checkpoints import orbax_arrays
 from jaxformer.checkpoints.manifest import (
     MANIFEST,
     Arrays,
     Manifest,
+    array_bytes,
     check_same,
     describe_array,
-    flat,
-    nested,
+    flatten,
     read_manifest,
-    size_of,
+    unflatten,
 )
-from jaxformer.distributed.control_plane import ControlPlane, merged
+from jaxformer.distributed.control_plane import ControlPlane, merge_parts
 from jaxformer.errors import CheckpointError
 from jaxformer.storage import durable_files as files
 
-Change = Callable[[str, np.ndarray], np.ndarray]
-Accept = Callable[[Manifest], Change | None]
+Transform = Callable[[str, np.ndarray], np.ndarray]
+Accept = Callable[[Manifest], Transform | None]
 
 
 def restore(
@@ -36,88 +36,104 @@ def restore(
     *,
     alone: bool = False,
 ) -> tuple[Arrays, Manifest]:
-    """See ``CheckpointFolder.restore``; ``alone`` is for a process that shares it with nobody."""
+    """Reads one step; see ``CheckpointFolder.restore``.
+
+    Args:
+        folder: of the step.
+        step: its number.
+        shardings: see ``CheckpointFolder.restore``.
+        accept: see ``CheckpointFolder.restore``.
+        alone: whether this process works by itself, however many there are.
+    """
     control_plane = ControlPlane("restore", alone=alone)
-    manifest = control_plane.first(lambda: read_manifest(folder / MANIFEST, step))
-    change = None if accept is None else control_plane.all_or_raise(lambda: accept(manifest))
+    manifest = control_plane.on_primary(lambda: read_manifest(folder / MANIFEST, step))
+    transform = None if accept is None else control_plane.all_or_raise(lambda: accept(manifest))
     _check_files(folder, manifest, control_plane)
     inside, described = folder / "arrays", manifest["arrays"]
-    control_plane.first(lambda: stored.check_stored(inside, described))
+    control_plane.on_primary(lambda: orbax_arrays.check_shapes(inside, described))
     if shardings is None:
-        control_plane.each(lambda: _check_memory(folder, described))
-    placed = None if shardings is None else flat(shardings)
+        control_plane.all_gather(lambda: _check_memory(folder, described))
+    placed = None if shardings is None else flatten(shardings)
 
-    def hashed(names: list[str], keep: Callable[[str, np.ndarray], None]) -> dict[str, Any]:
+    def read_and_hash(names: list[str], keep: Callable[[str, np.ndarray], None]) -> dict[str, Any]:
         found = {}
-        for part in stored.batches({name: described[name] for name in names}):
-            for name, array in stored.read(inside, part).items():
+        for part in orbax_arrays.split_by_size({name: described[name] for name in names}):
+            for name, array in orbax_arrays.read(inside, part).items():
                 found[name] = describe_array(array)
                 keep(name, array)
         return found
 
-    if shardings is None or change is not None or control_plane.count == 1:
+    if shardings is None or transform is not None or control_plane.count == 1:
         named: dict[str, Any] = {}
 
         def keep(name: str, array: np.ndarray) -> None:
-            array = array if change is None else change(name, array)
+            array = array if transform is None else transform(name, array)
             named[name] = array if placed is None else _place(array, placed[name])
 
-        found = control_plane.each(lambda: hashed(list(described), keep))[control_plane.index]
+        found = control_plane.all_gather(lambda: read_and_hash(list(described), keep))[
+            control_plane.index
+        ]
         check_same("arrays", folder, manifest, found)
-        return nested(named), manifest
-    mine = control_plane.share({name: size_of(what) for name, what in described.items()})
-    found = merged(control_plane.each(lambda: hashed(mine, lambda name, array: None)))
+        return unflatten(named), manifest
+    sizes = {name: array_bytes(what) for name, what in described.items()}
+    share = control_plane.share_of_work(sizes)
+    hashes = control_plane.all_gather(lambda: read_and_hash(share, lambda name, array: None))
+    found = merge_parts(hashes)
     check_same("arrays", folder, manifest, found)
-    arrays = control_plane.all_or_raise(lambda: stored.read_placed(inside, described, shardings))
+    arrays = control_plane.all_or_raise(
+        lambda: orbax_arrays.read_sharded(inside, described, shardings)
+    )
     return arrays, manifest
 
 
-def newest(
+def restore_newest(
     folder: Path,
     steps: list[int],
     shardings: Arrays | None = None,
     accept: Accept | None = None,
-    put_aside: Callable[[int], str] | None = None,
+    quarantine: Callable[[int], str] | None = None,
     *,
     alone: bool = False,
 ) -> tuple[Arrays, Manifest, list[str]]:
-    """See ``CheckpointFolder.restore_latest``.
+    """Reads the newest step that verifies; see ``CheckpointFolder.restore_latest``.
 
     Args:
         folder: of the checkpoints.
         steps: those to try, in order of step.
         shardings: see ``CheckpointFolder.restore``.
         accept: see ``CheckpointFolder.restore_latest``.
-        put_aside: moves a damaged step out of the way, and says where.
+        quarantine: moves a damaged step away and returns where.
         alone: see ``restore``.
     """
     damaged: dict[int, str] = {}
-    refusals: list[Exception] = []
+    rejections: list[Exception] = []
 
-    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def record_rejection(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             try:
                 return function(*arguments)
             except Exception as error:
-                refusals.append(error)
+                rejections.append(error)
                 raise
 
         return call
 
-    def accepted(manifest: Manifest) -> Change | None:
-        change = None if accept is None else noted(accept)(manifest)
-        return None if change is None else noted(change)
+    def accepted(manifest: Manifest) -> Transform | None:
+        transform = None if accept is None else record_rejection(accept)(manifest)
+        return None if transform is None else record_rejection(transform)
 
     for step in reversed(steps):
         try:
             found = restore(folder / str(step), step, shardings, accepted, alone=alone)
         except CheckpointError as error:
-            if refusals:
+            if rejections:
                 raise
             damaged[step] = str(error)
             continue
-        # Only now: a search that ends in a refusal changes nothing.
-        moved = {step: f"; moved to {put_aside(step)}" for step in damaged if put_aside is not None}
+        # Only now: a search that ends in an error changes nothing on the disk.
+        moved = {
+            step: f"; moved to {quarantine(step)}" for step in damaged if quarantine is not None
+        }
         return *found, [f"{why}{moved.get(step, '')}" for step, why in damaged.items()]
     raise CheckpointError(
         "; ".join(damaged.values()) or f"there is no checkpoint in {folder}: train one first"
@@ -125,20 +141,22 @@ def newest(
 
 
 def _check_files(folder: Path, manifest: Manifest, control_plane: ControlPlane) -> None:
-    """Each process hashes its share of the files."""
+    """Compares the files with the manifest; each process hashes its share of them."""
     inside = folder / "arrays"
-    found = control_plane.first(
+    found = control_plane.on_primary(
         lambda: {
             name: size
             for name, size in files.list_files(folder, inside).items()
-            # A manifest that was about to be written anew leaves a temporary one behind.
+            # A process that ended while it replaced the manifest leaves a temporary one behind.
             if name != f"../{MANIFEST}" and not re.fullmatch(rf"\.\./\.{MANIFEST}\.\d+\.tmp", name)
         }
     )
-    strange = dict.fromkeys(found.keys() - manifest["files"].keys(), "")
-    known = {name: size for name, size in found.items() if name not in strange}
-    parts = control_plane.each(lambda: {n: _digest(inside / n) for n in control_plane.share(known)})
-    check_same("files", folder, manifest, merged(parts) | strange)
+    unexpected = dict.fromkeys(found.keys() - manifest["files"].keys(), "")
+    known = {name: size for name, size in found.items() if name not in unexpected}
+    parts = control_plane.all_gather(
+        lambda: {n: _digest(inside / n) for n in control_plane.share_of_work(known)}
+    )
+    check_same("files", folder, manifest, merge_parts(parts) | unexpected)
 
 
 def _digest(path: Path) -> str:
@@ -149,8 +167,8 @@ def _digest(path: Path) -> str:
 
 
 def _check_memory(folder: Path, described: dict[str, Any]) -> None:
-    """Checks that the arrays can be held at all, as this process holds all of them."""
-    need = sum(map(size_of, described.values()))
+    """Checks that this process, which reads all arrays, has the memory for them."""
+    need = sum(map(array_bytes, described.values()))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if need > memory:
         raise CheckpointError(

@@ -113,7 +113,7 @@ def _as_known_error(error: Exception, command: str) -> JaxformerError | None:
         return ResourceError(f"out of memory: {advice}")
     processes = sys.modules.get("jaxformer.distributed.processes")
     if processes is not None:
-        explained: JaxformerError | None = processes.explain(error)
+        explained: JaxformerError | None = processes.explain_loss(error)
         if explained is not None:
             return explained
     full = (errno.ENOSPC, errno.EDQUOT)

@@ -1,8 +1,8 @@
-"""What the processes of a run tell each other: values, and that one of them refuses.
+"""Values and errors that the processes of a run exchange.
 
-It goes through the key-value store of JAX's coordination service, never through the devices, so it
-works before JAX knows any device, while one of them computes, and beside the training in another
-thread. With one process nothing is sent.
+They go through the key-value store of JAX's coordination service, never through the devices, so
+that they arrive before JAX knows any device, while a device computes, and in a thread beside the
+training. With one process nothing is sent.
 """
 
 import itertools
@@ -21,27 +21,29 @@ PREFIX = "jaxformer"
 SECONDS = 7 * 24 * 3600
 MILLISECONDS = 1000 * SECONDS
 NUMBERS = itertools.count()
+# The causes that the text of an error may name; TensorStore has one class for all its errors.
+SYSTEM_REASONS = ("No space left on device", "Permission denied", "Read-only file system")
 
 
 class ControlPlane:
-    """A talk of all processes, in which every one of them says the same things in the same order.
+    """Exchanges values between all processes, each of which makes the same calls in the same order.
 
     Args:
-        what: it is about, the same on every process. Of talks about the same thing one ends before
-            the next begins.
-        alone: whether this process does it by itself, whoever else there is.
+        topic: the same on every process. Of control planes with one topic, the first must be done
+            with before the next is made.
+        alone: whether this process works by itself, however many there are.
 
     Attributes:
         index: which process this is, from 0.
         count: how many there are.
-        broken: whether an error was shared: there is no more to say.
-        lost: whether a process was.
+        broken: whether an error was exchanged; nothing more can be.
+        lost: whether a process was lost.
     """
 
-    # By what talks are about, what this process said last.
-    _said: ClassVar[dict[str, str]] = {}
+    # By topic, the key that this process wrote last.
+    _last_keys: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, what: str, *, alone: bool = False):
+    def __init__(self, topic: str, *, alone: bool = False):
         from jax._src import distributed
 
         state = distributed.global_state
@@ -49,109 +51,117 @@ class ControlPlane:
         self.count: int = 1 if alone else state.num_processes
         self.broken = self.lost = False
         self._client: Any = state.client
-        self._what = what
-        self._name = f"{PREFIX}/{what}/{0 if alone else next(NUMBERS)}"
+        self._topic = topic
+        self._name = f"{PREFIX}/{topic}/{0 if alone else next(NUMBERS)}"
         self._calls = itertools.count()
 
-    def each(self, function: Callable[[], Any]) -> list[Any]:
-        """What the function gives on each process, as JSON knows it, in order of process.
+    def all_gather(self, function: Callable[[], Any]) -> list[Any]:
+        """Calls ``function`` in every process and returns all results, in order of process.
+
+        Results must be values that JSON can hold.
 
         Raises:
-            JaxformerError: that of the first process on which it failed, on all of them.
+            JaxformerError: that of the first process in which it failed, in all of them.
             RuntimeError: a process was lost.
         """
         if self.count == 1:
             return [function()]
-        refusal: Exception | None = None
-        said: dict[str, Any] = {}
+        own_error: Exception | None = None
+        answer: dict[str, Any] = {}
         try:
-            said["value"] = function()
+            answer["value"] = function()
         except Exception as error:
-            refusal = error
-            said["refused"] = _described(error)
-        heard = [json.loads(text) for text in self._gather(json.dumps(said))]
-        for process, words in enumerate(heard):
-            if "refused" in words:
+            own_error = error
+            answer["error"] = _serialize(error)
+        answers = [json.loads(text) for text in self._exchange(json.dumps(answer))]
+        for process, answer in enumerate(answers):
+            if "error" in answer:
                 self.broken = True
-                if process == self.index and refusal is not None:
-                    raise refusal
-                raise _rebuilt(process, words["refused"], already_reported=self.index != 0)
-        return [words["value"] for words in heard]
+                if process == self.index and own_error is not None:
+                    raise own_error
+                raise _deserialize(process, answer["error"], already_reported=self.index != 0)
+        return [answer["value"] for answer in answers]
 
     def all_or_raise(self, function: Callable[[], T]) -> T:
-        """What the function gives on this process, which need not be known to JSON.
+        """Calls ``function`` in every process and returns this process's own result, of any type.
 
         Raises:
-            JaxformerError: that of the first process on which it failed, on all of them.
+            JaxformerError: that of the first process in which it failed, in all of them.
             RuntimeError: a process was lost.
         """
         results: list[T] = []
-        self.each(lambda: results.append(function()))
+        self.all_gather(lambda: results.append(function()))
         return results[0]
 
-    def first(self, function: Callable[[], Any]) -> Any:
-        """What the function gives on process 0, which alone calls it.
+    def on_primary(self, function: Callable[[], Any]) -> Any:
+        """Calls ``function`` in process 0 alone and returns its result in every process.
 
         Raises:
-            JaxformerError: that of process 0, on all of them.
+            JaxformerError: that of process 0, in all of them.
+            RuntimeError: a process was lost.
         """
-        return self.each(lambda: function() if self.index == 0 else None)[0]
+        return self.all_gather(lambda: function() if self.index == 0 else None)[0]
 
     def barrier(self) -> None:
-        """Returns once all processes have come this far."""
-        self.each(lambda: None)
+        """Returns once all processes have called it."""
+        self.all_gather(lambda: None)
 
-    def share(self, sizes: Mapping[str, int]) -> list[str]:
-        """The names that fall to this process, so that all have about as many bytes to read."""
+    def share_of_work(self, sizes: Mapping[str, int]) -> list[str]:
+        """Returns this process's share of some names; all shares have about as many bytes.
+
+        Args:
+            sizes: bytes by name, the same in every process.
+        """
         loads = [0] * self.count
-        mine = []
+        share = []
         for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
             process = loads.index(min(loads))
             loads[process] += sizes[name] + 1
             if process == self.index:
-                mine.append(name)
-        return mine
+                share.append(name)
+        return share
 
-    def _gather(self, text: str) -> list[str]:
-        key = f"{self._name}/{next(self._calls)}"
-        mine = f"{key}/{self.index}"
+    def _exchange(self, text: str) -> list[str]:
+        """Returns the texts of all processes, in order of process."""
+        call = f"{self._name}/{next(self._calls)}"
+        own_key = f"{call}/{self.index}"
         try:
-            self._client.key_value_set(mine, text)
-            # One name for all of them: the service remembers every name it has heard.
-            self._client.wait_at_barrier(f"{PREFIX}/{self._what}", MILLISECONDS)
-            heard = {
-                int(name.rsplit("/", 1)[1]): said
-                for name, said in self._client.key_value_dir_get(f"{key}/")
+            self._client.key_value_set(own_key, text)
+            # One name for all barriers of a topic: the service remembers every name for good.
+            self._client.wait_at_barrier(f"{PREFIX}/{self._topic}", MILLISECONDS)
+            texts = {
+                int(key.rsplit("/", 1)[1]): value
+                for key, value in self._client.key_value_dir_get(f"{call}/")
             }
-            # Whoever is here has heard what was said before, so nobody needs it any more.
-            before, self._said[self._what] = self._said.get(self._what), mine
+            # All have passed this barrier, so all have read the values of the one before.
+            before, self._last_keys[self._topic] = self._last_keys.get(self._topic), own_key
             if before is not None:
                 self._client.key_value_delete(before)
         except RuntimeError:
             self.broken = self.lost = True
             raise
-        return [heard[process] for process in range(self.count)]
+        return [texts[process] for process in range(self.count)]
 
 
-def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What each process has found, together."""
+def merge_parts(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what each process has found, as one dict."""
     return {name: value for part in parts for name, value in part.items()}
 
 
-def one_line(error: BaseException) -> str:
-    """The gist of an error in a line."""
+def brief_reason(error: BaseException) -> str:
+    """Returns why something failed, in one line."""
     text = str(error)
-    for known in ("No space left on device", "Permission denied", "Read-only file system"):
-        if known in text and not isinstance(error, JaxformerError):
-            return known
     if isinstance(error, JaxformerError):
         return text
+    for reason in SYSTEM_REASONS:
+        if reason in text:
+            return reason
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return next(iter(text.strip().splitlines()), type(error).__name__)[:200]
 
 
-def _described(error: Exception) -> dict[str, Any]:
+def _serialize(error: Exception) -> dict[str, Any]:
     code = None
     if isinstance(error, JaxformerError):
         kind, code = type(error), error.exit_code
@@ -159,16 +169,18 @@ def _described(error: Exception) -> dict[str, Any]:
         kind = ResourceError
     else:
         kind = JaxformerError
-    return {"kind": kind.__name__, "message": one_line(error), "code": code}
+    return {"kind": kind.__name__, "message": brief_reason(error), "code": code}
 
 
-def _rebuilt(process: int, told: Mapping[str, Any], *, already_reported: bool) -> JaxformerError:
-    message = f"process {process}: {told['message']}"
-    kind = getattr(errors, told["kind"], JaxformerError)
+def _deserialize(
+    process: int, fields: Mapping[str, Any], *, already_reported: bool
+) -> JaxformerError:
+    message = f"process {process}: {fields['message']}"
+    kind = getattr(errors, fields["kind"], JaxformerError)
     if kind is StoppedError:
-        error: JaxformerError = StoppedError(message, told["code"] - 128)
+        error: JaxformerError = StoppedError(message, fields["code"] - 128)
     else:
         error = kind(message)
-        error.exit_code = told["code"] or kind.exit_code
+        error.exit_code = fields["code"] or kind.exit_code
     error.already_reported = already_reported
     return error

@@ -1,6 +1,6 @@
-"""Training over several processes with JAX's own runtime: who is there, and what all agree on.
+"""Training in several processes with JAX's own runtime: start, agreement, end.
 
-With one process everything is immediate and touches no network.
+With one process all of this returns at once and touches no network.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from jaxformer.distributed import shutdown as aborts
+from jaxformer.distributed import shutdown
 from jaxformer.distributed.control_plane import MILLISECONDS, PREFIX, ControlPlane
 from jaxformer.distributed.peers import Peers
 from jaxformer.distributed.settings import ProcessSettings
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class _Session:
-    """What this process knows of itself and the others."""
+    """This process's connection to the others."""
 
     client: Any
     peers: Peers
@@ -31,57 +31,57 @@ class _Session:
 _session: _Session | None = None
 
 
-def initialize(options: ProcessSettings, *, debug: bool = False) -> None:
-    """Joins this process to the others; without a word in ``options`` there are no others.
+def initialize(settings: ProcessSettings, *, debug: bool = False) -> None:
+    """Connects this process to the others, if ``settings`` name any.
 
-    To be called before JAX is asked for devices.
+    It must be called before JAX is asked for devices.
 
     Args:
-        options: where the coordinator is, how many processes there are and which this one is, or
-            that JAX is to find it out (SLURM, Open MPI, Kubernetes, Cloud TPU).
+        settings: where the coordinator is, how many processes there are and which this one is; or
+            that JAX is to find this out (SLURM, Open MPI, Kubernetes, Cloud TPU).
         debug: leave the runtime's own log on standard error.
 
     Raises:
-        UsageError: JAX finds no cluster, or the processes were not told the same.
+        UsageError: JAX finds no cluster, or the processes were given different settings.
         DeviceError: the coordinator or another process does not answer in time.
     """
     global _session
-    if not options.has_peers:
+    if not settings.has_peers:
         return
-    _wait_for_coordinator(options)
+    _wait_for_coordinator(settings)
     if not debug:
-        aborts.quiet_runtime()
+        shutdown.quiet_runtime()
 
-    def too_late() -> str:
+    def explain_timeout() -> str:
         return (
-            f"not all processes came within {options.connect_timeout} s: start each with the same "
+            f"not all processes came within {settings.connect_timeout} s: start each with the same "
             "--coordinator and --num-processes and its own --process-id, or give a longer "
             "--connect-timeout"
         )
 
-    aborts.end_with(too_late)
+    shutdown.explain_aborts(explain_timeout)
     import jax
     from jax._src import distributed
 
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours
+    jax.config.update("jax_enable_preemption_service", False)  # training handles SIGTERM
     given: dict[str, Any] = {}
-    if options.coordinator is not None:
+    if settings.coordinator is not None:
         given = {
-            "coordinator_address": options.coordinator,
-            "num_processes": options.num_processes,
-            "process_id": options.process_id,
+            "coordinator_address": settings.coordinator,
+            "num_processes": settings.num_processes,
+            "process_id": settings.process_id,
             "cluster_detection_method": "deactivate",
         }
     try:
         jax.distributed.initialize(
             **given,
-            initialization_timeout=options.connect_timeout,
-            # Our own watch comes first: the runtime ends a process without a word to its user.
-            heartbeat_timeout_seconds=2 * options.peer_timeout + 30,
-            shutdown_timeout_seconds=options.peer_timeout,
+            initialization_timeout=settings.connect_timeout,
+            # ``Peers`` notices first: the runtime ends a process without a message for its user.
+            heartbeat_timeout_seconds=2 * settings.peer_timeout + 30,
+            shutdown_timeout_seconds=settings.peer_timeout,
         )
     except (ValueError, ImportError, KeyError) as error:
-        if options.coordinator is not None:
+        if settings.coordinator is not None:
             raise
         raise UsageError(
             "--distributed: JAX finds no SLURM, Open MPI, Kubernetes or Cloud TPU around it "
@@ -92,31 +92,32 @@ def initialize(options: ProcessSettings, *, debug: bool = False) -> None:
         raise DeviceError(f"the processes could not be joined: {reason}") from None
     state = distributed.global_state
     coordinator = str(state.coordinator_address)
-    peers = Peers(state.client, state.process_id, state.num_processes, options.peer_timeout)
+    peers = Peers(state.client, state.process_id, state.num_processes, settings.peer_timeout)
     _session = _Session(state.client, peers, ControlPlane("run"))
-    aborts.end_with(lambda: _why_aborted(coordinator, peers))
+    shutdown.explain_aborts(lambda: _why_aborted(coordinator, peers))
     peers.start()
     _check_same_count()
 
 
-def _wait_for_coordinator(options: ProcessSettings) -> None:
-    """Waits until the coordinator's port is open, or free where this process is the coordinator."""
-    if options.coordinator is None:
+def _wait_for_coordinator(settings: ProcessSettings) -> None:
+    """Waits for the coordinator's port to be open; in process 0, checks that it is free."""
+    if settings.coordinator is None:
         return
-    host, _, port = options.coordinator.rpartition(":")
+    host, _, port = settings.coordinator.rpartition(":")
     address = (host.strip("[]"), int(port))
-    if options.process_id == 0:
+    if settings.process_id == 0:
         if _answers(address):
             raise DeviceError(
-                f"--coordinator {options.coordinator}: the port is in use, give another"
+                f"--coordinator {settings.coordinator}: the port is in use, give another"
             )
         return
-    end = time.monotonic() + options.connect_timeout
+    end = time.monotonic() + settings.connect_timeout
     while not _answers(address):
         if time.monotonic() > end:
             raise DeviceError(
-                f"no coordinator answers at {options.coordinator} after {options.connect_timeout} "
-                "s: start process 0 there, or give a longer --connect-timeout"
+                f"no coordinator answers at {settings.coordinator} after "
+                f"{settings.connect_timeout} s: start process 0 there, or give a longer "
+                "--connect-timeout"
             )
         time.sleep(0.2)
 
@@ -130,7 +131,7 @@ def _answers(address: tuple[str, int]) -> bool:
 
 
 def _why_aborted(coordinator: str, peers: Peers) -> str | None:
-    """What to say where the runtime aborts this process; None where no peer is to blame."""
+    """Returns why the runtime aborts this process; None where no other process is the cause."""
     if peers.index == 0:
         return None
     host, _, port = coordinator.rpartition(":")
@@ -144,75 +145,75 @@ def _why_aborted(coordinator: str, peers: Peers) -> str | None:
 
 
 def _check_same_count() -> None:
-    mine = count()
-    told = broadcast(mine)
-    if told != mine:
-        raise UsageError(f"--num-processes {mine}: process 0 was told {told}")
+    own = count()
+    first = broadcast(own)
+    if first != own:
+        raise UsageError(f"--num-processes {own}: process 0 was given {first}")
 
 
-def is_first() -> bool:
-    """Whether this process is the one that talks, writes and decides."""
+def is_primary() -> bool:
+    """Returns whether this process is the one that prints, writes files and decides."""
     return index() == 0
 
 
 def index() -> int:
-    """Which process this is, from 0."""
+    """Returns which process this is, from 0."""
     return 0 if _session is None else _session.control_plane.index
 
 
 def count() -> int:
-    """How many processes there are."""
+    """Returns how many processes there are."""
     return 1 if _session is None else _session.control_plane.count
 
 
 def all_gather_ints(values: Sequence[int]) -> list[tuple[int, ...]]:
-    """Small integers of every process, in their order, told to all of them.
+    """Returns the small integers of every process, in order of process, in all of them.
 
-    Two processes on one machine need 1 to 2 ms for it.
+    With two processes on one machine it takes 1 to 2 ms.
     """
     if _session is None:
         return [tuple(values)]
-    return [tuple(told) for told in _session.control_plane.each(lambda: list(values))]
+    return [tuple(row) for row in _session.control_plane.all_gather(lambda: list(values))]
 
 
 def broadcast(value: T) -> T:
-    """A value of the first process, which JSON can hold, told to all of them."""
+    """Returns process 0's value, which JSON must be able to hold, in every process."""
     return on_primary(lambda: value)
 
 
 def on_primary(function: Callable[[], T]) -> T:
-    """Calls ``function`` in the first process alone; the others wait for what comes of it.
+    """Calls ``function`` in process 0 alone; the others wait for its result.
 
     Returns:
-        Its result, which JSON can hold, in every process.
+        The result, which JSON must be able to hold, in every process.
 
     Raises:
         JaxformerError: what it raised, in every process.
     """
     if _session is None:
         return function()
-    told: T = _session.control_plane.first(function)
-    return told
+    result: T = _session.control_plane.on_primary(function)
+    return result
 
 
 def all_or_raise(function: Callable[[], T]) -> T:
-    """Calls ``function`` in every process; where one refuses, all of them do.
+    """Calls ``function`` in every process; an error in one is raised in all of them.
 
     Returns:
         This process's own result.
 
     Raises:
-        JaxformerError: what the first process to refuse raised, in the order of processes.
+        JaxformerError: that of the first process that failed, in order of process.
     """
     return function() if _session is None else _session.control_plane.all_or_raise(function)
 
 
-def same_everywhere(value: str, refusal: Callable[[str, str], JaxformerError]) -> None:
+def check_equal(value: str, make_error: Callable[[str, str], JaxformerError]) -> None:
     """Checks that every process has the same value.
 
     Args:
         value: of this process.
-        refusal: makes the error from process 0's value and this one's.
+        make_error: makes the error from process 0's value and this one's.
 
     Raises:
         JaxformerError: a process has another value than process 0; raised in all of them.
@@ -221,41 +222,41 @@ def same_everywhere(value: str, refusal: Callable[[str, str], JaxformerError]) -
 
     def check() -> None:
         if value != first:
-            raise refusal(first, value)
+            raise make_error(first, value)
 
     all_or_raise(check)
 
 
-def on_loss(exit_hint: Callable[[], str]) -> None:
-    """Says what a process that loses another one is to end with: what is saved, how to go on."""
+def set_exit_hint(exit_hint: Callable[[], str]) -> None:
+    """Sets what a process says, when it loses another, of what is saved and how to resume."""
     if _session is not None:
         _session.peers.exit_hint = exit_hint
 
 
-def explain(error: Exception) -> JaxformerError | None:
-    """What the runtime's error means where another process is to blame for it, or None."""
+def explain_loss(error: Exception) -> JaxformerError | None:
+    """Returns what a runtime error means if another process is its cause; else None."""
     if _session is None or not isinstance(error, RuntimeError):
         return None
-    return _session.peers.explain(error)
+    return _session.peers.explain_loss(error)
 
 
-def end_if_lost(error: Exception) -> None:
-    """Ends this process, with a word, where ``explain`` blames another process for the error.
+def exit_if_peer_lost(error: Exception) -> None:
+    """Ends this process with a message if the loss of another process caused the error.
 
-    Nothing else is waited for: what the others took part in will never be complete.
+    It waits for nothing else: what the lost process took part in will never be complete.
     """
-    refusal = explain(error)
-    if refusal is not None:
-        if not refusal.already_reported:
-            aborts.show(str(refusal))
-        leave(refusal.exit_code, str(refusal), already_reported=refusal.already_reported)
+    loss = explain_loss(error)
+    if loss is not None:
+        if not loss.already_reported:
+            shutdown.print_error(str(loss))
+        leave(loss.exit_code, str(loss), already_reported=loss.already_reported)
 
 
 def leave(code: int, message: str = "", *, already_reported: bool = False) -> None:
-    """Parts from the others, to be called last; returns only where all is well.
+    """Leaves the other processes; the last call of a command. Returns only if ``code`` is 0.
 
     Args:
-        code: what this process ends with. If not 0, every other process ends with it too.
+        code: this process's exit code. If it is not 0, every other process ends with it too.
         message: why.
         already_reported: whether the others know already.
     """
@@ -270,11 +271,11 @@ def leave(code: int, message: str = "", *, already_reported: bool = False) -> No
     session.client.wait_at_barrier(f"{PREFIX}/end", MILLISECONDS)
     session.peers.stop()
     jax.distributed.shutdown()
-    aborts.restore()
+    shutdown.restore_abort()
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """Ends this process, and with it the others, as soon as they can be told."""
+    """Ends this process now, and the others as soon as they notice."""
     if _session is not None:
         _session.peers.leave(code, "stopped at once", already_reported=False)
     os._exit(code)

@@ -1,8 +1,8 @@
-"""The runtime's way to end a process that has lost another one is ``abort``; this gives it words.
+"""Gives a message and an exit code to the way in which JAX's runtime ends a process: ``abort``.
 
 JAX's coordination client calls ``abort`` from a thread of its own, as soon as it cannot reach the
-coordinator, so neither an exception nor a handler of Python's ``signal`` comes into it. A handler
-set through the C library does: it runs in the thread that aborts.
+coordinator. Neither an exception nor a handler of Python's ``signal`` sees that. A handler set
+through the C library does: it runs in the thread that aborts.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ _why: Callable[[], str | None] | None = None
 _before: Any = None
 
 
-def end_with(why: Callable[[], str | None]) -> None:
-    """From now on an abort is explained in one line, and ends with the code of ``DeviceError``.
+def explain_aborts(why: Callable[[], str | None]) -> None:
+    """Makes an abort print one line and end with the exit code of ``DeviceError``.
 
     Args:
-        why: gives the line; None lets the process abort, as for a fault of the runtime's own.
+        why: returns the line, or None to let the process abort, for an error of the runtime.
     """
     global _why, _before
     _why = why
@@ -34,42 +34,43 @@ def end_with(why: Callable[[], str | None]) -> None:
 
 
 def quiet_runtime() -> None:
-    """Keeps the runtime's own words away; to be called before JAX is imported.
+    """Silences the runtime's own messages; it must be called before JAX is imported.
 
-    Its log tells each loss of a process over dozens of lines, and gloo greets on standard output.
+    Its log reports each loss of a process over dozens of lines, and gloo prints a greeting on
+    standard output.
     """
     # At 1, JAX's own choice, it may come from a parent that imported JAX.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "4"
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.fileno() == 1:
         sys.stdout.flush()
-        ours = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
-        ours.reconfigure(
+        stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+        stdout.reconfigure(
             line_buffering=sys.stdout.line_buffering, write_through=sys.stdout.write_through
         )
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.close(nowhere)
-        sys.stdout = ours
+        sys.stdout = stdout
 
 
-def restore() -> None:
-    """An abort is an abort again."""
+def restore_abort() -> None:
+    """Undoes ``explain_aborts``."""
     global _before
     if _before is not None:
         _signal(signal.SIGABRT, ctypes.c_void_p(_before or None))
         _before = None
 
 
-def show(message: str) -> None:
-    """One line on standard error, as refusals are, and the cursor that a progress bar hides."""
+def print_error(message: str) -> None:
+    """Prints an error in one line, as the command does, and shows a cursor that was hidden."""
     if sys.stdout.isatty():
         print("\x1b[?25h", flush=True)
     print(f"jaxformer: {message}", file=sys.stderr, flush=True)
 
 
-def flush() -> None:
-    """What was printed goes out, whoever may read it."""
+def flush_output() -> None:
+    """Flushes standard output and error; a reader that has left does not matter."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -86,7 +87,7 @@ def _signal(number: int, handler: Any) -> int:
 def _handler(number: int) -> None:
     line = None if _why is None else _why()
     if line is not None:
-        show(line)
+        print_error(line)
         os._exit(DeviceError.exit_code)
-    show("the JAX runtime aborted this process (--debug shows its log)")
-    restore()
+    print_error("the JAX runtime aborted this process (--debug shows its log)")
+    restore_abort()

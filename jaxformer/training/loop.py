@@ -54,7 +54,7 @@ def train(
         StoppedError: SIGINT or SIGTERM came; everything is saved.
     """
     devices = agree_on_devices(experiment)
-    is_primary = processes.is_first()
+    is_primary = processes.is_primary()
     processes.all_or_raise(lambda: check_trackers(trackers if is_primary else ()))
     with (
         StopSignal() as stop,
@@ -62,7 +62,7 @@ def train(
         experiment.execution_settings(),
     ):
         start = start_run(experiment, devices, folder, cast=cast)
-        processes.on_loss(lambda: _describe_recovery(folder))
+        processes.set_exit_hint(lambda: _describe_recovery(folder))
         with RunLog(folder.path, experiment.config, start.step, trackers) as log:
             log.reporter.introduce(start.summary, start.warnings, start.notes)
             traced = profile_steps if is_primary else None
@@ -71,7 +71,7 @@ def train(
                     scheduler = StepScheduler(stop, profile, experiment.config.steps_per_call)
                     TrainingLoop(experiment, start, folder, log, scheduler).run()
             except RuntimeError as error:
-                processes.end_if_lost(error)
+                processes.exit_if_peer_lost(error)
                 raise
 
 
@@ -182,7 +182,7 @@ class TrainingLoop:
             f"train.py --resume --out {self.folder.path}",
             signal_number,
         )
-        error.already_reported = not processes.is_first()
+        error.already_reported = not processes.is_primary()
         raise error
 
     def _train_until(self, boundary: int) -> None:

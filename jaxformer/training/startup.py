@@ -89,8 +89,8 @@ def _check_same_everywhere(experiment: Experiment) -> None:
             + ": give all processes the same flags"
         )
 
-    processes.same_everywhere(experiment.corpus.sha256, different_text)
-    processes.same_everywhere(json.dumps(experiment.config.to_dict()), different_settings)
+    processes.check_equal(experiment.corpus.sha256, different_text)
+    processes.check_equal(json.dumps(experiment.config.to_dict()), different_settings)
 
 
 def start_run(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxformer.checkpoints import DTYPES, GROUPS, Arrays, Manifest, describe_array, nested
+from jaxformer.checkpoints import DTYPES, GROUPS, Arrays, Manifest, describe_array, unflatten
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import CheckpointError, mismatches
 from jaxformer.optimizers import make_optimizer
@@ -99,7 +99,7 @@ def check_manifest(manifest: Manifest, shapes: Shapes, *, cast: bool) -> None:
         name: jax.ShapeDtypeStruct(tuple(entry["shape"]), DTYPES[entry["dtype"]])
         for name, entry in manifest["arrays"].items()
     }
-    check_arrays(nested(described), shapes, cast=cast)
+    check_arrays(unflatten(described), shapes, cast=cast)
 
 
 def state_dtypes(shapes: Shapes) -> dict[str, np.dtype]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxformer.checkpoints import CheckpointFolder, seal, state_hash
+from jaxformer.checkpoints import CheckpointFolder, serialize_manifest, state_hash
 from jaxformer.cli.main import main
 from jaxformer.errors import CheckpointError
 from tests.checkpoints.test_checkpoints import make_arrays, save
@@ -101,7 +101,9 @@ def rewrite(folder, change, step=7):
     manifest = manifest if changed is None else changed
     if isinstance(manifest, dict) and isinstance(manifest.get("arrays"), dict):
         manifest["state_sha256"] = state_hash(manifest["arrays"])
-    path.write_text(seal(manifest) if isinstance(manifest, dict) else json.dumps(manifest))
+    path.write_text(
+        serialize_manifest(manifest) if isinstance(manifest, dict) else json.dumps(manifest)
+    )
 
 
 def setting(*names):

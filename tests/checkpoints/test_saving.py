@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.checkpoints import CheckpointFolder, arrays, describe
+from jaxformer.checkpoints import CheckpointFolder, describe, orbax_arrays
 from jaxformer.errors import ResourceError
 from jaxformer.storage import durable_files as files
 from tests.checkpoints.test_checkpoints import ABOUT, make_arrays, save
@@ -32,13 +32,13 @@ def folder(tmp_path):
 def held(monkeypatch):
     """Writing waits until the event is set."""
     go_on = threading.Event()
-    write = arrays.write
+    write = orbax_arrays.write
 
     def held_write(*arguments):
         assert go_on.wait(60)
         write(*arguments)
 
-    monkeypatch.setattr(arrays, "write", held_write)
+    monkeypatch.setattr(orbax_arrays, "write", held_write)
     yield go_on
     go_on.set()
 
@@ -176,7 +176,7 @@ def test_a_denied_permission_is_told(folder, monkeypatch):
     def denied(*_):
         raise PermissionError(errno.EACCES, "Permission denied", "arrays")
 
-    monkeypatch.setattr(arrays, "write", denied)
+    monkeypatch.setattr(orbax_arrays, "write", denied)
     with pytest.raises(ResourceError, match="Permission denied: make it writable; step 7"):
         save(folder, 8, make_arrays(8))
     assert [path.name for path in folder.folder.iterdir()] == ["7"]

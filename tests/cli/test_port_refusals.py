@@ -9,7 +9,7 @@ import pytest
 import torch
 from flax import nnx
 
-from jaxformer.checkpoints import CheckpointFolder, seal
+from jaxformer.checkpoints import CheckpointFolder, serialize_manifest
 from jaxformer.config import TransformerLMConfig
 from tests.support.malicious_files import corpus
 from tests.support.malicious_pickles import TRACE
@@ -193,5 +193,5 @@ def test_a_run_that_others_wrote_is_refused(refuse, empty_folder):
     path = empty_folder / "run" / "checkpoints" / "0" / "MANIFEST.json"
     manifest = json.loads(path.read_text())
     del manifest["files"]
-    path.write_text(seal(manifest))
+    path.write_text(serialize_manifest(manifest))
     refuse(["port", "run", "out"], 4, "it lacks files")

@@ -44,8 +44,8 @@ def run(folder):
     return out.getvalue(), ""
 
 
-def patch_tensorstore_leak(folder, **settings):
-    """Gives ours other settings."""
+def change_config(folder, **settings):
+    """Gives the candidate other settings."""
     path = folder / "node.json"
     about = json.loads(path.read_text())
     about["candidate"]["config"].update(settings)
@@ -83,7 +83,7 @@ def test_a_script_shows_the_bug_alone_and_nothing_once_it_is_mended(llamas, tmp_
     # The module alone has the error that the report gave.
     assert float(found[1]) == pytest.approx(first.forward.relative, rel=0.05)
 
-    patch_tensorstore_leak(repro, norm_eps=1e-5)
+    change_config(repro, norm_eps=1e-5)
     printed, complaint = run(repro)
     assert complaint == ""
     assert printed.endswith(": rounding\n")
@@ -118,7 +118,7 @@ def test_each_kind_of_bug_shows_and_is_mended(llamas, tmp_path, case):
     assert any(name.startswith("gradient of") for name in found.differences)
 
     settings = json.loads(read_safetensors(right)[1]["jaxformer"])["config"]
-    patch_tensorstore_leak(tmp_path / "repro", **{name: settings[name] for name in config})
+    change_config(tmp_path / "repro", **{name: settings[name] for name in config})
     assert result(tmp_path / "repro").is_equal
 
 

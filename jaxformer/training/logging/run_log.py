@@ -40,12 +40,12 @@ class RunLog:
         self._first_step = first_step
         self._trackers = trackers
         self._sinks: list[Sink] = []
-        self.reporter = Reporter(config.steps, first_step, quiet=not processes.is_first())
+        self.reporter = Reporter(config.steps, first_step, quiet=not processes.is_primary())
 
     def __enter__(self) -> "RunLog":
         with contextlib.ExitStack() as on_error:
             on_error.callback(self.close)
-            if processes.is_first():
+            if processes.is_primary():
                 self._sinks.append(MetricsFile(self.metrics_path, self._first_step))
                 for name in self._trackers:
                     settings = self._config.to_dict()
