@@ -74,28 +74,28 @@ BUGS = {
     "rotary layout": (
         {"config": {"rotary_interleaved": True}},
         "blocks.0.attention (reference: ",
-        "its position.interleaved is True, theirs False",
+        "its position.interleaved is True (reference: False)",
     ),
     "eps": (
         {"config": {"norm_eps": 1e-6}},
         "blocks.0.attention_norm (reference: ",
-        "its eps is 1e-06, theirs 1e-05",
+        "its eps is 1e-06 (reference: 1e-05)",
     ),
     "activation": (
         {"config": {"activation": "geglu"}},
         "blocks.0.feed_forward (reference: ",
-        "its activation is gelu, theirs silu",
+        "its activation is gelu (reference: silu)",
     ),
     "rotary base": ({"config": {"rotary_base": 500.0}}, "blocks.0.attention", "500.0"),
     "scale": (
         {"config": {"attention_scale": 0.5}},
         "blocks.0.attention (reference: ",
-        "its scale is 0.5, theirs 0.40824829",
+        "its scale is 0.5 (reference: 0.40824829)",
     ),
     "window": (
         {"config": {"sliding_window": 5}},
         "the whole model (reference: the whole model)",
-        "its sliding_window is 5, theirs absent",
+        "its sliding_window is 5 (reference: absent)",
     ),
 }
 

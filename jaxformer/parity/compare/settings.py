@@ -78,7 +78,7 @@ def name_causes(nodes: Sequence[Node], settings: Sequence[SettingDifference]) ->
             others = [other for other in owners if other != path]
             if not any(other.startswith(f"{path}.") or not path for other in others):
                 name = _name_within(setting.name, path)
-                message = f"its {name} is {setting.candidate}, the reference's {setting.reference}"
+                message = f"its {name} is {setting.candidate} (reference: {setting.reference})"
                 messages.setdefault(path, []).append(message)
     return [
         dataclasses.replace(node, message="; ".join([node.message, *messages[node.path]]))
