@@ -107,8 +107,13 @@ class IsolatedCall:
             for number, forced_call in zip(range(len(entered)), calls, strict=False):
                 yield from self._compare_submodule_inputs(path, n, number, forced_call)
         for n, expected in enumerate(self.matched_call.outputs(self.place)):
-            if expected is not None:
-                yield "its output", self._judge(lambda o, n=n: o.outputs[n], expected)  # type: ignore[misc]
+            if expected is None:
+                continue
+
+            def pick(outcome: IsolatedOutcome, n: int = n) -> np.ndarray:
+                return outcome.outputs[n]
+
+            yield "its output", self._judge(pick, expected)
 
     def _compare_submodule_inputs(
         self, path: str, n: int, number: int, forced_call: ForcedCall
@@ -117,11 +122,13 @@ class IsolatedCall:
         name = f"the input of {path}"
         matched_call = forced_call.matched_call
         for i, expected in enumerate(matched_call.inputs(n)):
-            if expected is not None:
-                yield (
-                    name,
-                    self._judge(lambda o, i=i: o.submodule_inputs[path][number][i], expected),  # type: ignore[misc]
-                )
+            if expected is None:
+                continue
+
+            def pick(outcome: IsolatedOutcome, i: int = i) -> np.ndarray:
+                return outcome.submodule_inputs[path][number][i]
+
+            yield name, self._judge(pick, expected)
         arguments = self.outcome.submodule_arguments[path][number]
         for candidate, reference in zip(
             jax_trace.integer_arrays(arguments), matched_call.integers(n), strict=False
