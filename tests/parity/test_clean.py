@@ -252,7 +252,7 @@ def test_a_clean_model_has_no_bug(number, make, dtype, std, length):
         predictions.bias.data.copy_(predictions.decoder.bias.data)
     subject.torch_module = in_narrow(subject.torch_module, dtype)
     report = compare_with(
-        subject.reference, subject.reference.ported(), subject.jax_inputs, dtype=dtype
+        subject.reference, subject.reference.port(), subject.jax_inputs, dtype=dtype
     )
     assert not report.root_causes, [
         (n.path, n.stage, n.message, n.worst) for n in report.root_causes

@@ -108,7 +108,7 @@ class Subject:
 
     @functools.cached_property
     def candidate(self) -> Any:
-        return self.reference.ported()
+        return self.reference.port()
 
     def compare(self, candidate: Any, **more: Any) -> Any:
         return compare_with(self.reference, candidate, self.jax_inputs, dtype="float64", **more)

@@ -19,7 +19,7 @@ from jaxformer.parity.compare.context import measure_in_context
 from jaxformer.parity.compare.parameter_gradients import ReferenceGradients
 from jaxformer.parity.compare.reference_run import Caller, ReferenceRun
 from jaxformer.parity.compare.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.compare.teacher_forcing import Key, TeacherForcedRunner
+from jaxformer.parity.compare.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.compare.verdicts import explain, judge_node, worst_difference
 from jaxformer.parity.compare.weights import (
     WrongWeight,
@@ -27,7 +27,7 @@ from jaxformer.parity.compare.weights import (
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.modules import Pair, depth_of, in_call_order, parents_of
+from jaxformer.parity.matching.modules import Pair, PairKey, depth_of, in_call_order, parents_of
 from jaxformer.parity.matching.positions import (
     match_alibi_slopes,
     position_ids_from_mask,
@@ -82,7 +82,7 @@ def compare(
             call=torch_call, config=jax_module, is_single_use=True,
         )  # fmt: skip
         if jax_module is None:
-            jax_module = reference.ported()
+            jax_module = reference.port()
         return compare_with(
             reference, jax_module, inputs if jax_inputs is None else jax_inputs,
             dtype=dtype, call=jax_call, about=about,
@@ -247,8 +247,8 @@ class ModuleComparison:
         return module(*inputs, **self.positions)
 
     def _measure_contexts(
-        self, nodes: Mapping[Key, Node], runner: TeacherForcedRunner
-    ) -> dict[Key, Node]:
+        self, nodes: Mapping[PairKey, Node], runner: TeacherForcedRunner
+    ) -> dict[PairKey, Node]:
         """Returns the nodes with what was measured of them inside the whole models."""
         low: dict[str, jax_trace.JaxCall] = {}
         reference_low = None
@@ -267,7 +267,7 @@ class ModuleComparison:
 
     def _compare_pairs(
         self, runner: TeacherForcedRunner, pairs: Sequence[Pair], tables: Iterable[Node]
-    ) -> dict[Key, Node]:
+    ) -> dict[PairKey, Node]:
         """Returns a node for every pair, in the given order, and each table after its user."""
         sizes = {name: a.size for name, a in jax_trace.parameters_of(self.module).items()}
 

@@ -78,7 +78,7 @@ class ReferenceRun:
             self.unsupported_settings = str(error)
             return plan
 
-    def ported(self) -> Any:
+    def port(self) -> Any:
         """Returns the JAX module that ``from_torch`` makes of the reference."""
         if self.plan is None:
             raise UsageError("give the JAX module: a map of names does not make one")

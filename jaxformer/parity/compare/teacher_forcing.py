@@ -20,13 +20,11 @@ from jaxformer.parity.compare.isolated_calls import (
 )
 from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.matching.masks import Masks, MaskState, reference_masks
-from jaxformer.parity.matching.modules import TIED_HEAD, Pair
+from jaxformer.parity.matching.modules import TIED_HEAD, Pair, PairKey
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import judge
 from jaxformer.parity.trace import jax_trace, torch_trace
 
-# The candidate paths of a pair.
-Key = tuple[str, ...]
 # Given a parameter's name, the pair and the candidate's own gradient: the reference's gradient.
 FindGradient = Callable[[str, Pair, np.ndarray], np.ndarray | None]
 
@@ -70,15 +68,15 @@ class TeacherForcedRunner:
         calls: Mapping[str, jax_trace.JaxCall],
         reference: torch_trace.Trace,
         pairs: Sequence[Pair],
-        parents: Mapping[Key, Key | None],
+        parents: Mapping[PairKey, PairKey | None],
         backward: bool,
         find_gradient: FindGradient,
     ):
         self.module = module
         self.backward = backward
         self.padding = reference.padding
-        self.matched_calls: dict[Key, list[MatchedCall]] = {}
-        self.unmatched: dict[Key, Unmatched] = {}
+        self.matched_calls: dict[PairKey, list[MatchedCall]] = {}
+        self.unmatched: dict[PairKey, Unmatched] = {}
         for pair in pairs:
             matched = match_calls(pair, calls, reference)
             if isinstance(matched, Unmatched):
@@ -91,9 +89,9 @@ class TeacherForcedRunner:
         self._shared = {path for path, count in counts.items() if count > 1}
 
     def _find_inner_pairs(
-        self, pairs: Sequence[Pair], parents: Mapping[Key, Key | None]
-    ) -> dict[Key, list[Pair]]:
-        found: dict[Key, list[Pair]] = {}
+        self, pairs: Sequence[Pair], parents: Mapping[PairKey, PairKey | None]
+    ) -> dict[PairKey, list[Pair]]:
+        found: dict[PairKey, list[Pair]] = {}
         matched = [pair for pair in pairs if self.matched_calls[pair.candidate]]
         for pair in sorted(
             matched, key=lambda pair: self.matched_calls[pair.candidate][0].reference[0].order

@@ -15,6 +15,7 @@ from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import Block
 from jaxformer.masks import expand_mask
 from jaxformer.parity.matching.calls import MatchedCall
+from jaxformer.parity.matching.modules import PairKey
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.trace import jax_trace
 from jaxformer.parity.trace.attention import RecordedWeights
@@ -23,7 +24,7 @@ from jaxformer.parity.trace.attention import RecordedWeights
 # tell.
 MaskState = np.ndarray
 # Of each pair, call by call: the reference's mask by the name of the candidate's parameter.
-Masks = dict[tuple[str, ...], list[dict[str, MaskState]]]
+Masks = dict[PairKey, list[dict[str, MaskState]]]
 
 # A block's mask parameters and the attention that it passes each one to.
 PASSED_ON = {"mask": "attention", "memory_mask": "cross_attention"}
@@ -31,7 +32,7 @@ PASSED_ON = {"mask": "attention", "memory_mask": "cross_attention"}
 
 def reference_masks(
     module: Any,
-    matched_calls: Mapping[tuple[str, ...], Sequence[MatchedCall]],
+    matched_calls: Mapping[PairKey, Sequence[MatchedCall]],
     calls: Mapping[str, jax_trace.JaxCall],
 ) -> Masks:
     """Returns the reference's masks for attentions and for the blocks around them.

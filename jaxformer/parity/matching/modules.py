@@ -16,6 +16,8 @@ from jaxformer.porting.mapping.rules import ONE_TO_ONE, Link, Packing, Rule
 
 # The candidate's tied head is a method of the embedding; the reference's is a module.
 TIED_HEAD = "token_embedding.attend"
+# The candidate paths of a pair.
+PairKey = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,7 @@ def pair_modules(
     ]
     reference_paths = set(reference)
     leaves = _pairs_of_leaves(links, reference_paths)
-    pairs: dict[tuple[str, ...], Pair] = {("",): Pair(("",), ("",))}
+    pairs: dict[PairKey, Pair] = {("",): Pair(("",), ("",))}
     scopes = [*_scopes(mapping.rules_for(module), candidate_paths)]
     # A module of the same name on both sides needs no rule.
     scopes += [(path, path) for path in candidate_paths if path]
@@ -134,7 +136,7 @@ def _does_more(reference: Any) -> bool:
 
 def _pairs_of_leaves(links: Sequence[Link], reference_paths: set[str]) -> list[Pair]:
     """Returns the pairs of modules that hold linked parameters."""
-    pairs: dict[tuple[str, ...], Pair] = {}
+    pairs: dict[PairKey, Pair] = {}
     for each in links:
         candidate, reference = (
             tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
@@ -207,7 +209,7 @@ def _fill_indices(name: str, indices: Iterable[str]) -> str:
     return name
 
 
-def parents_of(pairs: Sequence[Pair]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
+def parents_of(pairs: Sequence[Pair]) -> dict[PairKey, PairKey | None]:
     """Returns for each pair the innermost pair of single modules around it."""
     single = {
         pair.candidate[0]
@@ -217,7 +219,7 @@ def parents_of(pairs: Sequence[Pair]) -> dict[tuple[str, ...], tuple[str, ...] |
     return {pair.candidate: _parent(pair.candidate, single) for pair in pairs}
 
 
-def _parent(candidate: tuple[str, ...], single: set[str]) -> tuple[str, ...] | None:
+def _parent(candidate: PairKey, single: set[str]) -> PairKey | None:
     if candidate == ("",):
         return None
     if candidate == (TIED_HEAD,):
@@ -227,7 +229,7 @@ def _parent(candidate: tuple[str, ...], single: set[str]) -> tuple[str, ...] | N
     return next(((a,) for a in around if a in single and _is_within(candidate, a)), ("",))
 
 
-def depth_of(pair: Pair, parents: Mapping[tuple[str, ...], tuple[str, ...] | None]) -> int:
+def depth_of(pair: Pair, parents: Mapping[PairKey, PairKey | None]) -> int:
     """Returns how many pairs are around a pair; see ``parents_of``."""
     depth, parent = 0, parents[pair.candidate]
     while parent is not None:
@@ -237,7 +239,7 @@ def depth_of(pair: Pair, parents: Mapping[tuple[str, ...], tuple[str, ...] | Non
 
 def in_call_order(
     pairs: Sequence[Pair],
-    parents: Mapping[tuple[str, ...], tuple[str, ...] | None],
+    parents: Mapping[PairKey, PairKey | None],
     candidate: Mapping[str, Any],
     reference: Mapping[str, Any],
 ) -> list[Pair]:
