@@ -180,7 +180,7 @@ def _describe_origin(plan: "Plan") -> str:
 @contextlib.contextmanager
 def _local_source(options: PortOptions, console: "Console") -> Iterator[Path]:
     """Gives the source as a path, after it was fetched if need be."""
-    from jaxformer.porting.formats.download import fetched, is_address
+    from jaxformer.porting.formats.download import fetch_file, is_address
 
     if not is_address(options.source):
         yield Path(options.source)
@@ -193,7 +193,7 @@ def _local_source(options: PortOptions, console: "Console") -> Iterator[Path]:
     folder = next(path for path in options.target.absolute().parents if path.is_dir())
     with (
         _progress_bar(console, "fetching", None) as advance,
-        fetched(options.source, options.sha256, folder, advance) as path,
+        fetch_file(options.source, options.sha256, folder, advance) as path,
     ):
         yield path
 

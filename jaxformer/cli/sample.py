@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> None:
 
     from jaxformer.data.text_generation import encode_prompt
     from jaxformer.hardware.compilation_cache import use_compilation_cache
-    from jaxformer.porting.checkpoint import in_float32, language_model, open_checkpoint
+    from jaxformer.porting.checkpoint import in_float32, open_checkpoint, plan_language_model
 
     use_compilation_cache(options.compilation_cache)
     checkpoint = open_checkpoint(
@@ -137,7 +137,7 @@ def run(arguments: Sequence[str]) -> None:
     )
     for warning in checkpoint.raw.warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
-    plan = language_model(checkpoint)
+    plan = plan_language_model(checkpoint)
     ids = _parse_ids(options.prompt_ids)
     try:
         tokenizer = checkpoint.tokenizer(plan.module.config.vocab_size)

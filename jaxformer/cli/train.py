@@ -139,10 +139,9 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     else:
         config = PRESETS[preset]()
     if source is not None:
-        from jaxformer.porting.starts import read_start
-        from jaxformer.training.experiment import WarmStart
+        from jaxformer.porting.train_states import read_warm_start
 
-        start = WarmStart(**read_start(Path(source), fresh="--fresh-optimizer" in arguments))
+        start = read_warm_start(Path(source), fresh="--fresh-optimizer" in arguments)
         config = dataclasses.replace(config, model=start.model)
     default = TrainOptions(config=config)
     options: TrainOptions = parse(TrainOptions, "jaxformer train", arguments, default)

@@ -16,7 +16,7 @@ from jaxformer.errors import Setting, UsageError
 from jaxformer.generation import generate
 from jaxformer.hardware.memory import host_memory
 from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32, language_model
+from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32, plan_language_model
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
 from jaxformer.scaling import softmax_scaling
 from jaxformer.training.memory import count_matrices
@@ -41,7 +41,7 @@ class InspectedModel:
             UsageError: it holds something else.
             CheckpointError: it is damaged.
         """
-        plan = language_model(checkpoint)
+        plan = plan_language_model(checkpoint)
         tokenizer = checkpoint.tokenizer(plan.module.config.vocab_size)
         return cls(build(in_float32(plan)), tokenizer)
 

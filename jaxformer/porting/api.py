@@ -1,4 +1,4 @@
-"""``from_torch`` and ``to_torch``: a module of theirs as one of ours, and back."""
+"""``from_torch`` and ``to_torch``: a PyTorch module as an NNX module, and back, in memory."""
 
 import dataclasses
 import weakref
@@ -12,13 +12,13 @@ from flax import nnx
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters, merge
 from jaxformer.porting.dialects import detect_dialect, find_dialect
-from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.matching import WRAPPERS
 from jaxformer.porting.mapping.plans import Origin, Plan, plan_export, plan_import
 
-# A module's state is its parameters alone, so where it came from is remembered beside it.
+# An NNX module has no place for where it came from, so that is remembered here.
 _ORIGINS: "weakref.WeakKeyDictionary[nnx.Module, Origin]" = weakref.WeakKeyDictionary()
 
 
@@ -29,27 +29,29 @@ def from_torch(
     *,
     ignore: Sequence[str] = (),
 ) -> Any:
-    """A module of ours with the weights and the settings of a PyTorch one.
+    """Returns an NNX module with the weights and the settings of a PyTorch module.
 
-    It computes the same, is called with the same positional arguments, masks in our convention
-    (boolean, True = may attend), and is in evaluation mode if the PyTorch module was. Arrays alone
-    give a module in evaluation mode.
+    It computes the same and is called with the same positional arguments; masks are boolean, True =
+    may attend. It is in training mode if the PyTorch module is. Arrays without a module give a
+    module in evaluation mode.
 
     Args:
         source: a ``torch.nn.Module``, or arrays by name (a state dict; torch or numpy).
-        dialect: whose classes and names these are; by default the class or the names tell.
-        config: settings, which go before those of the module: a config of theirs (a mapping or an
-            object with ``to_dict``), a config of ours, a module of ours whose weights are to be
-            replaced, or a mapping of constructor arguments (``{"class": …, "num_heads": …}``).
+        dialect: whose classes and names these are; by default it is detected from the class or the
+            names.
+        config: settings, which take precedence over those of the module: a config of the source (a
+            mapping or an object with ``to_dict``), a config of jaxformer, an NNX module whose
+            weights are to be replaced, or a mapping of constructor arguments
+            (``{"class": …, "num_heads": …}``).
         ignore: patterns of names to leave out, such as ``bert.pooler.*``.
 
     Returns:
         An NNX module in the dtype of the weights.
 
     Raises:
-        UsageError: the dialect or class is unknown, or a setting is missing or not ours to make.
-        CheckpointError: arrays are missing, unexpected, of another shape, or tied ones differ; all
-            are listed.
+        UsageError: the dialect or class is unknown, or a setting is missing or unsupported.
+        CheckpointError: arrays are missing, unexpected, of another shape, or tied arrays differ;
+            all problems are listed.
     """
     plan = import_plan(source, dialect, config, ignore=ignore)
     return build(plan, training=bool(getattr(source, "training", False)))
@@ -62,9 +64,9 @@ def import_plan(
     *,
     ignore: Sequence[str] = (),
 ) -> Plan:
-    """How a PyTorch module, or arrays, would be imported; see ``from_torch``."""
+    """Returns the plan by which ``from_torch`` imports a PyTorch module, or arrays."""
     module = _unwrapped(source) if hasattr(source, "state_dict") else None
-    tensors = tensors_of(source if module is None else module.state_dict())
+    tensors = to_stored_tensors(source if module is None else module.state_dict())
     kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
     settings = _as_mapping(config)
     if settings is None and module is not None:
@@ -78,10 +80,10 @@ def import_plan(
 
 
 def build(plan: Plan, *, training: bool = False) -> Any:
-    """The module that an import gives, its weights read now.
+    """Reads the weights of an import, and returns the module with them.
 
     Raises:
-        UsageError: the weights are float64 and JAX is not set to hold such.
+        UsageError: the weights are float64 and JAX is not set to hold float64.
     """
     definition, rest = nnx.split(plan.module)
     del rest
@@ -97,19 +99,19 @@ def build(plan: Plan, *, training: bool = False) -> Any:
 
 
 def to_torch(module: Any, dialect: str | None = None) -> dict[str, np.ndarray]:
-    """The state dict of the PyTorch module that computes what a module of ours does.
+    """Returns the state dict of the PyTorch module that computes the same as an NNX module.
 
     Args:
-        module: any of ours.
-        dialect: whose names to use; by default those it came with, else torch_ref's.
+        module: any NNX module of jaxformer.
+        dialect: whose names to use; by default those that it came with, else torch_ref's.
 
     Returns:
         C-contiguous arrays by name, in the dtype of the weights; a tied array under both of its
-        names, and what the class keeps beside its parameters (masks, tables).
+        names, and the buffers of the PyTorch class (masks, tables).
 
     Raises:
-        UsageError: the dialect is unknown, or has no class that computes the same; all that stands
-            against it is listed.
+        UsageError: the dialect is unknown, or has no class that computes the same; all reasons are
+            listed.
     """
     return {name: tensor.read() for name, tensor in export_plan(module, dialect).tensors.items()}
 
@@ -117,7 +119,7 @@ def to_torch(module: Any, dialect: str | None = None) -> dict[str, np.ndarray]:
 def export_plan(
     module: Any, dialect: str | None = None, parameters: Parameters | None = None
 ) -> Plan:
-    """How a module of ours is exported, with its own parameters or others; see ``to_torch``."""
+    """Returns the plan by which ``to_torch`` exports a module, with these or its own parameters."""
     origin = _ORIGINS.get(module)
     if dialect is None:
         found = find_dialect("torch_ref") if origin is None else origin.dialect
@@ -129,7 +131,7 @@ def export_plan(
 
 
 def _unwrapped(module: Any) -> Any:
-    """The PyTorch module that torch.compile or data parallelism has wrapped."""
+    """Returns the PyTorch module that torch.compile or data parallelism has wrapped."""
     while len(children := dict(module.named_children())) == 1:
         ((name, child),) = children.items()
         if f"{name}." not in WRAPPERS:
@@ -139,7 +141,7 @@ def _unwrapped(module: Any) -> Any:
 
 
 def _as_mapping(config: Any) -> Any:
-    """A foreign config object as a mapping; anything else as it is."""
+    """Returns a config object of the source as a mapping, and anything else as it is."""
     if config is None or isinstance(config, Mapping | nnx.Module):
         return config
     if dataclasses.is_dataclass(config) and type(config) not in MODEL_OF_CONFIG:

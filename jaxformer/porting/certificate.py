@@ -1,4 +1,8 @@
-"""What a port did, for whoever wants to check it: every file and every array, with its hash."""
+"""The record of a port, with which it can be checked: every file and array, with its hash.
+
+The keys are a file format that users have: "ours" is the array of jaxformer, and "to_ours" says how
+it was made of the source's arrays.
+"""
 
 import importlib.metadata
 import math
@@ -15,7 +19,7 @@ PACKAGES = ("jaxformer", "jax", "flax", "numpy", "ml_dtypes", "orbax-checkpoint"
 FORMAT = 1
 
 
-def certificate(
+def make_certificate(
     *,
     command: str,
     source: Mapping[str, Any],
@@ -25,24 +29,24 @@ def certificate(
     digests: Mapping[str, str],
     rounding: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The record of a port.
+    """Returns the record of a port, as JSON values.
 
     Args:
-        command: as it was given.
-        source: its path, format and files.
-        target: the same.
-        imported: how theirs became ours.
-        exported: how ours became what was written.
+        command: the whole command.
+        source: path, format and files of the source.
+        target: path, format and files of what was written.
+        imported: the plan from the source's names to the model.
+        exported: the plan from the model to the names that were written.
         digests: the SHA-256 of every array that was written.
-        rounding: the largest rounding error of every array of ours that was cast.
+        rounding: the largest rounding error of every array that was cast, by its path in the model.
     """
     before = {name: link for link in imported.links for name in link.target}
     after = {name: link for link in exported.links for name in link.source}
     return {
         "format": FORMAT,
         "command": command,
-        "source": {**source, **_whose(imported), "ignored": list(imported.dropped)},
-        "target": {**target, **_whose(exported)},
+        "source": {**source, **_describe_origin(imported), "ignored": list(imported.dropped)},
+        "target": {**target, **_describe_origin(exported)},
         "parameters": sum(math.prod(s) for link in imported.links for s in link.target_shapes),
         "largest_rounding_error": max(rounding.values(), default=0.0),
         "tensors": [
@@ -63,7 +67,7 @@ def certificate(
 
 
 def file_record(path: Path, root: Path) -> dict[str, Any]:
-    """A file's name within ``root``, its size in bytes and its SHA-256."""
+    """Returns a file's path within ``root``, its size in bytes and its SHA-256."""
     return {
         "path": path.relative_to(root).as_posix(),
         "bytes": path.stat().st_size,
@@ -71,17 +75,20 @@ def file_record(path: Path, root: Path) -> dict[str, Any]:
     }
 
 
-def _whose(plan: Plan) -> dict[str, str]:
+def _describe_origin(plan: Plan) -> dict[str, str]:
     return {"dialect": plan.origin.dialect.name, "class": plan.origin.kind}
 
 
 def _history(
     out: Link | None, before: Mapping[str, Link], rounding: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Where a written array comes from: ours, and theirs before; None of both for a buffer."""
+    """Returns which arrays of the model, and of the source, a written array comes from.
+
+    A buffer comes from none.
+    """
     if out is None:
         return {"ours": [], "source": []}
-    # Several of ours may come from one array of theirs.
+    # Several arrays of the model may come from one of the source.
     into = list({before[name].target: before[name] for name in out.target}.values())
     errors = [rounding[name] for name in out.target if name in rounding]
     return {
@@ -101,7 +108,7 @@ def _history(
 
 
 def _carrier(plan: Plan, name: str) -> str:
-    """The name under which a tied array is carried."""
+    """Returns the name under which a tied array is in the plan's links."""
     return plan.module_mapping.aliases.get(name, name)
 
 

@@ -1,4 +1,4 @@
-"""Any checkpoint that can be ported, opened: whose it is, what it holds, how it becomes ours."""
+"""Opens a checkpoint of any format: its dialect, what it holds, and how it becomes a model."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ Tokenizer = CharTokenizer | HuggingFaceTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint: its arrays are read when they are asked for.
+    """An open checkpoint; its arrays are read when they are needed.
 
     Attributes:
         path: the file or folder.
-        contents: what it holds.
-        dialect: whose names its arrays have, where that is said; otherwise the arrays tell.
-        config: settings: theirs (a mapping), ours (a config), or None where there are none.
-        vocabulary: the characters in the order of their ids, where they are known.
-        tokenizer_file: a ``tokenizer.json``, where there is one.
-        token_ids: ``bos_token_id``, ``eos_token_id``, ``pad_token_id``, where they are known.
+        raw: what it holds, as it is stored.
+        dialect: whose names its arrays have, if that is known; otherwise it is detected.
+        config: settings of the source (a mapping), a config of jaxformer, or None.
+        vocabulary: the characters in the order of their ids, if they are known.
+        tokenizer_file: a ``tokenizer.json``, if there is one.
+        token_ids: ``bos_token_id``, ``eos_token_id``, ``pad_token_id``, if they are known.
     """
 
     path: Path
@@ -51,13 +51,13 @@ class Checkpoint:
     token_ids: dict[str, Any]
 
     def plan(self, ignore: Sequence[str] = ()) -> Plan:
-        """How it becomes a module of ours.
+        """Returns the plan by which it becomes an NNX module.
 
         Args:
             ignore: patterns of names to leave out.
 
         Raises:
-            UsageError: its dialect cannot be told, or its settings do not make a model of ours.
+            UsageError: its dialect is unknown, or its settings are unsupported.
             CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
         """
         tensors = self.raw.tensors
@@ -70,20 +70,20 @@ class Checkpoint:
         return plan_import(tensors, found, kinds=kinds, config=self.config, ignore=ignore)
 
     def _kinds(self) -> list[str]:
-        """What the checkpoint says its class is."""
+        """Returns the names of the class that the checkpoint gives."""
         named = [self.raw.record.get("class")]
         if isinstance(self.config, Mapping) and isinstance(self.config.get("architectures"), list):
             named += self.config["architectures"]
         return [kind for kind in named if isinstance(kind, str)]
 
     def optimizer_state(self, plan: Plan) -> OptimizerState | None:
-        """AdamW's state in our terms, or None where there is none.
+        """Returns AdamW's state by the paths of the model's parameters, or None without one.
 
         Args:
-            plan: what ``plan`` gave.
+            plan: what ``plan`` returned.
 
         Raises:
-            UsageError: it is another optimizer.
+            UsageError: it is the state of another optimizer.
             CheckpointError: it does not fit the model.
         """
         optimizer = self.raw.optimizer
@@ -102,13 +102,13 @@ class Checkpoint:
             ) from error
 
     def tokenizer(self, vocab_size: int) -> Tokenizer | None:
-        """What makes ids of text, or None where nothing is known.
+        """Returns the tokenizer, or None if it is unknown.
 
         Args:
-            vocab_size: V of the model.
+            vocab_size: of the model.
 
         Raises:
-            TextError: it does not fit the model.
+            TextError: it has more characters than the model.
             UsageError: it needs a package that is not installed.
         """
         if self.vocabulary is not None:
@@ -122,15 +122,15 @@ class Checkpoint:
         return None if self.tokenizer_file is None else HuggingFaceTokenizer(self.tokenizer_file)
 
     def first_ids(self) -> list[int]:
-        """What a text begins with where there is no prompt: the id for it, as far as it is known.
+        """Returns the id with which a text begins if there is no prompt; no id if it is unknown.
 
-        GPT-2 and others end and begin texts with the same token.
+        GPT-2 and others begin and end texts with the same token.
         """
         ids = _ids(self.token_ids.get("bos_token_id")) or _ids(self.token_ids.get("eos_token_id"))
         return ids[:1]
 
     def last_ids(self) -> list[int]:
-        """The ids after which a text is at its end."""
+        """Returns the ids that end a text."""
         return _ids(self.token_ids.get("eos_token_id"))
 
 
@@ -143,21 +143,23 @@ def open_checkpoint(
     step: int | None = None,
     best: bool = False,
 ) -> Checkpoint:
-    """Opens any checkpoint that can be ported; no array of a model is read yet.
+    """Opens a checkpoint of any format; its arrays are read later.
 
     Args:
         path: a ``.safetensors`` or ``.pt`` file, the index of several, a Hugging Face folder, or a
             run's folder, whose arrays are all read and verified now.
-        dialect: whose names its arrays have; by default what is in it tells.
-        config: settings, which go before those in it: a JSON file, or what ``from_torch`` takes.
-        meta: nanoGPT's ``meta.pkl`` or a ``tokenizer.json``, which goes before what lies beside it.
+        dialect: whose names its arrays have; by default it is detected.
+        config: a JSON file, or settings as in ``from_torch``; they take precedence over those in
+            the checkpoint.
+        meta: nanoGPT's ``meta.pkl`` or a ``tokenizer.json``; it takes precedence over the one that
+            lies beside the checkpoint.
         step: which step of a run's folder; default the newest that verifies.
         best: the step with the lowest validation loss.
 
     Raises:
         CheckpointError: it is missing, damaged, or no checkpoint.
         UnsafeFileError: opening it could do harm.
-        UsageError: there is no such dialect, or a step of something that has none.
+        UsageError: the dialect is unknown, or a step was given and the format has no steps.
         ResourceError: it cannot be read.
     """
     if dialect is not None:
@@ -190,10 +192,13 @@ def open_checkpoint(
 
 
 def as_config(settings: Mapping[str, Any]) -> Any:
-    """A config of ours where the settings are those of one, or of a run; else as they are.
+    """Returns a config of jaxformer if the settings are those of one, else the settings.
+
+    Args:
+        settings: of a model, or of a training run with its model's under "model".
 
     Raises:
-        UsageError: they are ours, and wrong.
+        UsageError: they are those of a jaxformer model, and invalid.
     """
     inner = settings.get("model")
     if isinstance(inner, Mapping):
@@ -212,27 +217,30 @@ def as_config(settings: Mapping[str, Any]) -> Any:
 def load_model(
     path: str | Path, **options: Any
 ) -> tuple[TransformerLMConfig, dict[str, np.ndarray], str | None]:
-    """The language model in a checkpoint: its settings, its arrays by our names, its vocabulary.
+    """Reads the language model in a checkpoint.
 
     Args:
         path: see ``open_checkpoint``.
         options: of ``open_checkpoint``.
 
+    Returns:
+        Its config, its arrays by their paths in ``TransformerLM``, and its vocabulary, if known.
+
     Raises:
-        UsageError: it holds something other than a ``TransformerLM``; and what ``open_checkpoint``
-            and ``Checkpoint.plan`` raise.
+        UsageError: it holds something other than a ``TransformerLM``.
+        JaxformerError: what ``open_checkpoint`` and ``Checkpoint.plan`` raise.
     """
     checkpoint = open_checkpoint(path, **options)
-    plan = language_model(checkpoint)
+    plan = plan_language_model(checkpoint)
     arrays = {name: tensor.read() for name, tensor in plan.tensors.items()}
     return plan.module.config, arrays, checkpoint.vocabulary
 
 
-def language_model(checkpoint: Checkpoint) -> Plan:
-    """The import of a checkpoint that must be a ``TransformerLM``.
+def plan_language_model(checkpoint: Checkpoint) -> Plan:
+    """Returns the import plan of a checkpoint that must hold a ``TransformerLM``.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it holds something else.
     """
     plan = checkpoint.plan()
     if not isinstance(getattr(plan.module, "config", None), TransformerLMConfig):
@@ -243,14 +251,14 @@ def language_model(checkpoint: Checkpoint) -> Plan:
 
 
 def in_float32(plan: Plan) -> Plan:
-    """A plan whose float64 weights are rounded to float32, in which JAX computes."""
+    """Returns a plan whose float64 weights are rounded to float32, in which JAX computes."""
     wide = {name: t for name, t in plan.tensors.items() if t.dtype == np.float64}
     narrow, _ = cast(wide, np.dtype(np.float32))
     return dataclasses.replace(plan, tensors={**plan.tensors, **narrow})
 
 
 def _optimizer_settings(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """What the optimizer of a run was set to, its learning rate that of the last step."""
+    """Returns the settings of a run's optimizer, with the learning rate of its last step."""
     if isinstance(manifest.get("optimizer"), dict):
         return dict(manifest["optimizer"])
     run = manifest.get("config") or {}
@@ -278,5 +286,5 @@ def _is_json(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(64).lstrip()[:1] == b"{"
     except OSError:
-        # What is wrong with it is said where it is read as what it should be.
+        # The reader of a meta.pkl then reports the error.
         return False

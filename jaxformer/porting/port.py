@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.errors import ResourceError
-from jaxformer.porting.certificate import certificate, file_record
+from jaxformer.porting.certificate import file_record, make_certificate
 from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.mapping.casts import DTYPES, cast
 from jaxformer.porting.mapping.plans import Plan
@@ -164,7 +164,7 @@ def write_port(
         written = temporary if output.is_folder else temporary / path.name
         digests = WRITERS[target.format](output, written, progress)
         files = [file for file in sorted(temporary.rglob("*")) if file.is_file()]
-        record = certificate(
+        record = make_certificate(
             command=command,
             source={"path": source, "format": raw.kind, "files": hashes.result()},
             target={

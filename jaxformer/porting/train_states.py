@@ -1,6 +1,7 @@
-"""A training run in the middle of it, between PyTorch and JAX, in memory."""
+"""Training that starts from a checkpoint, or changes between PyTorch and JAX in mid-run."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,14 +9,49 @@ import numpy as np
 import optax
 
 from jaxformer.config import OptimizerConfig
+from jaxformer.errors import UsageError
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import Parameters, get_parameters
 from jaxformer.porting.api import build, export_plan, import_plan
+from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
 from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.optimizer_state import MOMENTS, OptimizerState, read_optimizer
 from jaxformer.porting.mapping.transfer import export_tensors
 from jaxformer.train_step import TrainState
+from jaxformer.training.experiment import WarmStart
+
+
+def read_warm_start(path: Path, *, fresh: bool) -> WarmStart:
+    """Reads the language model of a checkpoint, for a training run that starts from it.
+
+    Args:
+        path: a checkpoint of any format.
+        fresh: whether to leave out the state of its optimizer.
+
+    Raises:
+        UsageError: it is no language model, or its tokenizer is unknown.
+        CheckpointError: it is missing, damaged or incomplete.
+    """
+    checkpoint = open_checkpoint(path)
+    plan = plan_language_model(checkpoint)
+    model = plan.module.config
+    if not model.causal or model.head != "linear":
+        raise UsageError(f"{path} holds a model that does not predict the next token")
+    tokenizer = checkpoint.tokenizer(model.vocab_size)
+    if tokenizer is None:
+        raise UsageError(
+            f"{path} does not say what its tokens are: put its meta.pkl or tokenizer.json beside it"
+        )
+    arrays: dict[str, Any] = {"parameters": {n: t.read() for n, t in plan.tensors.items()}}
+    optimizer = None if fresh else checkpoint.optimizer_state(plan)
+    if optimizer is not None:
+        arrays["mu"] = {name: tensor.read() for name, tensor in optimizer.mu.items()}
+        arrays["nu"] = {name: tensor.read() for name, tensor in optimizer.nu.items()}
+        arrays["step"] = optimizer.count
+    # A vocabulary of characters is written with every checkpoint of the run.
+    file = checkpoint.tokenizer_file if checkpoint.vocabulary is None else None
+    return WarmStart(str(path), model, arrays, tokenizer, [] if file is None else [file])
 
 
 def train_state_from_torch(
@@ -25,21 +61,22 @@ def train_state_from_torch(
     *,
     dialect: str | None = None,
 ) -> tuple[Any, TrainState]:
-    """What ``train_step`` needs to go on where a PyTorch run stands.
+    """Returns what ``train_step`` needs to continue a PyTorch run.
 
     Args:
         model: the ``torch.nn.Module``.
-        optimizer: its ``torch.optim.AdamW``, or that one's state dict.
-        config: of the optimizer from here on. The schedule goes on at the step that the optimizer
-            counts, so give the settings of the whole run, not those of the rest.
+        optimizer: its ``torch.optim.AdamW``, or the optimizer's state dict.
+        config: settings of the optimizer. The schedule continues at the step that the optimizer has
+            counted, so give the settings of the whole run, not those of the rest.
         dialect: see ``from_torch``.
 
     Returns:
-        The module, and the state.
+        The NNX module, and the state with its parameters and moments.
 
     Raises:
-        UsageError: the optimizer is not AdamW, or other parameters decay than do here.
-        CheckpointError: weights or moments do not fit; all that does not is listed.
+        UsageError: the optimizer is not AdamW, or its weight decay is on other parameters than
+            jaxformer's.
+        CheckpointError: weights or moments do not fit; all problems are listed.
     """
     plan = import_plan(model, dialect)
     state = optimizer if isinstance(optimizer, Mapping) else optimizer.state_dict()
@@ -51,7 +88,7 @@ def train_state_from_torch(
 def make_train_state(
     parameters: Parameters, optimizer: OptimizerState, config: OptimizerConfig
 ) -> TrainState:
-    """A ``TrainState`` around parameters and an optimizer's state, its moments read now."""
+    """Returns a ``TrainState`` of parameters and an optimizer's state; reads its moments."""
     empty = make_optimizer(config).init(parameters)
     step = jnp.int32(optimizer.count)
     moments = {
@@ -64,20 +101,20 @@ def make_train_state(
 def train_state_to_torch(
     module: Any, state: TrainState, model: Any, optimizer: Any, *, dialect: str | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """What a PyTorch run needs to go on where ours stands.
+    """Returns what a PyTorch run needs to continue a run in JAX.
 
-    The groups keep the settings they have in ``optimizer``: rates are their owner's to schedule.
+    The parameter groups keep the settings that they have in ``optimizer``, its learning rate too.
 
     Args:
-        module: ours, as ``train_state_from_torch`` gave it or built by hand.
-        state: where we stand.
-        model: the ``torch.nn.Module`` that goes on.
-        optimizer: its ``torch.optim.AdamW``; neither is changed.
+        module: an NNX module, from ``train_state_from_torch`` or built by hand.
+        state: its parameters, moments and step.
+        model: the ``torch.nn.Module`` that continues; it is not changed.
+        optimizer: its ``torch.optim.AdamW``; it is not changed.
         dialect: see ``to_torch``.
 
     Returns:
-        Weights by their names (numpy arrays; ``torch.as_tensor`` each), and a state dict for
-        ``optimizer.load_state_dict``.
+        Weights by the names of ``model`` (numpy arrays, for ``torch.as_tensor``), and a state dict
+        for ``optimizer.load_state_dict``.
 
     Raises:
         UsageError: the dialect cannot hold the module.

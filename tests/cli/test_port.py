@@ -108,7 +108,7 @@ def test_a_failed_port_leaves_what_was_there(folder, monkeypatch, tmp_path):
     def fail(*_, **__):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("jaxformer.porting.port.certificate", fail)
+    monkeypatch.setattr("jaxformer.porting.port.make_certificate", fail)
     for target in ("run", "out.pt", "new", "new.pt", "a/b/c.safetensors"):
         code, line = refused("port", folder, target, "--overwrite")
         assert code == 7

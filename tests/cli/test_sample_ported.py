@@ -11,7 +11,7 @@ from jaxformer.cli.main import main
 from jaxformer.data.text_generation import decode_stream
 from jaxformer.generation import generate
 from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import language_model, open_checkpoint
+from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
 from tests.support.ported import (
     CONFIG,
     VOCABULARY,
@@ -36,7 +36,7 @@ def sample(capsys, *arguments):
 
 def expected(path, ids, count):
     """What the model makes of the ids, greedily."""
-    model = build(language_model(open_checkpoint(path)))
+    model = build(plan_language_model(open_checkpoint(path)))
     return generate(model, np.array([ids]), count, greedy=True)[0].tolist()
 
 

@@ -17,7 +17,7 @@ from jaxformer.cli.main import main
 from jaxformer.inspection.charts import _model_order
 from jaxformer.inspection.maps import visible
 from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import language_model, open_checkpoint
+from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
 from tests.support.tiny import ROOT, TEXT, train_arguments
 
 QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
@@ -73,7 +73,7 @@ def refuse(run, capsys, tmp_path):
 
 def load(run):
     checkpoint = open_checkpoint(run)
-    return build(language_model(checkpoint)), CharTokenizer(checkpoint.vocabulary)
+    return build(plan_language_model(checkpoint)), CharTokenizer(checkpoint.vocabulary)
 
 
 def test_attention_is_that_of_the_model(inspect, run):

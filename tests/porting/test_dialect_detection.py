@@ -9,7 +9,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.porting.api import from_torch
 from jaxformer.porting.dialects import detect_dialect
-from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.formats.arrays import to_stored_tensors
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -43,7 +43,7 @@ KNOWN = {
 def test_a_module_tells_its_dialect(name):
     make, dialect = KNOWN[name]
     module = make()
-    assert detect_dialect(tensors_of(module.state_dict()), module=module).name == dialect
+    assert detect_dialect(to_stored_tensors(module.state_dict()), module=module).name == dialect
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_a_module_of_which_two_could_be_meant_is_refused(make, names):
 
 def test_arrays_and_settings_tell_their_dialect():
     model = nanogpt.GPT(nanogpt.GPTConfig(**NANOGPT, dropout=0.0, bias=False))
-    arrays = tensors_of(model.state_dict())
+    arrays = to_stored_tensors(model.state_dict())
     settings = {**NANOGPT, "dropout": 0.0, "bias": False}
     assert detect_dialect(arrays, config=settings).name == "nanogpt"
-    arrays = tensors_of(prepost.MultiHeadAttention(24, 4, 0.1).state_dict())
+    arrays = to_stored_tensors(prepost.MultiHeadAttention(24, 4, 0.1).state_dict())
     settings = {"class": "MultiHeadAttention", "num_heads": 4}
     assert detect_dialect(arrays, config=settings).name == "prepost"
-    arrays = tensors_of(_torch_ref().state_dict())
+    arrays = to_stored_tensors(_torch_ref().state_dict())
     assert detect_dialect(arrays, config=TransformerLMConfig(**TORCH_REF)).name == "torch_ref"
 
 
@@ -81,7 +81,7 @@ def test_arrays_that_no_dialect_has_are_refused():
 
 def test_nothing_is_read_to_tell_the_dialect(monkeypatch):
     module = unified.Transformer(13, 24, 4, 2, 40, 0.1, 17)
-    tensors = tensors_of(module.state_dict())
+    tensors = to_stored_tensors(module.state_dict())
     monkeypatch.setattr(
         "jaxformer.porting.formats.arrays._from_torch", lambda array: pytest.fail("read")
     )

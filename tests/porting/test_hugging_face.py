@@ -12,7 +12,7 @@ from jaxformer import positions
 from jaxformer.generation import generate
 from jaxformer.parameters import merge, split
 from jaxformer.porting.api import export_plan, from_torch
-from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.mapping.transfer import import_tensors
 from tests.support.hugging_face import (
     assert_close,
@@ -85,7 +85,7 @@ def test_gradients_are_equal(case, source, target):
     aliases = export_plan(target, case.dialect).module_mapping.aliases
     for alias, name in aliases.items():
         gradients.setdefault(name, gradients.get(alias))
-    expected = import_tensors(links, tensors_of(gradients))
+    expected = import_tensors(links, to_stored_tensors(gradients))
     definition, parameters = split(target)
 
     def loss(parameters):

@@ -6,7 +6,7 @@ import torch
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.porting.dialects import detect_dialect
-from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.formats.arrays import to_stored_tensors
 from tests.support.hugging_face import bits_of, build, build_case, randomize, tokens
 from tests.support.hugging_face_cases import CASES
 from tests.support.tiers import first_of_each
@@ -259,7 +259,7 @@ def test_buffers_of_old_files_are_checked(name, dtype):
 @pytest.mark.parametrize("name", SOME_CASES)
 def test_the_dialect_is_told_by_the_config_or_the_module(name):
     source = build_case(CASES[name])
-    tensors = tensors_of(source.state_dict())
+    tensors = to_stored_tensors(source.state_dict())
     dialect = CASES[name].dialect
     assert detect_dialect(tensors, config=source.config.to_dict()).name == dialect
     assert detect_dialect(tensors, module=source).name == dialect

@@ -18,7 +18,7 @@ import transformers
 from transformers.models.bloom import modeling_bloom
 
 from jaxformer import positions
-from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.formats.arrays import to_stored_tensors
 from tests.support.hugging_face_cases import BATCH, LENGTH, SIZES, VOCAB, Case
 
 
@@ -164,5 +164,5 @@ def assert_close(found: Any, expected: Any, tolerance: float, of: str = "") -> N
 
 def bits_of(arrays: Any) -> dict[str, tuple[bytes, np.dtype, tuple[int, ...]]]:
     """Bytes, dtype and shape of each array, torch's or numpy's."""
-    read = {name: tensor.read() for name, tensor in tensors_of(arrays).items()}
+    read = {name: tensor.read() for name, tensor in to_stored_tensors(arrays).items()}
     return {name: (a.tobytes(), a.dtype, a.shape) for name, a in read.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxformer.errors import CheckpointError
-from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _check_loaded(module: Any, source: "Source") -> None:
     Raises:
         CheckpointError: it is not.
     """
-    loaded = tensors_of(module.state_dict())
+    loaded = to_stored_tensors(module.state_dict())
     inside = source.checkpoint.raw.tensors
     wrong = [
         name

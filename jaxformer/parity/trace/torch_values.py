@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxformer.porting.formats.arrays import tensors_of
+from jaxformer.porting.formats.arrays import to_stored_tensors
 
 
 def require_torch() -> Any:
@@ -144,4 +144,4 @@ def view(tensor: Any) -> np.ndarray:
 
 def array(tensor: Any) -> np.ndarray:
     """Returns a copy of a tensor as an array."""
-    return tensors_of({"": tensor})[""].read()
+    return to_stored_tensors({"": tensor})[""].read()

@@ -10,7 +10,7 @@ import numpy as np
 from jaxformer.porting.formats.tensors import StoredTensor
 
 
-def tensors_of(arrays: Mapping[str, Any]) -> dict[str, StoredTensor]:
+def to_stored_tensors(arrays: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Each array of a state dict, to be read when it is needed; tied ones share their storage."""
     return {name: _tensor(array) for name, array in arrays.items()}
 

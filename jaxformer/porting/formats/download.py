@@ -23,7 +23,7 @@ def is_address(source: str) -> bool:
 
 
 @contextlib.contextmanager
-def fetched(
+def fetch_file(
     address: str, sha256: str, folder: Path, progress: Callable[[int], None]
 ) -> Iterator[Path]:
     """The file at an address, in a folder of its own that goes away afterwards.

@@ -241,9 +241,9 @@ def _group_settings(settings: Mapping[str, float], *, decays: bool) -> dict[str,
 
 
 def _stored(value: Any) -> StoredTensor:
-    from jaxformer.porting.formats.arrays import tensors_of
+    from jaxformer.porting.formats.arrays import to_stored_tensors
 
-    return tensors_of({"": value})[""]
+    return to_stored_tensors({"": value})[""]
 
 
 def _number(value: Any) -> float:
