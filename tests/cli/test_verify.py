@@ -90,7 +90,7 @@ BUGS = {
     "scale": (
         {"config": {"attention_scale": 0.5}},
         "blocks.0.attention (reference: ",
-        "its scale is 0.5 (reference: 0.40824829)",
+        "its scale is 0.5 (reference: 0.40824829",
     ),
     "window": (
         {"config": {"sliding_window": 5}},
