@@ -1,4 +1,4 @@
-"""The lines of docs/families.md as code: parsed, evaluated on three sides, given equal weights."""
+"""Parses the lines of docs/families.md and builds each in three codes with equal weights."""
 
 import functools
 import importlib
@@ -30,12 +30,12 @@ FILES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table.
+    """A line of a table of docs/families.md.
 
     Attributes:
         family: whose table it is in.
-        theirs: constructor and call in the family's terms, or one expression for a function.
-        ours: the same in ours.
+        reference: constructor and call in the family's code, or one expression for a function.
+        candidate: the same in jaxformer's.
         place: which row of the family's table it is.
     """
 
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The foreign class or function."""
+        """The class or function of the family."""
         return self.reference[0].partition("(")[0].partition(".")[0]
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Row:
 
 
 def read_rows(text: str) -> Iterator[Row]:
-    """Every line of every table.
+    """Yields every line of every table.
 
     Raises:
         ValueError: a line is not two cells of one or two pieces of code, and a note.
@@ -63,7 +63,7 @@ def read_rows(text: str) -> Iterator[Row]:
     for line in text.splitlines():
         if heading := re.match(r"## `(\w+)`", line):
             family, place = heading[1], 0
-        if not line.startswith("|") or line in ("| theirs | ours | note |", "|---|---|---|"):
+        if not line.startswith("|") or line in ("| family | jaxformer | note |", "|---|---|---|"):
             continue
         cells = line.strip("|").split(" | ")
         spans = [re.findall(r"`([^`]+)`", cell) for cell in cells[:2]]
@@ -77,12 +77,12 @@ ROWS = list(read_rows(DOCUMENT.read_text(encoding="utf-8")))
 
 
 def family_module(family: str) -> ModuleType:
-    """The file that stands for the family's code."""
+    """Returns the file that stands for the family's code."""
     return importlib.import_module(f"parity_tests.families.{family}")
 
 
 def defined_in(module: ModuleType) -> dict[str, Any]:
-    """The public classes and functions of a file."""
+    """Returns the public classes and functions of a file."""
     return {
         name: member
         for name, member in vars(module).items()
@@ -91,7 +91,7 @@ def defined_in(module: ModuleType) -> dict[str, Any]:
 
 
 def vocabulary(side: Side) -> dict[str, Any]:
-    """Our public names, with the arguments that only JAX needs already filled in."""
+    """Returns jaxformer's public names, with the arguments that only JAX needs filled in."""
     filled = {"rngs": nnx.Rngs(0), "key": jax.random.key(0)} if side is JAX else {}
     names = {}
     for file in FILES:
@@ -162,7 +162,7 @@ KEYS = {
 
 
 def translate(family: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The family's arrays by torch_ref's names; what separate heads hold is put side by side."""
+    """Returns the family's arrays by torch_ref's names; separate heads are concatenated."""
     parts: dict[str, list[np.ndarray]] = {}
     for key, array in arrays.items():
         name = key
@@ -176,12 +176,12 @@ def translate(family: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 
 def numbers(tensors: Any) -> dict[str, np.ndarray]:
-    """Named tensors as float64 arrays."""
+    """Returns named tensors as float64 arrays."""
     return {name: tensor.detach().double().numpy() for name, tensor in tensors}
 
 
 class Subject:
-    """A row built on the three sides: the family's own code, JAX and torch_ref, in equal state.
+    """A row built three times, with equal weights: the family's own code, JAX and torch_ref.
 
     Args:
         row: of the document.
@@ -224,10 +224,10 @@ class Subject:
 
 
 def use_candidate_tables(reference: torch.nn.Module) -> None:
-    """Puts our position tables in place of the family's, which are within float32 rounding of them.
+    """Replaces the family's position tables by jaxformer's, which are equal up to rounding.
 
     The two libraries' exp and pow differ in the last bit of a frequency, which grows with the
-    position; what is left of a comparison is then the mathematics.
+    position. With equal tables the comparison shows the mathematics.
     """
     for name, buffer in reference.named_buffers():
         leaf, (length, width) = name.rpartition(".")[2], buffer.shape[-2:]
@@ -242,7 +242,7 @@ def use_candidate_tables(reference: torch.nn.Module) -> None:
 
 
 def check_table(reference: np.ndarray, candidate: np.ndarray) -> None:
-    """Angles of up to p radians at position p, off by at most one unit of float32 on each side."""
+    """Checks that tables are equal up to one float32 unit of an angle on each side."""
     positions = np.arange(len(candidate))[:, None]
     bound = 2 * np.finfo(np.float32).eps * (1 + positions)
     assert (np.abs(reference.reshape(candidate.shape) - candidate) <= bound).all()

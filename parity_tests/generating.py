@@ -1,4 +1,4 @@
-"""The models whose texts are compared, and how both sides are asked for one."""
+"""The models whose generated tokens are compared, and functions that run both sides."""
 
 import dataclasses
 import functools

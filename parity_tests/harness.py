@@ -1,6 +1,6 @@
-"""Runs one component on both sides, from equal weights and inputs.
+"""Runs one component in JAX and in torch, from equal weights and inputs.
 
-What is compared is a dict of arrays: ``output``, ``weights.<layer>``, ``input.<argument>`` and
+Each run gives a dict of arrays: ``output``, ``weights.<layer>``, ``input.<argument>`` and
 ``parameter.<torch_ref name>``, the last two being gradients of Σ output · c with a fixed random c.
 """
 
@@ -49,7 +49,7 @@ JAX, TORCH = Side("jaxformer"), Side("torch_ref")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row of the table.
+    """A component with one choice of settings: one row of the table.
 
     Attributes:
         name: ``component/variant``.
@@ -57,9 +57,9 @@ class Case:
         inputs: keyword arguments drawn from a generator; float arrays have std 1, are scaled by
             the harness and get gradients.
         method: which method is called.
-        weights: whether it returns attention weights when asked.
+        weights: whether it can return attention weights.
         first: whether the output is the first of several results.
-        dropout: whether it has a place of dropout whose rate is above zero.
+        dropout: whether it has a ``Dropout`` whose rate is above zero.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Case:
     dropout: bool = False
 
     def stds(self) -> tuple[float, ...]:
-        """The scales of its inputs that are worth a run: token ids have none."""
+        """Returns the standard deviations of inputs to run it with; token ids have none."""
         return STDS if floats(self.arguments(1.0)) else (1.0,)
 
     @property
@@ -80,7 +80,7 @@ class Case:
         return self.name.partition("/")[0]
 
     def arguments(self, std: float, draw: int = 0) -> Arrays:
-        """The inputs with their floats at the given standard deviation, float64."""
+        """Returns the inputs with their floats at the given standard deviation, float64."""
         drawn = self.inputs(np.random.default_rng((7, draw)))
         return {
             name: value * std if name in floats(drawn) else value for name, value in drawn.items()
@@ -88,7 +88,7 @@ class Case:
 
 
 def floats(arguments: Arrays) -> list[str]:
-    """The names of the arguments that have a gradient."""
+    """Returns the names of the arguments that have a gradient."""
     return [
         name
         for name, value in arguments.items()
@@ -120,7 +120,7 @@ class Pair:
             self.definition, _ = split(self.module)
 
     def _record_masks(self) -> Arrays:
-        """The keep-masks of one run, which both sides then take."""
+        """Records the keep-masks of one run, which both sides then use."""
         places = jaxformer.layers.dropout_modules(self.module)
         jaxformer.layers.seed_dropout(self.module, jax.random.key(3))
         for place in places.values():
@@ -177,7 +177,7 @@ class Pair:
         rounded: np.dtype = FLOAT64,
         draw: int = 0,
     ) -> Arrays:
-        """Output and gradients of the JAX side, jitted, computed in ``dtype``.
+        """Returns output and gradients of the JAX side, jitted, computed in ``dtype``.
 
         Parameters and inputs are first rounded to ``rounded``.
         """
@@ -197,7 +197,7 @@ class Pair:
         }
 
     def jax_eagerly(self, std: float) -> Arrays:
-        """Output and weights of the JAX side in float64, one operation at a time."""
+        """Returns output and weights of the JAX side in float64, without ``jax.jit``."""
         parameters, arguments = self._rounded(std, FLOAT64, FLOAT64)
         if self.is_module:
             set_parameters(self.module, parameters)
@@ -214,7 +214,7 @@ class Pair:
         draw: int = 0,
         return_weights: bool = False,
     ) -> Arrays:
-        """Output and gradients of the torch side, or output and weights."""
+        """Returns output and gradients of the torch side, or output and weights."""
         parameters, arguments = self._rounded(std, rounded, FLOAT64, draw)
         torch_dtype = getattr(torch, dtype.name)
         tensors = {
@@ -255,7 +255,7 @@ class Pair:
     def _rounded(
         self, std: float, rounded: np.dtype, dtype: np.dtype, draw: int = 0
     ) -> tuple[Any, Any]:
-        """Parameters and inputs with the values of ``rounded``, in ``dtype``."""
+        """Returns parameters and inputs rounded to ``rounded``, in ``dtype``."""
         arguments = self.case.arguments(std, draw)
         for name in floats(arguments):
             arguments[name] = arguments[name].astype(rounded).astype(dtype)
@@ -263,15 +263,15 @@ class Pair:
         return parameters, arguments
 
 
-def call(target: Any, method: str, arguments: Any, more: Any) -> Any:
+def call(called: Any, method: str, arguments: Any, more: Any) -> Any:
     """Calls a module, its method, or a function: the first argument by place, the rest by name."""
-    function = target if method == "__call__" else getattr(target, method)
+    function = called if method == "__call__" else getattr(called, method)
     first, *rest = arguments
     return function(arguments[first], **{name: arguments[name] for name in rest}, **more)
 
 
 def perturbed(module: nnx.Module, std: float = 0.1) -> Arrays:
-    """The module's parameters moved away from their initial values: ones and zeros hide swaps."""
+    """Returns the module's parameters, moved away from ones and zeros, which hide swaps."""
     random = np.random.default_rng(11)
     return {
         name: np.asarray(p, np.float64) + std * random.standard_normal(p.shape)
@@ -281,12 +281,12 @@ def perturbed(module: nnx.Module, std: float = 0.1) -> Arrays:
 
 @functools.lru_cache(maxsize=64)
 def cotangent_of(shape: tuple[int, ...]) -> np.ndarray:
-    """What outputs are multiplied by before they are summed."""
+    """Returns the fixed random array that outputs are multiplied by before they are summed."""
     return np.random.default_rng(13).standard_normal(shape)
 
 
 def named_outputs(result: Any) -> Arrays:
-    """An output, or an output with the weights of one attention or of each layer."""
+    """Returns an output by name, with the weights of one attention or of each layer if any."""
     if not isinstance(result, tuple):
         return {"output": widened(result)}
     output, weights = result
@@ -298,7 +298,7 @@ def named_outputs(result: Any) -> Arrays:
 
 
 def widened(array: Any) -> np.ndarray:
-    """The values as a float64 numpy array."""
+    """Returns the values as a float64 numpy array."""
     if isinstance(array, torch.Tensor):
         return array.detach().to(torch.float64).numpy()
     return np.asarray(array).astype(np.float64)
@@ -307,7 +307,7 @@ def widened(array: Any) -> np.ndarray:
 def rounding_draws(
     pair: Pair, std: float, dtype: np.dtype, draws: int = 8
 ) -> list[tuple[Arrays, Arrays, Arrays]]:
-    """Ours, theirs and the float64 answer, for several draws of the inputs."""
+    """Returns JAX's, torch's and the float64 result, for several draws of the inputs."""
     return [
         (
             pair.jax(std, dtype, dtype, draw),
@@ -319,7 +319,7 @@ def rounding_draws(
 
 
 def judge_case_rounding(pair: Pair, std: float, dtype: np.dtype) -> dict[str, Rounding]:
-    """``judge_rounding`` over 8 draws, and where they say bug, over 64.
+    """Returns ``judge_rounding`` over 8 draws, or over 64 if 8 show a difference.
 
     The logarithm of one draw's ratio has a standard deviation of up to 1.2 (attention at std 20),
     so that the geometric mean of 8 is off by a factor of 1.5 now and then, that of 64 by 1.16.

@@ -1,12 +1,12 @@
-"""Writes what the cases prove and measure: docs/parity.md, and a summary in the README.
+"""Writes the results of the cases into docs/parity.md, and a summary into README.md.
 
     python -m parity_tests.table            writes both
     python -m parity_tests.table --check    fails where a row is missing or a figure no longer holds
 
 Errors are relative to the largest element of what is compared. The last digits of rounding differ
-between machines and compilations, so a figure holds while what is measured again is at most ten
-times as large, and not below a hundredth: where a case is badly conditioned its float64 figure,
-the largest of few last digits, comes out ten times smaller now and then.
+between machines and compilations. So a figure holds while a new measurement is at most ten times
+as large and not below a hundredth: where a case is badly conditioned, its float64 figure, the
+largest of few last digits, is sometimes ten times smaller.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 import conftest  # sets JAX up before it is imported
 
 ROOT = Path(__file__).parent.parent
-# The folder in which the tests of the cases note what they measure, if any.
+# Names the folder in which the tests of the cases save what they measure, if any.
 FIGURES = "JAXFORMER_FIGURES"
 HEADER = (
     "| component | cases | proven | float64, JAX against torch | float32, JAX | float32, torch |\n"
@@ -34,7 +34,7 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """A line of the table.
 
     Attributes:
         name: of the case or component.
@@ -54,34 +54,34 @@ class Row:
 
 
 def figure(error: float) -> str:
-    """An error with one digit."""
+    """Returns an error as text, with one digit."""
     return "0" if error == 0 else f"{error:.0e}".replace("e-0", "e-")
 
 
 def float64_figures(pair: Any, std: float) -> dict[str, float]:
-    """How far the two sides of a pair are apart in float64, judged."""
+    """Returns the largest float64 error of a pair, after ``judge_float64`` has accepted it."""
     from parity_tests.verdict import judge_float64
 
     return {"float64": max(judge_float64(pair.jax(std), pair.torch(std)).values())}
 
 
 def rounding_figures(pair: Any, std: float, dtype: np.dtype) -> dict[str, float]:
-    """How far each side of a pair is from float64, judged."""
+    """Returns the largest error of each side against float64, after it was judged."""
     from parity_tests.harness import judge_case_rounding
 
     found = judge_case_rounding(pair, std, dtype).values()
-    return {"ours": max(r.candidate for r in found), "theirs": max(r.reference for r in found)}
+    return {"jax": max(r.candidate for r in found), "torch": max(r.reference for r in found)}
 
 
-def note(case: Any, figures: dict[str, float]) -> None:
-    """Keeps what a test has measured, where the environment names a folder for it."""
+def save_figures(case: Any, figures: dict[str, float]) -> None:
+    """Saves what a test has measured, if the environment names a folder for it."""
     if folder := os.environ.get(FIGURES):
         with Path(folder, f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"case": case.name, **figures}) + "\n")
 
 
-def noted() -> dict[str, dict[str, float]]:
-    """The largest of each figure that tests have noted, by case; none without such a folder."""
+def saved_figures() -> dict[str, dict[str, float]]:
+    """Returns the largest of each figure that tests have saved, by case; empty without a folder."""
     found: dict[str, dict[str, float]] = {}
     for path in Path(os.environ[FIGURES]).glob("*.jsonl") if FIGURES in os.environ else ():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -93,7 +93,7 @@ def noted() -> dict[str, dict[str, float]]:
 
 
 def measure() -> list[Row]:
-    """A row for every case; what tests have noted of it is not measured again."""
+    """Returns a row for every case; figures that tests have saved are not measured again."""
     import jax
     import torch
 
@@ -101,11 +101,11 @@ def measure() -> list[Row]:
     from parity_tests.harness import DTYPES, Pair
 
     torch.set_num_threads(1)
-    known, rows = noted(), []
+    known, rows = saved_figures(), []
     with jax.enable_x64(True):
         for case in CASES:
             figures = known.get(case.name, {})
-            if figures.keys() != {"float64", "ours", "theirs"}:
+            if figures.keys() != {"float64", "jax", "torch"}:
                 pair = Pair(case)
                 for std in case.stds():
                     again = float64_figures(pair, std)
@@ -113,14 +113,14 @@ def measure() -> list[Row]:
                     figures = {n: max(v, figures.get(n, 0.0)) for n, v in again.items()}
             proven = ["output", "gradients", "eager", "float32", "bfloat16"]
             proven[2:2] = ["weights"] * case.weights + ["dropout"] * case.dropout
-            errors = (figures["float64"], figures["ours"], figures["theirs"])
+            errors = (figures["float64"], figures["jax"], figures["torch"])
             rows.append(Row(case.name, 1, ", ".join(proven), errors))
             print(rows[-1], flush=True)
     return rows
 
 
 def summary(rows: list[Row]) -> list[Row]:
-    """A row for every component: the worst of its cases."""
+    """Returns a row for every component: the worst of its cases."""
     components: dict[str, list[Row]] = {}
     for row in rows:
         components.setdefault(row.name.partition("/")[0], []).append(row)
@@ -135,7 +135,7 @@ def summary(rows: list[Row]) -> list[Row]:
 
 
 def parse(text: str) -> dict[str, Row]:
-    """The rows of a table in a file, by name."""
+    """Returns the rows of a table in a file, by name."""
     rows = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -146,7 +146,7 @@ def parse(text: str) -> dict[str, Row]:
 
 
 def holds(stated: Row | None, measured: Row) -> bool:
-    """Whether a stated row says the same proofs and figures of the measured size."""
+    """Returns whether a stated row has the measured proofs, and figures of the measured size."""
     if stated is None or (stated.count, stated.proven) != (measured.count, measured.proven):
         return False
 
@@ -171,7 +171,9 @@ def main() -> int:
         if arguments.check:
             stated = parse(text)
             stale += [f"{path.name}: {row}" for row in new if not holds(stated.get(row.name), row)]
-            stale += [f"{path.name}: {n} is gone" for n in stated.keys() - {r.name for r in new}]
+            stale += [
+                f"{path.name}: there is no case {n}" for n in stated.keys() - {r.name for r in new}
+            ]
             continue
         table = HEADER + "".join(f"{row}\n" for row in new)
         begin, end = "<!-- parity table -->\n", "<!-- end of parity table -->"
@@ -180,7 +182,7 @@ def main() -> int:
     for line in stale:
         print(f"no longer holds: {line}", file=sys.stderr)
     if stale:
-        print("write it anew with: python -m parity_tests.table", file=sys.stderr)
+        print("update it with: python -m parity_tests.table", file=sys.stderr)
     return 1 if stale else 0
 
 

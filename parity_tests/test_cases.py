@@ -1,10 +1,10 @@
-"""The table: every row of ``cases.py`` against every proof."""
+"""Every case of ``cases.py`` against every proof."""
 
 import pytest
 
 from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair
-from parity_tests.table import float64_figures, note, rounding_figures
+from parity_tests.table import float64_figures, rounding_figures, save_figures
 from parity_tests.verdict import judge_float64
 from tests.support.tiers import first_of_each
 
@@ -22,7 +22,7 @@ def pair(request):
 
 def test_float64_output_and_gradients_agree(pair):
     for std in pair.case.stds():
-        note(pair.case, float64_figures(pair, std))
+        save_figures(pair.case, float64_figures(pair, std))
 
 
 @pytest.mark.parametrize("pair", SOME_CASES, indirect=True, ids=lambda case: case.name)
@@ -39,7 +39,7 @@ def test_what_is_left_is_rounding(pair, dtype):
     for std in pair.case.stds():
         figures = rounding_figures(pair, std, DTYPES[dtype])
         if dtype == "float32":
-            note(pair.case, figures)
+            save_figures(pair.case, figures)
 
 
 @pytest.mark.parametrize(

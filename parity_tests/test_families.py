@@ -108,7 +108,7 @@ def renamed(family: str, result: dict[str, np.ndarray]) -> dict[str, np.ndarray]
 
 
 def compare(subject: Subject, arguments: dict, masks: dict, reference: dict) -> None:
-    """Both sides of ours against the family's result, which their inputs' gradients are part of."""
+    """Compares JAX and torch_ref with the family's result, gradients of inputs included."""
     reference = renamed(subject.row.family, reference)
     for candidate in (
         run_jax(subject, masks, arguments),
@@ -142,7 +142,7 @@ def test_a_module_computes_the_same_in_evaluation_mode(row, variant):
 
 
 def recorded_dropout(records: list[tuple[float, np.ndarray]]) -> Any:
-    """A stand-in for ``torch.nn.functional.dropout`` that notes each rate and mask it used."""
+    """A replacement of ``torch.nn.functional.dropout`` that records each rate and mask."""
     random = np.random.default_rng(19)
 
     def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -156,7 +156,7 @@ def recorded_dropout(records: list[tuple[float, np.ndarray]]) -> Any:
 
 
 def masks_by_path(places: list[str], records: list[tuple[float, np.ndarray]]) -> dict:
-    """The recorded masks by our paths; those of one path are of one head each."""
+    """The recorded masks by jaxformer's paths; those of one path are of one head each."""
     found: dict[str, list[np.ndarray]] = {}
     for place, (_, keep) in zip(places, records, strict=True):
         found.setdefault(place, []).append(keep)
@@ -190,7 +190,7 @@ def test_a_module_drops_in_the_same_places(row, variant, monkeypatch):
 
 
 def same(reference: Any, candidate: Any) -> None:
-    """Equal to the last bit, but for the rounding of a softmax and for a NaN that should be 0."""
+    """Checks equality, up to the rounding of a softmax and a NaN that should be 0."""
     expected, results = flatten(reference), flatten(candidate)
     assert len(expected) == len(results)
     for one, other in zip(expected, results, strict=True):
@@ -207,7 +207,7 @@ def same(reference: Any, candidate: Any) -> None:
 @pytest.mark.parametrize("row", FUNCTION_ROWS, ids=str)
 def test_a_function_gives_the_same(row):
     arguments = {**arguments_of(row, {}), "start_tokens": INPUTS["start_tokens"]}
-    made = {"theirs": {}, "jax": {}, "torch": {}}
+    made = {"family": {}, "jax": {}, "torch": {}}
     if row.name == "generate":
         gpt = next(r for r in ROWS if r.family == row.family and r.name == "GPT")
         subject = Subject(gpt, SETTINGS, perturb=0.7)
@@ -220,7 +220,7 @@ def test_a_function_gives_the_same(row):
         made = {side: {"module": m} for side, m in zip(made, sides, strict=True)}
     own = defined_in(family_module(row.family))
     reference = eval(
-        row.reference[-1], {**SETTINGS, **on("torch", arguments), **own, **made["theirs"]}
+        row.reference[-1], {**SETTINGS, **on("torch", arguments), **own, **made["family"]}
     )
     for side in (JAX, TORCH):
         name = "jax" if side is JAX else "torch"

@@ -41,12 +41,12 @@ def test_greedy_text_is_the_same_with_and_without_cache_on_both_sides(name):
 
 
 @pytest.mark.parametrize("name", full_except(MODELS, lambda name: name in ("learned", "rotary")))
-def test_left_padded_rows_continue_as_they_would_alone(name):
+def test_left_padded_rows_continue_as_in_a_batch_of_one(name):
     model, twin = pair(name)
     prompt = prompts()
     lengths = np.array([4, 7, 1])
     mask = np.arange(7)[None, :] >= 7 - lengths[:, None]
-    alone = np.concatenate(
+    one_by_one = np.concatenate(
         [
             torch_generate(twin, row[None, 7 - n :], TOKENS, greedy=True, use_cache=False)
             for row, n in zip(prompt, lengths, strict=True)
@@ -55,12 +55,12 @@ def test_left_padded_rows_continue_as_they_would_alone(name):
     for use_cache in (True, False):
         settings = {"greedy": True, "use_cache": use_cache, "mask": mask}
         together = generation.generate(model, prompt, TOKENS, **settings)
-        np.testing.assert_array_equal(together, alone)
-        np.testing.assert_array_equal(torch_generate(twin, prompt, TOKENS, **settings), alone)
+        np.testing.assert_array_equal(together, one_by_one)
+        np.testing.assert_array_equal(torch_generate(twin, prompt, TOKENS, **settings), one_by_one)
     # The same shapes as above, so nothing is compiled for it.
-    first_row_alone = np.repeat(prompt[:1, 3:], 3, axis=0)
-    tokens = generation.generate(model, first_row_alone, TOKENS, greedy=True)
-    np.testing.assert_array_equal(tokens, np.repeat(alone[:1], 3, axis=0))
+    first_row = np.repeat(prompt[:1, 3:], 3, axis=0)
+    tokens = generation.generate(model, first_row, TOKENS, greedy=True)
+    np.testing.assert_array_equal(tokens, np.repeat(one_by_one[:1], 3, axis=0))
 
 
 def test_text_follows_the_documented_window():

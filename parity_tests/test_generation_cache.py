@@ -79,7 +79,7 @@ def test_rows_end_with_a_stop_token_and_the_text_with_its_last_row(use_cache, nu
 
 
 def test_a_row_ends_across_windows():
-    """A row that has ended goes on repeating its stop token when the windows are packed anew."""
+    """A row that has ended still repeats its stop token when the windows are packed anew."""
     model, twin = pair("learned")
     whole = generation.generate(model, prompts(), 4 * CONTEXT, greedy=True)
     never = next(i for i in range(V) if (whole == i).any(axis=1).sum() == 1)

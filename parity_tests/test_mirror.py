@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # Files of jaxformer that have no twin.
-ALONE = {"__init__", "__main__", "errors"}
+WITHOUT_TWIN = {"__init__", "__main__", "errors"}
 JAX_ONLY_KEYWORDS = {"rngs"}
 TORCH_ONLY_KEYWORDS = {"generator"}
 
@@ -64,14 +64,14 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def test_the_same_files():
-    assert JAXFORMER.keys() - ALONE == TORCH_REF.keys() - {"__init__"}
+    assert JAXFORMER.keys() - WITHOUT_TWIN == TORCH_REF.keys() - {"__init__"}
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_the_same_public_classes(name):
-    mine, reference = classes(JAXFORMER[name]), classes(TORCH_REF[name])
+    jax, torch = classes(JAXFORMER[name]), classes(TORCH_REF[name])
     # The torch side defines its own TextError, as it may not import jaxformer's.
-    assert mine.keys() == reference.keys() - {"TextError"}
+    assert jax.keys() == torch.keys() - {"TextError"}
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -84,36 +84,36 @@ def test_the_same_public_functions(name):
         }
 
     # What only one framework needs: JAX takes modules apart and widens by hand, torch copies out.
-    alone = {"widen", "in_float32", "random_bits", "to_numpy"}
-    alone |= {"split", "merge", "abstract", "join_path", "split_path", "map_parameters"}
-    assert functions(JAXFORMER[name]) - alone == functions(TORCH_REF[name]) - alone
+    one_side_only = {"widen", "in_float32", "random_bits", "to_numpy"}
+    one_side_only |= {"split", "merge", "abstract", "join_path", "split_path", "map_parameters"}
+    assert functions(JAXFORMER[name]) - one_side_only == functions(TORCH_REF[name]) - one_side_only
 
 
 @pytest.mark.parametrize(
     ("name", "cls"), [(name, cls) for name in SHARED for cls in classes(JAXFORMER[name])]
 )
 def test_the_same_constructor_keywords_and_attributes(name, cls):
-    mine, reference = classes(JAXFORMER[name])[cls], classes(TORCH_REF[name])[cls]
-    candidate, torchs = method(mine, "__init__"), method(reference, "__init__")
-    if candidate is not None and torchs is not None:
-        assert [k for k in keywords(candidate) if k not in JAX_ONLY_KEYWORDS] == [
-            k for k in keywords(torchs) if k not in TORCH_ONLY_KEYWORDS
+    jax, torch = classes(JAXFORMER[name])[cls], classes(TORCH_REF[name])[cls]
+    jax_init, torch_init = method(jax, "__init__"), method(torch, "__init__")
+    if jax_init is not None and torch_init is not None:
+        assert [k for k in keywords(jax_init) if k not in JAX_ONLY_KEYWORDS] == [
+            k for k in keywords(torch_init) if k not in TORCH_ONLY_KEYWORDS
         ]
     leaves = {"kernel", "scale", "embedding", "weight", "bias"}
     dropout = {"deterministic", "key", "recording", "last_keep", "generator", "first_row"}
     inherited = {"eps"}
     ignored = leaves | dropout | inherited
-    assert attributes(mine) - ignored == attributes(reference) - ignored
+    assert attributes(jax) - ignored == attributes(torch) - ignored
 
 
 @pytest.mark.parametrize(
     ("name", "cls"), [(name, cls) for name in SHARED for cls in classes(JAXFORMER[name])]
 )
 def test_the_same_call_arguments(name, cls):
-    mine = method(classes(JAXFORMER[name])[cls], "__call__")
-    reference = method(classes(TORCH_REF[name])[cls], "forward")
-    if mine is not None and reference is not None:
-        assert keywords(mine) == keywords(reference)
+    jax = method(classes(JAXFORMER[name])[cls], "__call__")
+    torch = method(classes(TORCH_REF[name])[cls], "forward")
+    if jax is not None and torch is not None:
+        assert keywords(jax) == keywords(torch)
 
 
 @pytest.mark.parametrize("name", ["config.py", "checks.py"])

@@ -1,4 +1,4 @@
-"""Planted bugs: each must be caught by its row of the table, or the table proves nothing."""
+"""Mutation tests: known bugs, put in on purpose, each of which its case must detect."""
 
 import dataclasses
 import math
@@ -30,13 +30,13 @@ Patch = pytest.MonkeyPatch
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A bug, and the row that must catch it.
+    """A bug, and the case that must detect it.
 
     Attributes:
         name: what is wrong.
-        case: the row.
+        case: the case.
         mutate: makes it wrong on the JAX side.
-        proof: which proof of the row must fail.
+        proof: which proof of the case must fail.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Mutant:
 
 
 def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[Patch], None]:
-    """Puts ``make(original)`` in the place of an attribute."""
+    """Returns a mutation that replaces an attribute by ``make(original)``."""
     return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
 
 
 def setting(cls: type, name: str, value: Any) -> Callable[[Patch], None]:
-    """Changes a setting of every new object of a class."""
+    """Returns a mutation that changes a setting of every new object of a class."""
 
     def make(original: Any) -> Any:
         def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -343,40 +343,40 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-def caught_by(mutate: Mutant) -> None:
+def run_proof(mutant: Mutant) -> None:
     """Runs the proof that must fail."""
-    case = next(case for case in CASES if case.name == mutate.case)
-    pair = Pair(case, training=mutate.proof == "dropout")
-    if mutate.proof in DTYPES:
-        dtype = DTYPES[mutate.proof]
+    case = next(case for case in CASES if case.name == mutant.case)
+    pair = Pair(case, training=mutant.proof == "dropout")
+    if mutant.proof in DTYPES:
+        dtype = DTYPES[mutant.proof]
         judge_rounding(rounding_draws(pair, 1.0, dtype), dtype)
     else:
         judge_float64(pair.jax(1.0), pair.torch(1.0))
 
 
 @pytest.mark.parametrize(
-    "mutate",
-    first_of_each(MUTANTS, lambda mutate: mutate.case.partition("/")[0]),
-    ids=lambda mutate: mutate.name,
+    "mutant",
+    first_of_each(MUTANTS, lambda mutant: mutant.case.partition("/")[0]),
+    ids=lambda mutant: mutant.name,
 )
-def test_a_planted_bug_is_caught(mutate, monkeypatch):
-    mutate.mutate(monkeypatch)
+def test_a_mutant_is_detected(mutant, monkeypatch):
+    mutant.mutate(monkeypatch)
     with pytest.raises(AssertionError, match=r"differs|errs more|not finite"):
-        caught_by(mutate)
+        run_proof(mutant)
 
 
 @pytest.mark.parametrize(
-    "mutate",
+    "mutant",
     first_of_each(
-        {(p.case, p.proof): p for p in MUTANTS}.values(), lambda p: p.case.partition("/")[0]
+        {(m.case, m.proof): m for m in MUTANTS}.values(), lambda m: m.case.partition("/")[0]
     ),
-    ids=lambda p: f"{p.case}-{p.proof}",
+    ids=lambda m: f"{m.case}-{m.proof}",
 )
-def test_the_row_passes_without_the_bug(mutate):
-    caught_by(mutate)
+def test_the_case_passes_without_the_bug(mutant):
+    run_proof(mutant)
 
 
-def test_there_are_enough_plants_in_every_component():
+def test_there_are_enough_mutants():
     assert len(MUTANTS) >= 25
     components = {mutate.case.partition("/")[0] for mutate in MUTANTS}
     assert components == {case.component for case in CASES}

@@ -65,16 +65,16 @@ def expected_rate(config, step):
 def test_the_schedule_is_the_same_at_every_step(name):
     config = SCHEDULES[name]
     steps = range(330)
-    mine = np.asarray(
+    rates = np.asarray(
         jax.jit(jax.vmap(lambda s: candidate.learning_rate(config, s)))(jnp.arange(330))
     )
-    torchs = np.array([reference.learning_rate(torch_config(config), step) for step in steps])
+    torch_rates = np.array([reference.learning_rate(torch_config(config), step) for step in steps])
     formula = np.array([expected_rate(config, step) for step in steps])
     largest = max(config.learning_rate, config.min_learning_rate)
-    assert mine.dtype == np.float64
-    assert np.abs(mine - torchs).max() <= 4 * EPS * largest
-    assert np.abs(torchs - formula).max() <= 4 * EPS * largest
-    assert float(candidate.learning_rate(config, 17)) == pytest.approx(torchs[17], rel=4 * EPS)
+    assert rates.dtype == np.float64
+    assert np.abs(rates - torch_rates).max() <= 4 * EPS * largest
+    assert np.abs(torch_rates - formula).max() <= 4 * EPS * largest
+    assert float(candidate.learning_rate(config, 17)) == pytest.approx(torch_rates[17], rel=4 * EPS)
 
 
 def test_the_schedule_at_the_corners():
@@ -146,16 +146,18 @@ def test_the_same_parameters_decay(pair):
     module, twin = pair
     copy_to_torch(module, twin)
     parameters = get_parameters(module)
-    mine = {torch_name(name): decays for name, decays in candidate.decay_mask(parameters).items()}
-    assert mine == reference.decay_mask(twin)
-    assert {name for name, decays in mine.items() if not decays} == {
-        name for name in mine if "norm" in name or name.endswith("bias")
+    decays_by_name = {
+        torch_name(name): decays for name, decays in candidate.decay_mask(parameters).items()
+    }
+    assert decays_by_name == reference.decay_mask(twin)
+    assert {name for name, decays in decays_by_name.items() if not decays} == {
+        name for name in decays_by_name if "norm" in name or name.endswith("bias")
     }
     names = {parameter: name for name, parameter in twin.named_parameters()}
     config = OptimizerConfig(weight_decay=0.3)
     groups = reference.make_optimizer(twin, torch_config(config)).param_groups
     in_group = {names[p]: group["weight_decay"] == 0.3 for group in groups for p in group["params"]}
-    assert in_group == mine
+    assert in_group == decays_by_name
     assert {group["weight_decay"] for group in groups} == {0.3, 0.0}
 
 
@@ -263,5 +265,5 @@ def test_accumulated_micro_batches_are_one_batch(pair):
         )
     whole, accumulated = results
     for name, value in whole.items():
-        if "k_proj.bias" not in name:  # its gradient is rounding alone, which Adam makes steps of
+        if "k_proj.bias" not in name:  # Its gradient is only rounding, which Adam turns into steps.
             np.testing.assert_allclose(accumulated[name], value, rtol=0, atol=1e-12, err_msg=name)

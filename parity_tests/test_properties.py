@@ -205,9 +205,9 @@ def test_masks_are_the_same_on_both_sides():
             reference.padding_mask_from_lengths(torch.from_numpy(lengths), 6),
         ),
     ]
-    for mine, torchs in pairs:
-        assert mine.dtype == bool
-        np.testing.assert_array_equal(np.asarray(mine), torchs.numpy())
+    for jax_mask, torch_mask in pairs:
+        assert jax_mask.dtype == bool
+        np.testing.assert_array_equal(np.asarray(jax_mask), torch_mask.numpy())
     both = candidate.combine_masks(pairs[0][0][..., :5, :5], None, pairs[5][0][..., :5])
     expected = reference.combine_masks(pairs[0][1], None, pairs[5][1][..., :5])
     np.testing.assert_array_equal(np.asarray(both), expected.numpy())

@@ -1,4 +1,4 @@
-"""Judges how far the results of the two sides are apart. Nobody picks a tolerance by hand."""
+"""Decides whether the results of JAX and torch agree. Nobody picks a tolerance by hand."""
 
 import dataclasses
 
@@ -8,17 +8,17 @@ Arrays = dict[str, np.ndarray]
 
 
 def kind_of(name: str) -> str:
-    """``output``, ``weights``, ``input`` or ``parameter``."""
+    """Returns the kind of an array by its name: output, weights, input or parameter."""
     return name.partition(".")[0]
 
 
 def scales(reference: Arrays) -> dict[str, float]:
-    """The size that errors of each array are measured against.
+    """Returns the scale that the errors of each array are divided by.
 
-    Its largest element; for gradients at least 1e-3 of the largest of their kind, as a small one is
-    what is left of larger terms that cancelled. One below 1e-10 of its kind is zero in exact
-    arithmetic (that of a key bias: adding the same to all scores of a query changes no weight); it
-    holds nothing but rounding, and is measured against the largest.
+    It is the largest element. For gradients it is at least 1e-3 of the largest of their kind, as a
+    small gradient is what is left of larger terms that cancelled. A gradient below 1e-10 of its
+    kind is zero in exact arithmetic (that of a key bias: adding the same to all scores of a query
+    changes no weight). It holds only rounding, and is measured against the largest.
     """
     largest = {name: float(np.max(np.abs(a), initial=0.0)) for name, a in reference.items()}
     kinds = {kind_of(name): 0.0 for name in largest}
@@ -32,7 +32,7 @@ def scales(reference: Arrays) -> dict[str, float]:
 
 
 def float64_errors(candidate: Arrays, reference: Arrays) -> dict[str, float]:
-    """Largest difference of each array over its scale.
+    """Returns the largest difference of each array over its scale.
 
     Raises:
         AssertionError: the two sides give different arrays or shapes, or numbers that are not
@@ -51,7 +51,11 @@ def float64_errors(candidate: Arrays, reference: Arrays) -> dict[str, float]:
 
 
 def judge_float64(candidate: Arrays, reference: Arrays) -> dict[str, float]:
-    """Float64 against float64: at most 1e-12 of the scale, so the mathematics is the same."""
+    """Returns ``float64_errors``, of which none may exceed 1e-12: the mathematics is the same.
+
+    Raises:
+        AssertionError: one does, or an array is missing or not finite.
+    """
     errors = float64_errors(candidate, reference)
     wrong = {name: error for name, error in errors.items() if not error <= 1e-12}
     assert not wrong, f"float64 differs: {wrong}"
@@ -60,12 +64,12 @@ def judge_float64(candidate: Arrays, reference: Arrays) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Rounding:
-    """Root-mean-square errors against the float64 answer, over the largest element of the kind.
+    """Root-mean-square errors against float64, over the largest element of the kind.
 
     Attributes:
-        ours: JAX's, the root mean square over the draws.
-        theirs: torch's.
-        ratio: the geometric mean over the draws of ours / max(theirs, one rounding).
+        candidate: JAX's error, the root mean square over the draws.
+        reference: torch's error, likewise.
+        ratio: the geometric mean over the draws of candidate / max(reference, one rounding).
     """
 
     candidate: float
@@ -76,19 +80,18 @@ class Rounding:
 def judge_rounding(
     draws: list[tuple[Arrays, Arrays, Arrays]], dtype: np.dtype
 ) -> dict[str, Rounding]:
-    """A narrower dtype: our error against float64 is at most twice torch's.
+    """Returns the errors of a narrower dtype; JAX's may be at most twice torch's.
 
-    Nobody can do better than one rounding of the exact answer to the dtype, so torch's error
+    No side can do better than one rounding of the exact result to the dtype, so torch's error
     counts as at least that. Output, input gradients and parameter gradients are judged as one
     vector each. Both sides round the same mathematics in another order, so their errors are alike
     on average but not in every draw: where inputs at std 20 saturate a softmax, one or two
-    near-ties make nearly all of the error, and the ratio of a single draw was seen anywhere from
-    0.04 to 6.5 in float32. Its geometric mean over 12 draws lay between 0.3 and 1.25, so that is
-    what is judged.
+    near-ties make nearly all of the error, and the ratio of a single draw was between 0.04 and 6.5
+    in float32. Its geometric mean over 12 draws was between 0.3 and 1.25, so that is judged.
 
     Args:
-        draws: ours, theirs and the float64 answer, for each draw of the inputs.
-        dtype: that ours and theirs were computed in.
+        draws: JAX's, torch's and the float64 result, for each draw of the inputs.
+        dtype: the dtype that JAX and torch computed in.
 
     Raises:
         AssertionError: a ratio is above 2.
@@ -108,7 +111,7 @@ def judge_rounding(
         ratios = np.divide(
             candidate_errors, best, out=np.where(candidate_errors > 0, np.inf, 0.0), where=best > 0
         )
-        # A draw that happens to come out exact says no more than one that is 8 times better.
+        # A draw that happens to be exact counts no more than one that is 8 times better.
         ratios = np.maximum(ratios, 1 / 8)
         result[kind] = Rounding(
             rms(candidate_errors), rms(reference_errors), float(np.exp(np.mean(np.log(ratios))))
@@ -119,12 +122,12 @@ def judge_rounding(
 
 
 def joined_rms(side: Arrays, exact: Arrays, names: list[str]) -> float:
-    """The root mean square of the differences of several arrays, as of one vector."""
+    """Returns the root mean square of the differences of several arrays, as of one vector."""
     for name in names:
         assert np.isfinite(side[name]).all(), f"{name} is not finite"
     return rms(np.concatenate([np.ravel(side[name] - exact[name]) for name in names]))
 
 
 def rms(x: np.ndarray) -> float:
-    """The root of the mean square."""
+    """Returns the root of the mean square."""
     return float(np.sqrt(np.mean(np.square(x)))) if x.size else 0.0

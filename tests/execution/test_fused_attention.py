@@ -1,4 +1,4 @@
-"""Who computes attention, and that each kernel is asked for the same mathematics as the core's."""
+"""Which kernel computes attention, and that each computes the same mathematics as the core."""
 
 import dataclasses
 import functools
@@ -149,13 +149,13 @@ def test_what_is_asked_for_reaches_the_kernel(monkeypatch):
         fused, "fused_attention", lambda kernel, *arrays, **settings: calls.append(settings)
     )
     x = jnp.zeros((2, 64, 3, 16), jnp.bfloat16)
-    asked = {
+    arguments = {
         "mask": self_attention_mask(64, 64, causal=True, window=9), "bias": None, "scale": 0.3,
         "soft_cap": None, "dropout": False, "weights": False,
     }  # fmt: skip
 
     def attend(x=x, **changes):
-        fused.try_fused_attention(x, x, x, **{**asked, **changes})
+        fused.try_fused_attention(x, x, x, **{**arguments, **changes})
 
     attend()
     assert calls.pop() == {"pattern": MaskPattern(True, 9), "scale": 0.3, "soft_cap": None}
@@ -215,8 +215,8 @@ def compare(case, attend):
         settings = {"mask": mask, "scale": 0.3, "soft_cap": soft_cap}
         return scaled_dot_product_attention(q, k, v, **settings)[0]
 
-    ours = functools.partial(attend, pattern=pattern, scale=0.3, soft_cap=soft_cap)
-    ours, core = differentiate(ours), differentiate(core)
+    kernel = functools.partial(attend, pattern=pattern, scale=0.3, soft_cap=soft_cap)
+    kernel, core = differentiate(kernel), differentiate(core)
     draws = []
     for seed in range(3):
         random = np.random.default_rng(seed)
@@ -226,14 +226,14 @@ def compare(case, attend):
         ]  # fmt: skip
         arrays = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
         exact = results(core, arrays, jnp.float64)
-        float32 = (results(each, arrays, jnp.float32) for each in (ours, core))
+        float32 = (results(each, arrays, jnp.float32) for each in (kernel, core))
         draws.append((*float32, exact))
     judge_rounding(draws, np.dtype(np.float32))
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "soft cap"])
 def test_jax_is_asked_for_the_cores_attention(case, monkeypatch):
-    """What cuDNN is asked for, computed by XLA: the same arguments, another implementation."""
+    """The call of cuDNN computed by XLA: the same arguments, another implementation."""
     original = jax.nn.dot_product_attention
 
     def by_xla(*arrays, implementation, **settings):
@@ -286,7 +286,7 @@ def test_splash_attention_compiles_for_a_tpu(head_dim):
 
     with jax.enable_x64(False), jax.default_matmul_precision("default"):
         compiled = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(q, k, k).compile()
-    # No array of scores: those of one text alone would take 6 · 1024² · 2 bytes.
+    # No array of scores: those of one text would take 6 · 1024² · 2 bytes.
     assert compiled.memory_analysis().temp_size_in_bytes < 6 * 1024**2 * 2
 
 
@@ -336,13 +336,13 @@ DROPPING = TransformerLMConfig(
 def test_a_run_is_told_that_dropout_alone_keeps_it_from_a_kernel(target, dtype, changes, kernel):
     config = dataclasses.replace(DROPPING, **changes)
     with jax.default_matmul_precision("default"), compiled_for(TARGETS[target]):
-        told = slowed_by_dropout(config, dtype)
+        reason = slowed_by_dropout(config, dtype)
         with attention_kernel("plain"):
             assert slowed_by_dropout(config, dtype) is None
     if kernel is None:
-        assert told is None
+        assert reason is None
     else:
-        assert told.startswith(
+        assert reason.startswith(
             f"attention_dropout=0.1 keeps attention out of the fused kernel ({kernel})"
         )
 
