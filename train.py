@@ -1,4 +1,4 @@
-"""Trains a character language model: ``uv run train.py --help`` says how."""
+"""Trains a character language model; ``uv run train.py --help`` lists the options."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""Texts to train on, by name or by path."""
+"""The texts to train on, by name or by path."""
 
 import codecs
 import hashlib
@@ -17,7 +17,7 @@ TINY_SHAKESPEARE_URL = (
     "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt"
 )
 NAMES = ("python-docs", "tiny-shakespeare")
-# For each byte of a file: itself, its character, and its id in four bytes.
+# Memory for each byte of a file: the byte, its character, and its id in four bytes.
 BYTES_PER_BYTE = 6
 
 
@@ -31,12 +31,12 @@ class Corpus:
 
 
 def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -> Corpus:
-    """The corpus of that name, or the text file at that path.
+    """Returns the corpus of a name, or the text file at a path.
 
-    ``python-docs`` is the text of ``pydoc_data.topics``, which every CPython carries; it differs a
-    little between Python versions, which is why its hash is kept with the model.
-    ``tiny-shakespeare`` is looked for in JAXFORMER_DATA_DIR, then in the user cache; it is fetched
-    only where ``download`` says so, and its hash is pinned.
+    ``python-docs`` is the text of ``pydoc_data.topics``, which every CPython has; it differs a
+    little between Python versions, so its hash is kept with the model. ``tiny-shakespeare`` is
+    looked for in JAXFORMER_DATA_DIR, then in the user's cache folder; it is downloaded only if
+    ``download`` is true, and its hash is pinned.
 
     Raises:
         UsageError: there is no such name or file, or it is too large for this machine.

@@ -1,4 +1,4 @@
-"""Text to ids and back, with a Hugging Face ``tokenizer.json``."""
+"""Text to ids and back with a Hugging Face ``tokenizer.json``."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -45,25 +45,25 @@ class HuggingFaceTokenizer:
             raise TextError(f"{path} is no tokenizer: {reason}") from error
 
     def vocabulary_size(self) -> int:
-        """The number of tokens it knows, those added to it included."""
+        """Returns the number of tokens, added ones included."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, *, unknown: str = "error") -> np.ndarray:
-        """The ids of the text's tokens, int32, with what the tokenizer puts around every text.
+        """Returns the ids of the text's tokens, (T,) int32, with those around every text.
 
         Args:
             text: any text.
-            unknown: has no meaning here: the tokenizer itself says what becomes of such characters.
+            unknown: not used; the tokenizer's own settings decide about unknown characters.
         """
         return np.array(self._tokenizer.encode(text).ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids, without special tokens."""
+        """Returns the text of the ids, without special tokens."""
         return str(self._tokenizer.decode([int(i) for i in ids]))
 
 
 def tokenizer_in(folder: Path, vocabulary: str | None) -> CharTokenizer | HuggingFaceTokenizer:
-    """The tokenizer of a run: of its characters, or of the ``tokenizer.json`` in its folder."""
+    """Returns a run's tokenizer: of its characters, or of the ``tokenizer.json`` in its folder."""
     if vocabulary is None:
         return HuggingFaceTokenizer(folder / "tokenizer.json")
     return CharTokenizer(vocabulary)

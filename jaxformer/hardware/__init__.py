@@ -1,1 +1,12 @@
-"""To be written."""
+"""What the machine and its devices offer: memory, speed, caches, pages.
+
+Nothing here knows of models or training. Device kinds go in; numbers and folders
+come out.
+
+- ``accelerators``: peaks, memory and links of known GPUs and TPUs; utilization of a run.
+- ``memory``: how much memory devices and this machine have, and how much is in use.
+- ``compilation_cache``: compiled programs kept between runs.
+- ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.
+- ``user_folders``: the user's cache folder.
+- ``units``: counts, sizes, times and rates as text.
+"""

@@ -1,4 +1,4 @@
-"""What known accelerators can do, from their makers' data sheets.
+"""The memory, speed and links of known accelerators, from their makers' data sheets.
 
 Peaks are of matrix products without sparsity, in operations per second (a multiplication and an
 addition are two), for one JAX device. NVIDIA: the data sheets of V100, T4, A10, A30, A40, A100, L4,
@@ -19,21 +19,23 @@ from dataclasses import dataclass
 
 import jax
 
+from jaxformer.hardware.units import format_rate
+
 TERA = 1e12
 GIGA = 10**9
 
 
 @dataclass(frozen=True)
 class Links:
-    """How devices of a kind reach each other; rates are what one device sends.
+    """How devices of one kind are connected; rates are of what one device sends.
 
     Attributes:
-        name: as people say it.
+        name: its common name.
         rate: over all its links together, in bytes per second.
-        joined: how many devices they join at most; None where a slice can be of any size.
+        joined: the largest number of devices that they join; None if a slice can have any size.
         dimensions: of the torus that the links make, two links in each; 0 where all devices reach
             each other through a switch.
-        network: between what the links join, in bytes per second; None where unknown.
+        network: between groups of joined devices, in bytes per second; None where unknown.
     """
 
     name: str
@@ -48,13 +50,13 @@ class Accelerator:
     """One JAX device of a kind.
 
     Attributes:
-        name: as people say it.
-        pattern: of ``jax.Device.device_kind``, all of it.
-        memory: in bytes, as it is sold; a system keeps some of it for itself.
+        name: its common name.
+        pattern: a regular expression for the whole ``jax.Device.device_kind``.
+        memory: in bytes, as advertised; a system keeps some of it for itself.
         bfloat16: peak in operations per second; None where the device has no such units.
-        tensor_float32: of float32 arrays whose products round their factors (TF32, or bfloat16 on a
+        tensor_float32: peak of float32 products that round their factors (TF32, or bfloat16 on a
             TPU), which JAX's default precision allows; None where there are no such units.
-        float32: of float32 products that round nothing; None where no data sheet says.
+        float32: peak of float32 products that round nothing; None where no data sheet says.
         bandwidth: of its memory, in bytes per second.
         links: to other devices of the kind; None where unknown.
     """
@@ -69,7 +71,7 @@ class Accelerator:
     links: Links | None
 
     def peak(self, dtype: str, precision: str | None = None) -> float | None:
-        """The peak for arrays of ``dtype`` at JAX's matmul precision, or None where unknown.
+        """Returns the peak for arrays of ``dtype`` at JAX's matmul precision, or None if unknown.
 
         Args:
             dtype: float32 or bfloat16.
@@ -161,9 +163,9 @@ ACCELERATORS = (
 
 
 def find_accelerator(device_kind: str) -> Accelerator | None:
-    """The accelerator that JAX calls ``device_kind``, or None where the table has none.
+    """Returns the accelerator with JAX's name ``device_kind``, or None if the table has none.
 
-    A slice of a card (MIG), a laptop's or another edition of it has other peaks and is not found.
+    A part of a card (MIG), a laptop's or another edition of it has other peaks and is not found.
     """
     for accelerator in ACCELERATORS:
         if re.fullmatch(accelerator.pattern, device_kind):
@@ -173,7 +175,7 @@ def find_accelerator(device_kind: str) -> Accelerator | None:
 
 @dataclass(frozen=True)
 class Utilization:
-    """How much of what the devices can do a run makes use of.
+    """The share of the devices' peak that a run uses.
 
     Attributes:
         operations: of one token, as ``costs.count_training_operations`` counts them.
@@ -185,28 +187,20 @@ class Utilization:
 
     @classmethod
     def of(cls, operations: int, devices: Sequence[jax.Device], dtype: str) -> "Utilization":
-        """That of a run on ``devices``, all of one kind, which computes in ``dtype``."""
+        """Returns the utilization of ``devices``, all of one kind, in products of ``dtype``."""
         accelerator = find_accelerator(devices[0].device_kind)
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
         peak = None if accelerator is None else accelerator.peak(dtype, precision)
         return cls(operations, None if peak is None else peak * len(devices))
 
     def record(self, tokens_per_second: float) -> dict[str, float]:
-        """``model_flops_utilization``, a share of the peak, where that is known."""
+        """Returns ``model_flops_utilization``, a share of the peak, if that is known."""
         if self.peak is None:
             return {}
         return {"model_flops_utilization": self.operations * tokens_per_second / self.peak}
 
     def describe(self, tokens_per_second: float) -> str:
-        """The same in words; operations per second where the peak is unknown."""
+        """Returns the utilization in words, or operations per second where the peak is unknown."""
         for share in self.record(tokens_per_second).values():
             return f"{100 * share:.1f}% MFU"
-        return describe_rate(self.operations * tokens_per_second)
-
-
-def describe_rate(operations_per_second: float) -> str:
-    """Operations per second as people say it: 112 GFLOP/s, 1.4 TFLOP/s."""
-    sizes = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
-    size, prefix = next((s for s in sizes if operations_per_second >= s[0]), sizes[-1])
-    value = operations_per_second / size
-    return f"{value:.{0 if value >= 10 else 1}f} {prefix}FLOP/s"
+        return format_rate(self.operations * tokens_per_second)

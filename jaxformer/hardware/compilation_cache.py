@@ -1,4 +1,4 @@
-"""Compiled programs kept between runs, so that only the first one waits for the compiler."""
+"""Keeps compiled programs between runs, so that only the first run waits for the compiler."""
 
 import hashlib
 import os
@@ -10,20 +10,19 @@ import jax
 
 from jaxformer.hardware.user_folders import user_cache
 
-# Beyond this the programs that were written longest ago go first; one of nano is 1 MB.
+# Beyond this the oldest programs are removed first; one of nano takes 1 MB.
 MOST_BYTES = 2 * 2**30
 
 
 def use_compilation_cache(wanted: bool = True) -> Path | None:
-    """Lets JAX keep what it compiles in the user's cache folder, and take it from there.
+    """Makes JAX keep compiled programs in the user's cache folder, and use those that are there.
 
-    To be called before anything is compiled. A folder that JAX was given already
-    (``JAX_COMPILATION_CACHE_DIR``) stays, with its own settings. A folder that cannot be used, a
-    full disk, a damaged entry or a second process writing to it costs time, never the run: JAX then
-    compiles.
+    It must be called before anything is compiled. A folder that JAX was given already
+    (``JAX_COMPILATION_CACHE_DIR``) stays, with its own settings. If the folder cannot be used, the
+    disk is full, an entry is damaged or another process writes to it, JAX compiles again.
 
     Args:
-        wanted: False keeps nothing and uses nothing.
+        wanted: if False, no program is kept or reused.
 
     Returns:
         The folder in use, if any.
@@ -38,12 +37,12 @@ def use_compilation_cache(wanted: bool = True) -> Path | None:
         folder = _make_folder()
     except (OSError, RuntimeError):
         return None
-    if not _is_ours(folder):
+    if not _is_private(folder):
         return None
-    _tidy(folder)
+    _remove_oldest(folder)
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    # On a CPU most of our programs compile in less than JAX's default of a second, and add up.
+    # On a CPU most programs of a run compile in less than JAX's default of a second, and add up.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder
@@ -56,10 +55,10 @@ def _make_folder() -> Path:
 
 
 def _processor() -> str:
-    """A name for this kind of processor.
+    """Returns a name for this kind of processor.
 
-    XLA loads machine code that was compiled on another CPU with no more than a message, and a home
-    folder may be shared by machines of several kinds.
+    XLA loads machine code that was compiled for another CPU with only a warning, and machines of
+    several kinds may share a home folder.
     """
     about = [platform.machine(), platform.processor()]
     try:
@@ -72,13 +71,13 @@ def _processor() -> str:
     return hashlib.sha256("\n".join(about).encode()).hexdigest()[:12]
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can put programs there."""
+def _is_private(folder: Path) -> bool:
+    """Returns whether nobody else can write programs to a folder."""
     about = folder.stat()
     return about.st_uid == os.getuid() and not about.st_mode & 0o022
 
 
-def _tidy(folder: Path) -> None:
+def _remove_oldest(folder: Path) -> None:
     """Removes the oldest entries beyond the limit."""
     entries = []
     for path in folder.glob("*-cache"):

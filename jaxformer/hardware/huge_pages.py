@@ -1,8 +1,8 @@
-"""Memory in pages of 2 MiB, where Linux gives them to those who ask.
+"""Requests memory in pages of 2 MiB, where Linux gives them on request.
 
-XLA on a CPU takes the memory of a program's temporary arrays anew for every call, and the kernel
-maps and clears it page by page: with pages of 4 KiB that is a seventh of a step of ``baby``. The C
-library asks for larger ones if the environment says so when a process begins.
+On a CPU, XLA allocates a program's temporary arrays again at every call, and the kernel maps and
+clears the memory page by page: with pages of 4 KiB that takes a seventh of a step of ``baby``. The
+C library requests larger pages if an environment variable is set when a process starts.
 """
 
 import contextlib
@@ -17,27 +17,27 @@ TUNABLES, TUNABLE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 
 
 def reexec_with_huge_pages() -> None:
-    """Begins this program anew, in the same process, with huge pages asked for.
+    """Starts this program again, in the same process, with huge pages requested.
 
-    It comes first in a program: what was done before is done twice. Nothing happens where it would
-    be of no use, where ``GLIBC_TUNABLES`` says already what is wanted, or in a program that comes
-    from standard input, which cannot be read twice.
+    A program must call it first: what was done before is done twice. It does nothing if it would
+    not help, if ``GLIBC_TUNABLES`` has a choice already, or if the program comes from standard
+    input, which cannot be read twice.
     """
     if not sys.executable or sys.argv[0] in ("", "-"):
         return
     with contextlib.suppress(OSError):
-        environment = is_requested(os.environ, KERNEL.read_text())
+        environment = huge_page_environment(os.environ, KERNEL.read_text())
         if environment is not None:
             command = [sys.executable, *sys.orig_argv[1:]]
             os.execve(sys.executable, command, environment)
 
 
-def is_requested(environment: Mapping[str, str], kernel: str) -> dict[str, str] | None:
-    """The environment that asks for huge pages, or None where nothing needs to change.
+def huge_page_environment(environment: Mapping[str, str], kernel: str) -> dict[str, str] | None:
+    """Returns an environment that requests huge pages, or None if nothing needs to change.
 
     Args:
-        environment: that there is.
-        kernel: the choices of Linux, the one in effect in brackets: ``always [madvise] never``.
+        environment: the present one.
+        kernel: Linux's choices, the one in effect in brackets: ``always [madvise] never``.
     """
     tunables = environment.get(TUNABLES, "")
     if "[madvise]" not in kernel or TUNABLE in tunables:

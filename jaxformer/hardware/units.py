@@ -40,3 +40,11 @@ def format_clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def format_rate(operations_per_second: float) -> str:
+    """Returns operations per second as people write them: 112 GFLOP/s, 1.4 TFLOP/s."""
+    sizes = ((1e15, "P"), (1e12, "T"), (1e9, "G"))
+    size, prefix = next((s for s in sizes if operations_per_second >= s[0]), sizes[-1])
+    value = operations_per_second / size
+    return f"{value:.{0 if value >= 10 else 1}f} {prefix}FLOP/s"

@@ -1,1 +1,10 @@
-"""``jaxformer inspect``: the numbers of analysis, scaling and costs for a trained run, drawn."""
+"""Looks inside a trained model or a checkpoint: numbers, pictures, a tree.
+
+A checkpoint goes in. ``checkpoint_tree`` lists it without building its model. An inspection builds
+the model, computes numbers by the mirror's own functions (``analysis``, ``scaling``, ``costs``) and
+draws them; matplotlib is imported only for pictures.
+
+- ``inspections``: the numbers of each inspection.
+- ``pictures``: the picture of each inspection;  ``charts``, ``maps``: how they are drawn.
+- ``checkpoint_tree``: arrays, sizes, settings and origin of a checkpoint.
+"""

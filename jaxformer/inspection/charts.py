@@ -1,4 +1,4 @@
-"""Pictures with axes: bars, curves, distributions."""
+"""The pictures with bars, curves and distributions, and the colours of all pictures."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,10 +27,10 @@ STEPS = (
 
 
 def gradients(numbers: Numbers) -> Figure:
-    """A bar per parameter on a logarithmic axis, in the order of the model."""
+    """Draws a bar per parameter on a logarithmic axis, in the order of the model."""
     names = sorted(numbers["norms"], key=_model_order)
     norms = np.array([numbers["norms"][name] for name in names])
-    # What is zero but for rounding would stretch the axis over many empty decades.
+    # A norm that is zero up to rounding would stretch the axis over many empty decades.
     highest = norms.max() or 1.0
     floor = max(norms[norms > 1e-7 * highest].min(initial=highest) / 3, 1e-7 * highest)
     groups = [_group(name) for name in names]
@@ -62,7 +62,7 @@ def gradients(numbers: Numbers) -> Figure:
 
 
 def init(numbers: Numbers) -> Figure:
-    """The distribution of the output for each scheme, on one axis."""
+    """Draws the distribution of the output for each initialization, on one axis."""
     figure = Figure(figsize=(7.5, 5.2))
     grid = figure.subplots(len(numbers), 1, sharex=True)
     for axes, (scheme, what) in zip(grid, numbers.items(), strict=True):
@@ -85,7 +85,7 @@ def init(numbers: Numbers) -> Figure:
 
 
 def norms(numbers: Numbers) -> Figure:
-    """The standard deviation of the residual stream by depth, for both orders."""
+    """Draws the standard deviation of the residual stream by depth, for both norm orders."""
     figure = Figure(figsize=(6.5, 3.8))
     axes = figure.subplots()
     for (order, statistics), colour in zip(numbers.items(), (BLUE, ORANGE), strict=True):
@@ -106,7 +106,7 @@ def norms(numbers: Numbers) -> Figure:
 
 
 def scaling(numbers: Numbers) -> Figure:
-    """Four panels over the head size, each with and without the factor."""
+    """Draws four quantities over the head size, each with and without the scale."""
     sizes, keys = numbers["head_sizes"], numbers["keys"]
     figure = Figure(figsize=(12.5, 3.3))
     row = figure.subplots(1, 4)
@@ -145,7 +145,7 @@ def scaling(numbers: Numbers) -> Figure:
 
 
 def costs(numbers: Numbers) -> Figure:
-    """Time and memory against the length on logarithmic axes: measured points, fitted curves."""
+    """Draws time and memory over the length on logarithmic axes: measured points, fitted curves."""
     measured, fit = numbers["measured"], numbers["fit"]
     figure = Figure(figsize=(10, 4.3))
     row = figure.subplots(1, 2)
@@ -183,12 +183,12 @@ def costs(numbers: Numbers) -> Figure:
 
 
 def _short(value: float) -> str:
-    """Two digits; powers of ten only where they are needed."""
+    """Returns a number with two digits, in powers of ten only where they are needed."""
     return f"{value:.0f}" if 100 <= value < 1e5 else f"{value:.2g}"
 
 
 def _between(costs: Numbers) -> dict[str, np.ndarray]:
-    """The terms of the fit for one width at many lengths: each is a power of the length."""
+    """Returns the terms of the fit for one width at many lengths; each is a power of the length."""
     lengths = np.geomspace(costs["length"].min(), costs["length"].max(), 100)
     quadratic, linear = (costs["length"][0] ** -power * lengths**power for power in (2, 1))
     return {
@@ -201,7 +201,7 @@ def _between(costs: Numbers) -> dict[str, np.ndarray]:
 
 
 def _model_order(name: str) -> tuple[Any, ...]:
-    """Embeddings, blocks by number, the rest; in a block the order of computation."""
+    """Returns a sort key: embeddings, blocks by number, the rest; in a block as computed."""
     parts = name.split(".")
     if parts[0] != "blocks":
         return 0 if "embedding" in parts[0] else 2, 0, (), name

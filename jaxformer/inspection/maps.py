@@ -1,4 +1,4 @@
-"""Pictures of tables: attention maps, positions, masks."""
+"""The pictures of tables: attention maps, positions, masks."""
 
 import functools
 import math
@@ -27,7 +27,7 @@ POSITION_LABELS = {
 
 
 def attention(numbers: Numbers) -> Figure:
-    """A map for each layer and head asked for, on one colour scale."""
+    """Draws a map for each layer and head, on one colour scale."""
     weights_LNTS, text = numbers["weights"], numbers["text"]
     layers, heads = weights_LNTS.shape[:2]
     count = layers * heads
@@ -42,7 +42,7 @@ def attention(numbers: Numbers) -> Figure:
     size = (columns * (side + 0.35) + 1.0, rows * (side + 0.5) + 0.3)
     figure = Figure(figsize=size, layout="compressed")
     grid = figure.subplots(rows, columns, squeeze=False)
-    # Queries with few keys cannot but give them much: the colours are for all the others.
+    # Queries with few keys have large weights: the colour scale is chosen for all the others.
     high = float(np.quantile(weights_LNTS[weights_LNTS > 0], 0.995))
     norm = PowerNorm(0.5, vmin=0, vmax=high)
     colours = mpl.colormaps["viridis"].with_extremes(bad="#f1f1f1")
@@ -69,7 +69,7 @@ def attention(numbers: Numbers) -> Figure:
 
 
 def positions(numbers: Numbers) -> Figure:
-    """A heat map of each table above the curves of its chosen dimensions."""
+    """Draws a heat map of each table above the curves of its chosen dimensions."""
     tables, chosen = numbers["tables"], numbers["dimensions"]
     figure = Figure(figsize=(3.4 * len(tables) + 0.4, 6.2))
     grid = figure.subplots(2, len(tables), squeeze=False, height_ratios=(1.25, 1))
@@ -107,7 +107,7 @@ def positions(numbers: Numbers) -> Figure:
 
 
 def masks(numbers: Numbers) -> Figure:
-    """The masks side by side, a cell for each pair of query and key."""
+    """Draws the masks side by side, a cell for each pair of query and key."""
     figure = Figure(figsize=(11.5, 3.5), layout="compressed")
     row = figure.subplots(1, len(numbers), sharey=True)
     for axes, (name, mask_TS) in zip(row, numbers.items(), strict=True):
@@ -129,7 +129,7 @@ def masks(numbers: Numbers) -> Figure:
 
 
 def visible(character: str) -> str:
-    """A character as an axis can show it: ↵ for a new line, ␣ for a space, hex where unknown."""
+    """Returns a character as an axis shows it: ↵ new line, ␣ space, hex if it has no glyph."""
     shown = VISIBLE.get(character, character)
     return shown if shown.isprintable() and _has_glyph(shown) else f"{ord(character):X}"
 
@@ -139,9 +139,9 @@ def _head(head: int | str) -> str:
 
 
 def _label_tokens(axes: Any, text: str, side: float) -> None:
-    """Names every token on both axes, or every n-th where they would run into each other.
+    """Labels every token on both axes, or every n-th where labels would overlap.
 
-    ``side`` is that of the axes, in inches.
+    ``side`` is the length of the axes, in inches.
     """
     labels = [visible(character) for character in text]
     points = 72 * side / len(labels)

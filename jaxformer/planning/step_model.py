@@ -1,9 +1,9 @@
-"""What a step needs of each device by arithmetic alone: for what no compiler here can say.
+"""The resources of a training step by arithmetic alone, for devices that nothing here compiles for.
 
 The bytes of parameters and moments are exact. Those of gradients, activations and the rest are a
-model of what XLA keeps, compared with real compilations in ``tests/planning/test_scale.py``, which
-says how far it is off. What it leaves out: dropout's masks, and position schemes and norms of
-queries and keys, whose arrays XLA fuses or which are small.
+model of what XLA keeps; ``tests/planning/test_scale.py`` compares it with real compilations and
+states its error. It leaves out dropout masks, position schemes and norms of queries and keys: their
+arrays are small, or XLA fuses them.
 """
 
 import dataclasses
@@ -24,27 +24,27 @@ from jaxformer.transformer_lm import TransformerLM
 FLOAT32 = 4
 # How many steps AdamW and its schedule have counted.
 COUNTERS = 8
-# What goes backward through one block holds, fitted to the compilations of benchmarks/scale.py.
-# Weights put together along fsdp, in blocks: one's, and those of the next or gradients that are
-# fetched or summed meanwhile. Arrays, in what its forward pass makes: that, and its gradients.
+# What the backward pass of one block holds, fitted to the compilations of benchmarks/scale.py.
+# Weights gathered along fsdp, as a multiple of one block's: its own, and those of the next block or
+# gradients in transfer. Arrays, as a multiple of those of its forward pass: these and gradients.
 WEIGHTS_AT_ONCE = 1.6
 ARRAYS_AT_ONCE = 1.65
 
 
 @dataclasses.dataclass(frozen=True)
 class StepEstimate:
-    """What a step needs of one device, in bytes, and what all devices do in it.
+    """The memory that a step takes of one device, in bytes, and the work of all devices in it.
 
     Attributes:
         parameter_count: how many numbers the model learns.
         parameters: bytes of those that a device holds.
-        moments: AdamW's two.
-        gradients: one for each parameter, and one more where micro-batches are added up.
-        activations: what one micro-batch keeps for its backward pass.
-        temporary: all else at the peak: weights put together, logits, a block's own arrays.
+        moments: bytes of AdamW's two moments.
+        gradients: bytes of one for each parameter, and of their sum over micro-batches.
+        activations: bytes that one micro-batch keeps for its backward pass.
+        temporary: all other bytes at the peak: gathered weights, logits, a block's own arrays.
         traffic: bytes through the device's memory.
         model_operations: of matrix products on all devices, nothing counted twice.
-        operations: those that are made, with what ``remat`` makes again.
+        operations: those that are computed, including what ``remat`` computes again.
         collectives: between the devices.
     """
 
@@ -68,7 +68,7 @@ class StepEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class _BlockWidths:
-    """Widths of what a block makes of one token, on one device, in elements."""
+    """Elements of the arrays that a block computes of one token, on one device."""
 
     model: int
     queries: int
@@ -90,18 +90,18 @@ class _BlockWidths:
         )
 
     def kept(self, remat: str) -> int:
-        """Elements of a token that a block keeps for its backward pass."""
+        """Returns the elements of a token that a block keeps for its backward pass."""
         if remat == "full":
             return self.model
         projections = self.queries + 2 * self.keys + self.model + self.gates * self.hidden
         if remat == "dots":
             return self.model + projections
-        # Beside those: both norms' results, the attention's output and the activation.
+        # Also the results of both norms, the attention's output and the activation.
         return 3 * self.model + projections + self.queries + self.hidden
 
 
 def estimate_step(config: TrainConfig, mesh: Mapping[str, int]) -> StepEstimate:
-    """What one step needs by the model.
+    """Returns the resources of one step, estimated.
 
     Args:
         config: with ``model.vocab_size`` set.
@@ -138,17 +138,17 @@ class _StepModel:
         )
 
     def _elements(self, count: Callable[[ShardedParameter], int]) -> int:
-        """A sum over all parameters."""
+        """Returns a sum over all parameters."""
         return sum(count(r) * (self.layers if _in_block(r) else 1) for r in self.table)
 
     def estimate(self) -> StepEstimate:
-        """All of it."""
+        """Returns the whole estimate."""
         model_operations, operations = self._operations()
         return StepEstimate(
             parameter_count=self._elements(lambda row: math.prod(row.shape)),
             parameters=FLOAT32 * self.stored,
             moments=2 * FLOAT32 * self.stored + COUNTERS,
-            gradients=self._summed() + self._made(),
+            gradients=self._gradient_sum() + self._gradients(),
             activations=self._kept(self.config.remat) + self.tokens * self.width * self.block.model,
             temporary=self._temporary(),
             traffic=self._traffic(),
@@ -158,35 +158,35 @@ class _StepModel:
         )
 
     def _kept(self, remat: str) -> int:
-        """Bytes of a micro-batch that all blocks keep."""
+        """Returns the bytes of a micro-batch that all blocks keep."""
         return self.layers * self.tokens * self._kept_of_token(remat)
 
     def _kept_of_token(self, remat: str) -> int:
         block, model = self.block, self.config.model
         kept = self.width * block.kept(remat)
         if remat == "none":
-            # A fused kernel keeps a number for each query, the plain core its weights.
+            # A fused kernel keeps one number for each query, the plain one all its weights.
             kept += FLOAT32 * block.heads * (1 if self.width == 2 else model.context_length)
         return kept
 
-    def _summed(self) -> int:
-        """Bytes of what the gradients of micro-batches add up to, in float32."""
+    def _gradient_sum(self) -> int:
+        """Returns the bytes of the sum of the micro-batches' gradients, in float32."""
         return FLOAT32 * self.stored if self.config.accumulation > 1 else 0
 
-    def _made(self) -> int:
-        """Bytes of the gradients of one micro-batch, in the dtype of the products.
+    def _gradients(self) -> int:
+        """Returns the bytes of the gradients of one micro-batch, in the dtype of the products.
 
-        A loop over the blocks gives all of them at its end; else each is added as it is made.
+        A loop over the blocks returns all of them at its end; else each is added at once.
         """
         at_once = self.config.accumulation == 1 or self.config.scan_layers
         return self.width * self.stored if at_once else 0
 
     def _temporary(self) -> int:
-        """What is there at the peak beside state, gradients and what is kept.
+        """Returns the bytes at the peak beside state, gradients and activations.
 
-        The parameters in the dtype of the products, and the larger of two: while a block goes
-        backward its weights and arrays, less those that were kept; while the loss is computed the
-        tables and the logits that are made at once, when this micro-batch has no gradients yet.
+        They are a copy of the parameters in the dtype of the products, and the larger of two: in
+        a block's backward pass, its weights and arrays without those that were kept; in the loss,
+        the tables and the logits of one chunk, when this micro-batch has no gradients yet.
         """
         copies = self.width * self.stored if self.width < FLOAT32 else 0
         gathers = self.mesh["fsdp"] > 1
@@ -197,14 +197,14 @@ class _StepModel:
         if gathers:
             block += WEIGHTS_AT_ONCE * self.width * self.whole_block
             loss += self.width * self._tables()
-        return copies + int(max(block, loss - self._made()))
+        return copies + int(max(block, loss - self._gradients()))
 
     def _vocabulary(self) -> int:
         size = self.config.model.vocab_size or 0
         return size // self.mesh["tensor"] if size % self.mesh["tensor"] == 0 else size
 
     def _chunks(self) -> int:
-        """In how many parts the logits of a micro-batch are made: one, on a mesh of devices."""
+        """Returns in how many chunks the logits of a micro-batch are computed; one on a mesh."""
         if self.config.strategy == "mesh" and math.prod(self.mesh.values()) > 1:
             return 1
         length = self.config.model.context_length
@@ -212,7 +212,7 @@ class _StepModel:
         return math.ceil(length / positions_at_once(rows, length, self._vocabulary(), self.width))
 
     def _operations(self) -> tuple[int, int]:
-        """Of the model, and those made with what is computed again, on all devices in a step."""
+        """Returns a step's operations on all devices: of the model, and with what is repeated."""
         config = self.config
         tokens = config.batch_size * config.model.context_length
         length, layers = config.model.context_length, self.layers
@@ -230,12 +230,12 @@ class _StepModel:
         return once, once + config.batch_size * again
 
     def _traffic(self) -> int:
-        """Bytes through a device's memory: AdamW's, the weights' and the activations'.
+        """Returns the bytes through a device's memory: AdamW's, the weights', the activations'.
 
         AdamW reads parameter, moments and gradient and writes all but the gradient; the gradient is
         written, and read once more for its norm. Weights are read by each pass, and written where
-        fsdp puts them together. What a pass makes is written and read once; the backward pass
-        makes as much again, from as much.
+        fsdp gathers them. The results of a pass are written and read once; the backward pass
+        computes as much again, from as much.
         """
         passes = 3 if self.config.remat == "full" else 2
         update = FLOAT32 * self.stored * 9
@@ -249,16 +249,16 @@ class _StepModel:
         return update + self.config.accumulation * (weights + 2 * made * passes)
 
     def _tables(self) -> int:
-        """Elements of the embedding and the head, as one device computes with them."""
+        """Returns the elements of the embedding and the head, as one device computes with them."""
         return 2 * self._vocabulary() * self.block.model
 
     def _collectives(self) -> list[Collective]:
-        """Those that the rules of ``sharding_rules`` make necessary."""
+        """Returns the collectives that ``sharding_rules`` makes necessary."""
         mesh, width, count = self.mesh, self.width, self.config.accumulation
         found = []
         if mesh["fsdp"] > 1:
-            # Put together for the forward pass and once more for the backward pass; the gradient's
-            # parts are summed where they are kept.
+            # Gathered for the forward pass and once more for the backward pass; each device sums
+            # the part of the gradient that it keeps.
             cut = [row for row in self.table if row.is_cut("fsdp")]
             inside = [math.prod(row.part) for row in cut if _in_block(row)]
             outside = [math.prod(row.part) for row in cut if not _in_block(row)]

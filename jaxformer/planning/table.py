@@ -5,8 +5,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from jaxformer.hardware.accelerators import describe_rate
-from jaxformer.hardware.units import format_count, format_duration, format_memory
+from jaxformer.hardware.units import format_count, format_duration, format_memory, format_rate
 from jaxformer.planning.collectives import Collective
 from jaxformer.planning.resources import ResourceEstimate
 
@@ -63,7 +62,7 @@ def _add_work(estimate: ResourceEstimate, table: Table) -> None:
     if roofline is None:
         return
     if roofline.compute is not None and estimate.peak:
-        words = f"what is computed, at the peak of {describe_rate(estimate.peak)}"
+        words = f"what is computed, at the peak of {format_rate(estimate.peak)}"
         table.add_row("compute", format_duration(roofline.compute), words)
     table.add_row(
         "memory", format_duration(roofline.memory), "what passes through a device's memory"

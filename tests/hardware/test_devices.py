@@ -8,9 +8,9 @@ from jaxformer.hardware import accelerators as devices
 from jaxformer.hardware.accelerators import (
     ACCELERATORS,
     Utilization,
-    describe_rate,
     find_accelerator,
 )
+from jaxformer.hardware.units import format_rate
 from tests.support.tiny import TEXT, records, train
 
 
@@ -85,7 +85,7 @@ def test_utilization_is_a_share_of_all_devices():
 
 def test_rates_are_said_as_people_say_them():
     rates = (3e6, 4.5e9, 112e9, 1.4e12, 55e12, 2.25e15)
-    assert [describe_rate(rate) for rate in rates] == [
+    assert [format_rate(rate) for rate in rates] == [
         "0.0 GFLOP/s", "4.5 GFLOP/s", "112 GFLOP/s", "1.4 TFLOP/s", "55 TFLOP/s", "2.2 PFLOP/s",
     ]  # fmt: skip
 
