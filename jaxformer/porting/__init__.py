@@ -1,4 +1,17 @@
-"""Weights, optimizer state and settings between PyTorch and JAX."""
+"""Moves weights, optimizer state and settings between PyTorch and JAX.
+
+A checkpoint of any format, a ``torch.nn.Module`` or a state dict enters. A plan pairs every array
+of the source with arrays of the target, each exactly once, or the port is rejected with all
+problems. What leaves is an NNX module, a state dict or a checkpoint, and a certificate of every
+array. PyTorch need not be installed to port files.
+
+- ``api``: ``from_torch`` and ``to_torch``, for modules in memory.
+- ``checkpoint``: ``open_checkpoint`` and ``load_model``, for files and folders of any format.
+- ``train_states``: training that starts from a checkpoint or changes the framework in mid-run.
+- ``port``: plans and writes a port; ``targets`` chooses format and dialect, ``writers`` writes each
+  format, ``certificate`` records what was done.
+- ``formats/``: files. ``mapping/``: which array becomes which. ``dialects/``: one file a code base.
+"""
 
 from typing import TYPE_CHECKING
 

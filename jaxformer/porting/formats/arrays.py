@@ -1,4 +1,7 @@
-"""Arrays in memory, torch's or numpy's, as tensors to read; torch itself is not imported."""
+"""Arrays in memory, torch's or numpy's, as stored tensors, without importing torch.
+
+Where there is a torch tensor, the program has imported torch already.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -11,7 +14,7 @@ from jaxformer.porting.formats.tensors import StoredTensor
 
 
 def to_stored_tensors(arrays: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Each array of a state dict, to be read when it is needed; tied ones share their storage."""
+    """Returns the arrays of a state dict as stored tensors; tied arrays have the same storage."""
     return {name: _tensor(array) for name, array in arrays.items()}
 
 
@@ -30,18 +33,18 @@ def _tensor(array: Any) -> StoredTensor:
 
 
 def _from_torch(array: Any) -> np.ndarray:
-    """A copy of a torch tensor; numpy has no bfloat16, so its bits go over as integers."""
+    """Returns a copy of a torch tensor; bfloat16 is copied as integers, as numpy lacks it."""
     array = array.detach().cpu().contiguous()
     if str(array.dtype) == "torch.bfloat16":
         return array.view(sys.modules["torch"].int16).numpy().view(ml_dtypes.bfloat16).copy()
     return array.numpy().copy()
 
 
-def to_torch_like(neighbour: Any, array: np.ndarray) -> Any:
-    """An array as a torch tensor of its own dtype, on the device of a tensor that is there."""
+def to_torch_like(other: Any, array: np.ndarray) -> Any:
+    """Returns an array as a torch tensor of the same dtype, on the device of another tensor."""
     torch = sys.modules["torch"]
     if array.dtype == ml_dtypes.bfloat16:
         tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(array)
-    return tensor.to(neighbour.device)
+    return tensor.to(other.device)

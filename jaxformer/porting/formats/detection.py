@@ -1,4 +1,4 @@
-"""What a path holds, told by its content and never by its suffix."""
+"""The format of a file or folder, detected from its content and never from its suffix."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ Kind = Literal[
     "checkpoint",
     "orbax",
 ]
-# What people read.
+# The formats as they are called in messages.
 FORMAT_NAMES: dict[str, str] = {
     "safetensors": "safetensors file",
     "safetensors_index": "safetensors files",
@@ -47,25 +47,26 @@ KNOWN = (
 
 
 def detect(path: str | Path) -> Kind:
-    """What a file or folder is.
+    """Returns the format of a file or folder.
 
     =====================  ====================================================================
     ``safetensors``        a safetensors file
     ``safetensors_index``  the index of several
     ``torch``              a zip archive, as ``torch.save`` writes it; not yet checked
     ``torch_index``        the index of several
-    ``torch_legacy``       a PyTorch file from before 1.6, which ``read_torch_file`` refuses
+    ``torch_legacy``       a PyTorch file from before 1.6, which ``read_torch_file`` rejects
     ``pickle``             a bare pickle, such as nanoGPT's ``meta.pkl``
     ``huggingface``        a folder with config.json and weights
-    ``run``                a run folder of ours
+    ``run``                the folder of a training run
     ``checkpoints``        its ``checkpoints`` folder
     ``checkpoint``         one step in that
-    ``orbax``              an Orbax folder without our manifest
+    ``orbax``              an Orbax folder without jaxformer's manifest
     =====================  ====================================================================
 
     Raises:
-        CheckpointError: there is nothing, or nothing known; what was found is said.
-        UnsafeFileError: an index names a key twice.
+        CheckpointError: the path does not exist, or the format is unknown; the message says what
+            was found.
+        UnsafeFileError: an index has a key twice.
         ResourceError: it cannot be read.
     """
     path = Path(path)
@@ -133,7 +134,7 @@ def _index(file: LocalFile) -> Kind:
             f"name {KNOWN}"
         )
     for shard in weight_map.values():
-        # The first that is there tells; names are checked, and the others read, by the reader.
+        # The first shard that is there decides; the reader checks all names and reads all shards.
         if not isinstance(shard, str) or set(shard) & set("/\\:\0") or shard.startswith("."):
             break
         try:

@@ -1,4 +1,4 @@
-"""One file fetched over the network: only when told to, and only the file that was meant."""
+"""Fetches one file over the network, if the user wants it and its SHA-256 is known."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 60
 
 
 def is_address(source: str) -> bool:
-    """Whether a source is an address and not a path."""
+    """Whether a source is a network address and not a path."""
     return re.match("[A-Za-z][A-Za-z0-9+.-]*://", source) is not None
 
 
@@ -26,17 +26,17 @@ def is_address(source: str) -> bool:
 def fetch_file(
     address: str, sha256: str, folder: Path, progress: Callable[[int], None]
 ) -> Iterator[Path]:
-    """The file at an address, in a folder of its own that goes away afterwards.
+    """Fetches a file into a temporary folder, which is removed afterwards.
 
     Args:
         address: https; plain http only of this machine.
         sha256: of the file.
-        folder: on whose disk it is kept meanwhile.
-        progress: called with the number of bytes of every piece.
+        folder: in which the temporary folder is created.
+        progress: called after every piece with its size in bytes.
 
     Raises:
-        UsageError: the address is of another kind.
-        CheckpointError: what came is not the file that was meant.
+        UsageError: the address is neither https nor of this machine.
+        CheckpointError: the file has another SHA-256.
         ResourceError: it could not be fetched.
     """
     _check(address)

@@ -1,10 +1,10 @@
 """Safetensors files, read and written one tensor at a time.
 
 The format: eight bytes with the length of the header, the header (JSON: dtype, shape and span of
-every tensor), the data. We read it ourselves for three reasons: the library maps the whole file,
-so a process seems to need as much memory as the file has bytes; its numpy door knows no bfloat16
-and, in 0.8.0, writes transposed arrays wrongly without an error; and every refusal here says what
-is wrong and where, before anything is allocated.
+every tensor), the data. There are three reasons not to use the library ``safetensors``: it maps
+the whole file, so a process seems to need as much memory as the file has bytes; its numpy interface
+has no bfloat16 and, in 0.8.0, writes transposed arrays wrongly without an error; and every error
+here says what is wrong and where, before memory is allocated.
 """
 
 import json
@@ -53,11 +53,11 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """The tensors of a file, not yet read, and its metadata.
+    """Returns the tensors of a file, not yet read, and its metadata.
 
     Raises:
-        CheckpointError: it is missing, cut short, damaged, or has a dtype that is not known.
-        UnsafeFileError: its header is too large, names a key twice, or claims more than there is.
+        CheckpointError: it is missing, cut short, damaged, or has an unknown dtype.
+        UnsafeFileError: its header is too large, has a key twice, or claims more than there is.
         ResourceError: it cannot be read.
     """
     file = LocalFile(path)
@@ -90,18 +90,18 @@ def write_safetensors(
     metadata: Mapping[str, str] | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> dict[str, str]:
-    """Writes a file one tensor at a time, and reads it back before it takes its name.
+    """Writes a file one tensor at a time, and reads it back before it appears under its name.
 
     The format has no ties: tensors with the same storage are written once for each name.
 
     Args:
-        path: the file; one that is there is replaced, at the end.
+        path: the file; an existing one is replaced at the end.
         tensors: by name.
         metadata: text by name, kept in the header.
         progress: called after each tensor with its size in bytes.
 
     Returns:
-        the SHA-256 of each tensor's bytes, by name.
+        The SHA-256 of each tensor's bytes, by name.
 
     Raises:
         ValueError: a name, a dtype or the metadata cannot be written in this format.
@@ -134,10 +134,10 @@ def write_safetensors(
 
 
 def read_sharded(index_path: str | Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """The tensors of all the files that a ``model.safetensors.index.json`` names.
+    """Returns the tensors of all files that a ``model.safetensors.index.json`` names.
 
     Returns:
-        the tensors by name, and the metadata in which all shards agree.
+        The tensors by name, not yet read, and the metadata that all shards have in common.
 
     Raises:
         CheckpointError: a shard is missing or damaged, or the index and the shards disagree about
@@ -177,7 +177,7 @@ def read_sharded(index_path: str | Path) -> tuple[dict[str, StoredTensor], dict[
 
 
 def read_weight_map(index_path: str | Path) -> dict[str, str]:
-    """Which file beside an index holds which tensor.
+    """Returns the name of the file, beside an index, that holds each tensor.
 
     Raises:
         CheckpointError: it is missing, or not an index.
@@ -206,15 +206,14 @@ def read_weight_map(index_path: str | Path) -> dict[str, str]:
             or not shard
         ):
             raise UnsafeFileError(
-                f"{index_path} names the file {safe_repr(shard)}, where only plain "
-                "names in its own "
-                "folder are allowed; do not use this file"
+                f"{index_path} names the file {safe_repr(shard)}, where only plain names in its "
+                "own folder are allowed; do not use this file"
             )
     return weight_map
 
 
 def _entry(entry: Any, where: str) -> tuple[np.dtype, tuple[int, ...], tuple[int, int]]:
-    """Dtype, shape and span of one tensor, each possible in itself and fitting the others."""
+    """Returns dtype, shape and span of one tensor, after checking that they fit together."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(
             f"{where} is damaged: it needs dtype, shape and data_offsets, and nothing else"
@@ -222,7 +221,7 @@ def _entry(entry: Any, where: str) -> tuple[np.dtype, tuple[int, ...], tuple[int
     name, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(name, str) or name not in DTYPES:
         raise CheckpointError(
-            f"{where} has the dtype {safe_repr(name)}, which cannot be read; "
+            f"{where} has the dtype {safe_repr(name)}, which is unsupported; "
             f"convert it to one of {', '.join(DTYPES)}"
         )
     if not isinstance(shape, list) or not isinstance(span, list) or len(span) != 2:
@@ -245,7 +244,7 @@ def _entry(entry: Any, where: str) -> tuple[np.dtype, tuple[int, ...], tuple[int
 
 
 def _check_spans(path: str | Path, spans: Mapping[str, tuple[int, int]], size: int) -> None:
-    """Every byte of the data belongs to one tensor."""
+    """Checks that every byte of the data belongs to exactly one tensor."""
     end = 0
     for name, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
         if first < end:

@@ -1,4 +1,4 @@
-"""Arrays that are read from a file only when they are needed, one at a time."""
+"""Arrays that are read from a file only when needed, so that a port holds one at a time."""
 
 import dataclasses
 import hashlib
@@ -19,16 +19,17 @@ MAX_BYTES = 2**62
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """One array that can be read when it is needed.
+    """An array that can be read when it is needed.
 
     Args:
         shape: of the array.
         dtype: in native byte order; ``ml_dtypes.bfloat16`` for bfloat16.
-        read: gives the array, C-contiguous, in native byte order, owned by the caller. It raises
-            CheckpointError where the file is damaged or has changed since it was opened, and
-            ResourceError where it cannot be read or memory does not suffice.
-        storage: two tensors with the same storage, other than None, are the same elements: tied.
-            Tensors that share memory in another way (a weight and its transpose) differ in it.
+        read: returns the array, C-contiguous, in native byte order, owned by the caller. It raises
+            CheckpointError if the file is damaged or has changed since it was opened, and
+            ResourceError if it cannot be read or there is not enough memory.
+        storage: two tensors with the same storage, other than None, are tied: the same elements.
+            Tensors that share memory in another way (a weight and its transpose) do not have the
+            same storage.
     """
 
     shape: tuple[int, ...]
@@ -43,26 +44,26 @@ class StoredTensor:
 
     @classmethod
     def of(cls, array: np.ndarray, storage: Hashable = None) -> "StoredTensor":
-        """An array in memory, as a stored tensor; each ``read`` is a copy."""
+        """Returns an array in memory as a stored tensor; each ``read`` gives a copy."""
         array = np.asarray(array)
         dtype = array.dtype.newbyteorder("=")
         return cls(array.shape, dtype, lambda: np.array(array, dtype, order="C"), storage)
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """The bytes of a C-contiguous array as a file holds them: little-endian, not copied."""
+    """Returns the bytes of a C-contiguous array as a file holds them: little-endian, not copied."""
     if sys.byteorder == "big":
         array = array.byteswap()
     return array.reshape(-1).view(np.uint8).data
 
 
 def digest(array: np.ndarray) -> str:
-    """The SHA-256 of an array's bytes."""
+    """Returns the SHA-256 of an array's bytes."""
     return hashlib.sha256(as_bytes(array)).hexdigest()
 
 
 def read_checked(tensor: StoredTensor, name: str) -> np.ndarray:
-    """Reads a tensor and holds it to what it says of itself.
+    """Reads a tensor, and checks the shape, dtype and layout of the array.
 
     Raises:
         ValueError: ``read`` gave another shape, dtype or layout than the tensor announces.
@@ -78,7 +79,7 @@ def read_checked(tensor: StoredTensor, name: str) -> np.ndarray:
 
 
 def from_bytes(data: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
-    """Little-endian bytes as a flat array of ``dtype``, not copied.
+    """Returns little-endian bytes as a flat array of ``dtype``, not copied.
 
     Args:
         data: uint8.
@@ -98,7 +99,7 @@ def from_bytes(data: np.ndarray, dtype: np.dtype, where: str) -> np.ndarray:
 
 
 def check_shape(shape: Sequence[object], dtype: np.dtype, where: str) -> tuple[int, ...]:
-    """The shape, if an array could have it.
+    """Returns the shape, if an array can have it.
 
     Args:
         shape: as a file gives it.
@@ -112,9 +113,8 @@ def check_shape(shape: Sequence[object], dtype: np.dtype, where: str) -> tuple[i
     sizes = [size for size in shape if type(size) is int and size >= 0]
     if len(sizes) != len(shape):
         raise CheckpointError(
-            f"{where} is damaged: its shape is {safe_repr(shape)}, where every "
-            "size must be an integer "
-            "of at least 0; fetch the file again"
+            f"{where} is damaged: its shape is {safe_repr(shape)}, where every size must be an "
+            "integer of at least 0; fetch the file again"
         )
     # An empty array can have any sizes beside its zero, but numpy multiplies those too.
     if len(sizes) > MAX_AXES or math.prod(s or 1 for s in sizes) * dtype.itemsize > MAX_BYTES:
@@ -128,7 +128,7 @@ def check_shape(shape: Sequence[object], dtype: np.dtype, where: str) -> tuple[i
 def file_tensor(
     file: LocalFile, where: str, shape: tuple[int, ...], dtype: np.dtype, offset: int
 ) -> StoredTensor:
-    """A tensor whose elements lie in a file one after the other.
+    """Returns a tensor whose elements lie in a file one after the other.
 
     Args:
         file: holds it.

@@ -1,7 +1,7 @@
-"""The zip archive of a PyTorch checkpoint: where each entry lies, checked before it is read.
+"""The zip archive of a PyTorch checkpoint: the place of each entry, checked before it is read.
 
-The standard library's zipfile builds objects for as many entries as a file claims, lets them
-overlap, and unpacks what is compressed; PyTorch writes none of this.
+The standard library's zipfile builds objects for as many entries as a file claims, lets entries
+overlap, and unpacks compressed ones; PyTorch writes no such archive.
 """
 
 import struct
@@ -25,7 +25,16 @@ IN_EXTRA = 0xFFFFFFFF
 
 
 class Entry(NamedTuple):
-    """One entry: its name, the place of its local header, its size and checksum."""
+    """An entry of the archive.
+
+    Attributes:
+        name: decoded.
+        raw_name: as the directory has it.
+        header: the place of its local header, in bytes from the start of the file.
+        size: of its data, in bytes.
+        crc: its checksum, or 0 where there is none.
+        end: the place of what follows it.
+    """
 
     name: str
     raw_name: bytes
@@ -43,14 +52,14 @@ class TorchArchive:
 
     Raises:
         CheckpointError: it is cut short or damaged, big-endian, or not a checkpoint.
-        UnsafeFileError: its entries are compressed, doubled, overlap or lead elsewhere, or it is a
-            TorchScript program.
+        UnsafeFileError: its entries are compressed, overlap, have the same name or a path outside
+            the archive, or it is a TorchScript program.
     """
 
     def __init__(self, file: LocalFile):
         self.file = file
         self.path = file.path
-        self._sound: set[str] = set()
+        self._verified: set[str] = set()
         self.entries = self._read_directory()
         names = [n for n in self.entries if n.count("/") == 1 and n.endswith("/data.pkl")]
         if len(names) != 1:
@@ -69,39 +78,38 @@ class TorchArchive:
         order = self.entries.get(f"{self.root}byteorder")
         if order is not None and self.small(order, 16) != b"little":
             raise CheckpointError(
-                f"{self.path} was saved on a big-endian machine, which is not read; "
+                f"{self.path} was saved on a big-endian machine, which is unsupported; "
                 "load it with PyTorch and save it again on a common one"
             )
 
     def pickle(self) -> bytes:
-        """The pickle that says which tensors there are."""
+        """Returns the pickle that describes the tensors."""
         return self.small(self.entries[f"{self.root}data.pkl"], MAX_PICKLE_BYTES)
 
     def storage(self, key: str) -> Entry:
-        """The entry with the data of a storage."""
+        """Returns the entry with the data of a storage."""
         entry = self.entries.get(f"{self.root}data/{key}")
         if entry is None:
             raise self.incomplete(f"the data of storage {safe_repr(key)} is missing")
         return entry
 
     def small(self, entry: Entry, limit: int) -> bytes:
-        """All of an entry that may have at most ``limit`` bytes."""
+        """Reads an entry that may have at most ``limit`` bytes."""
         if entry.size > limit:
             raise UnsafeFileError(
-                f"{self.path}: {safe_repr(entry.name)} has {entry.size} bytes, "
-                "where a checkpoint has "
-                f"at most {limit}; do not use this file"
+                f"{self.path}: {safe_repr(entry.name)} has {entry.size} bytes, where a checkpoint "
+                f"has at most {limit}; do not use this file"
             )
         return self.read(entry, 0, entry.size).tobytes()
 
     def read(self, entry: Entry, offset: int, count: int) -> np.ndarray:
-        """A part of an entry as uint8, after its checksum has been compared once."""
+        """Reads ``count`` bytes of an entry as uint8; its checksum is compared the first time."""
         start = self._start(entry)
         if (offset, count) == (0, entry.size):
             data = self.file.array(start, count)
             self._compare(entry, zlib.crc32(data.data))
             return data
-        if entry.name not in self._sound:
+        if entry.name not in self._verified:
             crc = 0
             for place in range(0, entry.size, CHUNK_BYTES):
                 chunk = self.file.array(start + place, min(CHUNK_BYTES, entry.size - place))
@@ -110,7 +118,7 @@ class TorchArchive:
         return self.file.array(start + offset, count)
 
     def incomplete(self, why: str) -> CheckpointError:
-        """The error for an archive that is cut short or damaged."""
+        """Returns the error for an archive that is cut short or damaged."""
         return CheckpointError(f"{self.path} is not a complete PyTorch file: {why}; fetch it again")
 
     def _compare(self, entry: Entry, crc: int) -> None:
@@ -120,10 +128,10 @@ class TorchArchive:
                 f"{self.path} is damaged: {safe_repr(entry.name)} does not have its checksum; "
                 "fetch it again"
             )
-        self._sound.add(entry.name)
+        self._verified.add(entry.name)
 
     def _start(self, entry: Entry) -> int:
-        """Where an entry's data begins; its local header must agree with the directory."""
+        """Returns where an entry's data begins; its local header must agree with the directory."""
         header = self.file.bytes(entry.header, 30 + len(entry.raw_name))
         signature, flags, method = struct.unpack_from("<4s2xHH", header)
         name_size, extra_size = struct.unpack_from("<HH", header, 26)
@@ -171,7 +179,7 @@ class TorchArchive:
         return result
 
     def _find_directory(self) -> tuple[int, int, int]:
-        """How many entries there are, and size and place of the directory."""
+        """Returns the number of entries, and size and place of the directory."""
         tail_start = max(0, self.file.size - 22 - 20 - 65535)
         tail = self.file.bytes(tail_start, self.file.size - tail_start)
         place = tail.rfind(END)
@@ -223,15 +231,14 @@ class TorchArchive:
         if method or flags & 1 or packed != size:
             # What is stored takes as much room in the file as in memory: it cannot be a bomb.
             raise UnsafeFileError(
-                f"{self.path}: {safe_repr(name)} is compressed or encrypted, as "
-                "PyTorch never does; "
-                "do not use this file"
+                f"{self.path}: {safe_repr(name)} is compressed or encrypted, as PyTorch never "
+                "does; do not use this file"
             )
         return Entry(name, raw_name, header, size, crc, 0), after
 
 
 def _wide(extra: bytes, fields: list[int]) -> list[int]:
-    """Sizes and places beyond 4 GiB, which lie in the entry's extra field."""
+    """Replaces sizes and places beyond 4 GiB, which are in the entry's extra field."""
     if IN_EXTRA not in fields:
         return fields
     at = 0

@@ -12,7 +12,7 @@ MAX_DEPTH = 100
 
 
 def walk(tree: Any, place: str) -> Iterator[tuple[str, StoredTensor]]:
-    """Every tensor of a tree that was read from a file, with its place."""
+    """Yields every tensor of a tree that was read from a file, with its place."""
     if isinstance(tree, StoredTensor):
         yield place, tree
     elif isinstance(tree, dict | list | tuple):
@@ -22,25 +22,25 @@ def walk(tree: Any, place: str) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def below(place: str, key: Any) -> str:
-    """The place of a part, such as ``model/lm_head.weight``."""
+    """Returns the place of a value below a place, such as ``model/lm_head.weight``."""
     return f"{place}/{key}" if place else str(key)
 
 
 def check_tree(tree: Any, where: str) -> int:
-    """The bytes of all tensors in a tree of plain values, each counted wherever it stands.
+    """Checks a tree of plain values; returns the bytes of its tensors, counted at every place.
 
-    A container that stands in several places counts in each: forty pairs of one another unfold to
-    10^12 values for whoever walks through them.
+    A container that is at several places counts at each of them: forty pairs, each of the next one
+    twice, unfold to 10^12 values when a program walks through them.
 
     Raises:
         UnsafeFileError: the tree is nested too deeply, contains itself, or unfolds to more than
             any checkpoint has.
-        CheckpointError: a stand-in is left in it: something was saved that is not a value.
+        CheckpointError: it holds a stand-in: something was saved that is not a value.
     """
     known: dict[int, tuple[int, int, int]] = {}
 
     def measure(node: Any, depth: int) -> tuple[int, int, int]:
-        """How many values a node unfolds to, how deep it is, and the bytes of its tensors."""
+        """Returns how many values a node unfolds to, how deep it is, and its tensors' bytes."""
         if isinstance(node, StoredTensor):
             return 1, 0, node.nbytes
         if node is None or isinstance(node, str | bytes | bool | int | float):
