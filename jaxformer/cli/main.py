@@ -40,7 +40,7 @@ COMMANDS = {
     "train": "jaxformer.cli.train",
     "sample": "jaxformer.cli.sample",
     "port": "jaxformer.cli.port",
-    "verify": "jaxformer.cli.verify_options",
+    "verify": "jaxformer.cli.verify",
     "inspect": "jaxformer.cli.inspect",
     "plan": "jaxformer.cli.plan",
 }

@@ -1,40 +1,126 @@
-"""What ``jaxformer verify`` does: open both, run both, judge, and say so."""
+"""``jaxformer verify``: its options, and the two checkpoints run, judged and reported."""
 
-import dataclasses
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from rich.console import Console
-from rich.markup import escape
+import tyro
 
-from jaxformer.cli.verify_options import VerifyOptions
-from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.cli.arguments import Switch, parse
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
-from jaxformer.parity.report.files import load_report, save_json
-from jaxformer.parity.report.model import Report
-from jaxformer.parity.report.regressions import compare_reports
-from jaxformer.parity.report.text import one_line
-from jaxformer.parity.trace.torch_trace import require_torch
 
-# How many of the things that got worse are told.
+if TYPE_CHECKING:
+    from jaxformer.parity.report.model import Report
+    from jaxformer.parity.session import ParitySession
+
+Mode = Literal["forward", "grad", "train", "generate"]
+# The modes in which an option has an effect, if not in all.
+ONLY_IN: dict[str, tuple[Mode, ...]] = {
+    "steps": ("train",),
+    "dropout": ("train",),
+    "tokens": ("generate",),
+    "dtype": ("forward", "grad"),
+    "repro": ("forward", "grad"),
+    "batch": ("forward", "grad", "train"),
+}
+# How many of the things that got worse are listed.
 MAX_WORSE = 20
 
 
-def verify(options: VerifyOptions) -> int:
-    """Compares two checkpoints and prints what was found on standard output.
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Run two checkpoints side by side, and name the first place where they differ.
+
+    A is run in PyTorch, B in JAX: each a .safetensors or .pt file, a Hugging Face folder or the
+    folder of a run. Exit code 0: they are equal, up to rounding. 1: there is a bug, and the last
+    line says where.
+    """
+
+    reference: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="A")]
+    """The reference: a Hugging Face folder is run by transformers, if that is installed."""
+    candidate: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="B")]
+    """The candidate, which is verified."""
+    data: str = "random"
+    """What both read: a text file (or a corpus of train.py), or random tokens."""
+    mode: Mode = "grad"
+    """The outputs alone; gradients too; steps of training; or text generated token by token."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """The dtype whose rounding is measured, beside float64; default that of B's weights."""
+    batch: int | None = None
+    """How many texts; default 1."""
+    length: int | None = None
+    """How many tokens each text has; default 256, or as many as fit."""
+    steps: int | None = None
+    """How many steps of training; default 10."""
+    tokens: int | None = None
+    """How many tokens to generate; default 20."""
+    dropout: Switch = False
+    """Train with dropout, both sides dropping the same units."""
+    seed: int = 0
+    """The seed of random tokens."""
+    html: Path | None = None
+    """Write the report to this file as a page for a browser."""
+    json: Path | None = None
+    """Write the report to this file as JSON."""
+    against: Path | None = None
+    """An earlier report (of --json); whatever got worse since then is an error too."""
+    repro: Path | None = None
+    """A folder to write, with a script that shows the first bug without A and B."""
+    dialect_a: str | None = None
+    """The dialect of A's array names; default what the checkpoint shows."""
+    dialect_b: str | None = None
+    """The dialect of B's array names; default what the checkpoint shows."""
+    config_a: Path | None = None
+    """A JSON file with settings of A, which replace those in the checkpoint."""
+    config_b: Path | None = None
+    """A JSON file with settings of B, which replace those in the checkpoint."""
+    encoding: str = "utf-8"
+    """The encoding of the text."""
+    unknown: Literal["error", "skip", "replace"] = "error"
+    """What to do with characters that the models do not know."""
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "length", "steps", "tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1: got {value}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed must be in [0, 2^63): got {self.seed}")
+        if not self.data:
+            raise ValueError("--data must name a text file, or be random")
+        for name, modes in ONLY_IN.items():
+            if getattr(self, name) not in (None, False) and self.mode not in modes:
+                raise ValueError(
+                    f"--{name} is for --mode {' and '.join(modes)}: got --mode {self.mode}"
+                )
+        written = [path.absolute() for path in (self.html, self.json) if path is not None]
+        if len(set(written)) < len(written):
+            raise ValueError(f"--html and --json name the same file: {written[0]}")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compares two checkpoints and prints the report on standard output.
 
     Args:
-        options: the settings.
+        arguments: of the command line.
 
     Returns:
-        The exit code: 0 if they are equal but for rounding, 1 if not, or if something got worse.
+        The exit code: 0 if the two are equal up to rounding, 1 if there is a bug, or if something
+        got worse since an earlier report.
 
     Raises:
         JaxformerError: the comparison cannot be made.
     """
+    options: VerifyOptions = parse(VerifyOptions, "jaxformer verify", arguments)
+
+    from jaxformer.parity.report.files import load_report
+    from jaxformer.parity.report.regressions import compare_reports
+    from jaxformer.parity.trace.torch_trace import require_torch
+
     require_torch()
     before = None if options.against is None else load_report(options.against)
     _check_outputs(options)
@@ -42,203 +128,25 @@ def verify(options: VerifyOptions) -> int:
     import jax
 
     with jax.enable_x64(True):
-        comparison = _Comparison(options)
-        report = comparison.report()
-        repro = comparison.write_repro(report)
+        session = _open_session(options)
+        report = session.run(
+            dtype=options.dtype,
+            steps=options.steps,
+            tokens=options.tokens,
+            dropout=options.dropout,
+        )
+        repro = _write_repro(session, report, options.repro)
     worse = [] if before is None else compare_reports(report, before)
     try:
-        _write(report, options)
+        _write_files(report, options)
     finally:
         # A full disk is no reason to lose what was found.
         _print(report, worse, repro, options)
     return 1 if report.verdict == "bug" or worse else 0
 
 
-class _Comparison:
-    """Two checkpoints, opened and found to fit one another."""
-
-    def __init__(self, options: VerifyOptions):
-        from jaxformer.data.corpora import load_corpus
-        from jaxformer.parity.sources.checkpoints import (
-            check_alike,
-            dtype_names,
-            in_layout_of,
-            load_candidate,
-            load_reference,
-            open_source,
-            padding_ids,
-        )
-        from jaxformer.parity.sources.tokens import chosen_length, random_tokens, text_tokens
-
-        self.options = options
-        self.began = time.monotonic()
-        text = None
-        if options.data != "random":
-            text = load_corpus(options.data, encoding=options.encoding).text
-        self.source_a = open_source(
-            options.reference, "a", dialect=options.dialect_a, config=options.config_a
-        )
-        self.source_b = open_source(
-            options.candidate, "b", dialect=options.dialect_b, config=options.config_b
-        )
-        for source in (self.source_a, self.source_b):
-            for warning in source.checkpoint.raw.warnings:
-                print(f"jaxformer: warning: {warning}", file=sys.stderr)
-        check_alike(self.source_a, self.source_b)
-        self.source_b = in_layout_of(self.source_a, self.source_b)
-        self._check_mode()
-        contexts = [source.config.context_length for source in (self.source_a, self.source_b)]
-        self.context_length = min(contexts)
-        self.length = chosen_length(options, self.context_length)
-        self.batch = options.batch or 1
-        if text is not None:
-            needed = self.batch * self.length + (options.mode == "train")
-            tokens = text_tokens(text, needed, (self.source_a, self.source_b), options)
-        self.reference = load_reference(self.source_a)
-        self.module, candidate_note = load_candidate(self.source_b)
-        if text is None:
-            tokens = random_tokens(options.seed, padding_ids(self.reference.module))
-        self.tokens = tokens
-        self.about: dict[str, Any] = {
-            "reference": (
-                f"{options.reference}, {self.reference.note}, {dtype_names(self.source_a)}"
-            ),
-            "candidate": f"{options.candidate}, {candidate_note}, {dtype_names(self.source_b)}",
-            "data": tokens.note,
-        }
-
-    def report(self) -> Report:
-        """Runs both, as the mode asks for."""
-        run = {
-            "forward": self._passes,
-            "grad": self._passes,
-            "train": self._training,
-            "generate": self._generation,
-        }[self.options.mode]
-        report = run()
-        about = {**self.about, "seconds": round(time.monotonic() - self.began, 1)}
-        return dataclasses.replace(report, about=about)
-
-    def write_repro(self, report: Report) -> str:
-        """Writes what shows the first bug by itself, if it is wanted; returns where, in words."""
-        if self.options.repro is None or not report.root_causes:
-            return ""
-        from jaxformer.parity.repro.writer import write_repro
-
-        first = report.root_causes[0]
-        try:
-            write_repro(
-                self.options.repro,
-                self.reference.module,
-                self.module,
-                self._inputs(),
-                first.path,
-                jax_call=self._call_candidate,
-                message=one_line(first.message),
-                backward=self.options.mode == "grad",
-            )
-        except JaxformerError as error:
-            return f"not written: {error}"
-        return str(self.options.repro)
-
-    def _passes(self) -> Report:
-        from jaxformer.parity.compare.modules import compare
-
-        inputs = self._inputs()
-        self.about["inputs"] = " and ".join(f"{x.dtype} {x.shape}" for x in inputs)
-        return compare(
-            self.reference.module,
-            self.module,
-            inputs,
-            backward=self.options.mode == "grad",
-            dtype=self.options.dtype,
-            torch_call=self.reference.call,
-            jax_call=self._call_candidate,
-        )
-
-    def _training(self) -> Report:
-        from jaxformer.parity.compare.training import compare_training
-
-        vocab_size = self._vocab_size()
-
-        def batch(number: int) -> tuple[np.ndarray, np.ndarray]:
-            count = self.batch * self.length
-            ids = self.tokens.draw(number * count, count + 1, vocab_size)
-            shape = self.batch, self.length
-            return ids[:-1].reshape(shape), ids[1:].reshape(shape)
-
-        steps = self.options.steps or 10
-        self.about["inputs"] = f"{steps} batches of int64 {(self.batch, self.length)}"
-        report = compare_training(
-            self.reference.module,
-            self.module,
-            batch,
-            steps=steps,
-            dropout=self.options.dropout,
-        )
-        return self._with_settings(report)
-
-    def _generation(self) -> Report:
-        from jaxformer.parity.compare.generation import compare_generation
-
-        tokens = min(self.options.tokens or 20, self.context_length - 1)
-        length = min(self.length, self.context_length - tokens)
-        prompt = self.tokens.window(0, 1, length, self._vocab_size())
-        self.about["inputs"] = f"a prompt of {length} tokens, {tokens} to write"
-        report = compare_generation(self.reference.module, self.module, prompt, tokens=tokens)
-        return self._with_settings(report)
-
-    def _with_settings(self, report: Report) -> Report:
-        from jaxformer.parity.compare.settings import compare_settings, precision_flags
-
-        found = compare_settings(self.module, self.source_a.plan.module) + precision_flags()
-        return dataclasses.replace(report, settings=tuple(found))
-
-    def _inputs(self) -> Sequence[np.ndarray]:
-        """Ids (B, T); of an encoder and decoder, those of source and target."""
-        config = self.source_a.config
-        if isinstance(config, TransformerLMConfig):
-            return [self.tokens.window(0, self.batch, self.length, self._vocab_size())]
-        # Not of the same length, so that the two cannot be confused.
-        lengths = self.length, max(1, self.length - self.length // 4)
-        return [
-            self.tokens.window(place, self.batch, length, size)
-            for place, (length, size) in enumerate(
-                zip(lengths, (config.source_vocab_size, config.target_vocab_size), strict=True)
-            )
-        ]
-
-    def _call_candidate(self, module: Any, given: Sequence[Any]) -> Any:
-        output = module(*given)
-        if getattr(module.config, "pooler", False):
-            # Theirs pools in the same call.
-            module.pooled(output)
-        return output
-
-    def _vocab_size(self) -> int:
-        from jaxformer.parity.sources.tokens import vocabulary_size
-
-        return min(vocabulary_size(source) for source in (self.source_a, self.source_b))
-
-    def _check_mode(self) -> None:
-        """Refuses modes that the models have no part in."""
-        mode = self.options.mode
-        if mode not in ("train", "generate"):
-            return
-        for source in (self.source_a, self.source_b):
-            config = source.config
-            what = f"--mode {mode} needs a language model with a head, and {source.path} holds"
-            if isinstance(config, EncoderDecoderConfig):
-                raise UsageError(f"{what} an encoder and a decoder: use --mode forward or grad")
-            if config.head == "none" or (mode == "generate" and not config.causal):
-                kind = "no head" if config.head == "none" else "one that sees later tokens"
-                raise UsageError(f"{what} {kind}: use --mode forward or grad")
-            if mode == "generate" and config.context_length < 2:
-                raise UsageError(f"{what} one that holds a single token")
-
-
 def _check_outputs(options: VerifyOptions) -> None:
-    """Refuses, before anything is computed, what could not be written at the end.
+    """Rejects, before anything is computed, outputs that could not be written at the end.
 
     Raises:
         UsageError: the repro's folder is in use.
@@ -255,36 +163,82 @@ def _check_outputs(options: VerifyOptions) -> None:
         raise UsageError(f"--repro {repro} exists: give the name of a new folder")
 
 
-def _write(report: Report, options: VerifyOptions) -> None:
+def _open_session(options: VerifyOptions) -> "ParitySession":
+    from jaxformer.data.corpora import load_corpus
+    from jaxformer.parity.session import ParitySession
+    from jaxformer.parity.sources.checkpoints import open_source
+    from jaxformer.parity.sources.tokens import TextInput
+
+    text = None
+    if options.data != "random":
+        corpus = load_corpus(options.data, encoding=options.encoding)
+        text = TextInput(options.data, corpus.text, options.unknown)
+    sources = [
+        open_source(path, letter, dialect=dialect, config=config)
+        for path, letter, dialect, config in (
+            (options.reference, "a", options.dialect_a, options.config_a),
+            (options.candidate, "b", options.dialect_b, options.config_b),
+        )
+    ]
+    for source in sources:
+        for warning in source.checkpoint.raw.warnings:
+            print(f"jaxformer: warning: {warning}", file=sys.stderr)
+    return ParitySession(
+        *sources,
+        mode=options.mode,
+        text=text,
+        seed=options.seed,
+        batch=options.batch,
+        length=options.length,
+    )
+
+
+def _write_repro(session: "ParitySession", report: "Report", folder: Path | None) -> str:
+    """Writes the repro of the first bug, if it is wanted, and returns where or why not."""
+    if folder is None or not report.root_causes:
+        return ""
+    try:
+        session.write_repro(folder, report)
+    except JaxformerError as error:
+        return f"not written: {error}"
+    return str(folder)
+
+
+def _write_files(report: "Report", options: VerifyOptions) -> None:
+    from jaxformer.parity.report.files import save_json
+    from jaxformer.parity.report.html.writer import write_html
+
     if options.json is not None:
         save_json(report, options.json)
     if options.html is not None:
-        from jaxformer.parity.report.html.writer import write_html
-
         write_html(report, options.html)
 
 
-def _print(report: Report, worse: Sequence[str], repro: str, options: VerifyOptions) -> None:
-    """The report; its last line is the verdict, or what got worse where all is equal."""
+def _print(report: "Report", worse: Sequence[str], repro: str, options: VerifyOptions) -> None:
+    """Prints the report; its last line is the verdict, or what got worse if all is equal."""
+    from rich.console import Console
+    from rich.markup import escape
+
     from jaxformer.parity.report.terminal import print_report
+    from jaxformer.parity.report.text import one_line
 
     console = Console(highlight=False, soft_wrap=True)
     for letter, side in (("A", "reference"), ("B", "candidate")):
-        console.print(f"[dim]{letter}, {side:<6}[/]  {escape(str(report.about[side]))}")
+        console.print(f"[dim]{letter}, {side}[/]  {escape(str(report.about[side]))}")
     inputs = f"{report.about['data']}; {report.about['inputs']}"
-    console.print(f"[dim]inputs    [/]  {escape(inputs)}")
+    console.print(f"[dim]inputs      [/]  {escape(inputs)}")
     for what, where in (("json", options.json), ("html", options.html), ("repro", repro)):
         if where:
-            console.print(f"[dim]{what:<10}[/]  {escape(str(where))}")
-    told = [one_line(line) for line in worse]
+            console.print(f"[dim]{what:<12}[/]  {escape(str(where))}")
+    lines = [one_line(line) for line in worse]
     is_bug = report.verdict == "bug"
     if options.against is not None:
-        count = f"{len(told)} things got worse" if told else "nothing got worse"
-        console.print(f"[dim]against   [/]  {escape(str(options.against))}: {count}")
-        # The last line is the bug's; without one it is the first of these.
-        for line in told[0 if is_bug else 1 :][:MAX_WORSE]:
+        count = f"{len(lines)} things got worse" if lines else "nothing got worse"
+        console.print(f"[dim]against     [/]  {escape(str(options.against))}: {count}")
+        # The last line is the bug's; without a bug it is the first of these.
+        for line in lines[0 if is_bug else 1 :][:MAX_WORSE]:
             console.print(escape(f"  {line}"), style="red")
     console.print()
     print_report(report, console)
-    if told and not is_bug:
-        console.print(escape(f"worse than {options.against}: {told[0]}"), style="bold red")
+    if lines and not is_bug:
+        console.print(escape(f"worse than {options.against}: {lines[0]}"), style="bold red")

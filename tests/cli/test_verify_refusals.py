@@ -183,8 +183,8 @@ def test_damaged_runs_are_refused(refuse, tmp_path, gpt2):
     refuse(["verify", tmp_path / "run", gpt2["pt"]], 4)
 
 
-def test_a_bug_of_ours_is_one_line(gpt2, monkeypatch, capsys):
-    monkeypatch.setattr("jaxformer.parity.compare.modules.compare", lambda *_, **__: 1 / 0)
+def test_a_bug_of_jaxformer_is_one_line(gpt2, monkeypatch, capsys):
+    monkeypatch.setattr("jaxformer.parity.session.compare", lambda *_, **__: 1 / 0)
     assert main(["verify", str(gpt2["run"]), str(gpt2["run"]), "--mode", "forward"]) == 1
     assert capsys.readouterr().err.startswith("jaxformer: ZeroDivisionError")
 
@@ -201,8 +201,8 @@ def test_a_report_is_not_lost_where_it_cannot_be_written(llamas, tmp_path, monke
     a, b = llamas / "llama", llamas / "llama.safetensors"
     wrong = changed(b, tmp_path / "wrong.safetensors", config={"norm_eps": 1e-6})
     full, odd = ResourceError("the disk is full"), UsageError("a Cache cannot be written")
-    monkeypatch.setattr("jaxformer.cli.verify.save_json", fail(full))
-    monkeypatch.setattr("jaxformer.parity.repro.writer.write_repro", fail(odd))
+    monkeypatch.setattr("jaxformer.parity.report.files.save_json", fail(full))
+    monkeypatch.setattr("jaxformer.parity.session.write_repro", fail(odd))
     paths = ("--json", str(tmp_path / "x.json"), "--repro", str(tmp_path / "repro"))
     arguments = [*map(str, (a, wrong)), "--mode", "forward", *map(str, SHORT), *paths]
     capsys.readouterr()
@@ -210,4 +210,4 @@ def test_a_report_is_not_lost_where_it_cannot_be_written(llamas, tmp_path, monke
     captured = capsys.readouterr()
     assert captured.err == "jaxformer: the disk is full\n"
     assert captured.out.splitlines()[-1].startswith("bug: blocks.0.attention_norm ")
-    assert "repro       not written: a Cache cannot be written" in captured.out
+    assert "repro         not written: a Cache cannot be written" in captured.out

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxformer.cli.main import main
-from jaxformer.cli.verify_options import VerifyOptions
+from jaxformer.cli.verify import VerifyOptions
 from tests.support.ported import hugging_face
 from tests.support.verified import LLAMA, llama_state
 

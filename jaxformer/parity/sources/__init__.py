@@ -1,1 +1,9 @@
-"""To be written."""
+"""What ``jaxformer verify`` compares: checkpoints as models that run, and tokens for them.
+
+Two paths enter; a PyTorch module (A, the reference), a JAX module (B, the candidate) and token ids
+leave.
+
+- ``checkpoints``: opens A and B, checks that their architectures are equal, and loads both.
+- ``transformers_folders``: loads a Hugging Face folder with ``transformers``.
+- ``tokens``: random token ids, or those of a text.
+"""

@@ -1,10 +1,10 @@
-"""Checkpoints as models that run: A in PyTorch, B in JAX."""
+"""Opens two checkpoints and loads them: A, the reference, in PyTorch; B, the candidate, in JAX."""
 
 import dataclasses
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,19 @@ from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.rules import RotaryPermutation
 
-# What a rotary embedding turns, and what is done to it before.
-TURNED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
+# The arrays whose order of features depends on the rotary layout.
+ROTATED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A checkpoint whose arrays are all those of a model of ours; none of them is read yet.
+    """A checkpoint that was found to make a whole model; none of its arrays is read yet.
 
     Attributes:
         path: the file or folder.
         checkpoint: what is in it.
-        plan: how it becomes a model of ours.
-        note: what is to be said of that.
+        plan: how it becomes a JAX model.
+        note: what was changed for that, in words; "" if nothing was.
     """
 
     path: Path
@@ -52,12 +52,12 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
-    """A model in PyTorch.
+class LoadedReference:
+    """A checkpoint as a model in PyTorch.
 
     Attributes:
         module: in evaluation mode.
-        call: how it is called, given it and its inputs: token ids.
+        call: calls it, given the module and its inputs, which are token ids.
         note: which code runs, in words.
     """
 
@@ -73,13 +73,13 @@ def open_source(
 
     Args:
         path: see ``open_checkpoint``.
-        letter: "a" or "b", by which the command's options call it.
+        letter: "a" or "b"; an error names the setting ``dialect`` of this side ``dialect_a``.
         dialect: see ``open_checkpoint``.
         config: see ``open_checkpoint``.
 
     Raises:
-        UsageError: it is no whole model; and what ``open_checkpoint`` and ``Checkpoint.plan``
-            raise.
+        UsageError: the checkpoint holds no whole model.
+        JaxformerError: whatever ``open_checkpoint`` and ``Checkpoint.plan`` raise.
     """
     try:
         checkpoint = open_checkpoint(path, dialect=dialect, config=config)
@@ -101,12 +101,12 @@ def open_source(
     return Source(path, checkpoint, plan)
 
 
-def check_alike(reference: Source, candidate: Source) -> None:
-    """Checks that two checkpoints hold models whose arrays are the same, but for their numbers.
+def check_same_architecture(reference: Source, candidate: Source) -> None:
+    """Checks that the arrays of two checkpoints have the same names and shapes.
 
     Raises:
-        CheckpointError: they do not; all that is missing, unexpected or of another shape is
-            listed, by our names.
+        CheckpointError: they differ; the message lists all arrays that are missing, unexpected or
+            of another shape, by their names in jaxformer.
     """
     wanted, found = (parameter_shapes(source.plan.module) for source in (reference, candidate))
     problems = [f"missing {name} {wanted[name]}" for name in wanted if name not in found]
@@ -123,12 +123,13 @@ def check_alike(reference: Source, candidate: Source) -> None:
         )
 
 
-def in_layout_of(reference: Source, candidate: Source) -> Source:
-    """B with its queries and keys in A's rotary layout, if that is how its weights are meant.
+def in_rotary_layout_of(reference: Source, candidate: Source) -> Source:
+    """Returns B with its queries and keys in A's rotary layout, if its weights fit its own layout.
 
-    A rotary embedding that turns neighbours does with reordered weights what one that turns halves
-    does: the same model is stored in two ways. Weights that fit their own layout are reordered;
-    those that are A's bit for bit, and so do not fit another one, are left to be found.
+    Rotary positions either turn neighbouring features or the two halves of a head. With reordered
+    weights both compute the same, so one model can be stored in two ways. If the reordered weights
+    of B are closer to A's, they are reordered. If B has A's weights as they are but another layout,
+    that is a bug: B is returned unchanged, for the comparison to find it.
     """
     config = candidate.config
     if (
@@ -150,13 +151,13 @@ def in_layout_of(reference: Source, candidate: Source) -> Source:
         )
         return np.ascontiguousarray(np.moveaxis(turned[0], 0, -1))
 
-    names = [name for name in candidate.plan.tensors if TURNED.search(name)]
+    names = [name for name in candidate.plan.tensors if ROTATED.search(name)]
     as_it_is = reordered = 0
     tensors = dict(candidate.plan.tensors)
     for name in names:
-        mine, other = tensors[name].read(), reference.plan.tensors[name].read()
-        as_it_is += not weight_difference(mine, other).is_bug
-        reordered += not weight_difference(reorder(mine), other).is_bug
+        array, expected = tensors[name].read(), reference.plan.tensors[name].read()
+        as_it_is += not weight_difference(array, expected).is_bug
+        reordered += not weight_difference(reorder(array), expected).is_bug
         read = functools.partial(_read_reordered, tensors[name], reorder)
         tensors[name] = dataclasses.replace(tensors[name], read=read, storage=None)
     if reordered <= as_it_is:
@@ -175,10 +176,10 @@ def _read_reordered(
 
 
 def load_candidate(source: Source) -> tuple[Any, str]:
-    """A checkpoint as a model of ours, and which code runs, in words.
+    """Loads a checkpoint as a JAX model; also returns which code runs, in words.
 
-    Tables of positions that came with it, and were found to be right, are computed anew, as the
-    other side does not have them.
+    Position tables that are stored in the checkpoint, and were found to be right, are computed
+    again, because the other side does not have them.
 
     Raises:
         CheckpointError: an array is damaged.
@@ -190,12 +191,12 @@ def load_candidate(source: Source) -> tuple[Any, str]:
     return module, f"jaxformer.{type(module).__name__} in JAX {jax.__version__}{source.note}"
 
 
-def load_reference(source: Source) -> Reference:
-    """A checkpoint as a model in PyTorch, with its weights in their own dtype.
+def load_reference(source: Source) -> LoadedReference:
+    """Loads a checkpoint as a model in PyTorch, with its weights in their own dtype.
 
-    The folders of Hugging Face are run by ``transformers`` where that is installed, from the local
-    files and by its own classes alone: no code that comes with a checkpoint is ever run. All others
-    are run by ``torch_ref``, the PyTorch twin of our own models.
+    A Hugging Face folder is run by ``transformers`` if that is installed, from local files and with
+    its own classes only: code that comes with a checkpoint never runs. All others are run by
+    ``torch_ref``, the PyTorch twin of jaxformer's models.
 
     Raises:
         UsageError: torch is not installed.
@@ -217,14 +218,16 @@ def load_reference(source: Source) -> Reference:
         name = type(module).__name__
     else:
         module, library = make_twin(source.config), "torch_ref"
-        _give(module, {name: tensor.read() for name, tensor in source.plan.tensors.items()})
+        arrays = {name: tensor.read() for name, tensor in source.plan.tensors.items()}
+        state = {name: as_tensor(array) for name, array in export_arrays(arrays).items()}
+        module.load_state_dict(state, strict=True, assign=True)
         name = type(module).__name__
     note = f"{library} {name} in PyTorch {torch.__version__}{remark}"
-    return Reference(module.eval(), lambda module, given: module(*given), note)
+    return LoadedReference(module.eval(), lambda module, given: module(*given), note)
 
 
 def make_twin(config: TransformerLMConfig | EncoderDecoderConfig) -> Any:
-    """The PyTorch twin of one of our models, with weights of its own."""
+    """Makes the PyTorch twin of a jaxformer model, with random weights."""
     require_torch()
     import torch_ref.config
     import torch_ref.encoder_decoder
@@ -236,14 +239,8 @@ def make_twin(config: TransformerLMConfig | EncoderDecoderConfig) -> Any:
     return torch_ref.encoder_decoder.EncoderDecoder(same)
 
 
-def _give(twin: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Gives a twin weights by our names, each in its own dtype."""
-    state = {name: as_tensor(array) for name, array in export_arrays(arrays).items()}
-    twin.load_state_dict(state, strict=True, assign=True)
-
-
 def as_tensor(array: np.ndarray) -> Any:
-    """A numpy array as a tensor of the same dtype, which may be bfloat16."""
+    """Returns a numpy array as a tensor of the same dtype, which may be bfloat16."""
     torch = require_torch()
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
@@ -251,7 +248,7 @@ def as_tensor(array: np.ndarray) -> Any:
 
 
 def padding_ids(module: Any) -> set[int]:
-    """Ids whose embeddings get no gradient in PyTorch."""
+    """Returns the ids whose embeddings get no gradient in PyTorch."""
     torch = require_torch()
     return {
         m.padding_idx
@@ -261,5 +258,5 @@ def padding_ids(module: Any) -> set[int]:
 
 
 def dtype_names(source: Source) -> str:
-    """The dtypes of the weights, in words."""
+    """Returns the dtypes of the weights, separated by commas."""
     return ", ".join(sorted({tensor.dtype.name for tensor in source.plan.tensors.values()}))

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face as models of ``transformers``, loaded without a word of its own."""
+"""Loads Hugging Face folders with ``transformers``, without its warnings and progress bars."""
 
 import contextlib
 import functools
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def from_transformers(source: "Source") -> Any:
-    """The model of a folder, by the class of ``transformers`` that its config names.
+    """Loads a folder with the class of ``transformers`` that its config names.
 
     Raises:
-        CheckpointError: transformers cannot load it, or loads something else than it holds.
+        CheckpointError: transformers cannot load it, or loads other numbers than the file holds.
     """
     import torch
     import transformers
 
     cls = getattr(transformers, source.plan.origin.kind)
     more = {"add_pooling_layer": False} if _has_no_pooler(source) else {}
-    # One module has one dtype: the widest, into which the others go exactly.
+    # A module has one dtype: the widest, which holds the values of the others exactly.
     dtypes = [getattr(torch, tensor.dtype.name) for tensor in source.plan.tensors.values()]
     with _quiet():
         try:
@@ -34,22 +34,22 @@ def from_transformers(source: "Source") -> Any:
                 source.path,
                 local_files_only=True,
                 dtype=functools.reduce(torch.promote_types, dtypes),
-                # The others have no soft cap, and give no attention weights.
+                # Other implementations have no soft cap and return no attention weights.
                 attn_implementation="eager",
                 output_loading_info=True,
                 **more,
             )
-        # It raises whatever its parts raise.
+        # transformers raises errors of many kinds.
         except Exception as error:
             reason = (str(error).splitlines() or [""])[0] or type(error).__name__
             raise CheckpointError(
                 f"{source.path}: transformers cannot load it: {reason}"
             ) from error
-    lacking = sorted({str(name) for name in found["missing_keys"]})
-    if lacking or found["mismatched_keys"]:
+    missing = sorted({str(name) for name in found["missing_keys"]})
+    if missing or found["mismatched_keys"]:
         raise CheckpointError(
             f"{source.path}: transformers does not find all weights of {cls.__name__}: "
-            + "; ".join([*lacking, *map(str, found["mismatched_keys"])])
+            + "; ".join([*missing, *map(str, found["mismatched_keys"])])
         )
     module.config.use_cache = False
     _check_loaded(module, source)
@@ -57,10 +57,10 @@ def from_transformers(source: "Source") -> Any:
 
 
 def _check_loaded(module: Any, source: "Source") -> None:
-    """What was loaded is what is in the file, bit for bit but for its dtype.
+    """Checks that the loaded weights have the values of those in the file.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: they differ.
     """
     loaded = to_stored_tensors(module.state_dict())
     inside = source.checkpoint.raw.tensors
@@ -77,7 +77,7 @@ def _check_loaded(module: Any, source: "Source") -> None:
 
 
 def _has_no_pooler(source: "Source") -> bool:
-    """Whether it is a BERT without a pooler, which transformers would add."""
+    """Returns whether this is a BERT without a pooler, which transformers would add."""
     return source.plan.origin.kind == "BertModel" and not getattr(source.config, "pooler", True)
 
 
@@ -87,7 +87,7 @@ def _wide(tensor: StoredTensor) -> np.ndarray:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps transformers from talking: what it would warn of is refused here."""
+    """Silences transformers: what it would warn of is an error here."""
     from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
