@@ -1,4 +1,4 @@
-"""Repros: the script shows the bug without the checkpoints, and shows none once it is mended."""
+"""Repros: the script shows the bug without the checkpoints, and no bug once that is fixed."""
 
 import contextlib
 import io
@@ -17,8 +17,7 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.parity import assert_parity
 from jaxformer.parity.compare.modules import compare
 from jaxformer.parity.report.files import load_report
-from jaxformer.parity.repro.runtime import Repro
-from jaxformer.parity.repro.writer import write_repro
+from jaxformer.parity.repro import Repro, write_repro
 from jaxformer.porting import from_torch
 from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -31,7 +30,7 @@ SHORT = ("--length", 9)
 
 
 def run(folder):
-    """Runs the script of a repro and gives what it prints, and what it complains of.
+    """Runs the script of a repro and returns what it prints, and the message of its assertion.
 
     That it runs in a process of its own is seen in ``test_verify_docs``.
     """
@@ -39,8 +38,8 @@ def run(folder):
     with contextlib.redirect_stdout(out):
         try:
             runpy.run_path(str(folder / "repro.py"))
-        except AssertionError as complaint:
-            return out.getvalue(), str(complaint)
+        except AssertionError as error:
+            return out.getvalue(), str(error)
     return out.getvalue(), ""
 
 
@@ -60,7 +59,7 @@ def llamas(tmp_path_factory):
 
 
 @pytest.mark.parametrize("a", ["llama", pytest.param("llama.safetensors", marks=FULL)])
-def test_a_script_shows_the_bug_alone_and_nothing_once_it_is_mended(llamas, tmp_path, a):
+def test_a_script_shows_the_bug_by_itself_and_none_once_it_is_fixed(llamas, tmp_path, a):
     here = tmp_path / "gone"
     shutil.copytree(llamas, here)
     wrong = changed(
@@ -94,6 +93,49 @@ def result(folder):
     return repro.run(repro.build_reference(), repro.build_candidate())
 
 
+OLD_SCRIPT = """\
+from pathlib import Path
+
+from jaxformer.parity.repro import Repro
+
+repro = Repro(Path(__file__).parent)
+theirs = repro.build_theirs()  # LlamaAttention, by the settings in node.json
+ours = repro.build_ours()  # MultiHeadAttention, by the settings in node.json
+result = repro.run(theirs, ours)
+print(result)
+assert result.is_equal, "they differ by more than rounding"
+"""
+
+
+def test_a_folder_of_format_1_still_runs(llamas, tmp_path):
+    """Its script, its node.json and its arrays say theirs and ours."""
+    wrong = changed(
+        llamas / "llama.safetensors", tmp_path / "wrong.safetensors", config={"norm_eps": 1e-6}
+    )
+    repro = tmp_path / "repro"
+    assert verify(llamas / "llama", wrong, *SHORT, "--repro", repro)[0] == 1
+    expected = result(repro)
+
+    old = {"reference": "theirs", "candidate": "ours"}
+    about = json.loads((repro / "node.json").read_text())
+    about = {old.get(key, key): value for key, value in about.items()} | {"format": 1}
+    assert about.keys() == {"format", "message", "backward", "groups", "theirs", "ours"}
+    (repro / "node.json").write_text(json.dumps(about))
+    tensors, _ = read_safetensors(repro / "arrays.safetensors")
+    stored = {}
+    for name, tensor in tensors.items():
+        side, _, rest = name.partition("/")
+        stored[f"{old.get(side, side)}/{rest}"] = StoredTensor.of(tensor.read())
+    assert {name.partition("/")[0] for name in stored} == {"theirs", "ours", "tables", "expected"}
+    write_safetensors(repro / "arrays.safetensors", stored)
+    (repro / "repro.py").write_text(OLD_SCRIPT)
+
+    assert str(result(repro)) == str(expected)
+    printed, complaint = run(repro)
+    assert printed == f"{expected}\n"
+    assert complaint == "they differ by more than rounding"
+
+
 CASES = {
     "rotary layout": ({"rotary_interleaved": True}, "blocks.0.attention"),
     "rotary base": ({"rotary_base": 500.0}, "blocks.0.attention"),
@@ -103,7 +145,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", first_of_each(CASES, lambda case: CASES[case][1]))
-def test_each_kind_of_bug_shows_and_is_mended(llamas, tmp_path, case):
+def test_each_kind_of_bug_shows_and_is_fixed(llamas, tmp_path, case):
     """In process; a table is shown in its attention, a mask in the model that makes it."""
     config, path = CASES[case]
     right = llamas / "llama.safetensors"
@@ -122,8 +164,8 @@ def test_each_kind_of_bug_shows_and_is_mended(llamas, tmp_path, case):
     assert result(tmp_path / "repro").is_equal
 
 
-def test_weights_that_lie_in_one_of_theirs(tmp_path):
-    """GPT-2 has queries, keys and values in one matrix, ours are three."""
+def test_weights_that_are_one_array_of_the_reference(tmp_path):
+    """GPT-2 has queries, keys and values in one matrix, jaxformer has three."""
     folder = hugging_face(tmp_path / "hf", gpt2_state())
     port(folder, tmp_path / "right.safetensors", "--as", "torch_ref")
     name = "blocks.1.attention.k_proj.weight"
@@ -141,7 +183,7 @@ def test_weights_that_lie_in_one_of_theirs(tmp_path):
     tensors, _ = read_safetensors(repro / "arrays.safetensors")
     stored = {name: StoredTensor.of(tensor.read()) for name, tensor in tensors.items()}
     right = read_safetensors(tmp_path / "right.safetensors")[0][name].read().T
-    stored["ours/1/state/kernel"] = StoredTensor.of(right.astype(np.float64))
+    stored["candidate/1/state/kernel"] = StoredTensor.of(right.astype(np.float64))
     write_safetensors(repro / "arrays.safetensors", stored)
     assert result(repro).is_equal
 
@@ -162,7 +204,7 @@ def test_no_repro_is_written_where_there_is_no_bug(llamas, tmp_path):
     assert not any(str(repro) in line for line in lines)
 
 
-class ReferenceRun(torch.nn.Module):
+class UserReference(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.inner = torch.nn.Linear(5, 7)
@@ -171,7 +213,7 @@ class ReferenceRun(torch.nn.Module):
         return torch.tanh(self.inner(x))
 
 
-class Candidate(nnx.Module):
+class UserCandidate(nnx.Module):
     def __init__(self):
         self.inner = nnx.Linear(5, 7, rngs=nnx.Rngs(0))
 
@@ -179,17 +221,17 @@ class Candidate(nnx.Module):
         return jnp.tanh(self.inner(x))
 
 
-def mine():
-    """Two modules of somebody's own with equal weights, but for one."""
-    reference, candidate = ReferenceRun(), Candidate()
+def user_modules():
+    """Returns two modules of a user with equal weights."""
+    reference, candidate = UserReference(), UserCandidate()
     candidate.inner.kernel[...] = jnp.asarray(reference.inner.weight.detach().numpy().T)
     bias = reference.inner.bias.detach().numpy()
     candidate.inner.bias[...] = jnp.asarray(bias)
     return reference, candidate
 
 
-def test_modules_of_ones_own_are_filled_in(tmp_path):
-    reference, candidate = mine()
+def test_user_modules_are_filled_in(tmp_path):
+    reference, candidate = user_modules()
     x = np.random.default_rng(0).normal(size=(3, 5))
     names = {"inner": "inner"}
     assert_parity(reference, candidate, [x], names=names)
@@ -200,12 +242,12 @@ def test_modules_of_ones_own_are_filled_in(tmp_path):
     repro = write_repro(tmp_path / "repro", reference, candidate, [x], "inner", names=names)
     with pytest.raises(UsageError, match=r"build it in repro\.py"):
         repro.build_reference()
-    assert run(tmp_path / "repro")[1].startswith("fill in theirs in repro.py")
+    assert run(tmp_path / "repro")[1].startswith("fill in reference in repro.py")
     found = repro.run(torch.nn.Linear(5, 7), nnx.Linear(5, 7, rngs=nnx.Rngs(1)))
     assert found.differences["output"].error == pytest.approx(1e-3, rel=1e-4)
     assert found.differences["output"].is_bug
 
-    reference, candidate = mine()
+    reference, candidate = user_modules()
     repro = write_repro(tmp_path / "right", reference, candidate, [x], "inner", names=names)
     assert repro.run(torch.nn.Linear(5, 7), nnx.Linear(5, 7, rngs=nnx.Rngs(1))).is_equal
     with pytest.raises(UsageError, match="not the arrays of the repro: bias"):
@@ -226,28 +268,28 @@ def test_a_module_that_was_changed_after_it_was_built_is_filled_in(tmp_path):
     path = "blocks.1.feed_forward_norm"
     write_repro(tmp_path / "repro", reference, candidate, [ids], path)
     script = (tmp_path / "repro" / "repro.py").read_text()
-    assert "theirs = repro.build_theirs()  # LayerNorm" in script
+    assert "reference = repro.build_reference()  # LayerNorm" in script
     assert "it was changed after it was built" in script
     repro = Repro(tmp_path / "repro")
     assert not repro.run(repro.build_reference(), candidate.blocks[1].feed_forward_norm).is_equal
     candidate.blocks[1].feed_forward_norm.eps = 1e-5
     assert repro.run(repro.build_reference(), candidate.blocks[1].feed_forward_norm).is_equal
-    # What theirs gave then is in the folder too.
+    # The folder also holds what the reference gave when it was written.
     other = repro.build_reference()[0]
     other.eps = 1e-2
     assert repro.run(other, candidate.blocks[1].feed_forward_norm).reference_changed
 
 
-def test_what_is_no_repro_is_refused(tmp_path):
+def test_what_is_no_repro_is_rejected(tmp_path):
     (tmp_path / "node.json").write_text('{"format": 99}')
-    with pytest.raises(CheckpointError, match="no repro of format 1"):
+    with pytest.raises(CheckpointError, match="no repro of format 1 or 2"):
         Repro(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist"):
         Repro(tmp_path / "nothing")
-    reference, candidate = mine()
+    reference, candidate = user_modules()
     x = np.zeros((3, 5))
     with pytest.raises(UsageError, match="the name of a new folder"):
         write_repro(tmp_path, reference, candidate, [x], "inner", names={"inner": "inner"})
-    with jax.enable_x64(False), pytest.raises(ValueError, match="we have no outer"):
+    with jax.enable_x64(False), pytest.raises(ValueError, match="the candidate has no outer"):
         write_repro(tmp_path / "x", reference, candidate, [x], "inner", names={"outer": "inner"})
     assert not (tmp_path / "x").exists()

@@ -1,4 +1,4 @@
-"""Modules of a repro: what they are called with, how they are built anew and given weights."""
+"""Builds the modules of a repro, gives them weights, and encodes what they are called with."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,10 +10,9 @@ from flax import nnx
 from jaxformer.config import from_dict
 from jaxformer.errors import UsageError
 from jaxformer.parameters import join_path, merge
-from jaxformer.parity.compare.reference_run import ReferenceRun
 from jaxformer.parity.matching.positions import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
-from jaxformer.parity.trace import torch_trace as torch_trace
+from jaxformer.parity.trace import torch_trace
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.positions import Rotary
@@ -21,52 +20,16 @@ from jaxformer.positions import Rotary
 Arrays = Mapping[str, np.ndarray]
 
 
-def noted_arguments(
-    reference: ReferenceRun, paths: Sequence[str]
-) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """What modules of theirs are first called with, in float64."""
-    torch = torch_trace.require_torch()
-    module = torch_trace.in_float64(reference.module)
-    noted: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    handles = []
-    for path in paths:
-
-        def note(inner: Any, args: Any, kwargs: Any, path: str = path) -> None:
-            noted.setdefault(path, (args, kwargs))
-
-        handles.append(module.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True))
-    inputs = [
-        torch.as_tensor(x) if isinstance(x, np.ndarray) else x
-        for x in torch_trace.in_dtype(reference.inputs, "float64")
-    ]
-    try:
-        with torch_trace.everything_in_float64(), torch.no_grad():
-            reference.call(module, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return noted
-
-
-def state_of(module: Any) -> dict[str, np.ndarray]:
-    """All parameters and buffers of a module of theirs, those that are not saved too."""
-    named = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
-    return {name: np.asarray(torch_trace.as_numpy(value.detach())) for name, value in named}
-
-
 def run_reference(
     module: Any, call: Mapping[str, Any], arrays: Arrays, *, backward: bool
 ) -> torch_trace.Trace:
-    """Runs one of their modules by itself, in float64.
+    """Runs one module of the reference by itself, in float64.
 
     Args:
-        module: theirs.
+        module: the PyTorch module.
         call: its arguments, encoded.
-        arrays: of them.
-        backward: whether to pull a gradient back through it.
+        arrays: the arrays among the arguments, by name.
+        backward: whether to compute gradients too, from a random gradient of the output.
     """
     names = list(arrays)
 
@@ -78,7 +41,7 @@ def run_reference(
         )
 
     def cotangents(outputs: list[np.ndarray]) -> list[np.ndarray]:
-        # A gradient in every direction, so that nothing can hide.
+        # Random, so that every element of the output has an effect.
         return [np.random.default_rng(0).standard_normal(outputs[0].shape)]
 
     with torch_trace.everything_in_float64():
@@ -90,15 +53,15 @@ def run_reference(
 
 
 def encode(value: Any, arrays: dict[str, np.ndarray], seen: dict[int, str]) -> Any:
-    """An argument of a call as JSON, its arrays put aside.
+    """Encodes an argument of a call as JSON, with its arrays apart.
 
     Args:
         value: the argument.
         arrays: by name; those of the value are added.
-        seen: the names of arrays by identity, as one may be given twice.
+        seen: the names of arrays by identity, because one may occur twice.
 
     Raises:
-        UsageError: it holds something that cannot be written.
+        UsageError: the argument holds something that cannot be written.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
@@ -118,7 +81,7 @@ def encode(value: Any, arrays: dict[str, np.ndarray], seen: dict[int, str]) -> A
 
 
 def decode(value: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
-    """The inverse of ``encode``."""
+    """Returns the argument that ``encode`` encoded."""
     if "items" in value:
         items = [decode(each, arrays) for each in value["items"]]
         return tuple(items) if value["tuple"] else items
@@ -127,16 +90,21 @@ def decode(value: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
     return arrays[value["array"]] if "array" in value else value["value"]
 
 
-def build_torch(library: str, kind: str, config: Mapping[str, Any]) -> Any:
-    """A whole model of theirs without its weights.
+def build_reference(library: str, kind: str, config: Mapping[str, Any]) -> Any:
+    """Builds a whole reference model without its weights.
+
+    Args:
+        library: transformers or torch_ref.
+        kind: the name of its class.
+        config: its settings.
 
     Raises:
-        UsageError: it is not known how, or what it needs is not installed.
+        UsageError: the library is not installed, or not one of these.
     """
     torch = torch_trace.require_torch()
     with torch.device("meta"):
         if library == "torch_ref":
-            return make_twin(_candidate_config(kind, config))
+            return make_twin(_parse_config(kind, config))
         if library == "transformers":
             try:
                 import transformers
@@ -145,37 +113,40 @@ def build_torch(library: str, kind: str, config: Mapping[str, Any]) -> Any:
                     "this repro needs transformers: pip install transformers"
                 ) from error
             cls = getattr(transformers, kind)
-            # Through JSON, as from a file.
             settings = cls.config_class.from_dict(dict(config), attn_implementation="eager")
             return cls(settings)
-    raise UsageError("how theirs is built is not known: build it in repro.py")
+    raise UsageError("how the reference is built is not known: build it in repro.py")
 
 
 def build_candidate(kind: str, config: Mapping[str, Any]) -> Any:
-    """A whole model of ours, with shapes in place of weights.
+    """Builds a whole jaxformer model, with shapes in place of weights.
+
+    Args:
+        kind: the name of its class.
+        config: its settings.
 
     Raises:
-        UsageError: it is not known how.
+        UsageError: the class is not known.
     """
-    made = _candidate_config(kind, config)
+    made = _parse_config(kind, config)
     cls = MODEL_OF_CONFIG[type(made)]
     module = nnx.eval_shape(lambda: cls(made, rngs=nnx.Rngs(0)))
     module.eval()
     return module
 
 
-def _candidate_config(kind: str, config: Mapping[str, Any]) -> Any:
+def _parse_config(kind: str, config: Mapping[str, Any]) -> Any:
     for cls, model in MODEL_OF_CONFIG.items():
         if model.__name__ == kind:
             return from_dict(cls, dict(config))
-    raise UsageError("how ours is built is not known: build it in repro.py")
+    raise UsageError("how the candidate is built is not known: build it in repro.py")
 
 
 def load_state(module: Any, state: Mapping[str, StoredTensor]) -> Any:
-    """Gives a module of theirs its parameters and buffers.
+    """Gives a PyTorch module all its parameters and buffers; returns it in evaluation mode.
 
     Raises:
-        UsageError: it has others.
+        UsageError: the names are not those of the module.
     """
     own = {
         **dict(module.named_parameters(remove_duplicate=False)),
@@ -183,7 +154,7 @@ def load_state(module: Any, state: Mapping[str, StoredTensor]) -> Any:
     }
     if own.keys() != state.keys():
         listed = ", ".join(sorted(own.keys() ^ state.keys()))
-        raise UsageError(f"their module has not the arrays of the repro: {listed}")
+        raise UsageError(f"the reference's module has not the arrays of the repro: {listed}")
     torch = torch_trace.require_torch()
     for name, tensor in state.items():
         path, _, leaf = name.rpartition(".")
@@ -199,23 +170,23 @@ def load_state(module: Any, state: Mapping[str, StoredTensor]) -> Any:
 
 
 def with_weights(module: Any, arrays: Arrays) -> Any:
-    """A module of ours with other weights, in float64.
+    """Returns a JAX module with other weights, in float64 and in evaluation mode.
 
     Raises:
-        UsageError: it has others.
+        UsageError: the names are not those of the module.
     """
     definition, state = nnx.split(module, nnx.Param)
     own = {join_path(path) for path, _ in nnx.to_flat_state(state)}
     if own != arrays.keys():
         listed = ", ".join(sorted(own ^ arrays.keys()))
-        raise UsageError(f"our module has not the arrays of the repro: {listed}")
+        raise UsageError(f"the candidate's module has not the arrays of the repro: {listed}")
     made = merge(definition, {name: jnp.asarray(a, jnp.float64) for name, a in arrays.items()})
     made.eval()
     return made
 
 
 def share_saved_tables(module: Any, tables: Mapping[str, StoredTensor]) -> None:
-    """Gives rotary positions the tables of theirs, if ours are the same but for rounding."""
+    """Gives rotary positions the reference's tables, if the two differ by rounding only."""
     for _, node in nnx.iter_modules(module):
         if isinstance(node, Rotary) and tables:
             reference = tables["cos"].read(), tables["sin"].read()

@@ -1,9 +1,4 @@
-"""A repro: one pair of modules with its weights and inputs, taken out of the models around it.
-
-``write_repro`` (in ``repro_writing``) makes a folder: ``node.json`` says how both modules are built
-and called, ``arrays.safetensors`` holds what they are given and what came of it, and ``repro.py``
-runs both. This is what that script imports.
-"""
+"""Reads the folder of a repro and runs both of its modules: what the script of a repro imports."""
 
 import dataclasses
 import functools
@@ -20,7 +15,7 @@ from jaxformer.parity.report.model import Difference
 from jaxformer.parity.report.text import scientific
 from jaxformer.parity.repro.modules import (
     build_candidate,
-    build_torch,
+    build_reference,
     decode,
     load_state,
     run_reference,
@@ -33,16 +28,19 @@ from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 
-FORMAT = 1
+FORMAT = 2
+# What format 1 called the two sides, in node.json and in the names of arrays.
+FORMAT_1_SIDES = {"theirs": "reference", "ours": "candidate"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """What came of running both modules.
+class ReproResult:
+    """What running both modules gave.
 
     Attributes:
-        differences: of each output and gradient, ours from theirs.
-        reference_changed: whether theirs gives something else than when the repro was written.
+        differences: of each output and gradient, the candidate's from the reference's.
+        reference_changed: whether the reference's output is another than when the repro was
+            written.
     """
 
     differences: Mapping[str, Difference]
@@ -50,7 +48,7 @@ class Result:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all is rounding."""
+        """Whether all differences are rounding, and the reference is as it was."""
         wrong = any(difference.is_bug for difference in self.differences.values())
         return not wrong and not self.reference_changed
 
@@ -61,61 +59,71 @@ class Result:
             for name, d in self.differences.items()
         ]
         if self.reference_changed:
-            lines.append("theirs does not give what it gave when this was written")
+            lines.append("the output of the reference is another than when this was written")
         return "\n".join(lines)
 
 
 class Repro:
-    """A folder that ``write_repro`` wrote.
+    """A folder that ``write_repro`` wrote, in this version or an older one.
 
     Args:
         folder: the folder.
 
     Raises:
-        CheckpointError: it is none, or damaged.
+        CheckpointError: the folder holds no repro, or a damaged one.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.about = read_config(self.folder / "node.json")
-        if self.about.get("format") != FORMAT:
-            raise CheckpointError(f"{self.folder} holds no repro of format {FORMAT}")
+        version = self.about.get("format")
+        if version not in (1, FORMAT):
+            raise CheckpointError(f"{self.folder} holds no repro of format 1 or {FORMAT}")
         self.tensors = read_safetensors(self.folder / "arrays.safetensors")[0]
+        if version == 1:
+            self.about = {FORMAT_1_SIDES.get(key, key): one for key, one in self.about.items()}
+            self.tensors = {_present_name(name): one for name, one in self.tensors.items()}
 
     def build_reference(self) -> list[Any]:
-        """Their modules, without weights.
+        """Builds the reference's modules, without weights.
 
         Raises:
-            UsageError: the code that they are made of is not installed, or not known.
+            UsageError: the library that defines them is not installed, or not known.
         """
         reference = self.about["reference"]
-        whole = build_torch(reference["library"], reference["class"], reference["config"])
+        whole = build_reference(reference["library"], reference["class"], reference["config"])
         return [whole.get_submodule(call["path"]) for call in reference["calls"]]
 
     def build_candidate(self) -> list[Any]:
-        """Our modules, without weights.
+        """Builds the candidate's modules, without weights.
 
         Raises:
-            UsageError: our model is not known.
+            UsageError: the class of the model is not known.
         """
         candidate = self.about["candidate"]
         whole = build_candidate(candidate["class"], candidate["config"])
         return [jax_trace.resolve(whole, call["path"])[0] for call in candidate["calls"]]
 
-    def run(self, reference: Any, candidate: Any) -> Result:
-        """Runs both and compares what comes of it.
+    # The scripts of format 1 call these.
+    build_theirs = build_reference
+    build_ours = build_candidate
+
+    def run(self, reference: Any, candidate: Any) -> ReproResult:
+        """Runs both sides and compares outputs and gradients.
 
         Args:
-            reference: of ``build_theirs``, or one built otherwise; it gets their weights.
-            candidate: of ``build_ours``, or one built otherwise; it gets our weights.
+            reference: of ``build_reference``, or a module built otherwise; gets the weights of
+                the folder.
+            candidate: of ``build_candidate``, or a module built otherwise; gets the weights of
+                the folder.
         """
         reference_modules = reference if isinstance(reference, list) else [reference]
         candidate_modules = candidate if isinstance(candidate, list) else [candidate]
         traces = [
             run_reference(
-                load_state(module, self._part(f"theirs/{place}/state/")),
+                load_state(module, self.stored(f"reference/{place}/state/")),
                 call,
-                self._arrays(f"theirs/{place}/arguments/"),
+                self.arrays(f"reference/{place}/arguments/"),
                 backward=self.about["backward"],
             )
             for place, (module, call) in enumerate(
@@ -123,78 +131,84 @@ class Repro:
             )
         ]
         changed = any(
-            judge(output, self.tensors[f"theirs/{place}/output/{n}"].read()).is_bug
+            judge(output, self.tensors[f"reference/{place}/output/{n}"].read()).is_bug
             for place, trace in enumerate(traces)
             for n, output in enumerate(trace.outputs[:1])
         )
         with jax.enable_x64(True), match_alibi_slopes(reference_modules[0]):
-            return Result(self._differences(candidate_modules), changed)
+            return ReproResult(self._differences(candidate_modules), changed)
 
-    def _differences(self, modules: Sequence[Any]) -> dict[str, Difference]:
-        runs = [_Candidate(self, place, module) for place, module in enumerate(modules)]
-        found: dict[str, Difference] = {}
-        for name, tensor in self.tensors.items():
-            if not name.startswith("expected/"):
-                continue
-            _, place, kind, which = name.split("/", 3)
-            expected = tensor.read()
-            if kind == "input":
-                # What several of ours pull back to what they were all given.
-                group = self.about["groups"][int(which)]
-                picked = functools.partial(_inputs, runs, group)
-                label = f"gradient of input {group[0]}"
-            else:
-                picked = functools.partial(_picked, runs[int(place)], kind, which)
-                label = "output" if kind == "output" else f"gradient of {which}"
-            if len(runs) > 1 and kind != "input":
-                label = f"{self.about['candidate']['calls'][int(place)]['path']}: {label}"
-            found[label] = judge(picked("float64"), expected, functools.partial(picked, "float32"))
-        return dict(sorted(found.items(), key=lambda item: not item[0].endswith("output")))
-
-    def _part(self, start: str) -> dict[str, StoredTensor]:
+    def stored(self, start: str) -> dict[str, StoredTensor]:
+        """Returns the arrays whose names have a prefix, by the rest of their names."""
         return {
             name.removeprefix(start): tensor
             for name, tensor in self.tensors.items()
             if name.startswith(start)
         }
 
-    def _arrays(self, start: str) -> dict[str, np.ndarray]:
-        return {name: tensor.read() for name, tensor in self._part(start).items()}
+    def arrays(self, start: str) -> dict[str, np.ndarray]:
+        """Reads the arrays whose names have a prefix."""
+        return {name: tensor.read() for name, tensor in self.stored(start).items()}
+
+    def _differences(self, modules: Sequence[Any]) -> dict[str, Difference]:
+        runs = [_CandidateRun(self, place, module) for place, module in enumerate(modules)]
+        found: dict[str, Difference] = {}
+        for name, tensor in self.stored("expected/").items():
+            place, kind, which = name.split("/", 2)
+            expected = tensor.read()
+            if kind == "input":
+                # All candidate modules get the same input, so their gradients of it add up.
+                group = self.about["groups"][int(which)]
+                measured = functools.partial(_input_gradient, runs, group)
+                label = f"gradient of input {group[0]}"
+            else:
+                measured = functools.partial(runs[int(place)].measured, kind, which)
+                label = "output" if kind == "output" else f"gradient of {which}"
+            if len(runs) > 1 and kind != "input":
+                label = f"{self.about['candidate']['calls'][int(place)]['path']}: {label}"
+            low = functools.partial(measured, "float32")
+            found[label] = judge(measured("float64"), expected, low)
+        return dict(sorted(found.items(), key=lambda item: not item[0].endswith("output")))
 
 
-class _Candidate:
-    """One of our modules, with its weights and its tables."""
+class _CandidateRun:
+    """One module of the candidate with its weights, tables and arguments."""
 
     def __init__(self, repro: Repro, place: int, module: Any):
-        arrays = repro._arrays(f"ours/{place}/state/")
-        self.module = with_weights(module, arrays)
-        share_saved_tables(self.module, repro._part("tables/"))
+        side = f"candidate/{place}"
+        self.module = with_weights(module, repro.arrays(f"{side}/state/"))
+        share_saved_tables(self.module, repro.stored("tables/"))
         call = repro.about["candidate"]["calls"][place]
         self.method = call["method"]
-        given = repro._arrays(f"ours/{place}/arguments/")
+        given = repro.arrays(f"{side}/arguments/")
         self.call = jax_trace.JaxCall(
             tuple(decode(each, given) for each in call["args"]),
             {name: decode(each, given) for name, each in call["kwargs"].items()},
             0,
         )
-        cotangents = repro._arrays(f"ours/{place}/cotangents/")
+        cotangents = repro.arrays(f"{side}/cotangents/")
         self.cotangents = [cotangents[name] for name in sorted(cotangents, key=int)] or None
 
     @functools.cache  # noqa: B019
     def outcome(self, dtype: str) -> isolated_run.IsolatedOutcome:
-        """What it does in a dtype."""
+        """Runs the module in a dtype."""
         return isolated_run.run_isolated(
             self.module, self.method, self.call, {}, cotangents=self.cotangents, dtype=dtype
         )
 
+    def measured(self, kind: str, which: str, dtype: str) -> np.ndarray:
+        """Returns an output by its number, or the gradient of a parameter by its name."""
+        outcome = self.outcome(dtype)
+        if kind == "output":
+            return outcome.outputs[int(which)]
+        return outcome.parameter_gradients[which]
 
-def _picked(run: _Candidate, kind: str, which: str, dtype: str) -> np.ndarray:
-    outcome = run.outcome(dtype)
-    if kind == "output":
-        return outcome.outputs[int(which)]
-    return outcome.parameter_gradients[which]
 
-
-def _inputs(runs: Sequence[_Candidate], group: Sequence[int], dtype: str) -> np.ndarray:
+def _input_gradient(runs: Sequence[_CandidateRun], group: Sequence[int], dtype: str) -> np.ndarray:
     outcomes = [run.outcome(dtype) for run in runs]
     return np.sum([o.input_gradients[n] for o in outcomes for n in group], axis=0)
+
+
+def _present_name(name: str) -> str:
+    side, _, rest = name.partition("/")
+    return f"{FORMAT_1_SIDES.get(side, side)}/{rest}"
