@@ -37,7 +37,7 @@ def gpt2(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llamas(tmp_path_factory):
-    """A folder with a Llama, as transformers has it and as a file of ours."""
+    """A folder with a Llama, as transformers has it and as a jaxformer file."""
     here = tmp_path_factory.mktemp("llama")
     llama(here)
     return here
@@ -164,7 +164,7 @@ def test_training_and_generation(llamas, tmp_path, mode):
 
 
 def test_a_wrong_rotary_base_parts_training_and_generation(llamas, tmp_path):
-    """The tables of the other side are taken over only where ours are right."""
+    """The reference's tables are shared only if the candidate's are right."""
     wrong = changed(
         llamas / "llama.safetensors", tmp_path / "wrong.safetensors", config={"rotary_base": 500.0}
     )
@@ -205,7 +205,7 @@ def test_the_other_rotary_layout_is_no_bug_where_the_weights_fit_it(llamas, tmp_
     assert "reordered to A's rotary layout" in lines[1]
     code, lines = verify(other, llamas / "llama", *SHORT)
     assert code == 0
-    # And with a bug beside it, that bug alone is found.
+    # And with a bug beside it, only that bug is found.
     wrong = changed(other, tmp_path / "wrong.safetensors", arrays={names[3]: nudged})
     code, lines = verify(llamas / "llama", wrong, *SHORT)
     assert code == 1

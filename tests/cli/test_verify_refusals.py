@@ -33,7 +33,7 @@ def opened_before(gpt2):
 
 @pytest.fixture(scope="module")
 def llamas(tmp_path_factory):
-    """A folder with a Llama, as transformers has it and as a file of ours."""
+    """A folder with a Llama, as transformers has it and as a jaxformer file."""
     here = tmp_path_factory.mktemp("llama")
     llama(here)
     return here

@@ -92,7 +92,7 @@ def test_what_the_budget_leaves_are_the_heads_that_differ_most():
         for side in ("candidate", "reference", "difference")
     )
     assert 0.99 * BUDGET_BYTES < size <= BUDGET_BYTES
-    # A culprit comes before the others of its turn.
+    # A root cause comes before the others of its turn.
     assert len(drawn[59]["heads"]) == max(len(maps["heads"]) for maps in drawn.values())
 
 

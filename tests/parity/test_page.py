@@ -32,7 +32,7 @@ REPORTS = {
     "generate": report(4, mode="generate", amplified=(1,)),
     "deep": report(48, bugs=(30,), heads=16, length=100),
     "empty": Report("forward", "float32"),
-    "alone": Report("forward", "float32", (Node("", "", "Linear", "Linear", 0, 0),)),
+    "one node": Report("forward", "float32", (Node("", "", "Linear", "Linear", 0, 0),)),
 }
 
 

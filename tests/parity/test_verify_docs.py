@@ -26,17 +26,17 @@ COMMANDS = re.findall(r"^\$ jaxformer (.*)$", PAGE, re.MULTILINE)
 
 
 def code(words):
-    """The one block of Python in which these words are."""
+    """Returns the one block of Python that contains these words."""
     (found,) = (block for block in CODE if words in block)
     return found
 
 
 def run(command):
-    """Runs a command of the page and gives its code and what it prints."""
+    """Runs a command of the page and returns its exit code and what it prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        found = main(shlex.split(command))
-    return found, out.getvalue()
+        exit_code = main(shlex.split(command))
+    return exit_code, out.getvalue()
 
 
 @pytest.fixture
@@ -66,12 +66,13 @@ def test_the_bug_hunt(verse):
     sample = next(c for c in COMMANDS if c.startswith("sample ported.pt"))
     assert run(f"{sample} --tokens 5")[0] == 0
 
-    found, said = run(repro)
-    assert found == 1
+    exit_code, printed = run(repro)
+    assert exit_code == 1
     shown = re.findall(r"^bug.*: blocks.*$", PAGE, re.MULTILINE)
-    assert said.splitlines()[-2:] == shown
+    assert printed.splitlines()[-2:] == shown
+    lines = [line.rstrip() for line in printed.splitlines()]
     for line in re.search(r"^Settings that differ$.*?^$", PAGE, re.M | re.S)[0].splitlines():
-        assert line in [printed.rstrip() for printed in said.splitlines()]
+        assert line in lines
 
     done = subprocess.run(
         [sys.executable, "repro/repro.py"],
@@ -83,12 +84,12 @@ def test_the_bug_hunt(verse):
     assert re.match(r"output: off by \S+ of scale, allowed \S+: bug\n", done.stdout)
     assert done.stderr.endswith("AssertionError: they differ by more than rounding\n")
 
-    mended = script.replace('"rotary_interleaved": True', '"rotary_interleaved": False')
-    assert mended != script
-    exec(compile(mended, "convert.py", "exec"), {})
-    found, said = run(verify)
-    assert found == 0
-    assert said.endswith("equal (rounding)\n")
+    fixed = script.replace('"rotary_interleaved": True', '"rotary_interleaved": False')
+    assert fixed != script
+    exec(compile(fixed, "convert.py", "exec"), {})
+    exit_code, printed = run(verify)
+    assert exit_code == 0
+    assert printed.endswith("equal (rounding)\n")
 
 
 def test_the_test_in_the_page(verse):
@@ -104,7 +105,7 @@ def test_the_test_in_the_page(verse):
 def test_the_map_of_names_in_the_page():
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(code("class Theirs"), {"__name__": "page"})
+        exec(code("class Reference"), {"__name__": "page"})
     shown = re.search(r"```text\n(the model: .*?\n)```", PAGE)[1]
     assert out.getvalue() == shown
 

@@ -31,9 +31,9 @@ class Browser:
     """
 
     def __init__(self, folder):
-        to_browser, ours = os.pipe()
-        theirs, from_browser = os.pipe()
-        self._write, self._read = ours, theirs
+        to_browser, write_end = os.pipe()
+        read_end, from_browser = os.pipe()
+        self._write, self._read = write_end, read_end
         self._process = subprocess.Popen(
             [sys.executable, "-c", BEGIN, str(to_browser), str(from_browser), EXECUTABLE,
              "--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu",

@@ -43,14 +43,14 @@ def llama_state(seed=0):
 
 
 def llama(folder):
-    """Writes a Hugging Face folder of a Llama, and the same model as a file of ours beside it."""
+    """Writes a Hugging Face folder of a Llama, and the same model as a jaxformer file beside it."""
     path = hugging_face(folder / "llama", llama_state(), config=LLAMA)
     port(path, folder / "llama.safetensors", "--as", "torch_ref")
     return path
 
 
 def gpt2_formats(folder):
-    """Writes one GPT-2 in every format, and gives where."""
+    """Writes one GPT-2 in every format, and returns their paths."""
     paths = {
         "folder": hugging_face(folder / "hf", gpt2_state()),
         "run": folder / "run",
@@ -63,14 +63,14 @@ def gpt2_formats(folder):
 
 
 def nano_run(folder):
-    """Writes NanoGPT's checkpoint with its characters, and the run it becomes; gives both."""
+    """Writes NanoGPT's checkpoint with its characters, and the run it becomes; returns both."""
     path = nanogpt(folder / "nano")
     port(path, folder / "run")
     return path, folder / "run"
 
 
 def changed(source, target, *, config=None, arrays=None):
-    """Writes a safetensors file of ours anew, with other settings or other numbers.
+    """Writes a jaxformer safetensors file with other settings or other numbers.
 
     Args:
         source: the file.
@@ -96,7 +96,7 @@ def nudged(array):
 
 
 def verify(*arguments):
-    """Runs ``jaxformer verify`` and gives its exit code and the lines of standard output."""
+    """Runs ``jaxformer verify`` and returns its exit code and the lines of standard output."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(["verify", *map(str, arguments)])
