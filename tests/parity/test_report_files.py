@@ -74,7 +74,12 @@ def in_format_1(value):
     if not isinstance(value, dict):
         return value
     return {
-        OLD_KEYS.get(key, key): {name: in_format_1(one) for name, one in inner.items()}
+        OLD_KEYS.get(key, key): {
+            f"what {name.removeprefix('output of ')} gave"
+            if name.startswith("output of ")
+            else name: in_format_1(one)
+            for name, one in inner.items()
+        }
         if key in ("parameters", "backward")
         else in_format_1(inner)
         for key, inner in value.items()
@@ -85,7 +90,8 @@ def test_a_report_of_format_1_is_read(tmp_path):
     what = report(3, bugs=(1,), mode="train", first_divergence=5)
     # Parameters may be called as the old keys were.
     names = {"ours": Difference(0.5, 1.0, 1e-3), "theirs": Difference(0.0, 1.0, 1e-3)}
-    what = with_node(what, "lm_head", parameters=names, backward=names)
+    gradients = {**names, "output of blocks.0": Difference(0.25, 1.0, 1e-3)}
+    what = with_node(what, "lm_head", parameters=names, backward=gradients)
     old = in_format_1(json.loads(what.to_json())) | {"format": 1}
     assert set(old["nodes"][0]) == {
         "path", "their_path", "kind", "their_kind", "depth", "order", "verdict", "stage", "message",
@@ -95,6 +101,7 @@ def test_a_report_of_format_1_is_read(tmp_path):
     assert set(old["nodes"][0]["forward"]) == {
         "error", "scale", "allowed", "our_rounding", "their_rounding", "ulps",
     }  # fmt: skip
+    assert "what blocks.0 gave" in old["nodes"][-1]["backward"]
     assert set(old["nodes"][0]["histogram"]) == {"edges", "ours", "theirs"}
     assert set(old["settings"][0]) == {"name", "ours", "theirs", "effect"}
     assert set(old["steps"][0]) == {"number", "ours", "theirs", "difference", "note", "worst"}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ FORMAT_1_KEYS = {
     "their_kind": "reference_kind",
     "is_culprit": "is_root_cause",
 }
+# The gradient of a submodule's output.
+FORMAT_1_OUTPUT = re.compile(r"^what (.*) gave$")
 # What holds names that a user gave, such as those of parameters: they are no keys of the format.
 NAMED_BY_USER = ("parameters", "backward")
 Verdict = Literal["exact", "rounding", "amplified", "bug"]
@@ -282,7 +285,10 @@ def _rename_format_1(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {
-        FORMAT_1_KEYS.get(key, key): {name: _rename_format_1(each) for name, each in inner.items()}
+        FORMAT_1_KEYS.get(key, key): {
+            FORMAT_1_OUTPUT.sub(r"output of \1", name): _rename_format_1(each)
+            for name, each in inner.items()
+        }
         if key in NAMED_BY_USER and isinstance(inner, Mapping)
         else _rename_format_1(inner)
         for key, inner in value.items()
