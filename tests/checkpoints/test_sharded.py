@@ -76,7 +76,7 @@ def together(count, folder, *actions):
     ended = [(process.communicate(timeout=300), process.returncode) for process in started]
     assert [code for _, code in ended] == [0] * count, ended
     return [
-        [line.removeprefix("told ") for line in out.splitlines() if line.startswith("told ")]
+        [line.removeprefix("result ") for line in out.splitlines() if line.startswith("result ")]
         for (out, _), _ in ended
     ]
 

@@ -63,15 +63,15 @@ class Processes:
             process.communicate()
 
     def ends(self, *codes, seconds=240, but=()):
-        """Waits until all (``but`` some) have ended; what they wrote, by process."""
+        """Waits until all (``but`` some) have ended; returns what they wrote, by process."""
         end = time.monotonic() + seconds
-        told = {
+        outputs = {
             i: process.communicate(timeout=max(1, end - time.monotonic()))
             for i, process in enumerate(self.running)
             if i not in but
         }
-        assert {self.running[i].returncode for i in told} == set(codes), told
-        return told
+        assert {self.running[i].returncode for i in outputs} == set(codes), outputs
+        return outputs
 
     def wait_for(self, condition, seconds=240):
         end = time.monotonic() + seconds
@@ -86,7 +86,7 @@ class Processes:
 
 
 def run(count, devices, *arguments, cache, codes=(0,), **more):
-    """Such a run to its end; what each process wrote."""
+    """Runs ``Processes`` to their end; returns what each process wrote."""
     with Processes(count, devices, *arguments, cache=cache, **more) as processes:
         return processes.ends(*codes)
 
@@ -99,5 +99,5 @@ def fresh(text, out, *more):
 
 
 def lines(text):
-    """What a process said itself, without the log of what it runs on."""
+    """The lines that a process wrote itself, without the log of the runtime."""
     return [line for line in text.splitlines() if not re.match(r"[IWE]\d{4} ", line)]

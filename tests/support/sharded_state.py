@@ -108,11 +108,11 @@ def main(port, index, count, folder, *actions):
         if what == "fail" and index == "1":
             break_writing()
         try:
-            told = act(checkpoints, what, int(step), tuple(map(int, layout.split("x"))))
+            result = act(checkpoints, what, int(step), tuple(map(int, layout.split("x"))))
         except JaxformerError as error:
-            told = [f"{type(error).__name__}: {error}"]
-        print("told", *told, flush=True)
-    # Nobody leaves while another still asks.
+            result = [f"{type(error).__name__}: {error}"]
+        print("result", *result, flush=True)
+    # No process leaves while another still needs the coordinator.
     jax.distributed.shutdown()
 
 

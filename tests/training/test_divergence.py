@@ -1,4 +1,4 @@
-"""Numbers that are not finite: found on the device, told, and never saved."""
+"""Numbers that are not finite are found on the device, reported, and never saved."""
 
 import functools
 import json

@@ -83,7 +83,9 @@ def first_saved(out):
     return folder.restore(folder.steps()[0])
 
 
-def test_a_run_goes_on_with_their_weights_moments_and_step(checkpoint, text, tmp_path):
+def test_a_run_continues_with_the_weights_moments_and_step_of_a_checkpoint(
+    checkpoint, text, tmp_path
+):
     out = tmp_path / "run"
     assert run("--init-from", checkpoint, "--data", text, "--steps", 6, "--out", out, *FLAGS) == 0
     arrays, manifest = first_saved(out)
@@ -91,9 +93,9 @@ def test_a_run_goes_on_with_their_weights_moments_and_step(checkpoint, text, tmp
     assert manifest["vocabulary"] == "".join(VOCABULARY)
     assert manifest["init_from"] == str(checkpoint)
     saved = torch.load(checkpoint, weights_only=True)
-    theirs = saved["model"]["transformer.h.1.mlp.c_fc.weight"].numpy()
+    source = saved["model"]["transformer.h.1.mlp.c_fc.weight"].numpy()
     np.testing.assert_array_equal(
-        arrays["parameters"]["blocks.1.feed_forward.up_proj.kernel"], theirs.T
+        arrays["parameters"]["blocks.1.feed_forward.up_proj.kernel"], source.T
     )
     assert max(float(np.abs(m).max()) for m in arrays["mu"].values()) > 0
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").open()]
@@ -141,7 +143,7 @@ def test_sampling_and_starting_again_from_the_run(checkpoint, text, tmp_path, ca
         (["--d-model", "48"], 4, "does not fit"),
     ],
 )
-def test_what_cannot_work_is_refused(checkpoint, text, tmp_path, capsys, flags, code, words):
+def test_what_cannot_work_is_rejected(checkpoint, text, tmp_path, capsys, flags, code, words):
     out = tmp_path / "run"
     arguments = ["--init-from", checkpoint, "--data", text, "--out", out, *FLAGS, *flags]
     assert run(*arguments) == code
@@ -149,7 +151,7 @@ def test_what_cannot_work_is_refused(checkpoint, text, tmp_path, capsys, flags, 
     assert not out.exists()
 
 
-def test_a_text_with_other_characters_is_refused(checkpoint, tmp_path, capsys):
+def test_a_text_with_other_characters_is_rejected(checkpoint, tmp_path, capsys):
     other = tmp_path / "other.txt"
     other.write_text(TEXT + "é")
     flags = ["--steps", 6, "--out", tmp_path / "run", *FLAGS]

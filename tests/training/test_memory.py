@@ -1,4 +1,4 @@
-"""What a run needs at least is told from its settings, and never more than it takes."""
+"""The lower bound of a run's memory follows from its settings, and is never above its need."""
 
 import dataclasses
 import functools
@@ -61,7 +61,7 @@ def test_every_setting_counts():
     before = least(config)
     assert before["state"] == 16 * count_matrices(SMALL)
     assert before["batch"] == 4 * 4 * 7 * (3 * 12)
-    # The gradients are made when the logits are gone.
+    # The gradients are made after the logits are freed.
     many = least(dataclasses.replace(config, batch_size=800))
     assert many["batch"] == 4 * 400 * 7 * (3 * 12 + 31) - 4 * count_matrices(SMALL)
     # A large vocabulary's logits are made for some positions at a time, here one.
@@ -94,7 +94,7 @@ def test_every_setting_counts():
         ("--vocab-size 2147483647", ["parameters"]),
     ],
 )
-def test_a_run_far_too_large_is_refused_before_anything_is_made(refuse, text, flags, words):
+def test_a_run_far_too_large_is_rejected_before_anything_is_made(refuse, text, flags, words):
     line = refuse(["train", "--data", text, "--devices", 1, *flags.split()], 2, *words)
     room = f"of {host_memory() / 2**30:,.1f} GiB"
     assert room in line or "elements" in line
@@ -107,7 +107,7 @@ def test_a_run_far_too_large_is_refused_before_anything_is_made(refuse, text, fl
         "--batch-size 2147483647 --vocab-size 4000000",
     ],
 )
-def test_a_plan_beyond_all_machines_is_refused(refuse, text, flags):
+def test_a_plan_beyond_all_machines_is_rejected(refuse, text, flags):
     words = "more than all machines there are"
     refuse(["plan", "--data", text, "--devices", 1, *flags.split()], 2, words)
 
@@ -127,12 +127,12 @@ def test_samples_need_the_whole_model_on_one_device(monkeypatch):
     monkeypatch.setattr(hardware_memory, "host_memory", lambda: 8 * room)
     assert too_large_for_samples(config, device_memory(jax.devices())) is None
     monkeypatch.setattr(hardware_memory, "host_memory", lambda: 8 * (room - 1))
-    told = too_large_for_samples(config, device_memory(jax.devices()))
-    assert "no samples will be written" in told
+    reason = too_large_for_samples(config, device_memory(jax.devices()))
+    assert "no samples will be written" in reason
     assert too_large_for_samples(config, device_memory(jax.devices()[:1])) is None
 
 
-def test_a_run_without_room_for_samples_says_so_once_and_goes_on(text, monkeypatch, capsys):
+def test_a_run_without_room_for_samples_says_so_once_and_continues(text, monkeypatch, capsys):
     monkeypatch.setattr(
         startup, "too_large_for_samples", lambda *_: "no samples will be written: x"
     )
@@ -152,6 +152,6 @@ def test_a_containers_limit_counts(monkeypatch, tmp_path):
     assert host_memory() == 12345
 
 
-def test_a_text_larger_than_memory_is_refused(refuse, text, monkeypatch):
+def test_a_text_larger_than_memory_is_rejected(refuse, text, monkeypatch):
     monkeypatch.setattr("jaxformer.data.corpora.host_memory", lambda: 1000)
     refuse(train_arguments(text, "out"), 2, "GiB of text need 6 times as much memory")

@@ -1,4 +1,4 @@
-"""One step, many ways to share it among devices: the same numbers, in less memory each."""
+"""Every mesh computes the same step, with less memory on each device."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ def assert_same(one, other):
         np.testing.assert_allclose(other[1][name], value, rtol=0, atol=1e-10, err_msg=name)
 
 
-# Eight devices under pmap are held to one in parity_tests/test_train_step.py too.
+# parity_tests/test_train_step.py compares eight devices under pmap with one, too.
 @pytest.mark.parametrize(
     "mesh",
     full_except(
@@ -63,7 +63,7 @@ def assert_same(one, other):
     ),
 )
 def test_twenty_steps_are_the_same_on_every_mesh(mesh):
-    """As by pmap on one device, with dropout; losses and parameters to 1e-10."""
+    """Losses and parameters equal those of pmap on one device, to 1e-10, with dropout."""
     one = fetch(dropping(LLAMA), ONE)
     assert one[0][-1] < one[0][0] - 0.1
     assert_same(one, fetch(dropping(LLAMA), mesh))
@@ -152,7 +152,7 @@ def test_the_first_state_is_drawn_in_parts_and_is_the_same():
 
 
 def test_parameters_are_put_together_again_for_the_way_back():
-    """Else every device would keep all of them between the two; as lowered, before XLA."""
+    """Otherwise every device would keep all of them until then; read as lowered, before XLA."""
     strategy = make(LLAMA, "fsdp 8")
     state = strategy.spec.state_shapes()
     text = strategy.lower_steps(*strategy.step_shapes(state, len(IDS), 2)).as_text()
@@ -160,8 +160,8 @@ def test_parameters_are_put_together_again_for_the_way_back():
     assert len(whole) == 2 * 3, "two matrices, forward, backward and their gradient"
 
 
-def test_devices_of_a_cpu_meet_once_a_step():
-    # Under pmap; every meeting costs as much as the sum of a large array.
+def test_devices_of_a_cpu_synchronize_once_a_step():
+    # Under pmap; every synchronization costs as much as the sum of a large array.
     strategy = make(LLAMA, (2, None, None))
     state = strategy.spec.state_shapes()
     program = strategy.compile_steps(*strategy.step_shapes(state, len(IDS), 2)).as_text()
@@ -232,7 +232,7 @@ def test_an_axis_that_does_not_divide_is_left_out():
         (6, 1, 4, "--tensor 1 or 2"),
     ],
 )
-def test_a_mesh_that_cannot_be_made_is_refused_with_those_that_can(devices, fsdp, tensor, way_out):
+def test_a_mesh_that_cannot_be_made_is_rejected_with_those_that_can(devices, fsdp, tensor, way_out):
     with pytest.raises(DeviceError, match=way_out):
         check_mesh(devices, fsdp, tensor)
 
@@ -247,11 +247,11 @@ def test_a_mesh_that_cannot_be_made_is_refused_with_those_that_can(devices, fsdp
         (["--strategy", "mesh", "--fsdp", 8, "--devices", 8], 9, ["--batch-size 4", "use 8"]),
     ],
 )
-def test_what_does_not_fit_is_refused(refuse, text, flags, code, words):
+def test_what_does_not_fit_is_rejected(refuse, text, flags, code, words):
     refuse(train_arguments(text, "run", *flags), code, *words)
 
 
-def test_a_run_goes_on_to_the_bit_and_on_another_mesh_up_to_rounding(text, capsys):
+def test_a_run_resumes_bit_exact_and_on_another_mesh_up_to_rounding(text, capsys):
     mesh = ["--strategy", "mesh", "--devices", 8, "--fsdp", 2, "--tensor", 2, "--batch-size", 8]
     seldom = ["--eval-interval", 90, "--checkpoint-interval", 6, "--sample-tokens", 0]
     flags = [*mesh, *seldom, *DROPOUT]
@@ -265,9 +265,9 @@ def test_a_run_goes_on_to_the_bit_and_on_another_mesh_up_to_rounding(text, capsy
     assert manifest("run", 12)["state_sha256"] == manifest("whole", 12)["state_sha256"]
     changed = ["--strategy", "pmap", "--fsdp", 1, "--tensor", 1]
     assert resume("run", "--steps", 18, *changed) == 0
-    told = capsys.readouterr().out
-    assert "8 x mesh of data 2, fsdp 2, tensor 2 -> 8 x pmap" in told
-    assert "not bitwise" in told
+    out = capsys.readouterr().out
+    assert "8 x mesh of data 2, fsdp 2, tensor 2 -> 8 x pmap" in out
+    assert "not bitwise" in out
     found = losses("run")
     assert max(abs(found[step] - expected[step]) for step in expected) < 1e-10
     # Rounding may be too small for six losses to show; the state shows it.

@@ -1,4 +1,4 @@
-"""A trace of some steps: written, told, and of no influence on the run."""
+"""A trace of some steps is written and reported, and does not change the run."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ def test_a_run_too_short_to_profile_says_so(text, capsys):
     assert not Path("run/profile").exists()
 
 
-def test_a_profiler_that_fails_is_told_once_and_training_goes_on(text, capsys, monkeypatch):
+def test_a_profiler_that_fails_is_reported_once_and_training_continues(text, capsys, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no CUPTI")
 

@@ -1,4 +1,4 @@
-"""Runs that are cut off, by whatever, go on bit for bit."""
+"""Runs that are cut off, for whatever reason, resume bit-exact."""
 
 import shutil
 import signal
@@ -56,7 +56,7 @@ def test_ten_steps_and_twenty_more_are_thirty(whole, whole_text):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
 )
-def test_a_run_cut_at_an_odd_step_goes_on_bit_for_bit(
+def test_a_run_cut_at_an_odd_step_continues_bit_for_bit(
     whole, whole_text, stop_at, capsys, number, code
 ):
     stop_at(12, number)
@@ -82,7 +82,7 @@ def test_a_run_cut_at_an_odd_step_goes_on_bit_for_bit(
     [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=FULL)],
     ids=["SIGTERM", "SIGINT"],
 )
-def test_a_real_process_that_gets_a_signal_saves_and_goes_on(text, number, code, empty_folder):
+def test_a_real_process_that_gets_a_signal_saves_and_continues(text, number, code, empty_folder):
     intervals = ["--eval-interval", 100_000, "--checkpoint-interval", 100_000]
     total = 3000
     arguments = train_arguments(text, "cut", *intervals, *DROPOUT, "--steps-per-call", 1)
@@ -119,7 +119,7 @@ def wait_for(condition, process, seconds=60):
     pytest.fail("it did not happen")
 
 
-def test_a_signal_while_compiling_saves_and_goes_on(text, empty_folder):
+def test_a_signal_while_compiling_saves_and_continues(text, empty_folder):
     process = start(*train_arguments(text, "run", "--steps", 3))
     wait_for(lambda: (empty_folder / "run" / "config.json").exists(), process)
     process.send_signal(signal.SIGTERM)
@@ -181,7 +181,7 @@ def test_the_newest_checkpoint_is_passed_over_when_damaged(whole, whole_text, ca
     same_run("run", whole)
 
 
-def test_a_killed_save_is_cleared_away_and_told(whole, capsys):
+def test_a_killed_save_is_cleared_away_and_reported(whole, capsys):
     shutil.copytree(whole, "run")
     shutil.copytree("run/checkpoints/10", "run/checkpoints/.40.1.tmp")
     shutil.copytree("run/checkpoints/10/arrays", "run/checkpoints/40/arrays")
@@ -209,7 +209,7 @@ def test_resuming_a_finished_run_changes_nothing_but_the_picture(whole):
     assert changed <= {".lock", "loss.png"}
 
 
-def test_settings_that_are_not_the_experiment_may_change_and_are_told(whole, capsys):
+def test_settings_that_are_not_the_experiment_may_change_and_are_reported(whole, capsys):
     shutil.copytree(whole, "run")
     flags = "--steps 31 --eval-interval 5 --keep 1 --learning-rate 0.001"
     assert resume("run", *flags.split()) == 0
@@ -223,14 +223,14 @@ def test_settings_that_are_not_the_experiment_may_change_and_are_told(whole, cap
     assert manifest("run", 31)["config"]["optimizer"]["learning_rate"] == 0.001
 
 
-def test_the_command_of_a_run_with_resume_added_goes_on(text):
+def test_the_command_of_a_run_with_resume_added_continues(text):
     flags = ["--qkv-bias", "--no-tie-embeddings", "--norm", "rms_norm"]
     assert train(text, "run", "--steps", 5, *flags) == 0
     assert train(text, "run", "--steps", 5, *flags, "--resume") == 0
     assert manifest("run", 5)["config"]["model"]["qkv_bias"] is True
 
 
-def test_a_resume_that_is_refused_changes_nothing(whole, capsys):
+def test_a_resume_that_is_rejected_changes_nothing(whole, capsys):
     shutil.copytree(whole, "run")
     Path("run/checkpoints/30/MANIFEST.json").write_text("{}")
     Path("run/checkpoints/.31.77.tmp").mkdir()

@@ -1,4 +1,4 @@
-"""What a run's folder holds decides what may be done in it, and by whom."""
+"""A run's folder: which runs may begin or resume in it, and which process may write to it."""
 
 import fcntl
 import shutil
@@ -38,13 +38,13 @@ def test_a_run_that_came_no_further_than_its_first_file_counts(refuse, text, lef
     refuse(train_arguments(text, "begun"), 2, "begun already holds a run")
 
 
-def test_resuming_without_a_run_is_refused(refuse, text, here):
+def test_resuming_without_a_run_is_rejected(refuse, text, here):
     refuse(train_arguments(text, "nothing", "--resume"), 4, "nothing holds no run")
     (here / "empty").mkdir()
     refuse(train_arguments(text, "empty", "--resume"), 4, "empty holds no run")
 
 
-def test_resuming_with_an_unreadable_config_is_refused(refuse, here):
+def test_resuming_with_an_unreadable_config_is_rejected(refuse, here):
     (here / "run" / "config.json").write_text("{")
     refuse(train_arguments("text.txt", "run", "--resume"), 4, "config.json cannot be read")
 
@@ -81,7 +81,7 @@ def test_with_all_checkpoints_damaged_nothing_is_left_to_resume(refuse, here):
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]], ids=["fresh", "resume"])
-def test_a_folder_in_use_is_refused_with_its_holder(refuse, here, whole_text, resume):
+def test_a_folder_in_use_is_rejected_with_its_holder(refuse, here, whole_text, resume):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, "run"],
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, and leave what they should."""
+"""Whole runs learn, and leave numbers, settings, checkpoints and a picture."""
 
 import json
 import math
@@ -109,7 +109,7 @@ def test_bfloat16_trains_float32_parameters(text, whole):
 
 
 def test_samples_differ_from_evaluation_to_evaluation(text, monkeypatch):
-    """With a learning rate of nothing the model stays the same; its samples must not."""
+    """With a learning rate near zero the model stays the same; its samples must differ."""
     texts = []
     monkeypatch.setattr(Reporter, "sample", lambda self, text: texts.append(text))
     flags = ["--steps", 30, "--learning-rate", 1e-30, "--min-learning-rate", 0]
@@ -142,7 +142,7 @@ def test_a_terminal_sees_a_bar():
     assert f"{2 / math.log(2):.4f} bits/char" in shown
 
 
-def test_a_service_that_fails_is_told_once_and_training_goes_on(text, capsys, monkeypatch):
+def test_a_service_that_fails_is_reported_once_and_training_continues(text, capsys, monkeypatch):
     calls = []
 
     def fail(*_, **__):
