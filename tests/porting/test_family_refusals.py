@@ -42,8 +42,8 @@ def test_all_that_is_missing_or_unexpected_is_listed(row):
         with pytest.raises(CheckpointError) as refusal:
             from_torch(state, row.family, told(row, source))
         message = str(refusal.value)
-        assert f"missing {gone} (our " in message
-        assert f"missing {renamed} (our " in message
+        assert f"missing {gone} (target " in message
+        assert f"missing {renamed} (target " in message
         assert f"(is it {renamed}_?)" in message
         assert f"unexpected {renamed}_" in message
 
@@ -76,9 +76,9 @@ def test_all_that_is_wrong_is_listed_with_both_shapes():
         from_torch(state, "encdec", config)
     assert str(refusal.value) == (
         "the arrays are not those of EncoderLayer: unexpected more; "
-        "norm2.bias has shape (23,), not (24,) (our feed_forward_norm.bias of (24,)); "
+        "norm2.bias has shape (23,), not (24,) (target feed_forward_norm.bias of (24,)); "
         "self_attn.W_k.weight has shape (24, 21), not (24, 24) "
-        "(our attention.k_proj.kernel of (24, 24))"
+        "(target attention.k_proj.kernel of (24, 24))"
     )
     from_torch({**state_of(encdec.EncoderLayer(D, N, F)), "more": np.zeros(3)}, "encdec", config,
                ignore=("mo*",))  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_mask_may_be_of_booleans_or_integers():
         as_such = {**state, "casual_attention_mask": state["casual_attention_mask"].astype(dtype)}
         same_bits(to_torch(from_torch(as_such, "charlm")), as_such)
     state["casual_attention_mask"] = state["casual_attention_mask"].T.astype(bool)
-    with pytest.raises(CheckpointError, match="does not hold what we would compute"):
+    with pytest.raises(CheckpointError, match="does not hold the computed values"):
         from_torch(state, "charlm")
 
 
@@ -172,12 +172,12 @@ def changed(source: torch.nn.Module, **attributes: Any) -> torch.nn.Module:
     ("family", "source", "message"),
     [
         ("prepost", changed(prepost.TransformerBlock(D, N, F), ff__1=torch.nn.GELU()),
-         "ff.1 of TransformerBlock is gelu, where it is relu"),
+         "ff.1 of TransformerBlock must be relu: got gelu"),
         ("prepost", changed(prepost.TransformerBlock(D, N, F), ff__1=torch.nn.Tanh()),
-         "the activation Tanh.* is not ours to make"),
+         "unsupported: activation must be .*: got Tanh"),
         ("charlm", changed(charlm.FeedForward(SETTINGS["config"]),
                            linear_layers__1=torch.nn.GELU(approximate="tanh")),
-         "linear_layers.1 of FeedForward is gelu_tanh"),
+         "linear_layers.1 of FeedForward must be gelu: got gelu_tanh"),
         ("encdec", changed(encdec.GPT(7, D, N, 3, F, 19), blocks__2__norm1__eps=1e-3,
                            blocks__2__norm2__eps=1e-3), "number 2 differ in norm_eps"),
         ("encdec", changed(encdec.GPT(7, D, N, 3, F, 19), blocks__2__norm1__eps=1e-3),
@@ -187,7 +187,7 @@ def changed(source: torch.nn.Module, **attributes: Any) -> torch.nn.Module:
         ("unified", changed(unified.FeedForward(D, F, 0.2), net__4__p=0.3),
          "FeedForward drops at the rates 0.2 and 0.3"),
         ("unified", changed(unified.Transformer(7, D, N, 1), pos_enc=torch.nn.ReLU()),
-         "pos_enc=ReLU is not ours to make"),
+         "unsupported: pos_enc must be .*: got .ReLU"),
         ("unified", changed(unified.Transformer(7, D, N, 2), layers__1__pre_norm=False),
          "a pre-norm Transformer has a final_norm"),
     ],
@@ -217,28 +217,34 @@ def attention(**settings: Any) -> MultiHeadAttention:
     ("dialect", "module", "messages"),
     [
         ("unified", language_model(causal=False, activation="relu"),
-         ["activation is 'relu' here and 'gelu' there"]),
-        ("unified", language_model(causal=True), ["causal is True here and False there"]),
+         ["activation is 'relu' in jaxformer and 'gelu' in "]),
+        ("unified", language_model(causal=True), ["causal is True in jaxformer and False in "]),
         ("unified", language_model(causal=False, positions="rotary", norm_eps=1e-6),
-         ["interleaved is False here and True there", "eps is 1e-06 here and 1e-05 there"]),
+         ["interleaved is False in jaxformer and True in ",
+          "eps is 1e-06 in jaxformer and 1e-05 in "]),
         ("unified", language_model(causal=False, tie_embeddings=False),
-         ["there is no place for lm_head.kernel"]),
-        ("unified", language_model(causal=False, sliding_window=3), ["sliding_window is 3 here"]),
+         ["no place for lm_head.kernel"]),
+        ("unified", language_model(causal=False, sliding_window=3),
+         ["sliding_window is 3 in jaxformer"]),
         ("unified", language_model(causal=False, embedding_scale=3.0), ["embedding_scale is 3.0"]),
-        ("unified", language_model(causal=False, qkv_bias=False), ["q_proj.bias is None here"]),
-        ("encdec", language_model(), ["activation is 'gelu' here and 'relu' there"]),
+        ("unified", language_model(causal=False, qkv_bias=False),
+         ["q_proj.bias is None in jaxformer"]),
+        ("encdec", language_model(), ["activation is 'gelu' in jaxformer and 'relu' in "]),
         ("encdec", language_model(activation="relu", positions="sinusoidal"), ["position"]),
-        ("encdec", encoder_decoder(causal=False), ["embedding_scale is None here and 4.89"]),
-        ("encdec", encoder_decoder(causal=True, embedding_scale=D**0.5), ["causal is True here"]),
-        ("prepost", attention(head_dim=5), ["q_proj.kernel is (24, 20) here and (24, 24) there"]),
-        ("prepost", attention(num_kv_heads=2), ["num_kv_heads is 2 here and 4 there"]),
-        ("prepost", attention(use_bias=False), ["k_proj.bias is None here and (24,) there"]),
-        ("prepost", attention(scale=1.0), ["scale is 1.0 here"]),
-        ("minimal", attention(), ["the shape of q_proj.bias is (24,) here and None there"]),
-        ("encdec", attention(position=Rotary(6, 19)), ["position is 'Rotary' here"]),
+        ("encdec", encoder_decoder(causal=False),
+         ["embedding_scale is None in jaxformer and 4.89"]),
+        ("encdec", encoder_decoder(causal=True, embedding_scale=D**0.5),
+         ["causal is True in jaxformer"]),
+        ("prepost", attention(head_dim=5),
+         ["q_proj.kernel is (24, 20) in jaxformer and (24, 24) in "]),
+        ("prepost", attention(num_kv_heads=2), ["num_kv_heads is 2 in jaxformer and 4 in "]),
+        ("prepost", attention(use_bias=False), ["k_proj.bias is None in jaxformer and (24,) in "]),
+        ("prepost", attention(scale=1.0), ["scale is 1.0 in jaxformer"]),
+        ("minimal", attention(), ["the shape of q_proj.bias is (24,) in jaxformer and None in "]),
+        ("encdec", attention(position=Rotary(6, 19)), ["position is 'Rotary' in jaxformer"]),
         ("minimal", FeedForward(D, F, activation="relu", rngs=nnx.Rngs(0)),
-         ["activation is 'relu' here and 'gelu' there"]),
-        ("charlm", FeedForward(D, F, rngs=nnx.Rngs(0)), ["(24, 34) here and (24, 96) there"]),
+         ["activation is 'relu' in jaxformer and 'gelu' in "]),
+        ("charlm", FeedForward(D, F, rngs=nnx.Rngs(0)), ["(24, 34) in jaxformer and (24, 96) in "]),
         ("charlm", language_model(), ["charlm has nothing that computes what TransformerLM does"]),
         ("prepost", SinusoidalPositions(19, D), ["prepost has nothing that computes"]),
     ],
@@ -255,5 +261,5 @@ def test_a_module_with_another_eps_goes_back_where_it_came_from_and_nowhere_else
     target = from_torch(source, "prepost")
     assert (target.attention_norm.eps, target.feed_forward_norm.eps) == (1e-6, 1e-3)
     same_bits(to_torch(target), state_of(source))
-    with pytest.raises(UsageError, match="eps is 1e-06 here and 1e-05 there"):
+    with pytest.raises(UsageError, match="eps is 1e-06 in jaxformer and 1e-05 in "):
         to_torch(target, "encdec")

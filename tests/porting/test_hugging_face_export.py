@@ -148,23 +148,31 @@ def _model(**settings):
 
 # What a dialect cannot hold: its name, the settings of ours, what the refusal must say.
 CANNOT_BE_HELD = [
-    ("gpt2", {**NATIVE, "num_kv_heads": 2}, ["blocks.*.attention.num_kv_heads is 2 here and 4"]),
+    (
+        "gpt2",
+        {**NATIVE, "num_kv_heads": 2},
+        ["blocks.*.attention.num_kv_heads is 2 in jaxformer and 4"],
+    ),
     ("gpt2", {**NATIVE, "qkv_bias": False}, ["q_proj.bias"]),
-    ("gpt2", {**NATIVE, "position_offset": 1}, ["position_embedding.offset is 1 here and 0 there"]),
+    (
+        "gpt2",
+        {**NATIVE, "position_offset": 1},
+        ["position_embedding.offset is 1 in jaxformer and 0 in "],
+    ),
     ("gpt2", {**NATIVE, "head_bias": True}, ["lm_head.bias"]),
     (
         "llama",
         {**NATIVE, "activation": "relu"},
         [
-            "there is no place for position_embedding.embedding",
-            "blocks.*.attention_norm is 'LayerNorm' here and 'RMSNorm' there",
-            "feed_forward.activation is 'relu' here",
+            "no place for position_embedding.embedding",
+            "blocks.*.attention_norm is 'LayerNorm' in jaxformer and 'RMSNorm' in ",
+            "feed_forward.activation is 'relu' in jaxformer",
         ],
     ),
     (
         "llama",
         {**STACK, "qkv_bias": True},
-        ["blocks.*.attention.q_proj.bias is (24,) here and None there"],
+        ["blocks.*.attention.q_proj.bias is (24,) in jaxformer and None in "],
     ),
     ("llama", {**STACK, "activation": "geglu_tanh", "sliding_window": 9}, ["sliding_window is 9"]),
     ("llama", {**STACK, "d_model": 26, "head_dim": 10}, ["hidden_size must be divisible"]),
@@ -173,34 +181,46 @@ CANNOT_BE_HELD = [
     (
         "gemma",
         {**GEMMA, "activation": "geglu"},
-        ["activation is 'gelu' here and 'gelu_tanh' there"],
+        ["activation is 'gelu' in jaxformer and 'gelu_tanh' in "],
     ),
     (
         "gemma",
         {**GEMMA, "activation": "geglu_tanh", "embedding_scale": None},
-        ["embedding_scale is None here and 4.89"],
+        ["embedding_scale is None in jaxformer and 4.89"],
     ),
-    ("gemma", {**STACK, "activation": "geglu_tanh"}, ["norm.unit_offset is False here and True"]),
+    (
+        "gemma",
+        {**STACK, "activation": "geglu_tanh"},
+        ["norm.unit_offset is False in jaxformer and True"],
+    ),
     (
         "gemma2",
         {**GEMMA, "activation": "geglu", "branch_output_norm": True, "attention_scale": 0.3},
-        ["blocks.*.attention.scale is 0.3 here"],
+        ["blocks.*.attention.scale is 0.3 in jaxformer"],
     ),
-    ("gpt_neox", {**WIDE, "rotary_interleaved": True}, ["interleaved is True here and False"]),
-    ("gpt_neox", {**WIDE, "num_kv_heads": 2}, ["num_kv_heads is 2 here and 4 there"]),
+    (
+        "gpt_neox",
+        {**WIDE, "rotary_interleaved": True},
+        ["interleaved is True in jaxformer and False"],
+    ),
+    ("gpt_neox", {**WIDE, "num_kv_heads": 2}, ["num_kv_heads is 2 in jaxformer and 4 in "]),
     (
         "bloom",
         {**NATIVE, "positions": "alibi", "embedding_norm": True},
-        ["gelu_bloom", "(24, 44) here and (24, 96) there"],
+        ["gelu_bloom", "(24, 44) in jaxformer and (24, 96) in "],
     ),
     (
         "bert",
         {**NATIVE, "head": "none", "causal": False},
-        ["final_norm.scale", "num_token_types is 0 here"],
+        ["final_norm.scale", "num_token_types is 0 in jaxformer"],
     ),
     ("phi", {**WIDE, "shared_norm": True, "tie_embeddings": False}, ["lm_head.bias"]),
-    ("opt", {**NATIVE, "position_offset": 2, "norm_eps": 1e-6}, ["norm.eps is 1e-06 here"]),
-    ("opt", {**NATIVE, "position_offset": 1}, ["position_embedding.offset is 1 here and 2 there"]),
+    ("opt", {**NATIVE, "position_offset": 2, "norm_eps": 1e-6}, ["norm.eps is 1e-06 in jaxformer"]),
+    (
+        "opt",
+        {**NATIVE, "position_offset": 1},
+        ["position_embedding.offset is 1 in jaxformer and 2 in "],
+    ),
 ]
 
 
@@ -217,5 +237,10 @@ def test_all_that_stands_against_an_export_is_listed():
     with pytest.raises(UsageError) as caught:
         to_torch(_model(**settings, query_key_norm=True), "llama")
     message = str(caught.value)
-    for word in ("q_norm", "k_norm", "logit_soft_cap is 2.0 here and None there", "scale is 0.5"):
+    for word in (
+        "q_norm",
+        "k_norm",
+        "logit_soft_cap is 2.0 in jaxformer and None in ",
+        "scale is 0.5",
+    ):
         assert word in message

@@ -123,10 +123,10 @@ def test_what_is_wrong_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"activation": "gelu_tanh"}, "activation is 'gelu_tanh' here and 'gelu' there"),
-        ({"d_ff": 34}, r"up_proj.kernel is \(24, 34\) here and \(24, 96\) there"),
-        ({"qkv_bias": False}, "k_proj.bias is None here"),
-        ({"positions": "rotary"}, "attention.position is 'Rotary' here"),
+        ({"activation": "gelu_tanh"}, "activation is 'gelu_tanh' in jaxformer and 'gelu' in "),
+        ({"d_ff": 34}, r"up_proj.kernel is \(24, 34\) in jaxformer and \(24, 96\) in "),
+        ({"qkv_bias": False}, "k_proj.bias is None in jaxformer"),
+        ({"positions": "rotary"}, "attention.position is 'Rotary' in jaxformer"),
         ({"tie_embeddings": False}, "lm_head.kernel"),
     ],
 )

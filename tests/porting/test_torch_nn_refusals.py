@@ -35,18 +35,21 @@ def with_activation(function: Any) -> nn.Module:
     [
         (lambda: nn.MultiheadAttention(D, N, add_bias_kv=True), "add_bias_kv and add_zero_attn"),
         (lambda: nn.MultiheadAttention(D, N, add_zero_attn=True), "add_bias_kv and add_zero_attn"),
-        (lambda: nn.MultiheadAttention(D, N, kdim=20), "kdim and vdim other than embed_dim"),
-        (lambda: with_activation(torch.tanh), "the activation .*tanh.* is not ours to make"),
-        (lambda: with_activation(lambda x: x), "the activation .*lambda.* is not ours to make"),
-        (lambda: nn.TransformerEncoder(layer(), 1, nn.RMSNorm(D)), "the final norm RMSNorm"),
+        (lambda: nn.MultiheadAttention(D, N, kdim=20), "kdim and vdim must be equal to embed_dim"),
+        (lambda: with_activation(torch.tanh), "unsupported: activation must be .*: got .*tanh"),
+        (lambda: with_activation(lambda x: x), "unsupported: activation must be .*: got .*lambda"),
+        (
+            lambda: nn.TransformerEncoder(layer(), 1, nn.RMSNorm(D)),
+            "the final norm must be a LayerNorm: got .RMSNorm",
+        ),
         (
             lambda: nn.Transformer(D, N, 1, 1, F, custom_encoder=nn.Identity()),
-            "custom_encoder=Identity",
+            "custom_encoder must be a TransformerEncoder: got .Identity",
         ),
         (lambda: nn.GRU(3, 5), "torch.nn has no class GRU"),
     ],
 )
-def test_what_is_not_ours_to_make_is_refused(make, message):
+def test_unsupported_modules_are_rejected(make, message):
     with pytest.raises(UsageError, match=message):
         from_torch(make(), "torch.nn")
 
@@ -67,7 +70,7 @@ def test_missing_unexpected_and_misshapen_arrays_are_listed():
     with pytest.raises(CheckpointError) as refusal:
         from_torch(state, "torch.nn", settings)
     for part in (
-        "missing self_attn.in_proj_bias (our attention.q_proj.bias, attention.k_proj.bias, ",
+        "missing self_attn.in_proj_bias (target attention.q_proj.bias, attention.k_proj.bias, ",
         "(is it self_attn.in_proj_bia?)",
         "unexpected self_attn.in_proj_bia",
         "norm3.bias has shape (22,), not (23,)",
@@ -114,11 +117,11 @@ def test_a_module_built_by_hand_goes_to_torch(kind, make):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (built("parallel"), "the class is 'ParallelBlock' here"),
-        (built("Encoder", sliding_window=3), "window is 3 here and None there"),
-        (built("Encoder", num_kv_heads=2), "num_kv_heads is 2 here and 4 there"),
-        (built("Encoder", norm="rms_norm"), "is 'RMSNorm' here and 'LayerNorm' there"),
-        (built("Encoder", qkv_bias=False), "q_proj.bias is None here"),
+        (built("parallel"), "the class is 'ParallelBlock' in jaxformer"),
+        (built("Encoder", sliding_window=3), "window is 3 in jaxformer and None in "),
+        (built("Encoder", num_kv_heads=2), "num_kv_heads is 2 in jaxformer and 4 in "),
+        (built("Encoder", norm="rms_norm"), "is 'RMSNorm' in jaxformer and 'LayerNorm' in "),
+        (built("Encoder", qkv_bias=False), "q_proj.bias is None in jaxformer"),
     ],
 )
 def test_what_torch_cannot_hold_is_not_exported(module, message):

@@ -209,7 +209,7 @@ def test_a_config_of_ours_makes_a_model_of_arrays():
     state = to_torch(model)
     again = from_torch(state, "torch_ref", config)
     np.testing.assert_array_equal(again(TOKENS), model(TOKENS))
-    with pytest.raises(CheckpointError, match=r"missing blocks.2.attention.q_proj.weight \(our"):
+    with pytest.raises(CheckpointError, match=r"missing blocks.2.attention.q_proj.weight \(target"):
         from_torch(state, "torch_ref", TransformerLMConfig(vocab_size=V, num_layers=3, **SIZES))
     del state["blocks.1.attention.k_proj.weight"]
     state["blocks.1.attention.key.weight"] = np.zeros((3, 5))
@@ -221,7 +221,7 @@ def test_a_config_of_ours_makes_a_model_of_arrays():
 
 def test_what_is_not_torch_refs_is_refused():
     block = CASES["PreNormBlock"][0](TORCH)
-    with pytest.raises(UsageError, match="give a module of ours"):
+    with pytest.raises(UsageError, match="give a jaxformer module"):
         from_torch(state_of(block), "torch_ref", {"class": "PreNormBlock", "num_heads": N})
     with pytest.raises(UsageError, match="torch_ref has no class GRU"):
         from_torch(torch.nn.GRU(3, 5), "torch_ref")
@@ -229,5 +229,5 @@ def test_what_is_not_torch_refs_is_refused():
         from_torch({}, "torch_ref", {"class": "TransformerLM", "widht": 3})
     norm = from_torch(unified.Transformer(V, D, N, 1), "unified")
     norm.final_norm.eps = 1e-3
-    with pytest.raises(UsageError, match=r"final_norm.eps is 0.001 here and 1e-05 there"):
+    with pytest.raises(UsageError, match=r"final_norm.eps is 0.001 in jaxformer and 1e-05 in "):
         to_torch(norm, "torch_ref")

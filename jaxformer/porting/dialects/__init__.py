@@ -1,4 +1,13 @@
-"""The code bases whose models can be ported, by name."""
+"""Dialects: one file a family, which declares how a code base's models become jaxformer's and back.
+
+A file's ``DIALECTS`` are ``StateDictAdapter``s: tables of rules (names and layouts of arrays, see
+``mapping.rules``) and of settings (``mapping.settings``), both read in either direction. What
+families share is in ``common``. The families of Hugging Face are read from a config.json, the
+others from the attributes of PyTorch modules or the shapes of arrays.
+
+``find_dialect`` returns one by its name on the command line; ``detect_dialect`` finds it from a
+config, a module or the names of arrays.
+"""
 
 import functools
 import importlib
@@ -9,7 +18,7 @@ from jaxformer.errors import JaxformerError, Setting, UsageError
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.adapter import StateDictAdapter
 
-# name: the module that declares it. Those of Hugging Face are called what config.json calls them.
+# The name of every dialect, and the file that declares it. Hugging Face's are named by model_type.
 HUGGING_FACE = {
     "gpt2": "gpt2",
     "llama": "llama",
@@ -40,7 +49,7 @@ DIALECTS = {
 
 @functools.cache
 def find_dialect(name: str) -> StateDictAdapter:
-    """The dialect of that name.
+    """Returns the dialect of that name.
 
     Raises:
         UsageError: there is none.
@@ -55,11 +64,11 @@ def find_dialect(name: str) -> StateDictAdapter:
 def detect_dialect(
     tensors: Mapping[str, StoredTensor], *, config: Any = None, module: Any = None
 ) -> StateDictAdapter:
-    """The dialect that a config, a PyTorch module or the names of arrays are of.
+    """Returns the dialect of a config, a PyTorch module or the names of arrays.
 
-    A config of Hugging Face says it by its ``model_type``, a module of transformers, of PyTorch or
-    of torch_ref by where its class is defined. For all others every dialect is tried, by the names
-    and shapes of the arrays; none of them is read.
+    A config of Hugging Face has a ``model_type``; a class of transformers, PyTorch or torch_ref is
+    defined there. Otherwise every dialect is tried, by the names and shapes of the arrays; no array
+    is read.
 
     Args:
         tensors: arrays by name.
@@ -67,7 +76,7 @@ def detect_dialect(
         module: the PyTorch module, where there is one.
 
     Raises:
-        UsageError: none is, or more than one may be; the message says how to name one.
+        UsageError: no dialect fits, or several do; the message says how to name one.
     """
     settings = config if isinstance(config, Mapping) else {}
     if "auto_map" in settings:
@@ -75,9 +84,11 @@ def detect_dialect(
             "the config names code of its own to run (auto_map), and there is no such feature: "
             f"name one of {', '.join(HUGGING_FACE)} as dialect to read the arrays without it"
         )
-    homes = [] if module is None else [c.__module__.partition(".")[0] for c in type(module).__mro__]
+    packages = (
+        [] if module is None else [c.__module__.partition(".")[0] for c in type(module).__mro__]
+    )
     model_type = settings.get("model_type")
-    if "transformers" in homes:
+    if "transformers" in packages:
         model_type = model_type or getattr(getattr(module, "config", None), "model_type", None)
     if model_type is not None:
         if model_type not in HUGGING_FACE:
@@ -87,13 +98,15 @@ def detect_dialect(
         return find_dialect(model_type)
     if module is not None and type(module).__module__.startswith("torch.nn."):
         return find_dialect("torch.nn")
-    if "torch_ref" in homes:
+    if "torch_ref" in packages:
         return find_dialect("torch_ref")
-    return _fitting(tensors, config, module)
+    return _find_by_arrays(tensors, config, module)
 
 
-def _fitting(tensors: Mapping[str, StoredTensor], config: Any, module: Any) -> StateDictAdapter:
-    """The one dialect whose names and shapes these are."""
+def _find_by_arrays(
+    tensors: Mapping[str, StoredTensor], config: Any, module: Any
+) -> StateDictAdapter:
+    """Returns the one dialect that has these names and shapes."""
     # Not at the head of the file: the command line lists the dialects without importing JAX.
     from jaxformer.porting.mapping.matching import match_arrays
 

@@ -1,7 +1,7 @@
 """Hugging Face's ``bert``: BERT (arXiv 1810.04805), its encoder and its masked-LM head.
 
 ``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than either class has:
-read them with ``ignore=["bert.pooler.*", "cls.seq_relationship.*"]``, or ``ignore=["cls.*"]`` for
+import them with ``ignore=["bert.pooler.*", "cls.seq_relationship.*"]``, or ``ignore=["cls.*"]`` for
 the encoder.
 """
 

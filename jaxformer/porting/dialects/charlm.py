@@ -1,6 +1,6 @@
-"""Family ``charlm``: the character model's attention, one module for each head, and its block.
+"""Dialect ``charlm``: the character model's attention, one module for each head, and its block.
 
-The family has no class for a whole model, so that a ``TransformerLM`` is not exported to it.
+It has no class for a whole model, so that a ``TransformerLM`` is not exported to it.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def _block_rules(block: CausalBlock) -> Rules:
 
 
 def _context(source_model: SourceModel, path: str = "") -> int | None:
-    """The length of the mask; a checkpoint may have come without."""
+    """Returns the length of the mask, or of a setting where the checkpoint has no mask."""
     if source_model.has(path + MASK):
         return source_model.shape(path + MASK, 2)[0]
     return source_model.number("context_size", "context_length", "block_size")

@@ -1,4 +1,4 @@
-"""Family ``encdec``: encoder, decoder, both together, GPT, and variants of attention."""
+"""Dialect ``encdec``: encoder, decoder, both together, GPT, and variants of attention."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
 from jaxformer.feed_forward import FeedForward
+from jaxformer.porting.dialects.common.buffers import sinusoid_buffer
 from jaxformer.porting.dialects.common.reading import (
     NORMS,
     alike,
@@ -17,7 +18,6 @@ from jaxformer.porting.dialects.common.reading import (
     feed_forward,
     layer_norm,
     one_eps,
-    sinusoids,
     width_of,
 )
 from jaxformer.porting.dialects.common.signatures import (
@@ -34,17 +34,17 @@ from jaxformer.transformer_lm import TransformerLM
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 ATTENTION = names(q_proj="W_q", k_proj="W_k", v_proj="W_v", o_proj="W_o")
 FEED_FORWARD = names(up_proj="linear1", down_proj="linear2")
-FED = under("feed_forward", "feed_forward", FEED_FORWARD)
-ENCODER_LAYER = (*under("attention", "self_attn", ATTENTION), *FED, *NORMS)
+FEED_FORWARD_BLOCK = under("feed_forward", "feed_forward", FEED_FORWARD)
+ENCODER_LAYER = (*under("attention", "self_attn", ATTENTION), *FEED_FORWARD_BLOCK, *NORMS)
 DECODER_LAYER = (
     *under("attention", "self_attn", ATTENTION),
     *under("cross_attention", "cross_attn", ATTENTION),
-    *FED,
+    *FEED_FORWARD_BLOCK,
     *names(attention_norm="norm1", cross_attention_norm="norm2", feed_forward_norm="norm3"),
 )
 ENCODER = (*under("blocks.*", "layers.*", ENCODER_LAYER), *names(final_norm="norm"))
 DECODER = (*under("blocks.*", "layers.*", DECODER_LAYER), *names(final_norm="norm"))
-GPT_BLOCK = (*under("attention", "attn", ATTENTION), *FED, *NORMS)
+GPT_BLOCK = (*under("attention", "attn", ATTENTION), *FEED_FORWARD_BLOCK, *NORMS)
 GPT = (
     *names(
         token_embedding="token_embedding",
@@ -97,7 +97,7 @@ def _feed_forward(source_model: SourceModel, rngs: nnx.Rngs) -> FeedForward:
 
 
 def _layer(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
-    """An EncoderLayer, a DecoderLayer or a GPTBlock."""
+    """Builds an EncoderLayer, a DecoderLayer or a GPTBlock."""
     is_gpt, is_decoder = source_model.kind == "GPTBlock", source_model.kind == "DecoderLayer"
     kind = PreNormBlock if is_gpt else DecoderLayer if is_decoder else PostNormBlock
     cross: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def _layer(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
 
 
 def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
-    """Settings of a config, from one of its layers."""
+    """Returns fields of a config, from one of the layers."""
     is_gpt = source_model.has("attn")
     attentions = [
         source_model.child(path)
@@ -134,9 +134,9 @@ def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
 
 
 def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Encoder | Decoder:
-    """A TransformerEncoder or a TransformerDecoder."""
+    """Builds a TransformerEncoder or a TransformerDecoder."""
     settings = alike(source_model.children("layers"), _layer_settings)
-    # Neither reads the context's length: there is no table of positions.
+    # Neither uses the context length: there is no table of positions.
     config = TransformerConfig(**settings, positions="none", context_length=1)
     num_layers = source_model.count("layers")
     stack: Encoder | Decoder = (
@@ -227,7 +227,7 @@ DIALECTS = (
                 SinusoidalPositions,
                 _positional_encoding,
                 (),
-                buffers=(sinusoids("pe"),),
+                buffers=(sinusoid_buffer("pe"),),
             ),
             ModuleMapping(
                 ("LearnedPositionalEmbedding",),
@@ -250,7 +250,7 @@ DIALECTS = (
                 EncoderDecoder,
                 _transformer,
                 TRANSFORMER,
-                buffers=(sinusoids("positional_encoding.pe"),),
+                buffers=(sinusoid_buffer("positional_encoding.pe"),),
                 settings=describe,
             ),
             ModuleMapping(

@@ -1,10 +1,7 @@
 """Hugging Face's ``gpt2``: GPT-2, with (in, out) matrices and one for queries, keys and values."""
 
-from jaxformer.porting.dialects.common.hugging_face import (
-    causal_mask,
-    language_model,
-    masked_score,
-)
+from jaxformer.porting.dialects.common.buffers import causal_mask, masked_score
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Fused, Rule, names, under, untransposed

@@ -1,12 +1,7 @@
 """Hugging Face's ``gpt_neox``: GPT-NeoX and Pythia (arXiv 2204.06745, 2304.01373)."""
 
-from jaxformer.porting.dialects.common.hugging_face import (
-    causal_mask,
-    fused_block,
-    inverse_frequencies,
-    language_model,
-    masked_score,
-)
+from jaxformer.porting.dialects.common.buffers import causal_mask, inverse_frequencies, masked_score
+from jaxformer.porting.dialects.common.hugging_face import fused_block, language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,

@@ -1,4 +1,4 @@
-"""Our own names and layout: what a run's folder holds, for models that one config describes."""
+"""Dialect ``jaxformer``: its own names and layout, for the models that have a config."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from jaxformer.transformer_lm import TransformerLM
 
 
 def _rules(module: Any) -> Rules:
-    """Every array is called what it is called, and lies as it lies."""
+    """Returns rules that keep every name and layout."""
     return tuple(Rule((name,), (name,), transpose=False) for name in parameter_shapes(module))
 
 

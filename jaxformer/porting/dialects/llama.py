@@ -1,10 +1,7 @@
 """Hugging Face's ``llama``, ``mistral``, ``qwen2`` and ``qwen3``: one stack in four settings."""
 
-from jaxformer.porting.dialects.common.hugging_face import (
-    inverse_frequencies,
-    language_model,
-    rotated,
-)
+from jaxformer.porting.dialects.common.buffers import inverse_frequencies
+from jaxformer.porting.dialects.common.hugging_face import language_model, rotated
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,

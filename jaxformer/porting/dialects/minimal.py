@@ -1,4 +1,4 @@
-"""Family ``minimal``: attention with as little as it needs, and a pre-norm block."""
+"""Dialect ``minimal``: attention without biases on q, k and v, and a pre-norm block."""
 
 from flax import nnx
 

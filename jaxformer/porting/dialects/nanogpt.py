@@ -1,4 +1,4 @@
-"""``nanogpt``: Karpathy's nanoGPT, whose ckpt.pt holds the arrays and its ``model_args``."""
+"""Dialect ``nanogpt``: Karpathy's nanoGPT, whose ckpt.pt has the arrays and ``model_args``."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def _model(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
     layers = source_model.child("transformer").children("h")
     settings = alike(layers, _layer_settings)
     d_model = source_model.number("n_embd") or settings["d_model"]
-    # One setting rules all biases; old checkpoints have no such setting, and biases.
+    # One setting decides on all biases; old checkpoints have biases and no such setting.
     found = any(
         name.endswith(("ln_1.bias", "ln_f.bias", "c_fc.bias")) for name in source_model.shapes
     )
@@ -77,7 +77,7 @@ def _model(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
 
 
 def _settings(module: TransformerLM) -> dict[str, Any]:
-    """Their ``model_args``."""
+    """Returns the ``model_args``."""
     config = module.config
     return {
         "n_layer": config.num_layers,
@@ -91,7 +91,7 @@ def _settings(module: TransformerLM) -> dict[str, Any]:
 
 
 def _mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
-    """The causal mask that layers keep where PyTorch has no fused attention."""
+    """Returns the causal mask that layers keep where PyTorch has no fused attention."""
     length = module.config.context_length
     return np.tril(np.ones((1, 1, length, length), np.float32))
 

@@ -1,10 +1,7 @@
 """Hugging Face's ``phi``: Phi-1, 1.5 and 2 (arXiv 2306.11644): parallel branches with one norm."""
 
-from jaxformer.porting.dialects.common.hugging_face import (
-    inverse_frequencies,
-    language_model,
-    rotated,
-)
+from jaxformer.porting.dialects.common.buffers import inverse_frequencies
+from jaxformer.porting.dialects.common.hugging_face import language_model, rotated
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,

@@ -1,4 +1,4 @@
-"""Family ``prepost``: multi-head attention, post-norm and pre-norm blocks."""
+"""Dialect ``prepost``: multi-head attention, post-norm and pre-norm blocks."""
 
 from flax import nnx
 
@@ -31,7 +31,7 @@ def _attention(source_model: SourceModel, rngs: nnx.Rngs) -> MultiHeadAttention:
 
 
 def _block(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
-    parts = (
+    components = (
         _attention(source_model.child("attention"), rngs),
         feed_forward(
             source_model.child("ff"),
@@ -42,11 +42,11 @@ def _block(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
         layer_norm(source_model, "norm1"),
         layer_norm(source_model, "norm2"),
     )
-    # The classes have the same arrays, so that without a class or a module a setting must tell.
-    told = source_model.module is not None or "class" in source_model.config
-    pre_norm = source_model.kind.startswith("Pre") if told else is_pre_norm(source_model)
+    # Both classes have the same arrays: without a class or a module a setting decides.
+    is_class_known = source_model.module is not None or "class" in source_model.config
+    pre_norm = source_model.kind.startswith("Pre") if is_class_known else is_pre_norm(source_model)
     return (PreNormBlock if pre_norm else PostNormBlock)(
-        *parts, residual_dropout=source_model.dropout()
+        *components, residual_dropout=source_model.dropout()
     )
 
 

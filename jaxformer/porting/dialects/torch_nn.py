@@ -1,4 +1,4 @@
-"""``torch.nn``: PyTorch's own attention, encoder, decoder and both together."""
+"""Dialect ``torch.nn``: PyTorch's own attention, encoder, decoder and Transformer."""
 
 from typing import Any
 
@@ -32,6 +32,7 @@ from jaxformer.porting.dialects.common.torch_signatures import (
 )
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Fused, Rule, names, under
+from jaxformer.porting.mapping.settings import unsupported
 from jaxformer.porting.mapping.source_model import SourceModel
 
 ATTENTION = (
@@ -52,7 +53,7 @@ DECODER_LAYER = (
 ENCODER = (*under("blocks.*", "layers.*", ENCODER_LAYER), *names(final_norm="norm"))
 DECODER = (*under("blocks.*", "layers.*", DECODER_LAYER), *names(final_norm="norm"))
 BOTH = (*under("encoder", "encoder", ENCODER), *under("decoder", "decoder", DECODER))
-# The same arrays serve either layout of the inputs, which ours has only where it came from torch.
+# Only modules that were imported from torch have this attribute; the arrays are the same.
 LAYOUT = frozenset({"batch_first"})
 
 
@@ -64,15 +65,19 @@ def _attention(
         **_attention_settings(source_model), use_bias=use_bias, output_bias=use_bias, rngs=rngs
     )
     return (
-        _laid_out(attention, source_model) if isinstance(attention, TorchAttention) else attention
+        _with_layout(attention, source_model)
+        if isinstance(attention, TorchAttention)
+        else attention
     )
 
 
 def _attention_settings(source_model: SourceModel) -> dict[str, Any]:
     if source_model.setting("add_zero_attn", default=False) or source_model.has("bias_k"):
-        raise UsageError("add_bias_kv and add_zero_attn are not ours to make: both must be False")
+        raise UsageError(
+            "unsupported: add_bias_kv and add_zero_attn must be False: got one of them"
+        )
     if source_model.has("k_proj_weight"):
-        raise UsageError("kdim and vdim other than embed_dim are not ours to make")
+        raise UsageError("unsupported: kdim and vdim must be equal to embed_dim: got others")
     d_model = width_of(source_model, "out_proj")
     return {
         "d_model": d_model,
@@ -82,12 +87,12 @@ def _attention_settings(source_model: SourceModel) -> dict[str, Any]:
 
 
 def _has_biases(source_model: SourceModel) -> bool:
-    """Whether a module has biases: all of its parts have, or none."""
+    """Whether a module has biases; either all of its submodules have them or none."""
     return any(name.endswith("bias") for name in source_model.shapes)
 
 
-def _laid_out(module: Any, attention: SourceModel) -> Any:
-    """The module, called with inputs in the layout of an attention of theirs."""
+def _with_layout(module: Any, attention: SourceModel) -> Any:
+    """Returns the module with the ``batch_first`` of a source attention."""
     module.batch_first = bool(attention.setting("batch_first", default=False))
     return module
 
@@ -97,13 +102,13 @@ def _activation(source_model: SourceModel) -> str:
 
 
 def _rates(source_model: SourceModel) -> dict[str, float]:
-    """The rates of a layer beside those of its attentions; all branches have one."""
+    """Returns the rates of a layer without those of its attentions; all branches have one."""
     places = [f"dropout{n}" for n in (1, 2, 3)]
     found = {
         source_model.child(p).dropout() for p in places if source_model.child(p).module is not None
     }
     if len(found) > 1:
-        raise UsageError(f"the branches of {source_model.kind} drop at rates that differ: {found}")
+        raise unsupported(f"the branches of {source_model.kind}", "have one dropout rate", found)
     return {
         "hidden_dropout": source_model.child("dropout").dropout(),
         "residual_dropout": found.pop() if found else source_model.child("dropout1").dropout(),
@@ -111,7 +116,7 @@ def _rates(source_model: SourceModel) -> dict[str, float]:
 
 
 def _layer(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
-    """A TransformerEncoderLayer or a TransformerDecoderLayer."""
+    """Builds a TransformerEncoderLayer or a TransformerDecoderLayer."""
     is_decoder = source_model.kind == "TransformerDecoderLayer"
     use_bias = _has_biases(source_model)
     rates = _rates(source_model)
@@ -140,11 +145,11 @@ def _layer(source_model: SourceModel, rngs: nnx.Rngs) -> Block:
         residual_dropout=rates["residual_dropout"],
         **cross,
     )
-    return _laid_out(layer, source_model.child("self_attn"))
+    return _with_layout(layer, source_model.child("self_attn"))
 
 
 def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
-    """Settings of a config, from one of its layers."""
+    """Returns fields of a config, from one of the layers."""
     attentions = [
         source_model.child(n) for n in ("self_attn", "multihead_attn") if source_model.has(n)
     ]
@@ -164,9 +169,9 @@ def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
 
 
 def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Encoder | Decoder:
-    """A TransformerEncoder or a TransformerDecoder."""
+    """Builds a TransformerEncoder or a TransformerDecoder."""
     settings = alike(source_model.children("layers"), _layer_settings)
-    # Neither reads the context's length: there is no table of positions.
+    # Neither uses the context length: there is no table of positions.
     config = TransformerConfig(
         **settings, positions="none", context_length=1, final_norm=source_model.has("norm")
     )
@@ -179,23 +184,23 @@ def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Encoder | Decoder:
     if config.final_norm:
         kind = source_model.child("norm").kind
         if kind not in ("", "LayerNorm"):
-            raise UsageError(f"the final norm {kind} is not ours to make: it must be a LayerNorm")
+            raise unsupported("the final norm", "be a LayerNorm", kind)
         stack.final_norm = layer_norm(source_model, "norm", use_bias=source_model.has("norm.bias"))
-    return _laid_out(stack, source_model.child("layers.0.self_attn"))
+    return _with_layout(stack, source_model.child("layers.0.self_attn"))
 
 
 def _transformer(source_model: SourceModel, rngs: nnx.Rngs) -> Seq2Seq:
-    parts: list[Any] = []
+    stacks: list[Any] = []
     for name, kind in (("encoder", "TransformerEncoder"), ("decoder", "TransformerDecoder")):
-        part = source_model.child(name)
-        if part.kind not in ("", kind):
-            raise UsageError(f"custom_{name}={part.kind} is not ours to make: it must be a {kind}")
-        parts.append(_stack(part, rngs))
-    return Seq2Seq(*parts)
+        stack = source_model.child(name)
+        if stack.kind not in ("", kind):
+            raise unsupported(f"custom_{name}", f"be a {kind}", stack.kind)
+        stacks.append(_stack(stack, rngs))
+    return Seq2Seq(*stacks)
 
 
 def _settings(module: Any) -> dict[str, Any]:
-    """Arguments of their constructor that the shapes of the arrays do not tell."""
+    """Returns the torch constructor's arguments that the shapes of the arrays do not show."""
     settings = describe(module)
     settings["norm_first"] = settings.pop("pre_norm", False)
     for _, node in nnx.iter_modules(module):

@@ -1,4 +1,4 @@
-"""``torch_ref``: our PyTorch twins, which have our paths, our constructors and our attributes."""
+"""Dialect ``torch_ref``: the PyTorch mirror, with the same paths, constructors and attributes."""
 
 import dataclasses
 import inspect
@@ -58,9 +58,9 @@ CLASSES: dict[str, type] = {
         layers.Dropout,
     )
 }
-# A setting that holds a module of ours whose attributes are to be read.
+# The setting with which an export hands over the jaxformer module itself, to read attributes from.
 MODULE = "the module itself"
-# What modules have that are called as those of another dialect.
+# Attributes that only modules with the signature of another dialect have.
 SIGNATURES = frozenset({"batch_first", "context_length"})
 INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 Read = Callable[[SourceModel], Any]
@@ -78,7 +78,7 @@ def _rate(place: str) -> Read:
     return lambda source_model: source_model.child(place).setting("rate")
 
 
-# What constructors are given and do not keep under its name.
+# Constructor arguments that a module does not keep under their name.
 READERS: dict[str, dict[str, Read]] = {
     "Linear": {
         "in_features": _size("", 1), "out_features": _size("", 0), "use_bias": _has("bias"),
@@ -109,7 +109,7 @@ CONFIGS = {"TransformerLM": TransformerLMConfig, "EncoderDecoder": EncoderDecode
 
 
 def _build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
-    """The class of ours that has the same name, from the attributes that are the same."""
+    """Builds the jaxformer class of the same name, from attributes of the same names."""
     if MODULE in source_model.config:
         module = source_model.config[MODULE]
         source_model = SourceModel(source_model.shapes, kind=source_model.kind, module=module)
@@ -134,9 +134,8 @@ def _build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
                 arguments[name] = _value(source_model.child(name), value, rngs)
             elif source_model.has(name):
                 raise MissingSettingError(
-                    f"arrays alone do not tell what {name} of {source_model.kind} "
-                    "is: give a module of "
-                    "ours that is built alike as config"
+                    f"arrays do not show what {name} of {source_model.kind} is: give a jaxformer "
+                    "module that is built alike as config"
                 )
             elif parameter.default is parameter.empty:
                 arguments[name] = (
@@ -146,7 +145,7 @@ def _build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
 
 
 def _value(source_model: SourceModel, value: Any, rngs: nnx.Rngs) -> Any:
-    """An argument of ours, from a setting of theirs."""
+    """Returns a constructor argument, from a source setting."""
     if source_model.module is not value:
         return value
     if source_model.kind == "Dropout":
@@ -164,8 +163,8 @@ def _model(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
 
 
 def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
-    """An ``Encoder`` or ``Decoder``, which keep their parts and not their config."""
-    # What an empty one reads of a config, and what must be there.
+    """Builds an ``Encoder`` or ``Decoder``, which keep their blocks and not their config."""
+    # What a stack without blocks uses of a config, and its required fields.
     window = source_model.setting("window", default=None)
     empty = TransformerConfig(
         d_model=1, num_heads=1, context_length=1, sliding_window=window, final_norm=False
@@ -179,7 +178,7 @@ def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
 
 
 def _rules(module: Any) -> Rules:
-    """Every module is where it is in ours."""
+    """Returns rules that keep every path."""
     owners = (name.rpartition(".")[0] for name in abstract(lambda: module)[1])
     return names({path: path for path in (INDEX.sub("*", owner) for owner in owners)})
 

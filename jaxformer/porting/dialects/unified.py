@@ -1,4 +1,4 @@
-"""Family ``unified``: one stack with pluggable parts (names as its users' PyTorch classes have)."""
+"""Dialect ``unified``: one stack with exchangeable components."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxformer.blocks import Block, PostNormBlock, PreNormBlock
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
+from jaxformer.porting.dialects.common.buffers import rotary_table_buffers, sinusoid_buffer
 from jaxformer.porting.dialects.common.reading import (
     NORMS,
     NUM_KV_HEADS,
@@ -20,8 +21,6 @@ from jaxformer.porting.dialects.common.reading import (
     is_pre_norm,
     layer_norm,
     one_eps,
-    rotary_tables_of,
-    sinusoids,
 )
 from jaxformer.porting.dialects.common.signatures import (
     AddedPositions,
@@ -32,12 +31,13 @@ from jaxformer.porting.dialects.common.signatures import (
 )
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.settings import unsupported
 from jaxformer.porting.mapping.source_model import NUM_HEADS, SourceModel
 from jaxformer.positions import ALiBi, LearnedPositions, Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 
 ATTENTION = names(q_proj="W_q", k_proj="W_k", v_proj="W_v", o_proj="W_o")
-# Of the two sets of names a feed-forward has one; the arrays tell which.
+# A feed-forward has one of these two sets of names; the arrays show which.
 PLAIN = names(up_proj="net.0", down_proj="net.3")
 GATED = names(gate_proj="w_gate", up_proj="w_up", down_proj="w_down")
 
@@ -50,7 +50,7 @@ POSITIONS = {
 
 
 def _sizes(source_model: SourceModel) -> dict[str, Any]:
-    """Sizes of an attention; of a class that has key/value heads of its own, their number."""
+    """Returns the sizes of an attention, with the number of key/value heads where it differs."""
     if source_model.kind == "MultiHeadAttention":
         return attention_sizes(source_model, "W_q", "W_k", "W_v", "W_o")
     sizes = attention_sizes(source_model, "W_q", "W_o")
@@ -86,18 +86,18 @@ def _feed_forward(source_model: SourceModel, rngs: nnx.Rngs) -> FeedForward | Ga
 
 
 def _block(source_model: SourceModel, rngs: nnx.Rngs) -> PreNormBlock | PostNormBlock:
-    parts = (
+    components = (
         _attention(source_model.child("attention"), rngs, MultiHeadAttention),
         _feed_forward(source_model.child("ffn"), rngs),
         layer_norm(source_model, "norm1"),
         layer_norm(source_model, "norm2"),
     )
     kind = PreNormBlock if is_pre_norm(source_model) else PostNormBlock
-    return kind(*parts, residual_dropout=source_model.dropout())
+    return kind(*components, residual_dropout=source_model.dropout())
 
 
 def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
-    """Settings of a config, from one of its layers."""
+    """Returns fields of a config, from one of the layers."""
     attention, ffn = source_model.child("attention"), source_model.child("ffn")
     gated = _is_gated(ffn)
     rate = ffn.dropout()
@@ -116,13 +116,13 @@ def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
 
 def _transformer(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
     pre_norm = source_model.has("final_norm")
-    said = [
+    orders = [
         layer.setting("pre_norm", default=pre_norm) for layer in source_model.children("layers")
     ]
-    if any(order != pre_norm for order in said):
+    if any(order != pre_norm for order in orders):
         raise UsageError(
             "a pre-norm Transformer has a final_norm and a post-norm one has none: got "
-            f"pre_norm={said} {'with' if pre_norm else 'without'} it"
+            f"pre_norm={orders} {'with' if pre_norm else 'without'} it"
         )
     config = TransformerLMConfig(
         **alike(source_model.children("layers"), _layer_settings),
@@ -142,7 +142,7 @@ def _transformer(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
 def _positions(source_model: SourceModel) -> dict[str, Any]:
     kind = source_model.child("pos_enc").kind
     if kind not in ("", "Identity", *POSITIONS):
-        raise UsageError(f"pos_enc={kind} is not ours to make: {', '.join(POSITIONS)} are")
+        raise unsupported("pos_enc", f"be one of {', '.join(POSITIONS)}", kind)
     if "pos_enc.pe" in source_model.shapes:
         positions, length = "sinusoidal", source_model.shape("pos_enc.pe", 3)[1]
     elif source_model.has("pos_enc.pe"):
@@ -150,9 +150,9 @@ def _positions(source_model: SourceModel) -> dict[str, Any]:
     elif source_model.has("pos_enc.cos"):
         positions, length = "rotary", source_model.shape("pos_enc.cos", 4)[2]
     else:
-        # Tables may have been left out of the arrays, and ALiBi has none: a setting must tell.
-        told = source_model.module is not None
-        positions = POSITIONS.get(kind, "none") if told else source_model.setting("positions")
+        # Tables may have been left out of the arrays, and ALiBi has none: a setting decides.
+        has_module = source_model.module is not None
+        positions = POSITIONS.get(kind, "none") if has_module else source_model.setting("positions")
         length = source_model.setting("max_len", default=8192)
     interleaved = {"rotary_interleaved": True} if positions == "rotary" else {}
     return {"positions": positions, "context_length": length, **interleaved}
@@ -227,8 +227,8 @@ DIALECTS = (
                 _transformer_rules,
                 aliases={"head.weight": "tok_emb.weight"},
                 buffers=(
-                    sinusoids("pos_enc.pe"),
-                    *rotary_tables_of("pos_enc.cos", "pos_enc.sin"),
+                    sinusoid_buffer("pos_enc.pe"),
+                    *rotary_table_buffers("pos_enc.cos", "pos_enc.sin"),
                 ),
                 settings=_settings,
             ),
@@ -237,7 +237,7 @@ DIALECTS = (
                 SinusoidalPositions,
                 _sinusoidal,
                 (),
-                buffers=(sinusoids("pe"),),
+                buffers=(sinusoid_buffer("pe"),),
             ),
             ModuleMapping(("LearnedPE",), LearnedPositions, _learned, names({"": "pe"})),
             ModuleMapping(
@@ -245,7 +245,7 @@ DIALECTS = (
                 Rotary,
                 _rotary,
                 (),
-                buffers=rotary_tables_of("cos", "sin"),
+                buffers=rotary_table_buffers("cos", "sin"),
             ),
             ModuleMapping(("ALiBi",), ALiBi, _alibi, (), settings=_heads),
         ),

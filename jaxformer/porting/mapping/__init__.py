@@ -1,1 +1,15 @@
-"""To be written."""
+"""From one naming to another: what a dialect may declare, and the plans of imports and exports.
+
+A plan is made from the names and shapes of stored tensors, a dialect and a config, before any
+weight is read. It has the abstract target module, the links between arrays, and tensors that are
+converted when they are read.
+
+- ``naming``: the rule between jaxformer and torch_ref, which all others build on.
+- ``rules``, ``settings``: tables of arrays and of settings, read in both directions.
+- ``adapter``: the declaration of a code base; ``source_model``: what its builders read.
+- ``abstract_modules``, ``validation``: target modules without weights, from untrusted settings.
+- ``matching``: finds the class that arrays belong to; ``plans``: plans of imports and exports.
+- ``transfer``, ``casts``: tensors that are converted when they are read.
+- ``optimizer_state``: AdamW's state, carried by the same links.
+- ``position_tables``: imported tables of positions.
+"""

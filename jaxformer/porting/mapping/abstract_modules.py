@@ -1,4 +1,4 @@
-"""Modules of ours without weights: made from settings, and what they compute, as plain facts."""
+"""jaxformer modules without weights: built from settings, and described as plain values."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ from jaxformer.positions import RotaryScaling
 from jaxformer.transformer_lm import TransformerLM
 
 MODEL_OF_CONFIG = {TransformerLMConfig: TransformerLM, EncoderDecoderConfig: EncoderDecoder}
-# Where the classes are defined that compute; those in porting only rename their arguments.
+# The modules of the classes that compute; the subclasses in porting only change their signatures.
 _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
@@ -27,7 +27,7 @@ _COMPONENTS = {
         "positions", "transformer_lm",
     )
 }  # fmt: skip
-# Settings that the model reads itself; its parts show the others.
+# Settings that a model itself uses; its submodules show the others.
 _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
     "head", "pooler", "num_token_types", "tie_embeddings",
@@ -35,7 +35,16 @@ _USED_BY_THE_MODEL = (
 
 
 def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, config: Any) -> Any:
-    """Our module with shapes in place of weights."""
+    """Builds the target module with shapes in place of weights.
+
+    Args:
+        module_mapping: of the source class.
+        source_model: the source settings and shapes.
+        config: a jaxformer config or module, which decides instead if it is one.
+
+    Raises:
+        JaxformerError: the settings are missing, unsupported, or make no such module.
+    """
     if isinstance(config, nnx.Module):
         return config
     keys: Any = _SameKey()
@@ -57,25 +66,28 @@ def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, con
 
 
 class _SameKey:
-    """Stands for ``nnx.Rngs`` where nothing is drawn: counting its keys takes most of the time."""
+    """In place of ``nnx.Rngs`` where nothing is drawn: making keys would take most of the time."""
 
     def __init__(self) -> None:
         self.key = jax.random.key(0)
 
     def params(self) -> jax.Array:
-        """A key."""
+        """Returns a key."""
         return self.key
 
 
 def parameter_shapes(module: Any) -> dict[str, Shape]:
-    """The shapes of a module's parameters, by name; weights may be left out of the module."""
+    """Returns the shapes of a module's parameters by name; the module may be abstract."""
     # Not by ``abstract``, which traces the module anew.
     state = nnx.to_flat_state(nnx.state(module, nnx.Param))
     return {join_path(path): tuple(variable.shape) for path, variable in state}
 
 
 def architecture_of(module: Any) -> dict[str, Any]:
-    """All that decides what a module computes, beside its weights; rates of dropout do not."""
+    """Returns what decides, beside the weights, what a module computes; without dropout rates.
+
+    Keys are paths of submodules (values are class names) and of their attributes.
+    """
     found: dict[str, Any] = {}
     for path, node in nnx.iter_modules(module):
         kinds = [c.__name__ for c in type(node).__mro__ if c.__module__ in _COMPONENTS]

@@ -1,4 +1,9 @@
-"""A dialect: what one code base calls its classes, arrays and settings, and what they are here."""
+"""The declaration of a dialect: the classes, arrays and settings of one code base.
+
+A ``StateDictAdapter`` is a code base. It has a ``ModuleMapping`` for every class to be ported,
+which may have a ``Buffer`` for arrays that are not parameters. As in ``rules``, *target* is the
+jaxformer side and *source* the other code base.
+"""
 
 import dataclasses
 import re
@@ -15,18 +20,18 @@ from jaxformer.porting.mapping.source_model import SourceModel
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """An array of theirs that is no parameter: a mask, sinusoids, rotary tables.
+    """A source array that is not a parameter: a mask, sinusoids, rotary tables.
 
-    It is no part of our state. On reading it must hold what we would compute; on writing it is
-    computed, unless the bits that were read are still at hand.
+    jaxformer computes it. On import it must hold the computed values; on export the computed values
+    are written, or the imported bits where they are known.
 
     Attributes:
-        source: its name, ``*`` for an index.
-        values: from our module and the stored shape (None on writing), what it must hold; None
-            where the module has no such buffer.
-        written: whether it is written; False where only old checkpoints have it.
-        install: gives our module the bits that were read, where they are not quite those that we
-            compute: a table of positions.
+        source: its name; ``*`` is a list index.
+        values: returns the computed values from the target module and the stored shape (None on
+            export); None where the module has no such buffer.
+        written: whether it is exported; False where only old checkpoints have it.
+        install: gives the target module the imported bits, where rounding makes them differ from
+            the computed ones: a table of positions.
     """
 
     source: str
@@ -39,7 +44,7 @@ class Buffer:
         return re.fullmatch(re.escape(self.source).replace(r"\*", r"\d+"), name) is not None
 
     def differs(self, stored: np.ndarray, module: Any) -> str | None:
-        """How the stored values part from those expected, or None where they agree.
+        """Returns how the stored values differ from the computed ones, or None where they agree.
 
         Tables of sines and cosines are float32 functions of position · frequency, whose last bits
         depend on the library: an angle is right to a few units in the last place, so an entry may
@@ -47,12 +52,12 @@ class Buffer:
         """
         expected = self.values(module, stored.shape)
         if expected is None:
-            return "is not of this model"
+            return "does not belong to this model"
         if expected.shape != stored.shape:
             return f"has shape {stored.shape}, not {expected.shape}"
         if stored.dtype.kind in "biu":
             same = bool((stored == expected.astype(stored.dtype)).all())
-            return None if same else "does not hold what we would compute"
+            return None if same else "does not hold the computed values"
         eps = 2.0**-22 + float(ml_dtypes.finfo(stored.dtype).eps)
         position = np.arange(stored.shape[-2])[:, None] if stored.ndim > 1 else 0.0
         with np.errstate(invalid="ignore", over="ignore"):
@@ -64,26 +69,26 @@ class Buffer:
             near = np.isfinite(expected) & (distance <= eps * (1 + position) * scale)
         if bool((near | (stored.astype(np.float64) == expected)).all()):
             return None
-        return f"differs by {np.nanmax(distance):.3g} from what we would compute"
+        return f"differs by {np.nanmax(distance):.3g} from the computed values"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModuleMapping:
-    """Classes of theirs that are one thing, and what it is here.
+    """Source classes and the jaxformer class that computes the same.
 
     Attributes:
-        source: their class names; the first is the one that is exported to.
-        target: the class of ours that ``build`` makes.
-        build: makes ours from their settings; called without drawing weights.
-        rules: which arrays correspond, or a function of our module that says so.
-        aliases: their names for an array that has another name as well, by that other name: a tied
-            head. Either may be missing where it is read; both are written.
-        buffers: their arrays that are no parameters.
-        prefix: what stands before the names of a whole model, and is sometimes left out.
-        outside: the beginnings of names that never have the prefix.
-        settings: from our module, the settings that ``build`` would make it of.
-        translated: attributes of ours that ``build`` need not give back, as the rules make up for
-            them.
+        source: names of the source classes; export goes to the first.
+        target: the jaxformer class that ``build`` makes.
+        build: makes the target module from source settings; called without drawing weights.
+        rules: which arrays are the same, or a function of the target module that returns that.
+        aliases: second source names of an array, by its first name: a tied head. Either may be
+            missing on import; both are exported.
+        buffers: source arrays that are not parameters.
+        prefix: the start of names in a whole model, which some files leave out.
+        outside: the starts of names that never have the prefix.
+        settings: returns, from a target module, the source settings that ``build`` needs.
+        translated: attributes of the target that ``build`` need not reproduce, because the rules
+            make up for them.
     """
 
     source: tuple[str, ...]
@@ -98,20 +103,20 @@ class ModuleMapping:
     translated: frozenset[str] = frozenset()
 
     def rules_for(self, module: Any) -> Rules:
-        """The rules for one module of ours."""
+        """Returns the rules for one target module."""
         return self.rules if isinstance(self.rules, tuple) else self.rules(module)
 
 
 @dataclasses.dataclass(frozen=True)
 class StateDictAdapter:
-    """One code base.
+    """All that is declared of one code base; the command line calls it a dialect.
 
     Attributes:
-        name: as the command line calls it.
-        counterparts: its classes; where several fit, the first is taken.
-        prefix: of its whole models, which those of its classes that have none go without.
-        model_types: what its config.json calls it; empty where it is not of Hugging Face.
-        old_names: what older files say for parts of names: regular expression, replacement.
+        name: the dialect's name on the command line and in certificates.
+        module_mappings: its classes; where several fit, the first is taken.
+        prefix: the start of names in its whole models; mappings without a prefix go without it.
+        model_types: its ``model_type`` in config.json; empty where it is not of Hugging Face.
+        old_names: replacements in the names of older files, by regular expression.
     """
 
     name: str
@@ -121,11 +126,11 @@ class StateDictAdapter:
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def classes(self) -> list[str]:
-        """The names of all its classes."""
+        """Returns the names of all its classes."""
         return [name for module_mapping in self.module_mappings for name in module_mapping.source]
 
     def for_class(self, kinds: Iterable[str]) -> ModuleMapping | None:
-        """The counterpart of the first of these class names that is known."""
+        """Returns the mapping of the first of these class names that has one."""
         for kind in kinds:
             for module_mapping in self.module_mappings:
                 if kind in module_mapping.source:
@@ -133,7 +138,7 @@ class StateDictAdapter:
         return None
 
     def for_module(self, module: Any) -> list[ModuleMapping]:
-        """The counterparts that a module of ours may be exported as, the best first."""
+        """Returns the mappings that a target module may be exported by, the best first."""
         exact = [c for c in self.module_mappings if c.target is type(module)]
         return exact + [
             c for c in self.module_mappings if c not in exact and isinstance(module, c.target)

@@ -1,4 +1,4 @@
-"""Arrays in another dtype, on purpose, with what that costs."""
+"""Casts arrays to another float dtype, and measures the rounding errors."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ DTYPES = {
 def cast(
     tensors: Mapping[str, StoredTensor], dtype: np.dtype
 ) -> tuple[dict[str, StoredTensor], dict[str, float]]:
-    """Arrays as they are in another dtype, to be rounded when they are read.
+    """Returns arrays in another dtype, to be rounded when they are read.
 
     Args:
-        tensors: floats.
-        dtype: floats too.
+        tensors: arrays of floats by name.
+        dtype: a float dtype.
 
     Returns:
-        The arrays, and the largest rounding error of each that was read, which fills as they are.
+        The arrays, and a dict that gets the largest rounding error of each when it is read.
     """
     errors: dict[str, float] = {}
     return {name: _rounded(name, tensor, dtype, errors) for name, tensor in tensors.items()}, errors

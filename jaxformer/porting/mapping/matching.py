@@ -1,4 +1,4 @@
-"""Whose arrays these are: the class of a dialect that has all of them, by names and shapes."""
+"""Finds the class of a dialect that has given arrays, by names and shapes; reads none of them."""
 
 import dataclasses
 import difflib
@@ -28,16 +28,16 @@ WRAPPERS = ("_orig_mod.", "module.")
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Arrays that are all those of one class, by their names and shapes.
+    """The class that given arrays belong to.
 
     Attributes:
-        counterpart: the class.
-        kind: its name.
-        module: ours, with shapes in place of weights.
+        module_mapping: of the class.
+        kind: the name of the source class.
+        module: the target, with shapes in place of weights.
         links: which arrays hold the same numbers.
-        tensors: theirs, by the names that the class has for them.
-        settings: the foreign config, where there was one.
-        dropped: their arrays that were ignored on request.
+        tensors: of the source, by the names that the class has for them.
+        settings: the source config, where there was one.
+        dropped: source arrays that were ignored on request.
     """
 
     module_mapping: ModuleMapping
@@ -95,7 +95,7 @@ def match_arrays(
 
 
 def unwrap(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what torch.compile and data parallelism put before every name."""
+    """Returns the arrays without the prefixes of torch.compile and data parallelism."""
     named = dict(tensors)
     for wrapper in (*WRAPPERS, *WRAPPERS):
         if named and all(name.startswith(wrapper) for name in named):
@@ -122,7 +122,7 @@ def _candidates(
         if (issubclass(target, c.target) if target else c.rules or c.buffers)
     ]
     if not fitting:
-        raise UsageError(f"{dialect.name} has no counterpart of {type(config).__name__}")
+        raise UsageError(f"{dialect.name} has no class for a {type(config).__name__}")
     return fitting
 
 
@@ -132,9 +132,10 @@ def _failure(
     source_model: SourceModel,
     tensors: Tensors,
 ) -> tuple[float, JaxformerError]:
-    """What to say of a class that could not be built, and how far it was from it.
+    """Returns the error of a class that could not be built, and how many problems it has.
 
-    Where an array is missing that tells a size, the size is guessed, to list all that is missing.
+    Where an array is missing that a size is read from, the size is guessed, so that all that is
+    missing can be listed.
     """
     if isinstance(error, MissingSettingError):
         return 0.5, error
@@ -161,9 +162,9 @@ def _not_those_of(source_model: SourceModel, problems: Sequence[str]) -> Checkpo
 def pair_arrays(
     module_mapping: ModuleMapping, target: Any, tensors: Tensors
 ) -> tuple[list[Link], list[str]]:
-    """The links, and what is missing, unexpected or of another shape."""
+    """Returns the links, and what is missing, unexpected or of another shape."""
     links, unmatched = link(module_mapping.rules_for(target), parameter_shapes(target))
-    problems = [f"there is no name for our {name}" for name in unmatched]
+    problems = [f"no source name for {name}" for name in unmatched]
     expected: dict[str, tuple[Link, Shape]] = {}
     for each in links:
         for name, shape in zip(each.source, each.source_shapes, strict=True):
@@ -177,8 +178,8 @@ def pair_arrays(
         and not any(buffer.matches(name) for buffer in module_mapping.buffers)
     ]
     for name in missing:
-        target_here = ", ".join(expected[name][0].target)
-        problems.append(f"missing {name} (our {target_here})" + _suggest(name, unexpected))
+        targets = ", ".join(expected[name][0].target)
+        problems.append(f"missing {name} (target {targets})" + _suggest(name, unexpected))
     problems += [f"unexpected {name}" for name in unexpected]
     found = expected.keys() & tensors.keys()
     for name in sorted(found):
@@ -186,10 +187,10 @@ def pair_arrays(
         if tensors[name].shape != shape:
             problems.append(
                 f"{name} has shape {tensors[name].shape}, not {shape} "
-                f"(our {', '.join(each.target)} of {', '.join(map(str, each.target_shapes))})"
+                f"(target {', '.join(each.target)} of {', '.join(map(str, each.target_shapes))})"
             )
     dtypes = {tensors[name].dtype for name in found}
-    problems += [f"the dtype {d} is no float" for d in dtypes if not _is_float(d)]
+    problems += [f"the dtype {d} is not a float" for d in dtypes if not _is_float(d)]
     return links, problems
 
 
@@ -205,7 +206,7 @@ def _is_float(dtype: np.dtype) -> bool:
 def _prefixed(
     tensors: Tensors, dialect: StateDictAdapter, module_mapping: ModuleMapping
 ) -> dict[str, StoredTensor]:
-    """With the prefix of a whole model where the class has it, and without where it has not."""
+    """Returns the arrays with the prefix of a whole model if and only if the class has it."""
     prefix = module_mapping.prefix or dialect.prefix
     tensors = {_rename_legacy(name, dialect): tensor for name, tensor in tensors.items()}
     has_it = any(name.startswith(prefix) for name in tensors)
@@ -224,7 +225,7 @@ def _prefixed(
 
 
 def _rename_legacy(name: str, dialect: StateDictAdapter) -> str:
-    """What files of today call an array."""
+    """Returns what today's files call an array."""
     for old, new in dialect.old_names.items():
         name = re.sub(old, new, name)
     return name

@@ -1,4 +1,4 @@
-"""The naming rule: how a parameter of ours is called and laid out on the PyTorch side.
+"""The naming rule: names and layouts of parameters in jaxformer and in torch_ref.
 
 =================== ================== ================ =========
 owner               torch_ref leaf     jaxformer leaf   transform
@@ -21,7 +21,7 @@ TORCH_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "b
 
 
 def torch_name(name: str) -> str:
-    """The torch_ref name of one of our parameters.
+    """Returns the torch_ref name of a jaxformer parameter.
 
     >>> torch_name("blocks.3.attention.q_proj.kernel")
     'blocks.3.attention.q_proj.weight'
@@ -31,18 +31,18 @@ def torch_name(name: str) -> str:
 
 
 def export_arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Our arrays by torch_ref's names and in its layout: parameters, gradients or moments."""
+    """Returns jaxformer arrays (parameters, gradients, moments) in torch_ref's names and layout."""
     return {torch_name(name): _transpose(name, np.asarray(a)) for name, a in arrays.items()}
 
 
 def import_arrays(
     arrays: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """torch_ref's arrays by our names and in our layout.
+    """Returns torch_ref arrays in jaxformer's names and layout.
 
     Args:
         arrays: by torch_ref's names.
-        shapes: of our parameters, by our names; each must be found, and nothing else.
+        shapes: of the jaxformer parameters by name; each must be found, and nothing else.
 
     Raises:
         CheckpointError: a key is missing, unexpected or of another shape; all are listed.

@@ -1,8 +1,8 @@
-"""AdamW's state between PyTorch and JAX: moments, step count, and which parameters decay.
+"""Converts AdamW's state between PyTorch and JAX: moments, step count, which parameters decay.
 
 torch keeps ``exp_avg``, ``exp_avg_sq`` and ``step`` by a parameter's place in its groups; optax
 keeps ``mu``, ``nu`` and ``count`` by name. A moment is laid out as its parameter is, so the links
-of the model's port carry the moments too. The learning rate is no state on our side: it is a
+of the model's port carry the moments too. The learning rate is no state in jaxformer: it is a
 function of the count (``optimizers.learning_rate``), so carrying the count carries the schedule's
 position.
 """
@@ -28,12 +28,12 @@ Tensors = Mapping[str, StoredTensor]
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """AdamW after some steps, in our terms.
+    """AdamW's state after some steps, with jaxformer's names.
 
     Attributes:
-        mu: decayed means of the gradients, by our names.
-        nu: decayed means of their squares, by our names.
-        count: how many steps were made.
+        mu: decayed means of the gradients, by parameter.
+        nu: decayed means of their squares, by parameter.
+        count: the number of steps.
         settings: ``learning_rate`` (of the last step), ``beta1``, ``beta2``, ``eps`` and
             ``weight_decay``, as far as they are known.
     """
@@ -45,7 +45,7 @@ class OptimizerState:
 
 
 def read_optimizer(state: Mapping[str, Any], plan: Plan) -> OptimizerState:
-    """A ``torch.optim.AdamW`` state dict in our terms.
+    """Imports a ``torch.optim.AdamW`` state dict.
 
     Args:
         state: as ``optimizer.state_dict()`` gives it, or keyed by names as
@@ -55,17 +55,19 @@ def read_optimizer(state: Mapping[str, Any], plan: Plan) -> OptimizerState:
     Raises:
         CheckpointError: moments are missing, unexpected or of another shape, or the step counts
             differ; all are listed.
-        UsageError: it is another optimizer, or other parameters decay than ours do.
+        UsageError: it is another optimizer, or other parameters decay than in jaxformer.
     """
     groups = state.get("param_groups")
     if not isinstance(groups, list | tuple) or not isinstance(state.get("state"), Mapping):
-        raise UsageError("this is no torch optimizer's state dict: it has no state, param_groups")
+        raise UsageError("not a torch optimizer's state dict: it has no state or no param_groups")
     for group in groups:
         odd = [f"{name}={group[name]}" for name in UNSUPPORTED if group.get(name)]
         if group.get("decoupled_weight_decay") is False or "betas" not in group:
             odd.append("not AdamW" if "betas" not in group else "Adam with L2 regularisation")
         if odd:
-            raise UsageError(f"this optimizer is not ours to continue: {', '.join(odd)}")
+            raise UsageError(
+                f"unsupported: the optimizer must be plain AdamW: got {', '.join(odd)}"
+            )
     shapes = _shapes(plan)
     named = [name for name in dict.fromkeys(_canonical(plan, plan.order)) if name in shapes]
     names = _names_of(groups, named, shapes)
@@ -100,17 +102,16 @@ def read_optimizer(state: Mapping[str, Any], plan: Plan) -> OptimizerState:
 def write_optimizer(
     optimizer: OptimizerState, plan: Plan, order: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Our state as ``torch.optim.AdamW.load_state_dict`` takes it.
+    """Exports the state as ``torch.optim.AdamW.load_state_dict`` takes it.
 
     Two groups, as ``torch_ref.optimizers.make_optimizer`` and nanoGPT make them: parameters of two
     or more dimensions, which decay, then the others; each in the order of the model's parameters.
-    ``param_names`` says which is where.
+    ``param_names`` lists the parameters of each.
 
     Args:
         optimizer: the state.
         plan: the export of the model.
-        order: the arrays of their model in the order of ``named_parameters()``; default that of
-            the plan.
+        order: the source arrays in the order of ``named_parameters()``; default that of the plan.
     """
     shapes = _shapes(plan)
     names = [name for name in (order or plan.tensors) if name in shapes]
@@ -157,7 +158,7 @@ def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def _canonical(plan: Plan, order: Sequence[str]) -> list[str]:
-    """Every tied array by the name that carries it."""
+    """Returns the names with every tied array under its first name."""
     aliases = plan.module_mapping.aliases
     linked = {name for link in plan.links for name in link.source}
     return [name if name in linked else aliases.get(name, name) for name in order]
@@ -166,7 +167,7 @@ def _canonical(plan: Plan, order: Sequence[str]) -> list[str]:
 def _names_of(
     groups: Sequence[Mapping[str, Any]], named: Sequence[str], shapes: Mapping[str, Any]
 ) -> dict[Any, str]:
-    """The parameter that each entry of the groups stands for.
+    """Returns the parameter that each entry of the groups is.
 
     Raises:
         CheckpointError: the groups have another number of parameters than the model.
@@ -183,7 +184,7 @@ def _names_of(
             f"the optimizer holds {len(flat)} parameters and the model {len(named)}"
         )
     if len(members) > 1:
-        # Those that decay come first, as everybody's recipe has it.
+        # Parameters that decay come first, as in nanoGPT and torch_ref.
         named = sorted(named, key=lambda name: len(shapes[name]) < 2)
     return dict(zip(flat, named, strict=True))
 
@@ -191,10 +192,10 @@ def _names_of(
 def _settings(
     groups: Sequence[Mapping[str, Any]], names: Mapping[Any, str], shapes: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The settings of all groups.
+    """Returns the settings of all groups.
 
     Raises:
-        UsageError: they differ, or what decays is not what decays here.
+        UsageError: they differ, or other parameters decay than in jaxformer.
     """
     values: dict[str, set[float]] = {}
     for group in groups:
@@ -204,7 +205,9 @@ def _settings(
             values.setdefault(name, set()).add(_number(value))
     several = [f"{name} {sorted(v)}" for name, v in values.items() if len(v) > 1]
     if several:
-        raise UsageError(f"its groups differ in {', '.join(several)}: ours have one for all")
+        raise UsageError(
+            f"unsupported: its groups differ in {', '.join(several)}, not in decay only"
+        )
     decay = {
         names[key]: _number(group.get("weight_decay", 0.0))
         for group in groups
@@ -217,14 +220,14 @@ def _settings(
         odd += [n for n, rate in decay.items() if len(shapes.get(n, ())) >= 2 and not rate]
     if len(rates - {0.0}) > 1 or odd:
         raise UsageError(
-            "here parameters of two or more dimensions decay at one rate and no others do, which "
-            f"is not so there: {', '.join(odd) or sorted(rates)}"
+            "unsupported: parameters of two or more dimensions must decay at one rate, and no "
+            f"others: got {', '.join(odd) or sorted(rates)}"
         )
     return {name: v.pop() for name, v in values.items()} | {"weight_decay": max(rates, default=0.0)}
 
 
 def _group_settings(settings: Mapping[str, float], *, decays: bool) -> dict[str, Any]:
-    """All that a group of ``torch.optim.AdamW`` says; torch's own defaults for the rest."""
+    """Returns all settings of a group of ``torch.optim.AdamW``, torch's defaults included."""
     return {
         "lr": settings.get("learning_rate", 1e-3),
         "betas": (settings.get("beta1", 0.9), settings.get("beta2", 0.999)),
@@ -247,7 +250,7 @@ def _stored(value: Any) -> StoredTensor:
 
 
 def _number(value: Any) -> float:
-    """A plain number out of a number or an array of one.
+    """Returns a plain number from a number or an array of one.
 
     Raises:
         CheckpointError: it is neither.

@@ -1,7 +1,7 @@
-"""What a port will do, worked out from names, shapes and settings before any weight is read.
+"""Plans of imports and exports, made from names, shapes and settings before any weight is read.
 
-A plan pairs every array of theirs with arrays of ours, each exactly once, or is refused with all
-that is wrong. Its tensors are read as they are asked for, so that a port holds one at a time.
+A plan pairs every source array with target arrays, each exactly once, or is rejected with all that
+is wrong. Its tensors are read one by one when they are needed.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from jaxformer.porting.mapping.transfer import Tensors, export_tensors, import_t
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a module of ours came from, so that it can go back as it was.
+    """Where a module was imported from, so that it can be exported as it was.
 
     Attributes:
         dialect: the code base.
-        kind: the class.
-        buffers: arrays that are no parameters, whose bits are not those that we would write.
-        config: the foreign config, where there was one.
+        kind: the source class.
+        buffers: source arrays that are not parameters, whose bits differ from the computed ones.
+        config: the source config, where there was one.
         architecture: what the module computed when it came, see ``architecture_of``.
     """
 
@@ -46,16 +46,17 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A port, worked out.
+    """One import or export.
 
     Attributes:
-        module: ours, with shapes in place of weights.
+        module: the target, with shapes in place of weights.
         links: which arrays hold the same numbers.
-        tensors: what the port gives, by its new names, to be read in this order.
-        origin: whose names theirs are.
-        counterpart: the class.
-        dropped: their arrays that were ignored on request.
-        order: of an import, the names of their arrays as they came, wrappers taken off.
+        tensors: the results by name, to be read in this order: target arrays of an import, source
+            arrays of an export.
+        origin: the dialect and class of the source side.
+        module_mapping: of that class.
+        dropped: source arrays that were ignored on request.
+        order: of an import, the names of the source arrays in their order, wrappers removed.
     """
 
     module: Any
@@ -76,20 +77,20 @@ def plan_import(
     config: Any = None,
     ignore: Sequence[str] = (),
 ) -> Plan:
-    """Works out how their arrays become a module of ours.
+    """Plans how source arrays become a jaxformer module.
 
     Args:
-        tensors: theirs, by name.
-        dialect: whose names these are.
-        kinds: names of the class, the most special first; default the one whose arrays these are.
-        module: the PyTorch module, to read settings off.
-        config: a config of theirs (a mapping), one of ours, or a module of ours.
+        tensors: of the source, by name.
+        dialect: the code base that the names are of.
+        kinds: names of the class, the most special first; default the class with these arrays.
+        module: the PyTorch module, to read settings from.
+        config: a source config (a mapping), a jaxformer config, or a jaxformer module.
         ignore: patterns of names to leave out, ``bert.pooler.*``.
 
     Raises:
-        CheckpointError: arrays are missing, unexpected, of another shape, or do not hold what they
-            must; all are listed.
-        UsageError: the settings do not make a model of ours.
+        CheckpointError: arrays are missing, unexpected, of another shape, or do not hold the right
+            values; all are listed.
+        UsageError: the settings are missing or unsupported.
     """
     match = match_arrays(tensors, dialect, kinds=kinds, module=module, config=config, ignore=ignore)
     target, links, named = match.module, match.links, match.tensors
@@ -102,17 +103,16 @@ def plan_import(
 def plan_export(
     module: Any, tensors: Tensors, dialect: StateDictAdapter, *, origin: Origin | None = None
 ) -> Plan:
-    """Works out how a module of ours becomes their arrays.
+    """Plans how a jaxformer module becomes source arrays.
 
     Args:
-        module: ours; its weights are not looked at.
+        module: the target; its weights are not read.
         tensors: its parameters, by name.
-        dialect: whose names are wanted.
-        origin: where the module came from, if it was ported.
+        dialect: the code base to export to.
+        origin: where the module was imported from, if it was.
 
     Raises:
-        UsageError: the dialect has no class that computes what the module does; all that stands
-            against it is listed.
+        UsageError: the dialect has no class that computes the same; all differences are listed.
     """
     candidates = dialect.for_module(module)
     if origin is not None and origin.dialect.name == dialect.name:
@@ -129,7 +129,7 @@ def plan_export(
     for module_mapping in candidates:
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         links, unmatched = link(module_mapping.rules_for(module), shapes)
-        problems = [f"there is no place for {name}" for name in unmatched]
+        problems = [f"no place for {name}" for name in unmatched]
         plan = _export(module, tensors, links, module_mapping, origin or Origin(dialect, ""))
         # A module that is as it came can go back, even where its class has no such setting.
         same = origin is not None and origin.architecture == architecture_of(module)
@@ -154,10 +154,10 @@ def plan_export(
 def _check_the_rest(
     module_mapping: ModuleMapping, target: Any, links: Iterable[Link], tensors: Tensors
 ) -> dict[str, np.ndarray]:
-    """Compares second names and buffers with what they must hold.
+    """Checks the values of tied arrays and buffers.
 
     Returns:
-        The buffers whose bits are not those that we compute.
+        The buffers whose bits differ from the computed ones.
 
     Raises:
         CheckpointError: some do not agree; all are listed.
@@ -215,10 +215,10 @@ def _export(
 def _differences(
     module: Any, plan: Plan, module_mapping: ModuleMapping, unmatched: Sequence[str]
 ) -> list[str]:
-    """What the class of theirs would do otherwise than our module, had it these arrays.
+    """Returns how the source class, given the exported arrays, would differ from the module.
 
     Raises:
-        JaxformerError: they make none of its modules.
+        JaxformerError: the class cannot be built with them.
     """
     source_model = SourceModel(
         {name: tensor.shape for name, tensor in plan.tensors.items()},
@@ -236,8 +236,8 @@ def _differences(
     # What holds for every layer is said once.
     return list(
         dict.fromkeys(
-            f"{re.sub(r'(?<=[.])[0-9]+(?=[.])', '*', name)} is {wanted.get(name)!r} here and "
-            f"{had.get(name)!r} there"
+            f"{re.sub(r'(?<=[.])[0-9]+(?=[.])', '*', name)} is {wanted.get(name)!r} in jaxformer "
+            f"and {had.get(name)!r} in {plan.origin.dialect.name}"
             for name in sorted(wanted.keys() | had.keys())
             if wanted.get(name) != had.get(name)
             and name not in skipped
@@ -247,7 +247,7 @@ def _differences(
 
 
 def _buffer_names(buffer: Buffer, written: Sequence[str]) -> list[str]:
-    """The names of a buffer in every module that has it."""
+    """Returns the names of a buffer in every module that has it."""
     if "*" not in buffer.source:
         return [buffer.source]
     owner, _, leaf = buffer.source.rpartition(".")
@@ -267,7 +267,7 @@ def _same(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def _holds(expected: np.ndarray | None, stored: np.ndarray) -> bool:
-    """Whether the bits are those that would be written."""
+    """Whether the stored bits are the computed ones."""
     return (
         expected is not None and expected.dtype == stored.dtype and np.array_equal(stored, expected)
     )

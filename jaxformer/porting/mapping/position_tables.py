@@ -1,4 +1,4 @@
-"""Tables of positions that came with a module, to compute with in place of our own."""
+"""Tables of positions that were imported with a module, used in place of computed ones."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -31,7 +31,7 @@ class PositionTable:
 
 
 def install_table(modules: Iterable[Any], attribute: str, array: np.ndarray) -> None:
-    """Gives modules one table, of which the axes before the last two are of size 1."""
+    """Gives modules one table (1, …, positions, features) as a static attribute."""
     table = PositionTable(np.reshape(array, array.shape[-2:]))
     for module in modules:
         setattr(module, attribute, table)

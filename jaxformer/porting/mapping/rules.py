@@ -1,8 +1,12 @@
-"""How the arrays of a foreign model and ours correspond: declared once, read in both directions.
+"""Which arrays of two code bases are the same: rules declared once, read in both directions.
 
-A *rule* pairs modules: ours at ``q_proj``, theirs at ``W_q``. Which arrays such a module has, what
-each is called on the other side and whether it is transposed follows from the naming rule
-(``naming``).
+Everywhere in porting, *target* means the jaxformer side (paths, leaves, shapes and arrays) and
+*source* means the other code base's. That stays so on export, which applies the same rules from
+target to source.
+
+A ``Rule`` pairs modules: the target ``q_proj``, the source ``W_q``. Which arrays such a module has,
+what each is called in the source and whether it is transposed follows from the naming rule
+(``naming``). ``link`` applies rules to the arrays of one model; each ``Link`` pairs arrays.
 
 ``names`` and ``under`` build rules as the modules nest, and ``*`` stands for a list index:
 
@@ -12,8 +16,8 @@ each is called on the other side and whether it is transposed follows from the n
 >>> links[0].source, links[0].source_shapes
 (('layers.3.attn.W_q.weight',), ((5, 2),))
 
-What a rule cannot say plainly (one array for three projections, one array a head) is its
-``Packing``.
+Where the numbers of arrays differ (one array for three projections, one array a head) a rule has
+a ``Packing``.
 """
 
 import dataclasses
@@ -30,58 +34,58 @@ TILE = 256
 
 
 class Packing:
-    """How the arrays of one leaf lie in theirs, both with the outputs first: here, one in one."""
+    """How target arrays lie in source arrays, all with the outputs as first axis: one to one."""
 
     def count(self, target: int) -> int:
-        """How many arrays they have for ``ours`` of ours."""
+        """Returns the number of source arrays for a number of target arrays."""
         return target
 
     def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """The shapes of theirs, from those of ours."""
+        """Returns the shapes of the source arrays, from those of the target arrays."""
         return tuple(shapes)
 
     def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Ours as theirs."""
+        """Returns the source arrays that hold these target arrays."""
         return list(target)
 
     def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """Theirs as ours, which have the given shapes."""
+        """Returns the target arrays, of these shapes, that these source arrays hold."""
         return list(source)
 
 
 class Fused(Packing):
-    """One array of theirs holds ours one after another: GPT-2's c_attn, torch.nn's in_proj."""
+    """One source array holds the target arrays in turn: GPT-2's c_attn, torch.nn's in_proj."""
 
     def count(self, target: int) -> int:
-        """One."""
+        """Returns 1."""
         return 1
 
     def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """All outputs together."""
+        """Returns one shape with the outputs of all."""
         return ((sum(shape[0] for shape in shapes), *shapes[0][1:]),)
 
     def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Ours as theirs."""
+        """Concatenates along the outputs."""
         return [np.concatenate(target)]
 
     def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """Theirs as ours."""
+        """Splits along the outputs."""
         return np.split(source[0], np.cumsum([shape[0] for shape in shapes])[:-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedByHead(Fused):
-    """One array holds the first head of each of ours, then the second: GPT-NeoX and BLOOM."""
+    """One source array holds head 0 of every target array, then head 1: GPT-NeoX and BLOOM."""
 
     num_heads: int
 
     def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Ours as theirs."""
+        """Interleaves the heads of the target arrays."""
         heads = [array.reshape(self.num_heads, -1, *array.shape[1:]) for array in target]
         return [np.stack(heads, axis=1).reshape(-1, *target[0].shape[1:])]
 
     def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """Theirs as ours."""
+        """Collects the heads of each target array."""
         array = source[0]
         heads = array.reshape(self.num_heads, len(shapes), -1, *array.shape[1:])
         return [heads[:, part].reshape(shape) for part, shape in enumerate(shapes)]
@@ -89,37 +93,38 @@ class FusedByHead(Fused):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayPerHead(Packing):
-    """They have one array a head, ``#`` in their name, where ours lie side by side."""
+    """One source array a head, with ``#`` in its name; the target array has all heads."""
 
     num_heads: int
 
     def count(self, target: int) -> int:
-        """One a head."""
+        """Returns the number of heads."""
         return self.num_heads
 
     def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """A head's share of the outputs."""
+        """Returns, for each head, the shape with its share of the outputs."""
         return ((shapes[0][0] // self.num_heads, *shapes[0][1:]),) * self.num_heads
 
     def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Ours as theirs."""
+        """Splits the target array into heads."""
         return np.split(target[0], self.num_heads)
 
     def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
-        """Theirs as ours."""
+        """Joins the heads."""
         return [np.concatenate(source)]
 
 
 @dataclasses.dataclass(frozen=True)
 class RotaryPermutation(Packing):
-    """Their rotary embedding turns a head's two halves, ours turns neighbours, or the reverse.
+    """Reorders heads between two rotary layouts: source halves, target neighbours.
 
-    The first ``width`` outputs of each head are reordered, so that queries and keys on both sides
-    are the same vectors in another order, and their products are equal.
+    A rotary embedding rotates pairs of entries, which are neighbours or lie half a width apart.
+    With the first ``width`` outputs of each head reordered, queries and keys on both sides are the
+    same vectors in another order, and their products are equal.
 
     Args:
         head_dim: H.
-        width: how much of a head is turned.
+        width: the number of entries of a head that are rotated.
     """
 
     head_dim: int
@@ -145,15 +150,15 @@ ONE_TO_ONE = Packing()
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Modules of ours, and theirs that hold the same arrays.
+    """Target modules and the source modules that hold the same arrays.
 
     Attributes:
-        target: paths of modules, or of single leaves, ``*`` for an index.
-        source: theirs, with the same ``*``; ``#`` for a head's index.
-        packing: how several lie in one or one in several.
-        transpose: whether their matrices are (out, in), as PyTorch's, and not (in, out).
-        joiner: what stands between a module's name and the leaf's.
-        scopes: the pairs of modules around them, outermost first.
+        target: paths of jaxformer modules, or of single leaves; ``*`` is a list index.
+        source: names of the other code base, with the same ``*``; ``#`` is the index of a head.
+        packing: how the target arrays lie in the source arrays.
+        transpose: whether source matrices are (out, in), as PyTorch's are, and not (in, out).
+        joiner: the text between a source module's name and its leaf's.
+        scopes: the pairs (target, source) of modules around them, outermost first.
     """
 
     target: tuple[str, ...]
@@ -164,7 +169,7 @@ class Rule:
     scopes: tuple[tuple[str, str], ...] = ()
 
     def within(self, target: str, source: str) -> "Rule":
-        """The same rule inside a pair of modules."""
+        """Returns the same rule inside a pair of modules."""
         scopes = tuple((_join(target, a), _join(source, b)) for a, b in self.scopes)
         return dataclasses.replace(
             self,
@@ -178,31 +183,31 @@ Rules = tuple[Rule, ...]
 
 
 def names(pairs: Mapping[str, str] | None = None, /, **more: str) -> Rules:
-    """Rules for modules of one array each: ours = theirs."""
+    """Returns rules that only rename modules: target = source."""
     return tuple(Rule((target,), (source,)) for target, source in {**(pairs or {}), **more}.items())
 
 
 def under(target: str, source: str, rules: Iterable[Rule]) -> Rules:
-    """The rules of a pair of modules, seen from the modules around them."""
+    """Returns the rules of a pair of modules as seen from the modules around them."""
     return tuple(rule.within(target, source) for rule in rules)
 
 
 def untransposed(rules: Iterable[Rule]) -> Rules:
-    """The same rules where their matrices are (in, out), as in GPT-2's ``Conv1D``."""
+    """Returns the same rules for source matrices (in, out), as in GPT-2's ``Conv1D``."""
     return tuple(dataclasses.replace(rule, transpose=False) for rule in rules)
 
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """Arrays of ours and the arrays of theirs that hold the same numbers.
+    """Target arrays and the source arrays that hold the same numbers.
 
     Attributes:
-        target: names.
-        source: names.
-        target_shapes: in the order of ``ours``.
-        source_shapes: in the order of ``theirs``.
-        rule: where it comes from.
-        indices: what its ``*`` stood for.
+        target: names in jaxformer.
+        source: names in the other code base.
+        target_shapes: in the order of ``target``.
+        source_shapes: in the order of ``source``.
+        rule: the rule that gave the link.
+        indices: the values of the ``*`` of the rule.
     """
 
     target: tuple[str, ...]
@@ -213,11 +218,11 @@ class Link:
     indices: tuple[str, ...]
 
     def to_target(self, source: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Their arrays in our layout; C-contiguous, some may be the arrays that came in."""
+        """Returns the target arrays, C-contiguous; some may be the source arrays themselves."""
         return [contiguous(array) for array in self.view_as_target(source)]
 
     def view_as_target(self, source: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As ``to_ours``, but not copied where a view will do."""
+        """Returns the target arrays, as views of the source arrays where that is possible."""
         flip = self._is_kernel and not self.rule.transpose
         arrays = [array.T for array in source] if flip else source
         arrays = self.rule.packing.unpack(
@@ -226,13 +231,13 @@ class Link:
         return [array.T if self._is_kernel else array for array in arrays]
 
     def view_as_source(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Our arrays in their layout, not copied where a view will do."""
+        """Returns the source arrays, as views of the target arrays where that is possible."""
         arrays = self.rule.packing.pack([a.T if self._is_kernel else a for a in target])
         flip = self._is_kernel and not self.rule.transpose
         return [array.T if flip else array for array in arrays]
 
     def describe(self) -> str:
-        """What is done to the arrays on the way, in words."""
+        """Returns what is done to the arrays on import, in words; ``none`` if nothing."""
         packing = type(self.rule.packing).__name__
         steps = (
             [] if self.rule.packing is ONE_TO_ONE else [re.sub("(?<!^)([A-Z])", r" \1", packing)]
@@ -250,14 +255,14 @@ class Link:
 
 
 def link(rules: Iterable[Rule], shapes: Mapping[str, Shape]) -> tuple[list[Link], list[str]]:
-    """Finds for each array of ours the arrays of theirs.
+    """Applies rules to the arrays of one model.
 
     Args:
-        rules: at most one may hold for a name.
-        shapes: of our arrays, by name.
+        rules: at most one may match a name.
+        shapes: of the target arrays, by name.
 
     Returns:
-        The links in the order of our names, and the names of ours that no rule speaks of.
+        The links in the order of the target names, and the target names that no rule matches.
     """
     patterns = [
         (rule, place, _pattern(target))
@@ -307,7 +312,7 @@ def _link(
 
 
 def _pattern(target: str) -> re.Pattern[str]:
-    """Matches the leaves of a module's path, or one leaf; its last group is the leaf's kind."""
+    """Compiles a path: matches one leaf or all of a module's; the last group is the leaf's kind."""
     inner = re.escape(target).replace(r"\*", r"(\d+)")
     leaves = "|".join(TORCH_LEAVES)
     if target.rpartition(".")[2] in TORCH_LEAVES:
@@ -326,7 +331,7 @@ def _join(outer: str, inner: str) -> str:
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:
-    """The array laid out row by row: itself if it is, else a copy."""
+    """Returns the array in C order: itself if it is so already, else a copy."""
     if array.ndim == 2 and not array.flags.c_contiguous and array.size > TILE**2:
         # numpy walks a transposed matrix in steps of a whole row, each of which misses the cache:
         # tile by tile it takes a third of the time in float32, and a ninth in bfloat16.

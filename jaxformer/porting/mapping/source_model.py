@@ -1,8 +1,8 @@
-"""A foreign model as a dialect reads it: the shapes of its arrays and its settings.
+"""The model to be imported, as a dialect reads it: the shapes of its arrays and its settings.
 
-Settings are read off a PyTorch module's attributes, or out of a config (a Hugging Face config.json,
-nanoGPT's ``model_args``, the arguments of a constructor), so that a dialect says once how a foreign
-model becomes one of ours. No torch is imported: a module is looked at through its attributes.
+Settings come from the attributes of a PyTorch module or from a config (a Hugging Face config.json,
+nanoGPT's ``model_args``, the arguments of a constructor), so that a dialect is declared once for
+all of these. No torch is imported: a module is only read through its attributes.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from jaxformer.errors import CheckpointError, Setting, UsageError
 Shape = tuple[int, ...]
 REQUIRED = object()
 
-# What constructors call the same thing.
+# The names that constructors have for the same thing.
 NUM_HEADS = ("num_heads", "n_heads", "heads", "n_head", "nhead", "heads_num", "h")
 HEAD_DIM = ("head_dim", "d_k", "head_size", "d_head", "dim_head")
 DROPOUT = ("dropout", "dropout_rate", "dropout_p", "p")
@@ -22,19 +22,19 @@ EPS = ("eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 
 
 class MissingSettingError(UsageError):
-    """A setting that neither a module nor a config tells; whatever was read before it was found."""
+    """A setting that neither the module nor the config has."""
 
 
 class SourceModel:
-    """One module of a foreign model.
+    """One module of the source model.
 
     Args:
-        shapes: of its arrays, by their names; of buffers too.
+        shapes: of its arrays, buffers included, by name.
         kind: the name of its class, where known.
         module: the PyTorch module itself, where there is one.
-        config: settings by name, which go before those of the module.
-        guess: whether the shape of a missing array is taken from the one with the likest name, so
-            that all that is missing can be listed.
+        config: settings by name, which take precedence over those of the module.
+        guess: whether the shape of a missing array is taken from the one with the most similar
+            name, so that all that is missing can be listed.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SourceModel:
         self.config = dict(config or {})
 
     def setting(self, *names: str, default: Any = REQUIRED) -> Any:
-        """The first of the settings by these names that there is.
+        """Returns the first of the settings with these names that is not None.
 
         Raises:
             UsageError: there is none, and no default.
@@ -70,16 +70,16 @@ class SourceModel:
         return default
 
     def number(self, *names: str) -> int | None:
-        """The first of the settings by these names that is an integer, if one is."""
+        """Returns the first of the settings with these names that is an integer, or None."""
         values = (self.setting(name, default=None) for name in names)
         return next((v for v in values if isinstance(v, int) and not isinstance(v, bool)), None)
 
     def shape(self, name: str, axes: int | None = None) -> Shape:
-        """The shape of one of its arrays.
+        """Returns the shape of one of its arrays.
 
         Args:
             name: of the array.
-            axes: how many it must have.
+            axes: the number of axes that it must have.
 
         Raises:
             CheckpointError: it is missing, or has another number of axes.
@@ -95,11 +95,11 @@ class SourceModel:
         return shape
 
     def has(self, name: str) -> bool:
-        """Whether there is an array by that name, or a module that holds some."""
+        """Whether there is an array of that name, or a module that has arrays."""
         return name in self.shapes or any(key.startswith(f"{name}.") for key in self.shapes)
 
     def child(self, path: str) -> "SourceModel":
-        """A module inside of it, by its path."""
+        """Returns a submodule by its path."""
         module = self.module
         for part in path.split("."):
             module = getattr(module, part, None)
@@ -117,25 +117,25 @@ class SourceModel:
         )
 
     def count(self, path: str) -> int:
-        """How many modules the list at ``path`` has."""
+        """Returns the number of modules in the list at ``path``."""
         start = f"{path}."
         return len(
             {key[len(start) :].partition(".")[0] for key in self.shapes if key.startswith(start)}
         )
 
     def children(self, path: str) -> Iterator["SourceModel"]:
-        """The modules of the list at ``path``."""
+        """Yields the modules of the list at ``path``."""
         return (self.child(f"{path}.{n}") for n in range(self.count(path)))
 
     def num_heads(self, width: int) -> int:
-        """How many heads share ``width`` features, from their number or their size."""
+        """Returns the number of heads that share ``width`` features, from a setting."""
         heads, head_dim = self.number(*NUM_HEADS), self.number(*HEAD_DIM)
         if heads is None and head_dim is not None:
             heads = width // head_dim
         return int(self.setting(*NUM_HEADS)) if heads is None else heads
 
     def dropout(self) -> float:
-        """Its one rate of dropout: that of its own ``Dropout``, of those inside, or a setting.
+        """Returns the one rate of dropout: of its own ``Dropout``, of those inside, or a setting.
 
         Raises:
             UsageError: it has several rates.
@@ -149,13 +149,15 @@ class SourceModel:
                 rates = {m.p for m in modules if type(m).__name__ == "Dropout"}
                 if len(rates) > 1:
                     listed = " and ".join(map(str, sorted(rates)))
-                    raise UsageError(f"{self.kind} drops at the rates {listed}, where it has one")
+                    raise UsageError(
+                        f"unsupported: {self.kind} drops at the rates {listed}, not at one"
+                    )
                 if rates:
                     return float(rates.pop())
         rate = self.setting(*DROPOUT, default=0.0)
         return float(rate) if isinstance(rate, int | float) else 0.0
 
     def eps(self, path: str = "") -> float:
-        """What a norm adds to the variance; PyTorch's default is 1e-5."""
+        """Returns what the norm at a path adds to the variance; PyTorch's default is 1e-5."""
         norm = self.child(path) if path else self
         return float(norm.setting(*EPS, default=1e-5))

@@ -1,4 +1,4 @@
-"""Tensors that are converted as they are read: ours from theirs by links, and theirs from ours."""
+"""Converts tensors between source and target by links; each is converted when it is read."""
 
 import dataclasses
 import functools
@@ -13,12 +13,12 @@ Tensors = Mapping[str, StoredTensor]
 
 
 def import_tensors(links: Iterable[Link], tensors: Tensors) -> dict[str, StoredTensor]:
-    """Ours from theirs by the links, to be read in this order: parameters or moments."""
+    """Returns target tensors (parameters or moments) from source tensors, to be read in order."""
     return {name: tensor for each in links for name, tensor in _target_of(each, tensors)}
 
 
 def export_tensors(links: Iterable[Link], tensors: Tensors) -> dict[str, StoredTensor]:
-    """Theirs from ours by the links, to be read in this order: parameters or moments."""
+    """Returns source tensors (parameters or moments) from target tensors, to be read in order."""
     return {name: tensor for each in links for name, tensor in _source_of(each, tensors)}
 
 
@@ -38,7 +38,7 @@ def _converted(
     sources: Sequence[StoredTensor],
     convert: Callable[[Sequence[np.ndarray]], list[np.ndarray]],
 ) -> list[tuple[str, StoredTensor]]:
-    """Tensors that are converted together when the first of them is read, and then handed out."""
+    """Returns tensors that are converted together when the first of them is read."""
     waiting: dict[int, np.ndarray] = {}
 
     def view(place: int) -> np.ndarray:
@@ -59,10 +59,10 @@ def _converted(
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """Reads a converted tensor, and gives a view of it to whoever converts it further.
+    """Reads a converted tensor, or a view of it for another conversion.
 
-    What is transposed on the way in and again on the way out is never copied: a port from one
-    PyTorch layout to another holds a matrix once.
+    A matrix that is transposed on import and again on export is never copied: a port from one
+    PyTorch layout to another holds it once.
     """
 
     view: Callable[[], np.ndarray]

@@ -1,4 +1,4 @@
-"""What settings from a file may be, checked before anything is built of them."""
+"""Checks of settings that come from a file, before anything is built from them."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -18,11 +18,11 @@ LAYERS = (
 
 
 def check_settings(settings: Any, arrays: int) -> None:
-    """Checks settings, theirs or ours, that a model is to be built of.
+    """Checks settings that a model is to be built from.
 
     Args:
-        settings: a mapping or a config of ours; anything else is left alone.
-        arrays: how many there are: no model has more layers than arrays.
+        settings: a source config (a mapping) or a jaxformer config; anything else is not checked.
+        arrays: the number of arrays in the file; no model has more layers.
 
     Raises:
         UsageError: a number is not finite or larger than any array, or there are more layers than
@@ -43,14 +43,14 @@ def check_settings(settings: Any, arrays: int) -> None:
     for name in LAYERS:
         layers = settings.get(name)
         if isinstance(layers, int) and layers > arrays:
-            raise UsageError(f"{name}={layers} cannot be: there are {arrays} arrays in all")
+            raise UsageError(f"{name} must be at most the number of arrays, {arrays}: got {layers}")
 
 
 def check_config(config: Any) -> None:
-    """Checks that the settings of a model of ours have the types that they are declared with.
+    """Checks that the fields of a jaxformer config have the declared types.
 
     Raises:
-        UsageError: one has not, or the context is longer than any model's.
+        UsageError: one has not, or context_length is too large.
     """
     try:
         check_types(type(config), {f.name: getattr(config, f.name) for f in fields(config)})

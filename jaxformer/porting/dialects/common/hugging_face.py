@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
@@ -14,7 +13,6 @@ from jaxformer.porting.mapping.rules import (
     RotaryPermutation,
     Rule,
     Rules,
-    Shape,
     names,
     under,
 )
@@ -151,23 +149,3 @@ def fused_block(module: TransformerLM, attention: str) -> Rules:
         *under("feed_forward", "mlp", names(up_proj="dense_h_to_4h", down_proj="dense_4h_to_h")),
         *names(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm"),
     )
-
-
-def inverse_frequencies(module: TransformerLM, shape: Shape | None) -> np.ndarray | None:
-    """Returns the buffer of rotary frequencies that older checkpoints hold in every layer."""
-    position = module.blocks[0].attention.position
-    if not isinstance(position, Rotary):
-        return None
-    exponent = np.arange(0, position.width, 2) / position.width
-    return np.asarray(1 / position.base**exponent, np.float32)
-
-
-def causal_mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
-    """Returns the buffer (1, 1, S, S) of the causal mask that older checkpoints hold."""
-    length = module.config.context_length
-    return np.tril(np.ones((1, 1, length, length), np.bool_))
-
-
-def masked_score(value: float) -> Callable[[TransformerLM, Shape | None], np.ndarray]:
-    """Returns the values of the buffer that holds the score of a masked position."""
-    return lambda module, shape: np.array(value, np.float32)

@@ -1,10 +1,9 @@
-"""What the declarations of several dialects share."""
+"""Reads settings of modules: what the dialects of PyTorch modules (not of config files) share."""
 
 import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
 from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
@@ -13,19 +12,18 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.feed_forward import FeedForward
 from jaxformer.layers import Dropout
 from jaxformer.norms import LayerNorm
-from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.position_tables import install_table
-from jaxformer.porting.mapping.rules import Shape, names
+from jaxformer.porting.mapping.rules import names
+from jaxformer.porting.mapping.settings import unsupported
 from jaxformer.porting.mapping.source_model import SourceModel
-from jaxformer.positions import Rotary, SinusoidalPositions
 
 # The norms of a block of two branches, as many code bases call them.
 NORMS = names(attention_norm="norm1", feed_forward_norm="norm2")
+PLAIN_ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 NUM_KV_HEADS = ("num_kv_heads", "n_kv_heads", "kv_heads", "num_key_value_heads")
 
 
 def width_of(source_model: SourceModel, *projections: str) -> int:
-    """D, from projections of D to D features; the size that most axes have, if one is misshapen.
+    """Returns D, the most frequent size of the axes of projections from D to D features.
 
     Raises:
         CheckpointError: they are all missing.
@@ -37,7 +35,7 @@ def width_of(source_model: SourceModel, *projections: str) -> int:
 
 
 def attention_sizes(source_model: SourceModel, *projections: str) -> dict[str, Any]:
-    """Sizes of an attention whose projections are all of D to D features."""
+    """Returns D and N of an attention whose projections are all from D to D features."""
     d_model = width_of(source_model, *projections)
     return {"d_model": d_model, "num_heads": source_model.num_heads(d_model)}
 
@@ -45,19 +43,19 @@ def attention_sizes(source_model: SourceModel, *projections: str) -> dict[str, A
 def feed_forward(
     source_model: SourceModel, up: str, *, activation: str, rngs: nnx.Rngs, **settings: Any
 ) -> FeedForward:
-    """The plain feed-forward whose first projection is called ``up``."""
+    """Builds the plain feed-forward whose first projection is called ``up``."""
     d_ff, d_model = source_model.shape(f"{up}.weight", 2)
     return FeedForward(d_model, d_ff, activation=activation, rngs=rngs, **settings)
 
 
 def layer_norm(source_model: SourceModel, path: str, *, use_bias: bool = True) -> LayerNorm:
-    """The layer norm at a path."""
+    """Builds the layer norm at a path."""
     (features,) = source_model.shape(f"{path}.weight", 1)
     return LayerNorm(features, eps=source_model.eps(path), use_bias=use_bias)
 
 
 def one_eps(source_model: SourceModel, *paths: str) -> float:
-    """What all norms at these paths add to the variance.
+    """Returns what all norms at these paths add to the variance.
 
     Raises:
         UsageError: they differ.
@@ -65,14 +63,16 @@ def one_eps(source_model: SourceModel, *paths: str) -> float:
     found = {path: source_model.eps(path) for path in paths if source_model.has(path)}
     if len(set(found.values())) > 1:
         listed = ", ".join(f"{value:g} at {path}" for path, value in found.items())
-        raise UsageError(f"the norms of {source_model.kind} differ in eps, ours do not: {listed}")
+        raise UsageError(
+            f"unsupported: the norms of {source_model.kind} must have one eps: got {listed}"
+        )
     return next(iter(found.values()), 1e-5)
 
 
 def alike(
     modules: Iterable[SourceModel], read: Callable[[SourceModel], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The settings that all these modules have.
+    """Returns the settings that all these modules have.
 
     Raises:
         CheckpointError: there are none.
@@ -80,7 +80,7 @@ def alike(
     """
     found = list(modules)
     if not found:
-        raise CheckpointError("missing every layer, which the sizes of the model are read from")
+        raise CheckpointError("missing all layers, which the sizes of the model are read from")
     first, *others = found
     settings = read(first)
     for number, other in enumerate(others, 1):
@@ -88,30 +88,30 @@ def alike(
         for name, value in read(other).items() if other.module is not None else ():
             if value != settings[name]:
                 raise UsageError(
-                    f"{first.kind} number 0 and number {number} differ in {name}, ours are alike: "
+                    f"unsupported: {first.kind} number 0 and number {number} differ in {name}: "
                     f"{settings[name]!r} and {value!r}"
                 )
     return settings
 
 
 def activation_name(activation: Any) -> str:
-    """Our name of an activation: a module of torch's, a function or a string.
+    """Returns jaxformer's name of an activation: of a torch module, a function or a string.
 
     Raises:
-        UsageError: it is none of ours.
+        UsageError: it is unsupported.
     """
     name = activation
     if not isinstance(name, str):
         name = getattr(activation, "__name__", type(activation).__name__).lower()
     if getattr(activation, "approximate", "none") == "tanh":
         name += "_tanh"
-    if name not in ("relu", "gelu", "gelu_tanh", "silu"):
-        raise UsageError(f"the activation {activation!r} is not ours to make")
+    if name not in PLAIN_ACTIVATIONS:
+        raise unsupported("activation", f"be one of {', '.join(PLAIN_ACTIVATIONS)}", activation)
     return str(name)
 
 
 def demand_activation(source_model: SourceModel, path: str, name: str) -> str:
-    """The name, if the activation at a path is not another one.
+    """Returns the name, if the activation at a path is not another one.
 
     Raises:
         UsageError: it is.
@@ -119,14 +119,12 @@ def demand_activation(source_model: SourceModel, path: str, name: str) -> str:
     module = source_model.child(path).module
     found = name if module is None else activation_name(module)
     if found != name:
-        raise UsageError(
-            f"{path} of {source_model.kind} is {found}, where it is {name} in this dialect"
-        )
+        raise UsageError(f"unsupported: {path} of {source_model.kind} must be {name}: got {found}")
     return name
 
 
 def describe(module: Any) -> dict[str, Any]:
-    """The settings of a module of ours that the shapes of its arrays do not tell."""
+    """Returns the settings of a jaxformer module that the shapes of its arrays do not show."""
     nodes = [node for _, node in nnx.iter_modules(module)]
     settings: dict[str, Any] = {
         "dropout": max((n.rate for n in nodes if isinstance(n, Dropout)), default=0.0)
@@ -140,43 +138,5 @@ def describe(module: Any) -> dict[str, Any]:
 
 
 def is_pre_norm(source_model: SourceModel) -> bool:
-    """Whether a block whose arrays do not tell is pre-norm."""
+    """Whether a block is pre-norm, from a setting; the arrays are the same."""
     return bool(source_model.setting("pre_norm", "norm_first"))
-
-
-def sinusoids(source: str) -> Buffer:
-    """The buffer (1, max_length, D) of a sinusoidal encoding, or of a model that has one."""
-
-    def values(module: Any, shape: Shape | None) -> np.ndarray | None:
-        rows = _sinusoidal(module)
-        return None if rows is None else rows.rows()[None]
-
-    def give(module: Any, array: np.ndarray) -> None:
-        install_table([_sinusoidal(module)], "table", array)
-
-    return Buffer(source, values, install=give)
-
-
-def _sinusoidal(module: Any) -> SinusoidalPositions | None:
-    positions = getattr(module, "position_embedding", module)
-    return positions if isinstance(positions, SinusoidalPositions) else None
-
-
-def rotary_tables_of(cos: str, sin: str) -> tuple[Buffer, Buffer]:
-    """The buffers (1, 1, max_length, width / 2) of rotary positions, or of a model with such."""
-
-    def buffer(source: str, part: int, attribute: str) -> Buffer:
-        def values(module: Any, shape: Shape | None) -> np.ndarray | None:
-            rotaries = _rotaries(module)
-            return rotaries[0].tables()[part][None, None] if rotaries else None
-
-        def give(module: Any, array: np.ndarray) -> None:
-            install_table(_rotaries(module), attribute, array)
-
-        return Buffer(source, values, install=give)
-
-    return buffer(cos, 0, "cos"), buffer(sin, 1, "sin")
-
-
-def _rotaries(module: Any) -> list[Rotary]:
-    return [node for _, node in nnx.iter_modules(module) if isinstance(node, Rotary)]

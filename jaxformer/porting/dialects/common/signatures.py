@@ -1,7 +1,7 @@
-"""Modules of ours that are called as foreign ones are, where the order of arguments differs.
+"""jaxformer modules with the call signatures of other code bases.
 
-Each is a subclass of the component it stands for, with the same parameters at the same paths.
-Masks are ours: boolean, True = may attend.
+Each is a subclass of the component that it replaces, with the same parameters at the same paths.
+Masks are boolean, True = may attend.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ class AddedSinusoids(SinusoidalPositions):
     """Called with x: x + rows, then dropout (encdec's PositionalEncoding, unified's SinusoidalPE).
 
     Args:
-        max_length: how many positions there are.
+        max_length: the number of positions.
         d_model: D.
         dropout: rate on the sum.
     """
@@ -34,7 +34,7 @@ class AddedSinusoids(SinusoidalPositions):
         self.dropout = Dropout(dropout)
 
     def __call__(self, x: Hidden) -> Hidden:  # type: ignore[override]
-        """X with its positions."""
+        """Returns x with its positions."""
         return self.dropout(x + super().__call__(x.shape[1]).astype(x.dtype))
 
 
@@ -42,7 +42,7 @@ class AddedPositions(LearnedPositions):
     """Called with x: x + rows, then dropout (encdec's LearnedPositionalEmbedding, LearnedPE).
 
     Args:
-        max_length: how many positions there are.
+        max_length: the number of positions.
         d_model: D.
         dropout: rate on the sum.
         rngs: where the initial rows come from.
@@ -53,25 +53,25 @@ class AddedPositions(LearnedPositions):
         self.dropout = Dropout(dropout)
 
     def __call__(self, x: Hidden) -> Hidden:  # type: ignore[override]
-        """X with its positions."""
+        """Returns x with its positions."""
         return self.dropout(x + super().__call__(x.shape[1]).astype(x.dtype))
 
 
 class RotaryOnHeads(Rotary):
-    """Called with queries or keys of shape (B, N, T, H), or with both, which it turns."""
+    """Called with queries or keys of shape (B, N, T, H), or with both, which it rotates."""
 
     def __call__(self, *arrays: Float[Array, "B N T H"]) -> Any:
-        """The arrays, each turned by its position; one alone comes back alone."""
+        """Returns the arrays rotated by position; a single array for a single argument."""
         positions = jnp.arange(arrays[0].shape[2])[None]
-        turned = tuple(self.rotate(x.swapaxes(1, 2), positions).swapaxes(1, 2) for x in arrays)
-        return turned[0] if len(turned) == 1 else turned
+        rotated = tuple(self.rotate(x.swapaxes(1, 2), positions).swapaxes(1, 2) for x in arrays)
+        return rotated[0] if len(rotated) == 1 else rotated
 
 
 class ALiBiTable(ALiBi):
     """Called with a length T: the bias (1, N, T, T)."""
 
     def __call__(self, length: int) -> Float[Array, "1 N T T"]:
-        """-slope · |distance|."""
+        """Returns -slope · |distance|."""
         position = jnp.arange(length)
         query = jnp.zeros((1, 1, self.num_heads, 1))
         return self.bias(query, position[None, :] - position[:, None])
@@ -83,7 +83,7 @@ class CausalAttention(MultiHeadAttention):
     Args:
         d_model: D.
         num_heads: N.
-        context_length: the most tokens that fit; None is any number.
+        context_length: the largest number of tokens; None is any number.
         settings: see ``MultiHeadAttention``.
     """
 
@@ -102,24 +102,24 @@ class CausalBlock(PreNormBlock):
     """Called with x alone: always causal (charlm's Block).
 
     Args:
-        parts: see ``Block``.
-        context_length: the most tokens that fit; None is any number.
+        components: see ``Block``.
+        context_length: the largest number of tokens; None is any number.
         settings: see ``Block``.
     """
 
-    def __init__(self, *parts: Any, context_length: int | None = None, **settings: Any):
-        super().__init__(*parts, **settings)
+    def __init__(self, *components: Any, context_length: int | None = None, **settings: Any):
+        super().__init__(*components, **settings)
         self.context_length = context_length
 
     def __call__(self, x: Hidden, **settings: Any) -> Any:  # type: ignore[override]
-        """The residual stream after this block."""
+        """Returns the residual stream after this block."""
         return super().__call__(x, _causal(x, self.context_length), **settings)
 
 
 def _causal(x: Hidden, context_length: int | None) -> Bool[Array, "1 1 T T"]:
     length = x.shape[1]
     if context_length is not None and length > context_length:
-        raise ValueError(f"{length} tokens do not fit context_length={context_length}")
+        raise ValueError(f"tokens must be at most context_length={context_length}: got {length}")
     return causal_mask(length)
 
 
@@ -152,5 +152,5 @@ class DecoderLayer(PostNormBlock):
         memory_mask: Mask = None,
         **settings: Any,
     ) -> Any:
-        """The residual stream after this block."""
+        """Returns the residual stream after this block."""
         return super().__call__(x, mask, memory, memory_mask, **settings)

@@ -1,8 +1,8 @@
-"""Modules of ours that are called as those of ``torch.nn`` are.
+"""jaxformer modules with the call signatures of ``torch.nn``.
 
-Each is a subclass of the component it stands for, with the same parameters at the same paths, or
-holds such (``Seq2Seq``). They have a ``batch_first`` of their own: inputs and outputs are
-(T, B, D) where it is False, torch's default. Masks are ours: boolean, True = may attend, where
+Each is a subclass of the component that it replaces, with the same parameters at the same paths, or
+has such (``Seq2Seq``). They have a ``batch_first`` of their own: inputs and outputs are
+(T, B, D) where it is False, torch's default. Masks are boolean, True = may attend, where
 torch's are True = may not; ``src_mask`` and the like are (T, S), (B·N, T, S) or broadcastable to
 (B, N, T, S), padding masks (B, S). ``is_causal`` adds the causal mask to the given ones. With
 ``return_weights=True`` the weights come back too, those of each head.
@@ -45,23 +45,23 @@ class TorchAttention(MultiHeadAttention):
         """Attends from ``query`` to ``key``.
 
         Args:
-            query: what asks.
-            key: what is asked.
-            value: what is answered.
+            query: the inputs of the query projection.
+            key: the inputs of the key projection.
+            value: the inputs of the value projection.
             key_padding_mask: which keys may be attended to.
-            need_weights: stands here for the order of arguments; ``return_weights`` decides.
-            attn_mask: who may attend to whom.
+            need_weights: not used; it keeps the order of arguments. ``return_weights`` decides.
+            attn_mask: which query may attend to which key.
             average_attn_weights: whether the returned weights are the mean over heads, (B, T, S);
                 torch's default is True.
-            is_causal: whether a query is kept from later keys.
-            return_weights: also return the weights.
+            is_causal: whether later keys are masked too.
+            return_weights: whether to return the weights too.
         """
         q, k, v = (_batch_first(x, self.batch_first) for x in (query, key, value))
-        mask = _joined(q, k.shape[1], self.num_heads, attn_mask, key_padding_mask, is_causal)
+        mask = _join_masks(q, k.shape[1], self.num_heads, attn_mask, key_padding_mask, is_causal)
         result = super().__call__(q, k, v, mask, return_weights=return_weights)
         if return_weights and average_attn_weights:
             result = result[0], result[1].mean(axis=1)
-        return _as_it_came(result, self.batch_first)
+        return _restore_layout(result, self.batch_first)
 
 
 class _EncoderLayer:
@@ -79,12 +79,12 @@ class _EncoderLayer:
         *,
         return_weights: bool = False,
     ) -> Any:
-        """The layer's output."""
+        """Returns the layer's output."""
         x = _batch_first(src, self.batch_first)
         heads = self.attention.num_heads
-        mask = _joined(x, x.shape[1], heads, src_mask, src_key_padding_mask, is_causal)
+        mask = _join_masks(x, x.shape[1], heads, src_mask, src_key_padding_mask, is_causal)
         result = super().__call__(x, mask, return_weights=return_weights)  # type: ignore[misc]
-        return _as_it_came(result, self.batch_first)
+        return _restore_layout(result, self.batch_first)
 
 
 class PreNormEncoderLayer(_EncoderLayer, PreNormBlock):  # type: ignore[misc]
@@ -114,19 +114,19 @@ class _DecoderLayer:
         *,
         return_weights: bool = False,
     ) -> Any:
-        """The layer's output."""
-        x, seen = (_batch_first(each, self.batch_first) for each in (tgt, memory))
+        """Returns the layer's output."""
+        x, memory = (_batch_first(each, self.batch_first) for each in (tgt, memory))
         heads = self.attention.num_heads
         result = super().__call__(  # type: ignore[misc]
             x,
-            _joined(x, x.shape[1], heads, tgt_mask, tgt_key_padding_mask, tgt_is_causal),
-            seen,
-            _joined(
-                x, seen.shape[1], heads, memory_mask, memory_key_padding_mask, memory_is_causal
+            _join_masks(x, x.shape[1], heads, tgt_mask, tgt_key_padding_mask, tgt_is_causal),
+            memory,
+            _join_masks(
+                x, memory.shape[1], heads, memory_mask, memory_key_padding_mask, memory_is_causal
             ),
             return_weights=return_weights,
         )
-        return _as_it_came(result, self.batch_first)
+        return _restore_layout(result, self.batch_first)
 
 
 class PreNormDecoderLayer(_DecoderLayer, PreNormBlock):  # type: ignore[misc]
@@ -151,12 +151,12 @@ class TorchEncoder(Encoder):
         *,
         return_weights: bool = False,
     ) -> Any:
-        """The encoded sequence."""
+        """Returns the encoded sequence."""
         x = _batch_first(src, self.batch_first)
         heads = self.blocks[0].attention.num_heads
-        mask = _joined(x, x.shape[1], heads, mask, src_key_padding_mask, is_causal)
+        mask = _join_masks(x, x.shape[1], heads, mask, src_key_padding_mask, is_causal)
         result = super().__call__(x, mask, return_weights=return_weights)
-        return _as_it_came(result, self.batch_first)
+        return _restore_layout(result, self.batch_first)
 
 
 class TorchDecoder(Decoder):
@@ -177,19 +177,19 @@ class TorchDecoder(Decoder):
         *,
         return_weights: bool = False,
     ) -> Any:
-        """The decoded sequence."""
-        x, seen = (_batch_first(each, self.batch_first) for each in (tgt, memory))
+        """Returns the decoded sequence."""
+        x, memory = (_batch_first(each, self.batch_first) for each in (tgt, memory))
         heads = self.blocks[0].attention.num_heads
         result = super().__call__(
             x,
-            seen,
-            _joined(x, x.shape[1], heads, tgt_mask, tgt_key_padding_mask, tgt_is_causal),
-            _joined(
-                x, seen.shape[1], heads, memory_mask, memory_key_padding_mask, memory_is_causal
+            memory,
+            _join_masks(x, x.shape[1], heads, tgt_mask, tgt_key_padding_mask, tgt_is_causal),
+            _join_masks(
+                x, memory.shape[1], heads, memory_mask, memory_key_padding_mask, memory_is_causal
             ),
             return_weights=return_weights,
         )
-        return _as_it_came(result, self.batch_first)
+        return _restore_layout(result, self.batch_first)
 
 
 class Seq2Seq(nnx.Module):
@@ -213,7 +213,7 @@ class Seq2Seq(nnx.Module):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Tokens:
-        """The decoded sequence."""
+        """Returns the decoded sequence."""
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         return self.decoder(
             tgt,
@@ -227,20 +227,20 @@ class Seq2Seq(nnx.Module):
         )
 
 
-def _batch_first(x: Tokens, already: bool) -> Float[Array, "B T D"]:
+def _batch_first(x: Tokens, is_batch_first: bool) -> Float[Array, "B T D"]:
     if x.ndim != 3:
         raise ValueError(f"inputs have three axes, with a batch of at least 1: got {x.shape}")
-    return x if already else x.swapaxes(0, 1)
+    return x if is_batch_first else x.swapaxes(0, 1)
 
 
-def _as_it_came(result: Any, batch_first: bool) -> Any:
-    """The output in the layout of the inputs; weights have the batch first in any case."""
+def _restore_layout(result: Any, batch_first: bool) -> Any:
+    """Returns the output in the layout of the inputs; weights always have the batch first."""
     if isinstance(result, tuple):
-        return _as_it_came(result[0], batch_first), result[1]
+        return _restore_layout(result[0], batch_first), result[1]
     return result if batch_first else result.swapaxes(0, 1)
 
 
-def _joined(
+def _join_masks(
     query: Float[Array, "B T D"],
     keys: int,
     num_heads: int,
@@ -248,7 +248,7 @@ def _joined(
     padding: Padding,
     causal: bool | None,
 ) -> Bool[Array, "B N T S"] | None:
-    """One mask of an attention mask, a padding mask and the causal one."""
+    """Returns one mask of an attention mask, a padding mask and the causal mask."""
     batch, queries = query.shape[:2]
     if mask is not None and mask.shape == (batch * num_heads, queries, keys):
         mask = jnp.reshape(mask, (batch, num_heads, queries, keys))
