@@ -6,13 +6,22 @@ from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair
 from parity_tests.table import float64_figures, rounding_figures, save_figures
 from parity_tests.verdict import judge_float64
-from tests.support.tiers import first_of_each
+from tests.support.tiers import first_of_each, full_except
 
 pytestmark = pytest.mark.optimized
 
 
-# The default tier proves outputs and gradients of every case, and all else of a few.
+# The default tier proves outputs and gradients of every part and of some whole models, and all else
+# of the first case of each component.
 SOME_CASES = first_of_each(CASES, lambda case: case.component)
+SOME_MODELS = ("gpt2", "llama", "gemma2", "bert", "encoder", "decoder", "model")
+PARTS_AND_SOME_MODELS = full_except(
+    CASES,
+    lambda case: (
+        case.component not in ("transformer_lm", "encoder_decoder")
+        or case.name.partition("/")[2] in SOME_MODELS
+    ),
+)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -20,6 +29,7 @@ def pair(request):
     return Pair(request.param)
 
 
+@pytest.mark.parametrize("pair", PARTS_AND_SOME_MODELS, indirect=True, ids=lambda case: case.name)
 def test_float64_output_and_gradients_agree(pair):
     for std in pair.case.stds():
         save_figures(pair.case, float64_figures(pair, std))
@@ -58,6 +68,7 @@ def test_float64_agrees_with_dropout_on(case):
         judge_float64(pair.jax_eagerly(1.0), pair.torch(1.0, return_weights=True))
 
 
+@pytest.mark.parametrize("pair", PARTS_AND_SOME_MODELS, indirect=True, ids=lambda case: case.name)
 def test_every_case_with_dropout_says_so(pair):
     from jaxformer.layers import dropout_modules
 

@@ -199,13 +199,14 @@ def nano(random: Random, length: int) -> Subject:
     return Subject("nanogpt", nanogpt.GPT(config), given, given, "nanogpt")
 
 
+TRANSFORMERS = (
+    "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gpt_neox", "bloom", "bert",
+    "phi", "opt",
+)  # fmt: skip
 FAMILIES = [
     *(
         (name, lambda random, length, name=name: hugging_face(name, random, length))
-        for name in (
-            "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gpt_neox", "bloom",
-            "bert", "phi", "opt",
-        )
+        for name in TRANSFORMERS
     ),
     ("torch_ref", twin),
     ("torch_ref", twin),
@@ -232,14 +233,19 @@ CASES = [
 ]
 
 
+def family_of(number: int) -> str:
+    name, _ = FAMILIES[number // 3]
+    return "transformers" if name in TRANSFORMERS else name
+
+
 def test_there_are_enough():
     assert sum(tier_of(case.marks) != "slow" for case in CASES) >= 50
 
 
-# The first of each family.
+# The families of transformers differ in what tests/porting/test_hugging_face.py compares.
 @pytest.mark.parametrize(
     ("number", "make", "dtype", "std", "length"),
-    first_of_each(CASES, lambda number, *_: FAMILIES[number // 3][0]),
+    first_of_each(CASES, lambda number, *_: family_of(number)),
 )
 def test_a_clean_model_has_no_bug(number, make, dtype, std, length):
     random = np.random.default_rng(number)
