@@ -26,4 +26,26 @@ C       experts that compute a token
 A local variable whose layout matters carries it: ``q_BTNH``. Masks are boolean, True = may attend.
 """
 
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns a ``__getattr__`` for a package's ``__init__``.
+
+    Importing the package then costs nothing: ``--help`` needs neither JAX nor torch.
+
+    Args:
+        package: its ``__name__``.
+        modules: the module, relative to the package, that defines each public name.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+
+    return get

@@ -16,7 +16,7 @@ torch is imported only inside functions of this package; it comes with the extra
 
 from typing import TYPE_CHECKING
 
-from jaxformer.execution.lazy_imports import lazy_attributes
+from jaxformer import lazy_attributes
 
 if TYPE_CHECKING:
     from jaxformer.parity.compare.generation import compare_generation

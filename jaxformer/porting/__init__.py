@@ -15,7 +15,7 @@ array. PyTorch need not be installed to port files.
 
 from typing import TYPE_CHECKING
 
-from jaxformer.execution.lazy_imports import lazy_attributes
+from jaxformer import lazy_attributes
 
 if TYPE_CHECKING:
     from jaxformer.porting.api import from_torch, to_torch

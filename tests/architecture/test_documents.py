@@ -21,7 +21,9 @@ def quoted(document: str) -> list[str]:
 
 def blocks(document: str) -> str:
     """Returns the text of a document's blocks."""
-    return "\n".join(re.findall(r"```\w*\n(.*?)```", (ROOT / document).read_text("utf-8"), re.DOTALL))
+    return "\n".join(
+        re.findall(r"```\w*\n(.*?)```", (ROOT / document).read_text("utf-8"), re.DOTALL)
+    )
 
 
 def resolve(name: str) -> None:

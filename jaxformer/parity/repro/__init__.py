@@ -17,7 +17,7 @@ The script imports ``Repro``, which reads that folder and runs it.
 
 from typing import TYPE_CHECKING
 
-from jaxformer.execution.lazy_imports import lazy_attributes
+from jaxformer import lazy_attributes
 
 if TYPE_CHECKING:
     from jaxformer.parity.repro.runtime import Repro
