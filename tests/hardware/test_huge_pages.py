@@ -6,22 +6,22 @@ import sys
 
 import pytest
 
-from jaxformer.hardware.huge_pages import KERNEL, TUNABLES, asking
+from jaxformer.hardware.huge_pages import KERNEL, TUNABLES, huge_page_environment
 
 ON_REQUEST = "always [madvise] never\n"
 
 
 @pytest.mark.parametrize("kernel", ["[always] madvise never\n", "always madvise [never]\n", ""])
 def test_nothing_changes_where_asking_is_of_no_use(kernel):
-    assert asking({}, kernel) is None
+    assert huge_page_environment({}, kernel) is None
 
 
 def test_other_tunables_stay():
     before = {"HOME": "/", TUNABLES: "glibc.malloc.arena_max=2"}
-    after = asking(before, ON_REQUEST)
+    after = huge_page_environment(before, ON_REQUEST)
     assert after == {**before, TUNABLES: "glibc.malloc.arena_max=2:glibc.malloc.hugetlb=1"}
-    assert asking(after, ON_REQUEST) is None
-    assert asking({TUNABLES: "glibc.malloc.hugetlb=0"}, ON_REQUEST) is None
+    assert huge_page_environment(after, ON_REQUEST) is None
+    assert huge_page_environment({TUNABLES: "glibc.malloc.hugetlb=0"}, ON_REQUEST) is None
 
 
 @pytest.mark.skipif(
@@ -32,10 +32,10 @@ def test_a_program_begins_anew_with_its_arguments_and_in_its_process(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\n"
-        "from jaxformer.hardware.huge_pages import ask\n"
+        "from jaxformer.hardware.huge_pages import reexec_with_huge_pages\n"
         "print(os.getpid(), *sys.argv[1:], os.environ.get('GLIBC_TUNABLES'), flush=True)\n"
-        "ask()\n"
-        "print('goes on', sys.flags.dev_mode)\n"
+        "reexec_with_huge_pages()\n"
+        "print('continues', sys.flags.dev_mode)\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != TUNABLES}
     command = [sys.executable, "-X", "dev", program, "an argument", "*"]
@@ -44,5 +44,5 @@ def test_a_program_begins_anew_with_its_arguments_and_in_its_process(tmp_path):
     assert told == [
         f"{process.pid} an argument * None",
         f"{process.pid} an argument * glibc.malloc.hugetlb=1",
-        "goes on True",
+        "continues True",
     ]
