@@ -7,7 +7,7 @@ for every step of training or generation.
 - ``training``, ``generation``: ``compare_training`` and ``compare_generation``, step by step.
 - ``reference_run``: the reference, run once for any number of candidates.
 - ``teacher_forcing``, ``isolated_calls``: pairs run on the reference's inputs, isolated.
-- ``weights``, ``settings``, ``parameter_gradients``: what is compared beside outputs.
+- ``weights``, ``settings``, ``parameter_gradients``: what is compared in addition to outputs.
 - ``context``: errors and rounding of modules inside the whole models.
 - ``verdicts``: from differences to a verdict and a message.
 - ``training_runs``, ``shared_dropout``: both sides of a training comparison, equal dropout masks.
