@@ -56,7 +56,7 @@ def make(row: Row, variant: dict[str, Any]) -> torch.nn.Module:
 
 
 def boolean(family: str, mask: np.ndarray) -> np.ndarray:
-    """A mask of a family in our convention."""
+    """A mask of a family as a boolean one, True = may attend."""
     return mask > -1e4 if family == "unified" else mask != 0
 
 
@@ -116,7 +116,7 @@ def test_settings_and_rates_are_those_of_the_module_built_by_hand(row):
 def test_a_module_built_by_hand_goes_to_the_family(row):
     built, _ = build_by_hand(row)
     if row.family == "charlm" and row.name != "FeedForward":
-        # Always causal, which ours is only where it came so.
+        # Always causal; a jaxformer module is so only where it was imported so.
         with pytest.raises(UsageError, match="charlm has nothing that computes what"):
             to_torch(built, row.family)
         return
@@ -191,7 +191,7 @@ def test_a_module_may_keep_its_config():
     settings = SETTINGS["config"]
     for kind in (charlm.AttentionHead, charlm.MultiHeadAttention, charlm.FeedForward, charlm.Block):
         source = kind(settings)
-        # More layers than one of their modules has arrays.
+        # More layers than one of the modules has arrays.
         source.config = {**settings, "layers_num": 99}
         assert settings_of(from_torch(source, "charlm")) == settings_of(
             from_torch(kind(settings), "charlm")

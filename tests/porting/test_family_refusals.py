@@ -1,4 +1,4 @@
-"""What the dialects of the five families refuse: in one message, with all that is wrong."""
+"""What the dialects of the five families reject: in one message, with all that is wrong."""
 
 import re
 from typing import Any

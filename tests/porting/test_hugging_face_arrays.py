@@ -1,4 +1,4 @@
-"""The dialects of Hugging Face: names and bits, there and back, and what is refused."""
+"""The dialects of Hugging Face: names and bits, imported and exported, and what is rejected."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The dialects of Hugging Face: models that began here compute the same in transformers."""
+"""The dialects of Hugging Face: jaxformer models compute the same in transformers."""
 
 import math
 
@@ -120,7 +120,7 @@ NEVER_PORTED = {
 
 
 @pytest.mark.parametrize("name", first_of_each(NEVER_PORTED, str.strip))
-def test_models_that_were_never_theirs_become_theirs(name):
+def test_models_that_were_never_ported_are_exported(name):
     dialect = name.strip()
     target = TransformerLM(TransformerLMConfig(**NEVER_PORTED[name]), rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
@@ -146,7 +146,7 @@ def _model(**settings):
     return TransformerLM(TransformerLMConfig(**settings), rngs=nnx.Rngs(0))
 
 
-# What a dialect cannot hold: its name, the settings of ours, what the refusal must say.
+# What a dialect cannot hold: its name, the config, what the error must say.
 CANNOT_BE_HELD = [
     (
         "gpt2",
@@ -225,7 +225,7 @@ CANNOT_BE_HELD = [
 
 
 @pytest.mark.parametrize(("dialect", "settings", "words"), CANNOT_BE_HELD)
-def test_what_a_dialect_cannot_hold_is_refused(dialect, settings, words):
+def test_what_a_dialect_cannot_hold_is_rejected(dialect, settings, words):
     with pytest.raises(UsageError, match="cannot hold this TransformerLM") as caught:
         to_torch(_model(**settings), dialect)
     for word in words:

@@ -116,7 +116,7 @@ def calls_of(source: nn.Module) -> list[tuple[Any, ...]]:
 
 
 def caller(more: tuple[Any, ...], *, source: bool) -> Any:
-    """A call with positional arguments; torch's masks are True where ours are False."""
+    """A call with positional arguments; torch's masks are True where jaxformer's are False."""
 
     def argument(value: Any) -> Any:
         return torch.from_numpy(~value) if source and isinstance(value, np.ndarray) else value
@@ -205,7 +205,7 @@ def test_rates_are_in_their_places():
 
 
 def test_dropout_is_where_torch_drops(monkeypatch):
-    """Both sides drop the same units: all of torch's draws are recorded and given to ours."""
+    """Both sides drop the same units: all of torch's draws are recorded and given to jaxformer."""
     source = perturb(layer("Encoder", norm_first=True, batch_first=True)).train()
     target = from_torch(source, "torch.nn")
     keep = {

@@ -1,4 +1,4 @@
-"""What of ``torch.nn`` is refused, and what of ours torch can hold."""
+"""What of ``torch.nn`` is rejected, and which jaxformer modules torch.nn can hold."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ def test_missing_unexpected_and_misshapen_arrays_are_listed():
 
 
 def built(kind: str, **settings: Any) -> Any:
-    """Modules of ours that were never torch's."""
+    """jaxformer modules that were not imported from torch."""
     rngs = nnx.Rngs(0)
     if kind in ("Encoder", "Decoder"):
         config = TransformerConfig(

@@ -1,9 +1,9 @@
 """Tiny random models of transformers, and how they are run so that their numbers can be compared.
 
 transformers computes norms, softmax and rotary tables in float32 whatever the dtype of the model.
-``in_float32`` makes float64 of what its code calls float32, and ``same_tables`` gives it our rotary
-tables and ALiBi slopes, whose last bits differ from library to library. What is left is the
-mathematics.
+``in_float32`` makes float64 of what its code calls float32, and ``same_tables`` gives it
+jaxformer's rotary tables and ALiBi slopes, whose last bits differ from library to library. What is
+left is the mathematics.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def in_float32():
 
 @contextlib.contextmanager
 def same_tables(model: Any, target: Any):
-    """Rotary tables and ALiBi slopes of theirs are ours."""
+    """transformers computes with jaxformer's rotary tables and ALiBi slopes."""
     with contextlib.ExitStack() as stack:
         for module in model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
@@ -91,7 +91,7 @@ def same_tables(model: Any, target: Any):
 
 
 def target_tables(target: Any) -> Any:
-    """Their rotary embedding's function, with our tables."""
+    """The function of a rotary embedding of transformers, with jaxformer's tables."""
     position = target.blocks[0].attention.position
     cos_sin = positions.rotary_tables(
         position.max_length, position.width, position.base, position.scaling
@@ -122,7 +122,7 @@ _SLOPES = positions.alibi_slopes
 
 @contextlib.contextmanager
 def wide_slopes():
-    """Our ALiBi rounds slope · distance to float32, theirs slope · position: here neither does."""
+    """ALiBi without rounding: jaxformer rounds slope · distance, transformers slope · position."""
     with mock.patch.object(positions, "alibi_slopes", _wide_slopes):
         yield
 
@@ -144,7 +144,7 @@ def run_source(model: Any, target: Any, ids: np.ndarray, **more: np.ndarray) -> 
 
 
 def run_target(target: Any, ids: np.ndarray, *arguments: Any, **more: Any) -> list[Any]:
-    """The same of our model."""
+    """The same of the jaxformer model."""
     with wide_slopes():
         result = target(jnp.asarray(ids), *arguments, **more)
     return [result, *([target.pooled(result)] if target.config.pooler else [])]

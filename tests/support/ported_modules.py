@@ -53,7 +53,7 @@ def run_source(module: Any, call: Callable[..., Any], inputs: Arrays) -> Arrays:
 
 
 def run_target(module: Any, call: Callable[..., Any], inputs: Arrays, dialect: str) -> Arrays:
-    """The same of ours, its parameters' gradients by the dialect's names."""
+    """The same of a jaxformer module, gradients of parameters by the dialect's names."""
     definition, parameters = split(module)
     floats = {n: jnp.asarray(a) for n, a in inputs.items() if a.dtype.kind == "f"}
 
@@ -118,7 +118,7 @@ def round_trip(module: torch.nn.Module, dialect: str, dtype: str) -> Arrays:
 
 
 def settings_of(module: Any) -> dict[str, Any]:
-    """All settings of a module of ours and of its parts, by path: classes, numbers, rates."""
+    """All settings of a jaxformer module and its submodules, by path: classes, numbers, rates."""
     settings: dict[str, Any] = {}
     for path, node in nnx.iter_modules(module):
         at = join_path(path)
