@@ -47,7 +47,7 @@ GPU = {
 
 
 def main() -> None:
-    """Runs them."""
+    """Runs the benchmarks of this machine."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _slug(kind: str) -> str:
-    """NVIDIA H100 80GB HBM3 as nvidia-h100-80gb-hbm3."""
+    """Returns a name for files: nvidia-h100-80gb-hbm3 of NVIDIA H100 80GB HBM3."""
     return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
 
 

@@ -1,4 +1,4 @@
-"""Times what saving costs a run: steps with a save beside them, and steps without, in turn.
+"""Times what saving costs a run: steps during a save, and steps without one, in turn.
 
     uv run --group test python benchmarks/checkpointing.py --preset baby
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 class Saver:
-    """Saves a side's state as training does, and notes how long what took.
+    """Saves a side's state as training does, and records how long each part takes.
 
     Attributes:
         blocking: seconds for which training was held up, by save.

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def fastest_batch(side: sides.Side, ids: np.ndarray, windows: tuple[np.ndarray, np.ndarray]) -> int:
-    """The batch size with which a side scores the windows fastest."""
+    """Returns the batch size with which a side scores the windows fastest."""
     calls = {}
     for size in BATCHES:
 

@@ -7,7 +7,7 @@ a GPT-2 of transformers. transformers runs its own ``generate`` with its cache a
 attention, torch_ref its fused attention, with a cache and without; torch is in inference mode, with
 as many threads as there are cores. Without a cache a text of many rows takes minutes, so that side
 is timed once for each size, and its memory is not measured. Peak memory is that of a process that
-runs one side alone.
+runs only one side.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
 def time_sides(
     writers: Mapping[str, Write], prompt: np.ndarray, tokens: int, turns: int
 ) -> list[dict[str, Any]]:
-    """A row for each side: the whole text, its first token, and whether the texts are the same."""
+    """Returns a row for each side: times of the text and its first token, and if texts agree."""
     texts: dict[str, np.ndarray] = {}
 
     def call(name: str, tokens: int) -> None:
@@ -112,7 +112,7 @@ def time_sides(
 
 
 def make_gpt2(arguments: argparse.Namespace) -> Any:
-    """A GPT-2 of transformers with its first weights, in evaluation mode."""
+    """Returns transformers' GPT-2 with its initial weights, in evaluation mode."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -132,13 +132,13 @@ def make_gpt2(arguments: argparse.Namespace) -> Any:
 
 
 def prompts(arguments: argparse.Namespace, batch: int) -> np.ndarray:
-    """Random ids, (batch, tokens of the prompt)."""
+    """Returns random ids, (batch, tokens of the prompt)."""
     rng = np.random.default_rng(0)
     return rng.integers(0, arguments.vocab_size, (batch, arguments.prompt))
 
 
 def make_side(name: str, reference: Any) -> Write:
-    """A function from a prompt (B, T) and a number of tokens to those tokens."""
+    """Returns a function from a prompt (B, T) and a number of tokens to those tokens."""
     import torch
 
     if name == TRANSFORMERS:
@@ -187,7 +187,7 @@ def make_side(name: str, reference: Any) -> Write:
 
 
 def bytes_per_step(reference: Any, batch: int, arguments: argparse.Namespace) -> float:
-    """What one step must read: every weight matrix, and the keys and values there are on average.
+    """Returns the bytes that one step must read: all matrices, and the average keys and values.
 
     Of the table of positions, and of the tokens' as an input, it is a row each, which is left out.
     """

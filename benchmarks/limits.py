@@ -1,4 +1,4 @@
-"""What this machine reaches at most, by measurement: matrix products and memory."""
+"""Measures what this machine reaches at most, in matrix products and in reading memory."""
 
 import contextlib
 import time
@@ -9,7 +9,7 @@ from measure import on_gpu, rounded, seconds_of, torch_device, wait_for_torch
 
 
 def measure_limits(dtypes: Sequence[str] = ("float32",), *, seconds: float = 0.5) -> dict[str, Any]:
-    """What this machine reaches on matrix products and on reading memory, by measurement.
+    """Measures what this machine reaches in matrix products and in reading memory.
 
     Args:
         dtypes: ``float32`` and ``bfloat16``, of the matrix products; one that the processor has
@@ -34,7 +34,7 @@ def measure_limits(dtypes: Sequence[str] = ("float32",), *, seconds: float = 0.5
 
 
 def stated_peak(dtype: str) -> float | None:
-    """What the maker of this accelerator states for its matrix products, in FLOP/s, if known."""
+    """Returns the peak FLOP/s in matrix products that this accelerator's maker states, if known."""
     import jax
 
     from jaxformer.hardware.accelerators import find_accelerator
@@ -46,7 +46,7 @@ def stated_peak(dtype: str) -> float | None:
 def products_for(
     tried: Mapping[str, float], dtype: str, seconds: float = 1.0
 ) -> tuple[Callable[[], None], float]:
-    """The fastest of the products that were tried, over and over for about so long.
+    """Returns a call that repeats the fastest of the tried products for about ``seconds``.
 
     Timed in turn with what is measured, they show what a shared machine gives meanwhile.
 
@@ -72,7 +72,7 @@ def products_for(
 
 
 def _matmul(dtype: str, seconds: float) -> dict[str, float]:
-    """FLOP/s of each framework's fastest product at each size."""
+    """Returns the FLOP/s of each framework's fastest product at each size."""
     sizes = (4096, 8192, 16384) if torch_device().type == "cuda" else (512, 1024, 2048)
     return {
         f"{framework} {size}": rounded(
@@ -84,7 +84,7 @@ def _matmul(dtype: str, seconds: float) -> dict[str, float]:
 
 
 def _product(framework: str, size: int, dtype: str) -> Callable[[], None]:
-    """A square matrix product that returns when it is done."""
+    """Returns a function that makes a square matrix product and returns when it is done."""
     import jax
     import jax.numpy as jnp
     import torch
@@ -104,7 +104,7 @@ def _product(framework: str, size: int, dtype: str) -> Callable[[], None]:
 
 
 def _bandwidth(seconds: float) -> dict[str, float]:
-    """Bytes per second of the fastest read and copy of either framework, far beyond the caches."""
+    """Returns the bytes per second of the fastest read and copy, of arrays beyond the caches."""
     import jax
     import jax.numpy as jnp
     import torch
@@ -135,7 +135,7 @@ def _bandwidth(seconds: float) -> dict[str, float]:
 
 
 def _fastest(call: Callable[[], None], seconds: float) -> float:
-    """The shortest of as many calls as fit, at least three, after one that does not count."""
+    """Returns the seconds of the shortest of the calls that fit, after one that is not timed."""
     call()
     times: list[float] = []
     end = time.perf_counter() + seconds

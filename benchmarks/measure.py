@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine's facts and limits, interleaved timing, the result.
+"""What every benchmark uses: facts of the machine, interleaved timing, and the result file.
 
 A result is one JSON object: ``benchmark``, ``command``, ``date``, ``machine``, ``versions``,
 ``environment``, ``settings``, ``limits`` (where measured) and ``results``, a list of rows. Times
@@ -36,7 +36,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
-    """A command line with what every benchmark takes: ``--turns`` and ``--out``."""
+    """Returns a command line with the options of every benchmark: ``--turns`` and ``--out``."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,12 +46,12 @@ def parser(doc: str | None, *, turns: int) -> argparse.ArgumentParser:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a script as jaxformer's command runs: a refusal is one line and an exit code.
+    """Runs a script as jaxformer's command runs: an error is one line and an exit code.
 
     All sides run in the same process, and so with the same memory pages.
 
     Raises:
-        SystemExit: something was refused.
+        SystemExit: jaxformer raised one of its errors.
     """
     from jaxformer.errors import JaxformerError
     from jaxformer.hardware.huge_pages import reexec_with_huge_pages
@@ -66,7 +66,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def facts() -> dict[str, Any]:
-    """Machine, versions, environment, command and date of this run, without importing JAX."""
+    """Returns machine, versions, environment, command and date of this run, without JAX."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -135,14 +135,14 @@ def interleave(
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Wall time of one call."""
+    """Returns the wall time of one call."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """``median``, ``min``, ``max``, the quartiles ``q1`` and ``q3``, and ``count``."""
+    """Returns ``median``, ``min``, ``max``, the quartiles ``q1`` and ``q3``, and ``count``."""
     q1, median, q3 = (
         statistics.quantiles(values, n=4, method="inclusive")
         if len(values) > 1
@@ -153,26 +153,26 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def scaled(times: Mapping[str, float], factor: float) -> dict[str, float]:
-    """A spread with its times multiplied, for example from a turn of many steps to one step."""
+    """Returns a spread with its times multiplied, as from a turn of many steps to one."""
     return {
         name: value if name == "count" else rounded(value * factor) for name, value in times.items()
     }
 
 
 def rounded(value: float) -> float:
-    """To five significant digits: more would be noise."""
+    """Rounds to five significant digits: more would be noise."""
     return float(f"{value:.5g}")
 
 
 def on_gpu() -> bool:
-    """Whether JAX runs on a GPU."""
+    """Returns whether JAX runs on a GPU."""
     import jax
 
     return jax.default_backend() == "gpu"
 
 
 def torch_device() -> Any:
-    """The device that torch is to use: the kind that JAX does. Its threads are pinned.
+    """Returns the device that torch is to use, the kind that JAX uses, and pins its threads.
 
     On a GPU float32 products take TensorFloat-32, as JAX's do by default.
 
@@ -200,7 +200,7 @@ def wait_for_torch() -> None:
 
 
 def peak_memory() -> dict[str, int]:
-    """``process``: the most resident memory so far. On a GPU also ``device``, of either framework.
+    """Returns ``process``, the most resident memory so far, and on a GPU ``device``.
 
     In bytes. The device's figure of the framework that was not used is 0, so each side needs a
     process of its own.
@@ -279,20 +279,20 @@ def write(
 
 
 def milliseconds(times: Mapping[str, float]) -> str:
-    """A spread as text: the median, and in brackets the quartiles."""
+    """Returns a spread as text: the median, and in brackets the quartiles."""
     median, q1, q3 = (1000 * times[name] for name in ("median", "q1", "q3"))
     return f"{median:.4g} ms ({q1:.4g} to {q3:.4g})"
 
 
 def most_memory(row: Mapping[str, Any]) -> str:
-    """A row's ``peak_memory`` as text: of the device where there is one, else of the process."""
+    """Returns a row's ``peak_memory`` as text: of the device if any, else of the process."""
     peak = row.get("peak_memory", {})
     used = peak.get("device", peak.get("process"))
     return "" if used is None else f"{used / 2**30:.2f} GiB"
 
 
 def processor() -> str:
-    """What the machine calls its processor, without the words that say nothing: Intel Xeon."""
+    """Returns the name of the processor, shortened: Intel Xeon."""
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
         name = next(line.split(":")[1] for line in file if line.startswith("model name"))
         return " ".join(re.sub(r"\((R|TM)\)|\bProcessor\b|\bCPU\b", "", name).split())
@@ -300,7 +300,7 @@ def processor() -> str:
 
 
 def _gpus() -> list[str]:
-    """Name, memory and driver of each NVIDIA GPU."""
+    """Returns name, memory and driver of each NVIDIA GPU."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         query = [
             "nvidia-smi",

@@ -5,7 +5,7 @@
 A Hugging Face folder with 124 M random float32 weights is ported to a safetensors file with
 torch_ref's names (every matrix of which is transposed, and queries, keys and values taken apart),
 to a PyTorch file and to a run's folder. Each turn is a process of its own that starts with the
-source out of the page cache; the turns of all contestants alternate. ``disk`` reads and writes as
+source out of the page cache; the turns of all sides alternate. ``disk`` reads and writes as
 many bytes, and waits for the disk, in plain Python; ``transformers`` and ``torch`` only read.
 """
 
@@ -131,7 +131,7 @@ def make_source(folder: Path) -> Path:
 
 
 def run(code: str, source: Path, target: Path, flags: list[str]) -> dict[str, float]:
-    """One turn in a process of its own, with the source out of memory and the target gone."""
+    """Runs one turn in a process of its own, without the source in memory or an old target."""
     for path in target.parent.glob(f"{target.name}*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     os.sync()

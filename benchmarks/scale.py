@@ -1,11 +1,11 @@
-"""What it takes to train llama-style at 1B, 7B and 70B, as ``jaxformer plan`` finds it.
+"""Plans the training of llama-style models at 1B, 7B and 70B with ``jaxformer plan``.
 
     uv run --group test --extra tpu python benchmarks/scale.py --out benchmarks/results/scale.json
 
-The steps are compiled ahead of time, which takes up to minutes for each and neither TPU nor GPU;
-the model's estimate stands beside it, and alone where nothing was compiled. Rows of GPUs need
+The steps are compiled ahead of time, which takes up to minutes for each and needs neither TPU nor
+GPU. Each row also has the model's estimate, or only that where nothing was compiled. GPUs need
 ``--extra cuda`` in place of ``tpu``, and ``--only H100:8 H100:64``. Nothing is measured: step times
-are rooflines. Rows that ``--out`` has already are kept; ``--again`` makes all of them anew,
+are rooflines. Rows that ``--out`` has already are kept; ``--again`` makes all of them again,
 ``--model-only`` those of the model, and ``--only NAME`` takes the rows whose preset or topology has
 that name.
 """
@@ -76,12 +76,12 @@ def main() -> None:
             if compiles and "compiled" not in row and not arguments.model_only:
                 row["compiled"] = plan(command)
     finally:
-        # A compilation that fails or takes too long costs its own row alone.
+        # A compilation that fails or takes too long costs only its own row.
         measure.write("scale", arguments, [row for row in rows if "model" in row], COLUMNS)
 
 
 def options_of(flags: str) -> Any:
-    """The ``PlanOptions`` that ``jaxformer plan`` makes of them."""
+    """Returns the ``PlanOptions`` that ``jaxformer plan`` makes of these flags."""
     import tyro
 
     from jaxformer.cli.plan import PlanOptions
@@ -93,7 +93,7 @@ def options_of(flags: str) -> Any:
 
 
 def reckon(flags: str) -> dict[str, Any]:
-    """What ``jaxformer plan --model-only`` says."""
+    """Returns the result of ``jaxformer plan --model-only``."""
     from jaxformer.planning.plan import find_plan
 
     options = options_of(flags)
@@ -105,7 +105,7 @@ def reckon(flags: str) -> dict[str, Any]:
 
 
 def plan(flags: str) -> dict[str, Any]:
-    """What ``jaxformer plan`` says, and the seconds that it took."""
+    """Returns the result of ``jaxformer plan``, and the seconds that it took."""
     print(f"jaxformer plan {flags}", file=sys.stderr, flush=True)
     begin = time.perf_counter()
     done = subprocess.run(
@@ -122,18 +122,18 @@ def plan(flags: str) -> dict[str, Any]:
 
 
 def deviation(row: Mapping[str, Any]) -> float:
-    """How far the model's memory of a device is from the compiler's, as a share of that."""
+    """Returns how far the model's memory of a device is from the compiler's, as a share."""
     total: float = row["model"]["total"] / row["compiled"]["total"] - 1
     return total
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """Of the devices of a row: a key of ``LARGEST_DEVIATION``."""
+    """Returns the kind of a row's devices, a key of ``LARGEST_DEVIATION``."""
     return "GPU" if row["topology"].startswith("H100") else "TPU"
 
 
 def best(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The compiled plan of a row, or else the model's."""
+    """Returns the compiled plan of a row, or else the model's."""
     needs: Mapping[str, Any] = row.get("compiled") or row["model"]
     return needs
 

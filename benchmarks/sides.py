@@ -28,7 +28,7 @@ SEED = 1337
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every benchmark of a preset takes."""
+    """Returns a command line with the options of every benchmark of a preset."""
     parser.add_argument("--preset", choices=list(PRESETS), default="nano")
     parser.add_argument("--batch-size", type=int, help="windows; default one that fits the machine")
     parser.add_argument(
@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def side_names(arguments: argparse.Namespace) -> list[str]:
-    """Who takes part."""
+    """Returns the names of the sides that take part."""
     compiled = [COMPILED, CAST] if arguments.dtype == "bfloat16" else [COMPILED]
     return [JAXFORMER, EAGER, *([] if arguments.no_compile else compiled)]
 
 
 def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainConfig:
-    """The preset with the command line's changes, and everything filled in."""
+    """Returns the preset with the command line's changes and every default set."""
     from jaxformer.training.parallel.devices import choose_devices
 
     config = PRESETS[arguments.preset]()
@@ -73,13 +73,13 @@ def make_config(arguments: argparse.Namespace, vocab_size: int = 65) -> TrainCon
 
 
 def random_ids(config: TrainConfig, count: int) -> np.ndarray:
-    """Token ids, int32 (count,), each as likely as any other."""
+    """Returns token ids, int32 (count,), each as likely as any other."""
     ids = np.random.default_rng(0).integers(0, config.model.vocab_size, count)
     return ids.astype(np.int32)
 
 
 def training_flops(config: TrainConfig) -> int:
-    """Operations of one step in matrix products, as ``costs.count_training_operations`` has them.
+    """Returns the operations of one step in matrix products.
 
     Those of an evaluation of as many windows are a third.
     """
@@ -94,7 +94,7 @@ def training_flops(config: TrainConfig) -> int:
 
 
 class Jaxformer:
-    """Our side, run as ``train.py`` runs it: calls of up to half a second, state donated."""
+    """Runs jaxformer as ``train.py`` does: calls of up to half a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
         from jaxformer.training.parallel import PmapStrategy, StepSpec
@@ -139,7 +139,7 @@ class Jaxformer:
 
 
 class TorchRef:
-    """Their side, eager or under ``torch.compile``, from the same initial weights."""
+    """Runs torch_ref, eager or under ``torch.compile``, from the same initial weights."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray, name: str):
         import jax
@@ -234,12 +234,12 @@ Side = Jaxformer | TorchRef
 
 
 def make_side(name: str, config: TrainConfig, ids: np.ndarray) -> Side:
-    """A side by its name."""
+    """Returns a side by its name."""
     return Jaxformer(config, ids) if name == JAXFORMER else TorchRef(config, ids, name)
 
 
 def speedup(results: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
-    """How many times as long as jaxformer each other side takes, by the medians of ``field``."""
+    """Returns how many times as long as jaxformer each side takes, by medians of ``field``."""
     medians = {row["side"]: row[field]["median"] for row in results}
     candidate = medians.pop(JAXFORMER)
     return {name: rounded(value / candidate) for name, value in medians.items()}

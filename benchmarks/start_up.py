@@ -3,10 +3,10 @@
     uv run --group test python benchmarks/start_up.py
 
 ``train.py`` is started with an empty compilation cache (cold) and with what the run before left in
-it (warm), and ends for us when its first line of metrics is written. torch_ref's script imports,
+it (warm), and is timed until its first line of metrics is written. torch_ref's script imports,
 reads the corpus, builds the model and makes one step, eager and under ``torch.compile``, whose own
 cache is cold or warm in the same way. Files of the system's page cache stay where they are.
-Where the time goes is told by one more process a turn, which does the same in stages.
+One more process a turn does the same in stages, and shows where the time is spent.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from typing import Any
 import measure
 
 STARTED = "JAXFORMER_BENCHMARK_STARTED"
-OURS, EAGER, COMPILED = "train.py", "torch_ref", "torch_ref compiled"
-CACHES = {OURS: ("cold", "warm"), EAGER: ("none",), COMPILED: ("cold", "warm")}
+TRAIN, EAGER, COMPILED = "train.py", "torch_ref", "torch_ref compiled"
+CACHES = {TRAIN: ("cold", "warm"), EAGER: ("none",), COMPILED: ("cold", "warm")}
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--only", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only is not None:
-        stages = (candidate_stages if arguments.only == OURS else torch_stages)(arguments)
+        stages = (candidate_stages if arguments.only == TRAIN else torch_stages)(arguments)
         print(json.dumps(stages))
         return
 
@@ -56,7 +56,7 @@ def main() -> None:
                     stages = in_stages(side, arguments, where / "stages")
                     seconds = (
                         first_step_of_train(arguments, where / "run")
-                        if side == OURS
+                        if side == TRAIN
                         else sum(stages.values())
                     )
                     times.setdefault((side, cache), []).append(seconds)
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def first_step_of_train(arguments: argparse.Namespace, where: Path) -> float:
-    """Seconds until ``train.py`` has written the metrics of its first step; it is ended then."""
+    """Returns the seconds until ``train.py`` writes its first metrics; it is ended then."""
     out = Path(tempfile.mkdtemp(dir=_make(where)))
     command = [
         sys.executable, "train.py", "--preset", arguments.preset,
@@ -103,14 +103,14 @@ def first_step_of_train(arguments: argparse.Namespace, where: Path) -> float:
 
 
 def in_stages(side: str, arguments: argparse.Namespace, where: Path) -> dict[str, float]:
-    """Seconds of each stage of a process that makes one step."""
+    """Returns the seconds of each stage of a process that makes one step."""
     environment = _environment(_make(where)) | {STARTED: str(time.time())}
     settings = ["--preset", arguments.preset, "--data", str(arguments.text)]
     return measure.child([__file__, *settings, "--only", side], **environment)
 
 
 def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
-    """What ``train.py`` does up to its first step, stage by stage."""
+    """Does what ``train.py`` does up to its first step, and times each stage."""
     stage = _Stages()
     import numpy as np
 
@@ -143,7 +143,7 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def torch_stages(arguments: argparse.Namespace) -> dict[str, float]:
-    """The same of PyTorch's script."""
+    """Does the same with PyTorch, and times each stage."""
     stage = _Stages()
     import dataclasses
 
@@ -184,7 +184,7 @@ def torch_stages(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 class _Stages:
-    """Seconds of each stage, the first from the start of the process on."""
+    """Returns the seconds of each stage; the first counts from the start of the process."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -28,7 +28,7 @@ Result = dict[str, Any]
 
 
 def load() -> list[Result]:
-    """Every result with its ``file``, in the order of the names."""
+    """Returns every result with its ``file``, in the order of the names."""
     found = []
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def load() -> list[Result]:
 
 
 def describe(result: Result) -> str:
-    """A result as Markdown: where and how it was measured, and the table that its script prints."""
+    """Returns a result as Markdown: how it was measured, and the table that its script prints."""
     machine, versions = result["machine"], result["versions"]
     named = ("python", "jax", "flax", "torch", "transformers")
     lines = [
@@ -63,7 +63,7 @@ def _load(machine: Mapping[str, Any]) -> str:
 
 
 def _notes(result: Result) -> list[str]:
-    """What the machine reaches at most, and what failed."""
+    """Returns lines with the limits of the machine, and with what failed."""
     lines = []
     if "limits" in result:
         limits = result["limits"]
@@ -89,26 +89,26 @@ def _table(
 
 
 def of_benchmark(name: str, results: Sequence[Result]) -> str:
-    """The results of one benchmark."""
+    """Returns the section of one benchmark."""
     found = [describe(result) for result in results if result["benchmark"] == name]
     return "\n\n".join(found) or "Not measured yet."
 
 
 def summary(results: Sequence[Result]) -> str:
-    """The README's table: ours beside the fastest of the others, a column a machine."""
+    """Returns the README's table: jaxformer and the fastest other side, a column a machine."""
     machines: list[str] = []
     lines: dict[str, dict[str, str]] = {}
     for result in results:
         for what, rows, value, show in _comparisons(result):
-            candidate, *others = sorted(rows, key=lambda row: row["side"] not in OURS)
+            jaxformer, *others = sorted(rows, key=lambda row: row["side"] not in JAXFORMER_SIDES)
             best = min(others, key=value)
             gpu = result["machine"]["gpu"]
             machine = gpu[0].partition(",")[0] if gpu else _processor(result["machine"])
             if machine not in machines:
                 machines.append(machine)
             lines.setdefault(what, {})[machine] = (
-                f"[**{value(best) / value(candidate):.2f}**](benchmarks/results/{result['file']}): "
-                f"{show(candidate)} against {show(best)} ({best['side']})"
+                f"[**{value(best) / value(jaxformer):.2f}**](benchmarks/results/{result['file']}): "
+                f"{show(jaxformer)} against {show(best)} ({best['side']})"
             )
     head = [f"| | {' | '.join(machines)} |", "|---" * (len(machines) + 1) + "|"]
     body = [
@@ -122,11 +122,11 @@ def _processor(machine: Mapping[str, Any]) -> str:
     return f"{machine['cpu']}, {machine['cores']} cores"
 
 
-OURS = ("jaxformer", "train.py")
+JAXFORMER_SIDES = ("jaxformer", "train.py")
 
 
 def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
-    """What the README compares of a result: words, rows, the seconds of one, and how it reads."""
+    """Returns what the README compares of a result: text, rows, value and format of a row."""
     rows, preset = result["results"], result["settings"].get("preset")
     dtype = result["settings"].get("dtype")
     model = f"`{preset}`" + (f" in {dtype}" if dtype == "bfloat16" else "")
@@ -165,7 +165,7 @@ def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
         ]
     if result["benchmark"] == "time_to_loss":
         there = [row for row in rows if row["arrived"]]
-        if len(there) > 1 and any(row["side"] in OURS for row in there):
+        if len(there) > 1 and any(row["side"] in JAXFORMER_SIDES for row in there):
             return [
                 (
                     f"training {model} to a validation loss of {result['target']}",
@@ -178,7 +178,7 @@ def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
 
 
 def scale_sentence(results: Sequence[Result]) -> str:
-    """How far the model of docs/scale.md is from the compiler."""
+    """Returns the text on how far the model of docs/scale.md is from the compiler."""
     scale = importlib.import_module("scale")
     rows = [row for r in results if r["benchmark"] == "scale" for row in r["results"]]
     compiled = [row for row in rows if "compiled" in row]
@@ -202,7 +202,7 @@ def scale_sentence(results: Sequence[Result]) -> str:
 
 
 def porting_sentence(results: Sequence[Result]) -> str:
-    """The README's words on the speed of porting, from the newest result."""
+    """Returns the README's text on the speed of porting, from the newest result."""
     found = [result for result in results if result["benchmark"] == "porting"]
     if not found:
         return "How fast porting is was not measured yet."
@@ -230,7 +230,7 @@ def porting_sentence(results: Sequence[Result]) -> str:
 
 
 def render(text: str, results: Sequence[Result]) -> str:
-    """The text of a document with its blocks written anew.
+    """Returns the text of a document with its blocks replaced.
 
     Raises:
         SystemExit: a block is not closed, or has a name that is not known.

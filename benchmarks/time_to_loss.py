@@ -1,4 +1,4 @@
-"""Times how long each side trains until its validation loss has come down to a target.
+"""Times how long each side trains until its validation loss reaches a target.
 
     uv run --group test python benchmarks/time_to_loss.py --preset nano --target 1.85
 

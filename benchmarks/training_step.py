@@ -6,8 +6,7 @@ Both sides take the same windows of the same random tokens, from the same weight
 steps of jaxformer, in the calls that training would make, and as many of torch_ref, after one to
 five that are not timed: training does not pause, and a pause costs memory that the machine takes
 back. Where dropout is on, torch's fused attention on a CPU is its plain implementation: no other
-kernel of its has dropout there.
-Peak memory is that of a process that runs one side alone.
+kernel of its has dropout there. Peak memory is that of a process that runs only one side.
 """
 
 import argparse
@@ -60,7 +59,7 @@ def main() -> None:
         except Exception as error:
             if name in (sides.JAXFORMER, sides.EAGER):
                 raise
-            # What torch cannot compile here is said in the result, and the others go on.
+            # What torch cannot compile here is noted in the result; the other sides still run.
             failed[name] = str(error).splitlines()[0]
             continue
         running[name] = side
@@ -109,7 +108,7 @@ def main() -> None:
 def speed(
     config: TrainConfig, seconds: dict[str, float], products: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures that follow from the seconds of a step and what matrix products reach."""
+    """Returns the figures that follow from the seconds of a step and the speed of products."""
     tokens, stated = config.batch_size * config.model.context_length, stated_peak(config.dtype)
     reached = sides.training_flops(config) / seconds["median"]
     figures = {

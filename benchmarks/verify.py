@@ -2,8 +2,8 @@
 
     uv run --group test python benchmarks/verify.py --out benchmarks/results/verify-cpu.json
 
-12 layers of width 768 with 256 positions, random weights. Beside it stands one pass forward and
-backward of transformers' model alone in float64, in a process of its own.
+12 layers of width 768 with 256 positions, random weights. It is compared with one pass
+forward and backward of only transformers' model in float64, in a process of its own.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def make(layers: int, positions: int) -> tuple[Any, Any]:
-    """The model and its token ids."""
+    """Returns the model and its token ids."""
     import numpy as np
     import torch
     import transformers
@@ -35,7 +35,7 @@ def make(layers: int, positions: int) -> tuple[Any, Any]:
 
 
 def plain_pass(layers: int, positions: int) -> dict[str, float]:
-    """Seconds of one pass forward and backward in float64, of their model alone."""
+    """Returns the seconds of one pass forward and backward of the reference in float64."""
     import torch
 
     model, ids = make(layers, positions)
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--dtype", default="float32", help="dtype under test, beside float64")
     parser.add_argument("--forward", action="store_true", help="without gradients")
-    parser.add_argument("--plain", action="store_true", help="only their model alone")
+    parser.add_argument("--plain", action="store_true", help="only the reference model")
     parser.add_argument("--out", type=Path, help="file for the figures")
     arguments = parser.parse_args()
 

@@ -314,8 +314,8 @@ class MultiHeadAttention(nnx.Module):
             bias = position_bias if bias is None else bias + position_bias
         attend = functools.partial(self._attend, return_weights=return_weights)
         weights_BNTS: Any
-        out_BTNH, weights_BNTS = share_heads(
-            attend, q_BTNH, k_BSKH, v_BSKH, mask, bias, self.attention_dropout
+        out_BTNH, weights_BNTS = share_heads(attend)(
+            q_BTNH, k_BSKH, v_BSKH, mask, bias, self.attention_dropout
         )
         out = out_BTNH.reshape(*query.shape[:-1], -1)
         if self.o_proj is not None:

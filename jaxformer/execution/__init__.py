@@ -13,4 +13,5 @@ is imported here at run time: what a file needs of it comes in as an argument.
 - ``rematerialization``: what the forward pass keeps for the backward pass.
 - ``sharding``: where arrays lie among many devices; ``training.parallel`` decides it.
 - ``all_reduce``: sums over devices, always added in the same order.
+- ``scopes``: values that hold within a ``with`` block, as all of these choices do.
 """

@@ -6,6 +6,7 @@ It is no part of a model's settings: the same checkpoint runs with each kernel.
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from jaxformer.errors import UsageError
+from jaxformer.execution.scopes import check_known, set_within
 
 if TYPE_CHECKING:
     from jaxformer.config import TransformerLMConfig
@@ -138,25 +140,14 @@ def attention_kernel(choice: KernelChoice) -> Iterator[None]:
     Raises:
         ValueError: the choice is unknown.
     """
-    if choice not in get_args(KernelChoice):
-        raise ValueError(
-            f"attention_kernel must be one of {', '.join(get_args(KernelChoice))}: got {choice!r}"
-        )
-    token = _choice.set(choice)
-    try:
+    check_known("attention_kernel", choice, get_args(KernelChoice))
+    with set_within(_choice, choice):
         yield
-    finally:
-        _choice.reset(token)
 
 
-@contextlib.contextmanager
-def compiled_for(target: CompilationTarget) -> Iterator[None]:
+def compiled_for(target: CompilationTarget) -> AbstractContextManager[None]:
     """Makes models be traced for this target in place of the default backend."""
-    token = _target.set(target)
-    try:
-        yield
-    finally:
-        _target.reset(token)
+    return set_within(_target, target)
 
 
 def choose_kernel(

@@ -1,8 +1,8 @@
 """One loop over equal blocks, so that a deep model compiles as fast as a shallow one."""
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -10,22 +10,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from jaxformer.execution.scopes import set_within
+
 _scanning: contextvars.ContextVar[bool] = contextvars.ContextVar("scan_layers", default=False)
 
 
-@contextlib.contextmanager
-def scanned_layers(wanted: bool = True) -> Iterator[None]:
+def scanned_layers(wanted: bool = True) -> AbstractContextManager[None]:
     """Makes models be traced so that equal blocks run in a ``jax.lax.scan``.
 
     The parameters stay stored block by block; they are stacked inside the compiled function, which
     copies them once. The numbers are the same, up to rounding
     where XLA fuses otherwise. A function that ``jax.jit`` has compiled stays as it was traced.
     """
-    token = _scanning.set(wanted)
-    try:
-        yield
-    finally:
-        _scanning.reset(token)
+    return set_within(_scanning, wanted)
 
 
 def can_scan(blocks: Sequence[nnx.Module]) -> bool:

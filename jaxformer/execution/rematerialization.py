@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from jaxformer.execution.scopes import check_known, set_within
 from jaxformer.execution.sharding import current_layout
 
 Rematerialization = Literal["none", "dots", "full"]
@@ -38,15 +39,9 @@ def rematerialization(choice: Rematerialization) -> Iterator[None]:
     Raises:
         ValueError: the choice is unknown.
     """
-    if choice not in get_args(Rematerialization):
-        raise ValueError(
-            f"remat must be one of {', '.join(get_args(Rematerialization))}: got {choice!r}"
-        )
-    token = _chosen.set(choice)
-    try:
+    check_known("remat", choice, get_args(Rematerialization))
+    with set_within(_chosen, choice):
         yield
-    finally:
-        _chosen.reset(token)
 
 
 def rematerialize(block: Callable[..., Any]) -> Callable[..., Any]:

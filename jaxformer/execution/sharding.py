@@ -1,11 +1,14 @@
 """Where a model's arrays lie among many devices, looked up while the model is traced."""
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxtyping import Array, Bool, Float
+
+from jaxformer.execution.scopes import set_within
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -54,14 +57,9 @@ class Layout(Protocol):
 _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout", default=None)
 
 
-@contextlib.contextmanager
-def layout(chosen: Layout | None) -> Iterator[None]:
+def layout(chosen: Layout | None) -> AbstractContextManager[None]:
     """Makes models be traced for many devices; the numbers are the same up to rounding."""
-    token = _layout.set(chosen)
-    try:
-        yield
-    finally:
-        _layout.reset(token)
+    return set_within(_layout, chosen)
 
 
 def current_layout() -> Layout | None:
@@ -95,16 +93,7 @@ def gather_outside_blocks(parameters: "Parameters") -> "Parameters":
     return parameters | chosen.gather(outside)
 
 
-def share_heads(
-    attend: Attend,
-    q_BTNH: Float[Array, "B T N H"],
-    k_BSKH: Float[Array, "B S K H"],
-    v_BSKH: Float[Array, "B S K H"],
-    mask: Bool[Array, "B N T S"] | None,
-    bias: Float[Array, "B N T S"] | None,
-    dropout: "Dropout",
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
-    """Calls ``attend``; under a layout each device takes its own sequences and heads."""
+def share_heads(attend: Attend) -> Attend:
+    """Returns ``attend`` so that under a layout each device takes its own sequences and heads."""
     chosen = _layout.get()
-    arguments = (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout)
-    return attend(*arguments) if chosen is None else chosen.share_heads(attend, *arguments)
+    return attend if chosen is None else functools.partial(chosen.share_heads, attend)

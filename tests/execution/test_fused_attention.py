@@ -23,9 +23,9 @@ from jaxformer.execution.attention_backends import (
     slowed_by_dropout,
 )
 from jaxformer.layers import Dropout
-from jaxformer.planning import targets
 from jaxformer.planning.gpu_topologies import describe_gpus
-from jaxformer.planning.programs import describe_topology
+from jaxformer.planning.programs import describe_tpu_slice
+from jaxformer.planning.topologies import Topology
 from jaxformer.training.parallel.mesh_layout import MeshLayout
 from jaxformer.training.parallel.sharding_rules import AXES
 from parity_tests.verdict import judge_rounding
@@ -273,7 +273,7 @@ def test_splash_attention_of_a_mesh_is_the_cores():
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")
 @pytest.mark.parametrize("head_dim", [64, 20])
 def test_splash_attention_compiles_for_a_tpu(head_dim):
-    device = describe_topology("v5e:2x2").devices[0]
+    device = describe_tpu_slice("v5e:2x2").devices[0]
     sharding = jax.sharding.SingleDeviceSharding(device)
     q, k = (
         jax.ShapeDtypeStruct((2, 1024, heads, head_dim), jnp.bfloat16, sharding=sharding)
@@ -295,7 +295,7 @@ def test_splash_attention_compiles_for_a_tpu(head_dim):
     reason="needs the extra cuda",
 )
 def test_cudnns_attention_compiles_for_an_h100():
-    device = describe_gpus(targets.CompilationTarget.read("H100:1")).devices[0]
+    device = describe_gpus(Topology.parse("H100:1")).devices[0]
     assert CompilationTarget.of(device) == TARGETS["H100"]
     sharding = jax.sharding.SingleDeviceSharding(device)
     q, k = (
