@@ -1,4 +1,4 @@
-"""``jaxformer port`` and ``jaxformer inspect CHECKPOINT``: what they refuse, and what they say."""
+"""``jaxformer port`` and ``jaxformer inspect CHECKPOINT``: what they reject, and what they show."""
 
 import hashlib
 import http.server
@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.cli.main import main
 from jaxformer.porting.checkpoint import open_checkpoint
-from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, refused, same
+from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, run_rejected, same
 from tests.support.tiny import snapshot
 
 
 @pytest.fixture(autouse=True, scope="module")
 def keys():
-    """The first key compiles something, and what is refused must compile nothing."""
+    """The first key compiles something, and what is rejected must compile nothing."""
     nnx.Rngs(0).params()
 
 
@@ -54,7 +54,7 @@ def folder(tmp_path_factory):
         ("https://host/x out --sha256 12", 2, ["64 hexadecimal digits"]),
     ],
 )
-def test_what_cannot_be_is_refused(refuse, folder, flags, code, words):
+def test_what_cannot_be_is_rejected(refuse, folder, flags, code, words):
     refuse(["port", *flags.replace("{hf}", str(folder)).split()], code, *words)
 
 
@@ -69,14 +69,14 @@ def test_help_answers_at_once(capsys):
 def test_arrays_are_left_out_on_request(tmp_path, empty_folder):
     state = {**gpt2_state(), "score.weight": torch.ones(3, 24)}
     path = hugging_face(tmp_path / "hf", state)
-    said = port(path, "out", "--to", "hf", "--ignore", "score.*")
-    assert "left out     score.weight" in said
+    shown = port(path, "out", "--to", "hf", "--ignore", "score.*")
+    assert "left out     score.weight" in shown
     same("out", gpt2_state())
     proof = json.loads((empty_folder / "out" / "certificate.json").read_text())
     assert proof["source"]["ignored"] == ["score.weight"]
 
 
-def test_what_exists_is_replaced_only_on_request_and_only_what_is_ours(refuse, folder, tmp_path):
+def test_only_what_a_port_wrote_is_replaced_and_only_on_request(refuse, folder, tmp_path):
     port(folder, "out.pt")
     port(folder, "run")
     refuse(["port", folder, "out.pt"], 2, "out.pt exists", "--overwrite")
@@ -90,8 +90,8 @@ def test_what_exists_is_replaced_only_on_request_and_only_what_is_ours(refuse, f
     before = (tmp_path / "here" / "run" / "certificate.json").read_text()
     assert '"bfloat16"' in before
     port("run", "run", "--overwrite", "--dtype", "float32")
-    os.mkdir("mine")
-    refuse(["port", folder, "mine", "--overwrite"], 2, "mine was not made by jaxformer port")
+    os.mkdir("other")
+    refuse(["port", folder, "other", "--overwrite"], 2, "other was not made by jaxformer port")
     open("run/diary.txt", "w").close()
     refuse(["port", folder, "run", "--overwrite"], 2, "holds more than jaxformer port wrote (diary")
     os.remove("run/diary.txt")
@@ -110,19 +110,19 @@ def test_a_failed_port_leaves_what_was_there(folder, monkeypatch, tmp_path):
 
     monkeypatch.setattr("jaxformer.porting.port.make_certificate", fail)
     for target in ("run", "out.pt", "new", "new.pt", "a/b/c.safetensors"):
-        code, line = refused("port", folder, target, "--overwrite")
+        code, line = run_rejected("port", folder, target, "--overwrite")
         assert code == 7
         assert "Input/output error" in line
     assert {path: data for path, (_, data) in snapshot(tmp_path).items()} == before
 
 
 def test_the_summary_says_what_was_done(folder):
-    said = port(folder, "run").splitlines()
-    assert said[0] == f"from         {folder} · Hugging Face folder · gpt2 GPT2LMHeadModel"
-    assert said[1] == "to           run · run folder · jaxformer TransformerLM"
-    assert said[2].startswith("model        36 arrays, ")
-    assert said[-1].endswith("36 arrays read back and compared")
-    assert not [line for line in said if line != line.rstrip()]
+    shown = port(folder, "run").splitlines()
+    assert shown[0] == f"from         {folder} · Hugging Face folder · gpt2 GPT2LMHeadModel"
+    assert shown[1] == "to           run · run folder · jaxformer TransformerLM"
+    assert shown[2].startswith("model        36 arrays, ")
+    assert shown[-1].endswith("36 arrays read back and compared")
+    assert not [line for line in shown if line != line.rstrip()]
 
 
 def inspect(capsys, *arguments):
@@ -180,7 +180,7 @@ def test_a_run_is_listed_with_its_settings(capsys, whole):
     assert facts["optimizer"]
     shown = inspect(capsys, whole, "--step", 20)
     assert "step: 20" in shown
-    # What has its default goes without saying.
+    # Settings with their default value are not shown.
     assert "rotary_base" not in shown
 
 
@@ -198,8 +198,8 @@ def test_what_is_no_checkpoint_is_not_listed(refuse, arguments, code, words):
 
 
 def test_a_run_goes_to_torch_and_back_with_its_step_and_moments(whole, empty_folder):
-    said = port(whole, "out.pt", "--step", 20)
-    assert "AdamW after 20 steps" in said
+    shown = port(whole, "out.pt", "--step", 20)
+    assert "AdamW after 20 steps" in shown
     saved = torch.load("out.pt", weights_only=True)
     assert saved["step"] == 20
     assert saved["dialect"] == "torch_ref"
@@ -219,7 +219,7 @@ def test_a_run_goes_to_torch_and_back_with_its_step_and_moments(whole, empty_fol
 
 @pytest.fixture
 def server(folder):
-    """This machine serves one file, and sends whoever asks for another elsewhere."""
+    """This machine serves one file, and redirects requests for another."""
     data = (folder / "model.safetensors").read_bytes()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -259,7 +259,7 @@ def test_a_file_is_fetched_only_when_asked_and_only_if_it_is_the_one(server, fol
         (["port", "http://example.invalid/x", "out", "--download", "--sha256", digest], 2, "https"),
         (["port", "ftp://127.0.0.1/x", "out", "--download", "--sha256", digest], 2, "https"),
     ):
-        found, line = refused(*arguments)
+        found, line = run_rejected(*arguments)
         assert found == code, line
         assert words in line
         assert list(empty_folder.iterdir()) == []
@@ -275,7 +275,7 @@ def test_a_single_module_is_ported_too(empty_folder):
         "net.3.weight": torch.randn(d, f), "net.3.bias": torch.randn(d),
     }  # fmt: skip
     save_file(state, "ff.safetensors")
-    code, line = refused("port", "ff.safetensors", "run")
+    code, line = run_rejected("port", "ff.safetensors", "run")
     assert code == 2
     assert "a run's folder holds whole models" in line
     port("ff.safetensors", "ff.pt")

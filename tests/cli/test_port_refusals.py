@@ -1,4 +1,4 @@
-"""What ``jaxformer port`` refuses: damaged, wrong or hostile files, settings and records."""
+"""What ``jaxformer port`` rejects: damaged, wrong or malicious files, settings and records."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from jaxformer.checkpoints import CheckpointFolder, serialize_manifest
 from jaxformer.config import TransformerLMConfig
 from tests.support.malicious_files import corpus
 from tests.support.malicious_pickles import TRACE
-from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, refused, same
+from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, run_rejected, same
 from tests.support.tiny import snapshot
 
 LARGE = 1_000_000
-OURS = asdict(TransformerLMConfig(
+MODEL_CONFIG = asdict(TransformerLMConfig(
     d_model=24, num_heads=4, context_length=19, num_layers=2, vocab_size=31, d_ff=35,
     activation="gelu_tanh",
 ))  # fmt: skip
@@ -25,7 +25,7 @@ OURS = asdict(TransformerLMConfig(
 
 @pytest.fixture(autouse=True, scope="module")
 def keys():
-    """The first key compiles something, and what is refused must compile nothing."""
+    """The first key compiles something, and what is rejected must compile nothing."""
     nnx.Rngs(0).params()
 
 
@@ -44,7 +44,7 @@ def test_every_bad_file_is_refused_in_one_line(tmp_path, empty_folder):
     before = snapshot(tmp_path)
     for bad in files:
         arguments = [bad.path] if bad.kind != "pickle" else [source, "--meta", bad.path]
-        code, line = refused("port", *arguments, "out.pt")
+        code, line = run_rejected("port", *arguments, "out.pt")
         # Wrong numbers show only once an array is read, and whose it is comes first.
         unknown = code == 2 and "no dialect has these arrays" in line
         expected = bad.name == "boolean of two" if unknown else code == bad.exit_code
@@ -110,7 +110,7 @@ def test_hostile_settings_are_refused_before_anything_is_built(
         ("{}", 2, []),
     ],
 )
-def test_damaged_settings_are_refused(refuse, tmp_path, text, code, words):
+def test_damaged_settings_are_rejected(refuse, tmp_path, text, code, words):
     path = hugging_face(tmp_path / "hf", gpt2_state())
     (path / "config.json").write_text(text)
     refuse(["port", path, "out"], code, *words)
@@ -134,12 +134,12 @@ def test_all_that_does_not_fit_is_listed_at_once(refuse, tmp_path):
     assert "extra" not in gpt2_state()
 
 
-def test_numbers_beyond_a_dtype_are_refused(tmp_path, empty_folder):
+def test_numbers_beyond_a_dtype_are_rejected(tmp_path, empty_folder):
     state = gpt2_state()
     state["transformer.wpe.weight"][3, 5] = 1e6
     path = hugging_face(tmp_path / "hf", state)
     for target in ("out.safetensors", "out.pt", "run"):
-        code, line = refused("port", path, target, "--dtype", "float16")
+        code, line = run_rejected("port", path, target, "--dtype", "float16")
         assert code == 4
         assert "position_embedding.embedding holds 1e+06, more than float16 can hold" in line
         assert list(empty_folder.iterdir()) == []
@@ -150,12 +150,12 @@ def test_numbers_beyond_a_dtype_are_refused(tmp_path, empty_folder):
     [
         ({"dialect": "klingon"}, 2, "no dialect klingon"),
         ({"dialect": "llama"}, 4, "no source name for position_embedding"),
-        ({"config": {**OURS, "d_model": "24"}}, 2, ""),
-        ({"config": {**OURS, "num_layers": 10**9}}, 2, "num_layers must be at most 10000"),
-        ({"config": {**OURS, "norm_eps": float("nan")}}, 2, "norm_eps must be finite"),
-        ({"config": {**OURS, "vocab_size": None}}, 2, "vocab_size must be set"),
-        ({"config": {**OURS, "num_heads": 2.0}}, 2, ""),
-        ({"config": {**OURS, "d_ff": 36}}, 4, "(35, 24), not (36, 24)"),
+        ({"config": {**MODEL_CONFIG, "d_model": "24"}}, 2, ""),
+        ({"config": {**MODEL_CONFIG, "num_layers": 10**9}}, 2, "num_layers must be at most 10000"),
+        ({"config": {**MODEL_CONFIG, "norm_eps": float("nan")}}, 2, "norm_eps must be finite"),
+        ({"config": {**MODEL_CONFIG, "vocab_size": None}}, 2, "vocab_size must be set"),
+        ({"config": {**MODEL_CONFIG, "num_heads": 2.0}}, 2, ""),
+        ({"config": {**MODEL_CONFIG, "d_ff": 36}}, 4, "(35, 24), not (36, 24)"),
         ({"step": 2**40}, 4, "it claims to be of step 1099511627776"),
         ({"step": -1}, 4, "it claims to be of step -1"),
         ({"optimizer": {"foo": 1}}, 2, "not a torch optimizer's state dict"),
@@ -167,7 +167,7 @@ def test_numbers_beyond_a_dtype_are_refused(tmp_path, empty_folder):
         ({"model": {3: torch.ones(2)}}, 4, "an array called 3"),
     ],
 )
-def test_hostile_records_are_refused(refuse, folder, more, code, words):
+def test_hostile_records_are_rejected(refuse, folder, more, code, words):
     saved = _twin(folder)
     torch.save({**saved, **more}, "hostile.pt")
     refuse(["port", "hostile.pt", "out"], code, words)
@@ -188,7 +188,7 @@ def _twin(folder):
     return torch.load("twin.pt", weights_only=True)
 
 
-def test_a_run_that_others_wrote_is_refused(refuse, empty_folder):
+def test_a_run_that_others_wrote_is_rejected(refuse, empty_folder):
     checkpoints = CheckpointFolder(empty_folder / "run" / "checkpoints")
     arrays = {"parameters": {"w": np.ones(3, np.float32)}, "step": np.int32(0)}
     checkpoints.save(0, arrays, {})

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.memory import ROOT, run_python
-from tests.support.ported import CONFIG, gpt2_state, hugging_face, port, refused, same
+from tests.support.ported import CONFIG, gpt2_state, hugging_face, port, run_rejected, same
 from tests.support.tiers import first_of_each
 
 
@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_nothing(source, empty_folder, monkeypatch, target):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr("jaxformer.storage.durable_files.atomic_write_text", fail)
-    code, line = refused("port", source, target)
+    code, line = run_rejected("port", source, target)
     assert code == 7
     assert target in line
     assert list(empty_folder.iterdir()) == []
@@ -140,7 +140,7 @@ def test_a_disk_that_lies_is_caught(source, empty_folder, monkeypatch):
     monkeypatch.setattr(tensors, "as_bytes", lambda a: whole(a * 0 if a.size == 31 * 24 else a))
     monkeypatch.setattr(tensors, "digest", lambda a: sha256(whole(a)).hexdigest())
     for target in ("out.safetensors", "out.pt"):
-        code, line = refused("port", source, target)
+        code, line = run_rejected("port", source, target)
         assert code == 7
         assert "did not give back what was written" in line
     assert list(empty_folder.iterdir()) == []

@@ -19,7 +19,7 @@ from tests.support.ported import (
     hugging_face,
     nanogpt,
     port,
-    refused,
+    run_rejected,
 )
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -111,7 +111,7 @@ def test_a_text_ends_where_the_model_ends_it(capsys, folder, monkeypatch):
 
 def test_without_a_tokenizer_ids_go_in_and_out(capsys, folder):
     (folder / "tokenizer.json").unlink()
-    code, line = refused("sample", folder, "--prompt", "the")
+    code, line = run_rejected("sample", folder, "--prompt", "the")
     assert code == 2
     assert "there is no tokenizer: give --meta FILE" in line
     assert "--prompt-ids 1,2,3" in line
@@ -125,7 +125,7 @@ def test_without_the_package_the_extra_is_named_and_ids_still_work(capsys, folde
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda n, *a: None if n == "tokenizers" else find(n, *a)
     )
-    code, line = refused("sample", folder, "--prompt", "the")
+    code, line = run_rejected("sample", folder, "--prompt", "the")
     assert code == 2
     assert "pip install 'jaxformer[hf]'" in line
     assert sample(capsys, folder, "--prompt-ids", "7", "--tokens", 3).startswith("7 ")
@@ -143,14 +143,14 @@ def test_without_the_package_the_extra_is_named_and_ids_still_work(capsys, folde
         (["--meta", "nowhere.pkl"], 4, "nowhere.pkl does not exist"),
     ],
 )
-def test_what_cannot_be_sampled_is_refused(folder, flags, code, words):
-    found, line = refused("sample", folder, *flags)
+def test_what_cannot_be_sampled_is_rejected(folder, flags, code, words):
+    found, line = run_rejected("sample", folder, *flags)
     assert (found, words in line) == (code, True), line
 
 
-def test_a_broken_tokenizer_is_refused(folder):
+def test_a_broken_tokenizer_is_rejected(folder):
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
-    code, line = refused("sample", folder, "--prompt", "the")
+    code, line = run_rejected("sample", folder, "--prompt", "the")
     assert code == 3
     assert "tokenizer.json is no tokenizer" in line
 
@@ -160,7 +160,7 @@ def test_a_nanogpt_checkpoint_writes_its_characters(capsys, nano):
     made = expected(nano, ids, 20)
     text = sample(capsys, nano, "--prompt", "abc", "--greedy", "--tokens", 20)
     assert text == "abc" + "".join(VOCABULARY[i] for i in made) + "\n"
-    code, line = refused("sample", nano, "--prompt", "abX")
+    code, line = run_rejected("sample", nano, "--prompt", "abX")
     assert code == 3
     assert "character 'X' (U+0058) at position 2" in line
     assert sample(capsys, nano, "--prompt", "abX", "--unknown", "skip", "--tokens", 3)
@@ -168,12 +168,12 @@ def test_a_nanogpt_checkpoint_writes_its_characters(capsys, nano):
     assert len(sample(capsys, nano, "--tokens", 7)) == 8
 
 
-def test_a_vocabulary_too_large_for_the_model_is_refused(nano):
+def test_a_vocabulary_too_large_for_the_model_is_rejected(nano):
     import pickle
 
     table = dict(enumerate(VOCABULARY + "xyz"))
     (nano.parent / "meta.pkl").write_bytes(pickle.dumps({"itos": table}))
-    code, line = refused("sample", nano)
+    code, line = run_rejected("sample", nano)
     assert code == 3
     assert "the vocabulary has 14 characters and the model 11" in line
 
@@ -182,7 +182,7 @@ def test_an_encoder_does_not_write(tmp_path):
     config = {**CONFIG, "architectures": ["GPT2Model"]}
     state = {name.removeprefix("transformer."): t for name, t in gpt2_state().items()}
     path = hugging_face(tmp_path / "body", state, config=config)
-    code, line = refused("sample", path, "--prompt-ids", "1")
+    code, line = run_rejected("sample", path, "--prompt-ids", "1")
     assert code == 2
     assert "only a causal model with a head writes text" in line
 
@@ -221,6 +221,6 @@ def test_inspections_take_ported_models(capsys, nano, empty_folder):
     numbers = json.loads((empty_folder / "maps.json").read_text())
     assert np.shape(numbers["weights"]) == (2, 1, 3, 3)
     torch.save({}, "empty.pt")
-    code, line = refused("inspect", "positions", "empty.pt")
+    code, line = run_rejected("inspect", "positions", "empty.pt")
     assert code == 4
     assert "it is empty" in line

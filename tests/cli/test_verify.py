@@ -12,7 +12,7 @@ import pytest
 from jaxformer.config import EncoderDecoderConfig
 from jaxformer.parity.report.files import load_report
 from jaxformer.parity.sources.checkpoints import make_twin
-from tests.support.ported import VOCABULARY, port, refused
+from tests.support.ported import VOCABULARY, port, run_rejected
 from tests.support.tiers import SLOW, first_of_each, full_except
 from tests.support.verified import (
     changed,
@@ -273,10 +273,10 @@ def test_an_encoder_and_decoder(tmp_path):
     code, lines = verify(path, wrong, "--mode", "forward")
     assert code == 1
     assert lines[-1].startswith("bug: encoder.blocks.0.feed_forward ")
-    code, line = refused("verify", path, path, "--mode", "train")
+    code, line = run_rejected("verify", path, path, "--mode", "train")
     assert code == 2
     assert "an encoder and a decoder" in line
-    code, line = refused("verify", path, path, "--data", "python-docs")
+    code, line = run_rejected("verify", path, path, "--data", "python-docs")
     assert code == 2
     assert "leave out --data" in line
 
@@ -297,7 +297,7 @@ def test_a_bert_with_and_without_its_pooler(tmp_path):
         code, lines = verify(folder, folder)
         assert code == 0
         assert any("pooler" in line for line in lines) is pooler
-        code, line = refused("verify", folder, folder, "--mode", "train")
+        code, line = run_rejected("verify", folder, folder, "--mode", "train")
         assert code == 2
         assert "without a head" in line
 

@@ -39,7 +39,7 @@ def files(tmp_path_factory):
     return corpus(tmp_path_factory.mktemp("malicious"))
 
 
-def test_every_bad_file_is_refused(files, empty_folder):
+def test_every_bad_file_is_rejected(files, empty_folder):
     """The right class, in one line that can be shown, naming the file, with nothing written."""
     folder = files[0].path.parent.parent.parent
     before = snapshot(folder)
@@ -68,7 +68,7 @@ def test_every_bad_file_is_refused(files, empty_folder):
     assert not Path(TRACE).exists()
 
 
-# Nobody else's words: no traceback, and no advice to switch a guard off.
+# No words of other libraries: no traceback, and no advice to switch a guard off.
 FOREIGN = ("Traceback", "weights_only", "safe_globals", "allow_pickle", "set_int_max", "Error")
 
 

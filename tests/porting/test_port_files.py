@@ -1,4 +1,4 @@
-"""Every format to every format, bit for bit, and what makes a file one."""
+"""Every format to every format, bit-exact, and what makes a file one."""
 
 import json
 import pickle
@@ -66,17 +66,18 @@ def sources(tmp_path_factory, state):
     made["loose"] = folder / "loose.safetensors", ["--config", config, "--dialect", "gpt2"]
     made |= {
         name: (folder / f"{name}.{suffix}", [])
-        for name, suffix in {"ours": "safetensors", "our pt": "pt", "twin": "pt"}.items()
+        for name, suffix in {"ported": "safetensors", "torch": "pt", "twin": "pt"}.items()
     }
     made["run"] = folder / "run", []
-    for name, flags in {"ours": [], "our pt": [], "twin": ["--as", "torch_ref"], "run": []}.items():
+    for name in ("ported", "torch", "twin", "run"):
+        flags = ["--as", "torch_ref"] if name == "twin" else []
         port(folder / "safetensors", made[name][0], *flags)
     return made
 
 
 SOURCES = (
     "safetensors", "safetensors-sharded", "bin", "bin-sharded", "file in its folder", "bare",
-    "model", "state_dict", "model_state_dict", "with config", "loose", "ours", "our pt", "twin",
+    "model", "state_dict", "model_state_dict", "with config", "loose", "ported", "torch", "twin",
     "run",
 )  # fmt: skip
 
@@ -89,7 +90,7 @@ def test_every_form_is_read(sources, state, source):
     same("out", state)
 
 
-@pytest.mark.parametrize("source", ["safetensors", "bin-sharded", "ours", "twin", "run"])
+@pytest.mark.parametrize("source", ["safetensors", "bin-sharded", "ported", "twin", "run"])
 def test_every_format_becomes_every_other_and_comes_back(sources, state, empty_folder, source):
     for to, name in TARGETS.items():
         folder = empty_folder / to
@@ -112,7 +113,7 @@ def test_every_dtype_keeps_its_bits(empty_folder, to, dtype):
 
 
 def test_a_hugging_face_file_comes_back_as_the_same_file(sources, empty_folder):
-    """Not only its arrays: the header too, where there is nothing that we would add."""
+    """Not only its arrays: the header too, if jaxformer has nothing to add to it."""
     path, _ = sources["safetensors"]
     port(path, "run")
     port("run", "back", "--to", "hf")
@@ -234,17 +235,17 @@ def test_the_vocabulary_goes_wherever_the_model_goes(empty_folder):
 
 
 def _gelu_tanh(path, config):
-    """Settings of ours that gpt2 can hold: GPT-2's own activation."""
+    """Settings of a jaxformer model that gpt2 can hold: GPT-2's own activation."""
     opened = open_checkpoint(path).plan().module.config
     config.write_text(json.dumps({**asdict(opened), "activation": "gelu_tanh"}))
     return config
 
 
 def test_rounding_is_reported_and_only_on_request(sources, state, empty_folder):
-    said = port(sources["safetensors"][0], "half", "--to", "hf", "--dtype", "bfloat16")
+    shown = port(sources["safetensors"][0], "half", "--to", "hf", "--dtype", "bfloat16")
     worst = max(float((t - t.bfloat16().float()).abs().max()) for t in state.values())
-    assert f"at most {worst:.3g} (" in said
-    assert "float32 to bfloat16" in said
+    assert f"at most {worst:.3g} (" in shown
+    assert "float32 to bfloat16" in shown
     certificate = json.loads((empty_folder / "half" / "certificate.json").read_text())
     assert certificate["largest_rounding_error"] == worst
     same("half", {name: t.bfloat16() for name, t in state.items()})

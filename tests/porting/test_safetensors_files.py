@@ -64,8 +64,8 @@ names = st.text(st.characters(exclude_categories=["Cs"]), min_size=0, max_size=1
 @given(st.dictionaries(names, arrays(), max_size=5), st.dictionaries(names, names, max_size=1))
 def test_round_trip_and_the_same_bytes_as_the_library(made, metadata):
     tensors = {name: StoredTensor.of(array) for name, array in made.items()}
-    digests = write_safetensors("ours.safetensors", tensors, metadata)
-    found, found_metadata = read_safetensors("ours.safetensors")
+    digests = write_safetensors("written.safetensors", tensors, metadata)
+    found, found_metadata = read_safetensors("written.safetensors")
     assert found_metadata == metadata
     assert found.keys() == made.keys() == digests.keys()
     for name, array in made.items():
@@ -90,7 +90,7 @@ def test_round_trip_and_the_same_bytes_as_the_library(made, metadata):
         for name, array in held.items()
     }
     content = safetensors.serialize(specs, metadata or None)
-    with open("ours.safetensors", "rb") as file:
+    with open("written.safetensors", "rb") as file:
         assert file.read() == content
 
 
@@ -105,16 +105,16 @@ def test_round_trip_and_the_same_bytes_as_the_library(made, metadata):
 def test_both_ways_with_torch(dtype):
     value = torch.arange(6.0).reshape(2, 3).to(getattr(torch, dtype))
     source = {"a": value, "b": value[0, 1].clone(), "c": value[:0].clone()}
-    safetensors.torch.save_file(source, "theirs.safetensors", {"format": "pt"})
-    found, metadata = read_safetensors("theirs.safetensors")
+    safetensors.torch.save_file(source, "reference.safetensors", {"format": "pt"})
+    found, metadata = read_safetensors("reference.safetensors")
     assert metadata == {"format": "pt"}
     for name, tensor in source.items():
         assert found[name].shape == tuple(tensor.shape)
         assert found[name].read().astype(np.complex128).tolist() == (
             tensor.to(torch.complex128).tolist()
         )
-    write_safetensors("ours.safetensors", found, metadata)
-    back = safetensors.torch.load_file("ours.safetensors")
+    write_safetensors("written.safetensors", found, metadata)
+    back = safetensors.torch.load_file("written.safetensors")
     for name, tensor in source.items():
         assert back[name].dtype == tensor.dtype
         assert torch.equal(back[name].to(torch.complex128), tensor.to(torch.complex128))

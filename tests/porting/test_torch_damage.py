@@ -1,4 +1,4 @@
-"""Files of PyTorch that are damaged, or hold what is not read: one error of ours for each."""
+"""Damaged PyTorch files, and unsupported content: one error of jaxformer for each."""
 
 import argparse
 import collections

@@ -254,19 +254,19 @@ import numpy as np
 from jaxformer.porting.formats import (
     detection, safetensors_files, tensors, torch_files, torch_writer
 )
-tree = torch_files.read_torch_file("theirs.pt")
-torch_writer.write_torch_file("ours.pt", tree)
-safetensors_files.write_safetensors("ours.safetensors", tree)
-found = safetensors_files.read_safetensors("ours.safetensors")[0]
-kinds = [detection.detect(p) for p in ("theirs.pt", "ours.pt", "ours.safetensors")]
+tree = torch_files.read_torch_file("reference.pt")
+torch_writer.write_torch_file("written.pt", tree)
+safetensors_files.write_safetensors("written.safetensors", tree)
+found = safetensors_files.read_safetensors("written.safetensors")[0]
+kinds = [detection.detect(p) for p in ("reference.pt", "written.pt", "written.safetensors")]
 print(json.dumps([found["w"].read().tolist(), *kinds]))
 """
 
 
 def test_all_of_it_works_without_torch():
-    torch.save({"w": torch.arange(3.0)}, "theirs.pt")
+    torch.save({"w": torch.arange(3.0)}, "reference.pt")
     assert run_python(WITHOUT) == [[0, 1, 2], "torch", "torch", "safetensors"]
-    assert torch.load("ours.pt", weights_only=True)["w"].tolist() == [0, 1, 2]
+    assert torch.load("written.pt", weights_only=True)["w"].tolist() == [0, 1, 2]
 
 
 def test_bfloat16_is_not_rounded():

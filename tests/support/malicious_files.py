@@ -1,4 +1,4 @@
-"""Files that must be refused; ``python -m tests.support.malicious_files FOLDER`` writes them.
+"""Files that must be rejected; ``python -m tests.support.malicious_files FOLDER`` writes them.
 
 Each is made without the library that it attacks, byte by byte, so none of them ever runs here.
 """
@@ -17,7 +17,7 @@ from tests.support.malicious_torch import bad_torch
 
 @dataclasses.dataclass(frozen=True)
 class BadFile:
-    """A file that must be refused.
+    """A file that must be rejected.
 
     Args:
         name: what is wrong with it.

@@ -1,4 +1,4 @@
-"""Pickles that must be refused, instruction by instruction."""
+"""Pickles that must be rejected, instruction by instruction."""
 
 import pickle
 import struct

@@ -1,4 +1,4 @@
-"""Checkpoints of PyTorch that must be refused."""
+"""Checkpoints of PyTorch that must be rejected."""
 
 import struct
 import warnings

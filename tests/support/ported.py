@@ -125,27 +125,27 @@ def nanogpt(folder, *, bias=False, steps=3, compiled=True):
 
 def port(*arguments):
     """Runs ``jaxformer port``, which must succeed, and returns what it says."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+    shown = io.StringIO()
+    with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
         code = main(["port", *map(str, arguments)])
-    assert code == 0, said.getvalue()
-    return said.getvalue()
+    assert code == 0, shown.getvalue()
+    return shown.getvalue()
 
 
-def refused(*arguments):
-    """Runs a command that must be refused, and returns its exit code and its one line."""
-    said, out = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(out):
+def run_rejected(*arguments):
+    """Runs a command that must be rejected, and returns its exit code and its one line."""
+    shown, out = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(out):
         code = main([str(argument) for argument in arguments])
-    lines = said.getvalue().splitlines()
+    lines = shown.getvalue().splitlines()
     assert out.getvalue() == ""
-    assert len(lines) == 1, said.getvalue()
+    assert len(lines) == 1, shown.getvalue()
     assert lines[0].startswith("jaxformer: ")
     return code, lines[0]
 
 
 def same(path, state):
-    """Asserts that a safetensors file holds these tensors, bit for bit, and no others."""
+    """Asserts that a safetensors file holds these tensors, bit-exact, and no others."""
     found = load_file(Path(path) / "model.safetensors" if Path(path).is_dir() else path)
     assert found.keys() == state.keys()
     for name, tensor in state.items():
