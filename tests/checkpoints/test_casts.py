@@ -61,12 +61,14 @@ def test_they_are_cast_on_purpose_and_the_rounding_is_told(rewrite, capsys, dtyp
     )
     assert resume("run", "--steps", 31, "--cast") == 0
     out = capsys.readouterr().out
-    told = re.search(r"cast (\d+) arrays from (\w+) to float32: largest rounding error (\S+)", out)
+    message = re.search(
+        r"cast (\d+) arrays from (\w+) to float32: largest rounding error (\S+)", out
+    )
     count = sum(len(arrays[group]) for group in ("parameters", "mu", "nu"))
-    assert told.group(1, 2) == (str(count), np.dtype(dtype).name)
+    assert message.group(1, 2) == (str(count), np.dtype(dtype).name)
     exact = [a.astype(np.float64) for g in ("parameters", "mu", "nu") for a in arrays[g].values()]
     error = max(float(np.abs(a - a.astype(np.float32)).max()) for a in exact)
-    assert told.group(3) == f"{error:.3g}"
+    assert message.group(3) == f"{error:.3g}"
     assert (error > 0) == (dtype == np.float64)
     assert steps("run") == [30, 31]
 

@@ -1,4 +1,4 @@
-"""A save goes on beside the training, and ends on the disk or in one line that says why not."""
+"""A save runs beside the training, and ends on the disk or in one line that says why not."""
 
 import errno
 import os
@@ -85,7 +85,7 @@ def test_one_save_at_a_time(folder, held):
 
 
 @pytest.mark.parametrize("surfaces", ["wait", "save"])
-def test_what_went_wrong_beside_the_training_is_told(folder, monkeypatch, surfaces):
+def test_an_error_beside_the_training_is_reported(folder, monkeypatch, surfaces):
     def fail(*_):
         raise full
 
@@ -102,7 +102,7 @@ def test_what_went_wrong_beside_the_training_is_told(folder, monkeypatch, surfac
     assert folder.steps() == [7, 9]
 
 
-def test_need_and_free_space_are_told_before_anything_is_written(folder, monkeypatch):
+def test_need_and_free_space_are_reported_before_anything_is_written(folder, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 2_500_000}))
     before = snapshot(folder.folder)
     large = {"parameters": {"w": np.ones(1_000_000, np.float32)}, "step": np.int32(8)}
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_in_the_middle(small_disk, monkeypatch):
     folder.restore(7)
 
 
-def test_a_run_whose_disk_is_full_ends_and_goes_on_later(small_disk, text, capsys, monkeypatch):
+def test_a_run_whose_disk_is_full_ends_and_resumes_later(small_disk, text, capsys, monkeypatch):
     run = small_disk / "run"
     assert train(text, run, "--steps", 10) == 0
     filler = small_disk / "filler"
@@ -151,7 +151,7 @@ def test_a_run_whose_disk_is_full_ends_and_goes_on_later(small_disk, text, capsy
     capsys.readouterr()
     assert resume(run, "--steps", 30, "--decay-steps", 10) == 7
     err = capsys.readouterr().err
-    # Whichever of the two comes first: the save goes on beside the training.
+    # Whichever of the two comes first: the save runs beside the training.
     assert "could not save" in err or "metrics.jsonl: No space left" in err
     assert "step 10 is the last one saved" in err
     assert err.count("\n") == 1
@@ -172,7 +172,7 @@ def test_a_folder_that_may_not_be_written(folder):
         os.chmod(folder.folder, 0o755)
 
 
-def test_a_denied_permission_is_told(folder, monkeypatch):
+def test_a_denied_permission_is_reported(folder, monkeypatch):
     def denied(*_):
         raise PermissionError(errno.EACCES, "Permission denied", "arrays")
 

@@ -57,7 +57,7 @@ def test_damage_is_found_on_the_way_to_devices_too(saved, tmp_path):
 
 
 def together(count, folder, *actions):
-    """What each of several processes tells of each action, all doing the same."""
+    """Returns what each of several processes prints of each action, all doing the same."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -85,8 +85,8 @@ def test_two_processes_save_and_restore_together(saved, tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoints")
     shutil.copytree(saved[None].folder / "3", folder.folder / "9")
     actions = "save:3:8x1 restore:3:4x2 save:3:2x4 restore-numpy:3:1x1 save:5:4x2 save-numpy:6:1x1"
-    told = together(2, folder.folder, *actions.split(), "restore:6:8x1")
-    for lines in told:
+    outputs = together(2, folder.folder, *actions.split(), "restore:6:8x1")
+    for lines in outputs:
         assert "9/MANIFEST.json is no manifest of this step: it is that of step 3" in lines[1]
         assert lines[0:1] + lines[2:] == ["fine"] * 6
     assert folder.steps() == [3, 5, 6]
@@ -106,8 +106,8 @@ def test_four_processes_save_and_two_restore(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    told = together(2, folder.folder, "restore:5:8x1", "restore-numpy:5:1x1")
-    for first, second in told:
+    outputs = together(2, folder.folder, "restore:5:8x1", "restore-numpy:5:1x1")
+    for first, second in outputs:
         assert "6 is damaged: 1 files differ from its manifest" in first
         assert first.endswith("fine")
         assert second == "fine"

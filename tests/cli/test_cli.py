@@ -1,4 +1,4 @@
-"""The command line: instant help, and every refusal one line with its exit code."""
+"""The command line: instant help, and every error one line with its exit code."""
 
 import subprocess
 import sys
@@ -54,12 +54,16 @@ def test_what_needs_no_computing_answers_before_jax_is_imported(arguments, code,
         assert word in done.stdout
 
 
-def test_the_front_doors_are_the_same_command():
+def test_the_entry_points_are_the_same_command():
     texts = [
         subprocess.run(
-            [sys.executable, *door, "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+            [sys.executable, *entry_point, "--help"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=True,
         ).stdout
-        for door in (["train.py"], ["-m", "jaxformer", "train"])
+        for entry_point in (["train.py"], ["-m", "jaxformer", "train"])
     ]
     assert texts[0] == texts[1]
     assert texts[0].startswith("usage: jaxformer train")

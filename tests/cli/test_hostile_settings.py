@@ -46,11 +46,11 @@ def test_the_command_lines_parser(given_settings):
     try:
         options = parse(TrainOptions, "jaxformer train", flags_of(given_settings), default)
     except UsageError as error:
-        told = str(error)
+        message = str(error)
     else:
-        told = "accepted"
+        message = "accepted"
         check_numbers(options.config.to_dict())
-    assert told.isprintable()
+    assert message.isprintable()
 
 
 @settings(OFTEN, max_examples=400)
@@ -62,12 +62,12 @@ def test_a_stored_config(given_settings, preset):
     try:
         config = TrainConfig.from_dict(json.loads(json.dumps(values)))
     except ValueError as error:
-        told = str(error)
+        message = str(error)
     else:
-        told = "accepted"
+        message = "accepted"
         check_numbers(config.to_dict())
         assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert "Error" not in told
+    assert "Error" not in message
 
 
 ANYTHING = st.recursive(

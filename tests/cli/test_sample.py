@@ -145,7 +145,7 @@ def test_the_speed_is_said_apart_from_the_text_and_from_compilation(capsys, whol
     def read(*steps):
         nonlocal now
         for _ in speed.watch(chunks(*steps)):
-            now += 100  # the reader's time is not ours
+            now += 100  # the reader's time does not count
 
     speed = GenerationSpeed()
     read((3.0, 1, True), (2.0, 16, True), (0.5, 16, False))

@@ -29,8 +29,8 @@ def together(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("together")
     (folder / "text.txt").write_text(TEXT)
     arguments = fresh(folder / "text.txt", folder / "run", *LONG)
-    told = run(1, 4, *arguments, cache=cache)
-    assert told[0][1] == ""
+    outputs = run(1, 4, *arguments, cache=cache)
+    assert outputs[0][1] == ""
     return folder
 
 
@@ -45,23 +45,21 @@ def same_everywhere(out, together):
 
 
 @pytest.mark.tier("slow")
-def test_four_processes_are_one_to_the_bit(together, cache, empty_folder):
+def test_four_processes_are_bit_exact_with_one(together, cache, empty_folder):
     arguments = fresh(together / "text.txt", "run", *LONG)
-    told = run(4, 1, *arguments, cache=cache)
+    outputs = run(4, 1, *arguments, cache=cache)
     same_everywhere("run", together)
     assert steps("run") == [100, 200, 300]
-    out, err = told[0]
+    out, err = outputs[0]
     assert "4 × cpu in 4 processes" in out
     assert "step 300 · validation loss" in out
     assert err == ""
     for other in (1, 2, 3):
-        assert told[other] == ("", "")
+        assert outputs[other] == ("", "")
 
 
 @pytest.mark.tier("full")
-def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
-    together, cache, empty_folder
-):
+def test_a_run_resumes_after_a_loss_and_a_signal_on_fewer_processes(together, cache, empty_folder):
     """Two processes lose one, resume, are stopped, and end as a single one: bit for bit."""
     arguments = fresh(together / "text.txt", "run", *LONG)
     slow = ["--steps-per-call", 1]
@@ -85,11 +83,11 @@ def test_a_run_goes_on_through_a_loss_and_a_signal_on_fewer_processes(
     with Processes(2, 2, *resume, *slow, cache=cache) as processes:
         processes.wait_for(lambda: max(losses("run")) > top)
         processes.running[1].send_signal(signal.SIGTERM)
-        told = processes.ends(143)
-    assert "stopped after step" in told[0][1]
-    assert "everything is saved" in told[0][1]
-    assert lines(told[0][1])[0].startswith("jaxformer: ")
-    assert told[1] == ("", "")
+        outputs = processes.ends(143)
+    assert "stopped after step" in outputs[0][1]
+    assert "everything is saved" in outputs[0][1]
+    assert lines(outputs[0][1])[0].startswith("jaxformer: ")
+    assert outputs[1] == ("", "")
 
     run(1, 4, *resume, "--steps-per-call", 7, cache=cache)
     same_everywhere("run", together)
@@ -118,8 +116,8 @@ def test_whoever_is_lost_of_four_ends_the_rest(together, cache, empty_folder, vi
     with Processes(4, 1, *arguments, cache=cache) as processes:
         processes.wait_for(lambda: Path("run/checkpoints/20").exists())
         processes.running[victim].send_signal(number)
-        told = processes.ends(9, but=[victim])
-    for _, err in told.values():
+        outputs = processes.ends(9, but=[victim])
+    for _, err in outputs.values():
         assert len(lines(err)) == 1, err
         assert f"step {saved()[-1]} is the last one saved" in err
     assert run(1, 1, "train", "--out", "run", "--resume", "--steps", saved()[-1] + 1, cache=cache)
@@ -129,7 +127,7 @@ def test_whoever_is_lost_of_four_ends_the_rest(together, cache, empty_folder, vi
 @pytest.mark.parametrize(
     "flags", [[], ["--fsdp", 4], ["--fsdp", 2]], ids=["data", "fsdp4", "fsdp2"]
 )
-def test_a_mesh_with_a_coordinator_is_the_same_to_the_bit(together, cache, empty_folder, flags):
+def test_a_mesh_with_a_coordinator_is_bit_exact(together, cache, empty_folder, flags):
     shared = ["--strategy", "mesh", *flags, "--steps", 30, *DROPOUT]
     for count, devices in ((1, 4), (2, 2), (4, 1)):
         arguments = fresh(together / "text.txt", f"run{count}", *shared)
@@ -139,13 +137,13 @@ def test_a_mesh_with_a_coordinator_is_the_same_to_the_bit(together, cache, empty
         assert losses(f"run{count}", GRADIENT_NORM) == losses("run1", GRADIENT_NORM)
 
 
-def test_a_refusal_is_told_once_and_ends_all(together, cache, empty_folder):
+def test_an_error_is_reported_once_and_ends_all(together, cache, empty_folder):
     shutil.copytree(together / "run", "run")
-    told = run(2, 1, *fresh(together / "text.txt", "run"), cache=cache, codes=(2,))
-    assert lines(told[0][1]) == [
+    outputs = run(2, 1, *fresh(together / "text.txt", "run"), cache=cache, codes=(2,))
+    assert lines(outputs[0][1]) == [
         "jaxformer: run already holds a run: continue it with --resume, or give another --out"
     ]
-    assert told[1] == ("", "")
+    assert outputs[1] == ("", "")
     same_everywhere("run", together)
 
 
@@ -156,14 +154,14 @@ def test_other_texts_under_the_same_name_are_refused_with_both_hashes(cache, emp
         folder.mkdir()
         (folder / "text.txt").write_text(text)
     arguments = fresh("text.txt", empty_folder / "run", "--steps", 3)
-    told = run(2, 1, *arguments, cache=cache, codes=(3,), folders=folders)
+    outputs = run(2, 1, *arguments, cache=cache, codes=(3,), folders=folders)
     hashes = [hashlib.sha256((f / "text.txt").read_bytes()).hexdigest()[:16] for f in folders]
     words = (
         f"text.txt here is not that of process 0: SHA-256 {hashes[1]}…, not {hashes[0]}…: give all "
         "processes the same text"
     )
-    assert lines(told[1][1]) == [f"jaxformer: {words}"]
-    assert lines(told[0][1]) == [f"jaxformer: process 1: {words}"]
+    assert lines(outputs[1][1]) == [f"jaxformer: {words}"]
+    assert lines(outputs[0][1]) == [f"jaxformer: process 1: {words}"]
     assert not (empty_folder / "run").exists()
 
 
@@ -191,7 +189,7 @@ def test_a_coordinator_that_does_not_answer_is_refused(refuse, text):
     refuse(["train", "--data", text, "--out", "run", *flags.split()], 9, *words)
 
 
-def test_processes_that_do_not_come_are_told(text, cache, empty_folder):
+def test_processes_that_do_not_come_are_reported(text, cache, empty_folder):
     with Processes(2, 1, *fresh(text, "run"), cache=cache, connect=2) as processes:
         processes.running[1].kill()
         _, err = processes.ends(9, but=[1])[0]

@@ -93,7 +93,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--count", type=int, help="how many of each, at most")
     parser.add_argument("--seed", type=int, default=0, help="default %(default)s")
-    parser.add_argument("--folder", type=Path, help="to work in, and to keep: goes on there")
+    parser.add_argument("--folder", type=Path, help="to work in, and to keep: continues there")
     parser.add_argument("--out", type=Path, help=f"default {RESULT.relative_to(ROOT)} if complete")
     parser.add_argument("--jobs", type=int, default=2, help="at once, default %(default)s")
     arguments = parser.parse_args()
@@ -145,8 +145,8 @@ def _apart(folder: Path, arguments: argparse.Namespace, name: str) -> Tally:
 
 
 def _tell(tally: Tally) -> None:
-    told = tally.skipped or f"{tally.held} of {tally.injected} held, {tally.seconds} s"
-    print(f"{tally.fault}: {told}", file=sys.stderr, flush=True)
+    summary = tally.skipped or f"{tally.held} of {tally.injected} held, {tally.seconds} s"
+    print(f"{tally.fault}: {summary}", file=sys.stderr, flush=True)
     for failure in tally.failures[:20]:
         print(f"  {failure}", file=sys.stderr, flush=True)
 

@@ -219,9 +219,9 @@ def _fail_each(bench: Workbench, tally: Tally, count: int) -> None:
             arguments += ["--devices", "1"]
         with tally.injection(f"jaxformer {command}") as check, unchanged(folder, tally, check):
             done = bench.call(arguments, folder)
-            fine = done.refused(int(code))
+            fine = done.is_rejected(int(code))
             # Without a command there is help.
-            check.that(fine or (not arguments and done.code == 2), done.told)
+            check.that(fine or (not arguments and done.code == 2), done.summary)
 
 
 def _furnish(bench: Workbench, folder: Path) -> None:
@@ -246,7 +246,7 @@ def _furnish(bench: Workbench, folder: Path) -> None:
         ["port", run, folder / "bare.pt", "--weights-only"],
     ):
         done = bench.call(arguments)
-        assert done.code == 0, done.told
+        assert done.code == 0, done.summary
     shutil.copytree(run, folder / "damaged")
     manifest = folder / "damaged" / "checkpoints" / "4" / "MANIFEST.json"
     manifest.write_text(manifest.read_text() + " ")
@@ -287,7 +287,7 @@ def malicious_files(bench: Workbench, tally: Tally, count: int) -> None:
             ["port", run, source],
         ):
             done = bench.call(arguments)
-            assert done.code == 0, done.told
+            assert done.code == 0, done.summary
     before = snapshot(folder)
     for bad in files if count >= len(files) else rng.sample(files, count):
         with tally.injection(f"{bad.kind} {bad.name}") as check:
@@ -297,10 +297,10 @@ def malicious_files(bench: Workbench, tally: Tally, count: int) -> None:
             for command in commands:
                 done = bench.call(command, folder)
                 # Some are known for what they are only once an array is read.
-                unasked = "no dialect has these arrays" in done.err and done.refused(2)
+                unasked = "no dialect has these arrays" in done.err and done.is_rejected(2)
                 listed = command[0] == "inspect" and bad.name == "boolean of two"
-                fine = done.refused(bad.exit_code) or unasked or (listed and done.code == 0)
-                check.that(fine, f"{command[0]}, not {bad.exit_code}: {done.told}")
+                fine = done.is_rejected(bad.exit_code) or unasked or (listed and done.code == 0)
+                check.that(fine, f"{command[0]}, not {bad.exit_code}: {done.summary}")
     with tally.aside("all of them together") as check:
         after = snapshot(folder)
         tally.files_changed += len(before.keys() ^ after.keys())

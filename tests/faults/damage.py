@@ -31,9 +31,9 @@ def truncations(bench: Workbench, tally: Tally, count: int) -> None:
     """Every file cut at several lengths, or with more behind it."""
     run, rng = _run(bench), bench.random("truncations")
     changes = [
-        (f"{name} {told}", _resize(name, length))
+        (f"{name} {summary}", _resize(name, length))
         for name in _files(run)
-        for told, length in _lengths(len((run / name).read_bytes()), rng)
+        for summary, length in _lengths(len((run / name).read_bytes()), rng)
     ]
     for change in _some(changes, count, rng):
         _inject(bench, tally, run, change)
@@ -56,7 +56,7 @@ def _run(bench: Workbench) -> Path:
     if not run.exists():
         flags = ["--steps", NEWER, "--checkpoint-interval", OLDER, "--eval-interval", 1000]
         done = bench.call(bench.train(run, *flags))
-        assert done.code == 0, done.told
+        assert done.code == 0, done.summary
     return run
 
 
@@ -78,20 +78,20 @@ def _lengths(size: int, rng: random.Random) -> Iterator[tuple[str, int]]:
 
 
 def _inject(bench: Workbench, tally: Tally, whole: Path, change: Change) -> None:
-    """Damages a copy; asked for by number it is refused, resumed it goes on from the older step.
+    """Damages a copy: chosen by number it is rejected, resumed it uses the older step.
 
     What is restored is looked at each time; the whole run that follows only now and then, which
     takes fifty times as long.
     """
-    told, damage = change
+    summary, damage = change
     run = bench.copy(whole, "damaged")
     damage(run)
-    with tally.injection(told) as check:
+    with tally.injection(summary) as check:
         _check_asked_for(bench, run, tally, check)
         if tally.injected % RESUMED == 0:
             resumed = bench.resume(run)
-            check.that(resumed.code == 0, f"--resume: {resumed.told}")
-            check.that(f"resuming from step {OLDER}" in resumed.out, f"--resume: {resumed.told}")
+            check.that(resumed.code == 0, f"--resume: {resumed.summary}")
+            check.that(f"resuming from step {OLDER}" in resumed.out, f"--resume: {resumed.summary}")
             check.that("warning" in resumed.out, "no warning")
             if resumed.code == 0:
                 same = state_hash(run, NEWER) == state_hash(whole, NEWER)
@@ -103,9 +103,9 @@ def _inject(bench: Workbench, tally: Tally, whole: Path, change: Change) -> None
             check.that(manifest["step"] == OLDER, f"step {manifest['step']} was restored")
             check.that(NEWER not in checkpoints.steps(), "it still counts")
             # Without its manifest a folder is no checkpoint, and put aside when its name is needed.
-            check.that(bool(warnings) or "MANIFEST.json" in told, "no warning")
+            check.that(bool(warnings) or "MANIFEST.json" in summary, "no warning")
         aside = list((run / "checkpoints").glob(f"quarantine/{NEWER}*"))
-        check.that(bool(aside) or "MANIFEST.json" in told, "not in quarantine")
+        check.that(bool(aside) or "MANIFEST.json" in summary, "not in quarantine")
 
 
 def _check_asked_for(bench: Workbench, run: Path, tally: Tally, check: Check) -> None:
@@ -115,11 +115,11 @@ def _check_asked_for(bench: Workbench, run: Path, tally: Tally, check: Check) ->
         ["port", run, bench.folder / "ported.safetensors", "--step", NEWER],
     ):
         done = bench.call(command)
-        check.that(done.refused(4), f"{command[0]} --step: {done.told}")
+        check.that(done.is_rejected(4), f"{command[0]} --step: {done.summary}")
     paths = changed(before, snapshot(run))
     paths += [str(p) for p in bench.folder.glob("ported*")]
     tally.files_changed += len(paths)
-    check.that(not paths, f"a refused command changed {paths}")
+    check.that(not paths, f"a command that failed changed {paths}")
 
 
 def _flip(name: str, place: int, rng: random.Random) -> Callable[[Path], None]:

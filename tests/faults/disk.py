@@ -14,7 +14,7 @@ KIB = 1024
 
 
 def full_disk(bench: Workbench, tally: Tally, count: int) -> None:
-    """Runs that fill a disk: refused with the figures, and gone on with once there is room."""
+    """Runs that fill a disk: they end with the figures, and resume once there is room."""
     rng = bench.random("full disk")
     if not _can_mount(bench.folder / "probe"):
         tally.skipped = "no tmpfs can be mounted here"
@@ -40,10 +40,10 @@ def _fill(bench: Workbench, tally: Tally, mount: Path, size: int) -> None:
     flags = ["--checkpoint-interval", 2, "--eval-interval", 1000000, "--keep", 1000]
     with tally.injection(f"a disk of {size // KIB} KiB") as check:
         done = bench.call(bench.train(out, *flags, "--steps", 400))
-        check.that(done.refused(7), done.told)
+        check.that(done.is_rejected(7), done.summary)
         figures = re.findall(r"\d[\d.,]* (?:[KMG]i?B|bytes)", done.err)
         if "could not save" in done.err or "save" in done.err:
-            check.that(len(figures) >= 2, f"no need and free space in: {done.told}")
+            check.that(len(figures) >= 2, f"no need and free space in: {done.summary}")
         check_durable(out, -1, tally, check)
         kept = max(durable(out), default=0)
         left = [p.name for p in out.glob("checkpoints/*") if not p.name.isdigit()]
@@ -53,7 +53,7 @@ def _fill(bench: Workbench, tally: Tally, mount: Path, size: int) -> None:
             again = bench.call(bench.train(out, *SELDOM, "--steps", 5))
         else:
             again = bench.resume(out, *SELDOM, "--steps", kept + 5)
-        check.that(again.code == 0, f"with more room: {again.told}")
+        check.that(again.code == 0, f"with more room: {again.summary}")
         check.that(max(losses(out), default=0) == kept + 5 or kept == 0, "steps are missing")
         check.that(not bench.check_losses(out), bench.check_losses(out))
 

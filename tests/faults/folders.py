@@ -42,16 +42,16 @@ def two_runs(bench: Workbench, tally: Tally, count: int) -> None:
         flags = rng.sample(["--seed=7", "--steps=9", "--batch-size=8", "--profile=3"], 2)
         resume = ["--resume"] if number % 2 else []
         with tally.injection(f"{resume} {flags}") as check, unchanged(out, tally, check):
-            # What a resumed run may not change is refused before its folder is looked at.
+            # What a resumed run may not change is rejected before its folder is looked at.
             flags = ["--steps=9"] if resume else flags
             done = bench.call([*bench.train(out, *SELDOM, *flags), *resume])
-            check.that(done.refused(8), done.told)
-            check.that(f"process {process.popen.pid}" in done.err, f"no holder: {done.told}")
+            check.that(done.is_rejected(8), done.summary)
+            check.that(f"process {process.popen.pid}" in done.err, f"no holder: {done.summary}")
     process.signal(signal.SIGCONT)
     process.signal(signal.SIGTERM)
     done = process.wait()
     with tally.injection("the run that was there") as check:
-        check.that(done.code == 143, done.told)
+        check.that(done.code == 143, done.summary)
         check.that(not bench.check_losses(out), bench.check_losses(out))
     for number in range(count // 4):
         _race(bench, tally, bench.folder / f"race-{number}", rng)
@@ -65,7 +65,7 @@ def _race(bench: Workbench, tally: Tally, out: Path, rng: random.Random) -> None
         ends: list[Done] = [process.wait() for process in rng.sample(both, 2)]
         codes = sorted(done.code for done in ends)
         # One that comes when the other is done finds a run.
-        check.that(codes in ([0, 8], [0, 2]), [done.told for done in ends])
+        check.that(codes in ([0, 8], [0, 2]), [done.summary for done in ends])
         check.that(durable(out) == [30], f"{durable(out)} were saved")
         check.that(not bench.check_losses(out), bench.check_losses(out))
 
@@ -75,7 +75,7 @@ def clock(bench: Workbench, tally: Tally, count: int) -> None:
     rng = bench.random("clock")
     whole = bench.folder / "clock-whole"
     done = bench.call(bench.train(whole, *SELDOM, "--steps", 40, "--checkpoint-interval", 10))
-    assert done.code == 0, done.told
+    assert done.code == 0, done.summary
     for number in range(count):
         out = bench.folder / f"clock-{number}"
         with tally.injection(f"run {number + 1}") as check:
@@ -84,8 +84,8 @@ def clock(bench: Workbench, tally: Tally, count: int) -> None:
             _backwards(bench, bench.train(out, *flags, "--steps", first), check)
             _misdate(out, rng)
             again = ["train", "--out", str(out), "--resume", "--steps", "40"]
-            told = _backwards(bench, again, check)
-            check.that(f"resuming from step {first}" in told, told[-300:])
+            summary = _backwards(bench, again, check)
+            check.that(f"resuming from step {first}" in summary, summary[-300:])
             check.that(state_hash(out, 40) == state_hash(whole, 40), "another state at the end")
             check.that(losses(out) == losses(whole), "other losses")
             check.that(durable(out)[-1] == 40, f"{durable(out)} were kept")
@@ -93,7 +93,7 @@ def clock(bench: Workbench, tally: Tally, count: int) -> None:
 
 def _backwards(bench: Workbench, arguments: list[str], check: Check) -> str:
     done = bench.start(arguments, "-c", BACKWARDS).wait()
-    check.that(done.code == 0, done.told)
+    check.that(done.code == 0, done.summary)
     return done.out
 
 
@@ -105,10 +105,10 @@ def _misdate(out: Path, rng: random.Random) -> None:
 
 
 def devices(bench: Workbench, tally: Tally, count: int) -> None:
-    """Resumed on another number of devices: told, or refused with the batch sizes that work."""
+    """Resumed on other devices: a warning, or an error with the batch sizes that work."""
     rng, run = bench.random("devices"), bench.folder / "devices"
     done = bench.call(bench.train(run, *SELDOM, "--steps", 4))
-    assert done.code == 0, done.told
+    assert done.code == 0, done.summary
     for _ in range(count):
         number = rng.choice([2, 3, 4, 5, 8])
         with tally.injection(f"1 to {number} devices") as check:
@@ -116,23 +116,23 @@ def devices(bench: Workbench, tally: Tally, count: int) -> None:
             flags = ["--devices", number, "--steps", 6]
             if 4 % number == 0:
                 done = bench.resume(out, *flags)
-                check.that(done.code == 0, done.told)
-                check.that("not bitwise" in done.out, f"not told: {done.out}")
+                check.that(done.code == 0, done.summary)
+                check.that("not bitwise" in done.out, f"no warning: {done.out}")
                 near = bench.reference()
                 far = [s for s, x in losses(out).items() if abs(x - near[s]) > 1e-4]
                 check.that(not far, f"losses of steps {far} are far off")
             else:
                 with unchanged(out, tally, check):
                     done = bench.resume(out, *flags)
-                check.that(done.refused(9), done.told)
-                check.that(" use " in done.err, f"no sizes that work: {done.told}")
+                check.that(done.is_rejected(9), done.summary)
+                check.that(" use " in done.err, f"no sizes that work: {done.summary}")
 
 
 def stray_folders(bench: Workbench, tally: Tally, count: int) -> None:
     """Folders and files that look like checkpoints: named, passed over, and left alone."""
     rng, run = bench.random("stray folders"), bench.folder / "strays"
     done = bench.call(bench.train(run, *SELDOM, "--steps", 4))
-    assert done.code == 0, done.told
+    assert done.code == 0, done.summary
     names = ["9", "99999", "007", "-1", "1e3", "٣", "4.5", "step_9", " 8", "x", ".hidden", "8 "]
     for _ in range(count):
         name, kind = rng.choice(names), rng.choice(["empty", "file", "half"])
@@ -148,7 +148,7 @@ def stray_folders(bench: Workbench, tally: Tally, count: int) -> None:
                 (path / "arrays" / "manifest.ocdbt").write_bytes(b"x")
             before = {p: s for p, s in snapshot(out).items() if f"checkpoints/{name}" in p}
             done = bench.resume(out, *SELDOM, "--steps", 6)
-            check.that(done.code == 0, done.told)
+            check.that(done.code == 0, done.summary)
             check.that("resuming from step 4" in done.out, done.out)
             check.that(name.strip() in done.out and "ignored" in done.out, "it is not named")
             after = {p: s for p, s in snapshot(out).items() if f"checkpoints/{name}" in p}

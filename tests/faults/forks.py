@@ -1,6 +1,6 @@
 """Processes that cost no imports: forks of one that has imported everything and begun nothing.
 
-No backend of JAX is there before the fork and no thread but one, so that a fork goes on as a fresh
+Before the fork there is no backend of JAX and only one thread, so that a fork continues as a new
 process does once its imports are done.
 """
 

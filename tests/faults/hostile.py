@@ -102,14 +102,14 @@ def _try(bench: Workbench, arguments: list[Any], check: Check) -> None:
         done = bench.call(arguments)
     seconds = time.monotonic() - began
     check.that(seconds < SECONDS, f"took {seconds:.0f} s")
-    check.that(done.refused(2, 3, 4, 9, ACCEPTED), done.told)
+    check.that(done.is_rejected(2, 3, 4, 9, ACCEPTED), done.summary)
 
 
 def hostile_settings(bench: Workbench, tally: Tally, count: int) -> None:
     """Through the command line's parser, and through the config.json of a run that is resumed."""
     run = bench.folder / "hostile"
     done = bench.call(bench.train(run, "--steps", 1))
-    assert done.code == 0, done.told
+    assert done.code == 0, done.summary
     for strategy, inject in (
         (SETTINGS, functools.partial(by_flags, bench)),
         (JSON_SETTINGS, functools.partial(by_file, bench, run)),

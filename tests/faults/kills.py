@@ -27,7 +27,7 @@ SAVING = ["--checkpoint-interval", "3", "--eval-interval", "1000000", "--steps-p
 
 
 def kills(bench: Workbench, tally: Tally, count: int) -> None:
-    """kill -9 around saves: the run goes on each time from its newest durable step."""
+    """kill -9 around saves: the run resumes each time from its newest durable step."""
     out, rng = bench.folder / "kills", bench.random("kills")
     newest = -1
     for number in range(count):
@@ -39,7 +39,7 @@ def kills(bench: Workbench, tally: Tally, count: int) -> None:
             newest = max(newest, until_a_moment(process, out, rng))
             process.signal(signal.SIGKILL)
             done = process.wait()
-            check.that(done.code == -signal.SIGKILL, done.told)
+            check.that(done.code == -signal.SIGKILL, done.summary)
             check_durable(out, newest, tally, check)
     with tally.aside("the run afterwards") as check:
         _finish_and_compare(bench, out, check)
@@ -85,11 +85,11 @@ def _finish_and_compare(bench: Workbench, out: Path, check: Check) -> None:
     """Makes a few more steps, and compares losses and final state with a run that was not cut."""
     last = max(durable(out), default=0) + 20
     done = bench.start(["train", "--out", out, "--resume", *SELDOM, "--steps", last]).wait()
-    check.that(done.code == 0, done.told)
+    check.that(done.code == 0, done.summary)
     check.that(not bench.check_losses(out), bench.check_losses(out))
     whole = bench.folder / f"{out.name}-whole"
     done = bench.start(bench.train(whole, *SELDOM, "--steps", last)).wait(600)
-    check.that(done.code == 0, done.told)
+    check.that(done.code == 0, done.summary)
     check.that(losses(out) == losses(whole), f"losses of {last} steps differ")
     check.that(state_hash(out, last) == state_hash(whole, last), f"the state of {last} differs")
 
@@ -105,7 +105,7 @@ PHASES: dict[str, Sequence[str]] = {
 
 
 def signals(bench: Workbench, tally: Tally, count: int) -> None:
-    """SIGTERM and SIGINT in turn, in every phase of a run: saved, told, and gone on with."""
+    """SIGTERM and SIGINT in turn, in every phase of a run: saved, reported, and resumed."""
     rng = bench.random("signals")
     for number in range(count):
         stop = (signal.SIGTERM, signal.SIGINT)[number % 2]
@@ -117,11 +117,11 @@ def signals(bench: Workbench, tally: Tally, count: int) -> None:
             _until_phase(process, out, phase, rng)
             process.signal(stop)
             done = process.wait()
-            check.that("Traceback" not in done.err, done.told)
+            check.that("Traceback" not in done.err, done.summary)
             if not out.exists():
                 # It came before the run had begun: there was nothing to save.
                 early = done.code in (-stop, 128 + stop) and phase in ("starting", "compiling")
-                check.that(early, done.told)
+                check.that(early, done.summary)
                 continue
             _check_saved(bench, out, done, stop, tally, check)
 
@@ -141,11 +141,11 @@ def _until_phase(process: Process, out: Path, phase: str, rng: random.Random) ->
 def _check_saved(
     bench: Workbench, out: Path, done: Done, stop: int, tally: Tally, check: Check
 ) -> None:
-    check.that(done.code == 128 + stop, done.told)
-    check.that(len(done.err.splitlines()) == 1 and "--resume" in done.err, done.told)
+    check.that(done.code == 128 + stop, done.summary)
+    check.that(len(done.err.splitlines()) == 1 and "--resume" in done.err, done.summary)
     check_durable(out, -1, tally, check)
     made, kept = max(losses(out), default=0), max(durable(out), default=-1)
     check.that(made == max(kept, 0), f"{made} steps were made and {kept} was saved")
     again = bench.resume(out, *SELDOM, "--steps", max(kept, 0) + 3)
-    check.that(again.code == 0, again.told)
+    check.that(again.code == 0, again.summary)
     check.that(not bench.check_losses(out), bench.check_losses(out))

@@ -23,14 +23,14 @@ def wild_numbers(bench: Workbench, tally: Tally, count: int) -> None:
         with tally.injection(f"run {number + 1}") as check:
             if late:
                 done = bench.call(bench.train(out, *SELDOM, "--steps", rng.randrange(5, 30)))
-                check.that(done.code == 0, done.told)
+                check.that(done.code == 0, done.summary)
             before = {p: s for p, s in snapshot(out).items() if "/checkpoints/" in p}
             rate = 10 ** rng.uniform(25, 38)
             wild = ["--learning-rate", rate, "--min-learning-rate", rate, "--steps", 200]
             wild += ["--warmup-steps", 1, "--checkpoint-interval", rng.choice([1, 7, 1000])]
             wild += ["--eval-interval", rng.choice([1, 5, 1000])]
             done = bench.resume(out, *wild) if late else bench.call(bench.train(out, *wild))
-            check.that(done.refused(6), done.told)
+            check.that(done.is_rejected(6), done.summary)
             kept = durable(out)
             check.that(not unreadable(out), unreadable(out))
             after = snapshot(out)
@@ -43,13 +43,13 @@ def wild_numbers(bench: Workbench, tally: Tally, count: int) -> None:
             missing = DUMPED - facts.keys()
             check.that(not missing, f"the dump lacks {missing}: {facts.keys()}")
             if kept:
-                told = f"step {kept[-1]} is the last one saved"
-                check.that(told in done.err, done.told)
+                summary = f"step {kept[-1]} is the last one saved"
+                check.that(summary in done.err, done.summary)
                 again = bench.resume(
                     out, "--learning-rate", 1e-3, "--min-learning-rate", 1e-4, "--steps",
                     kept[-1] + 2,
                 )  # fmt: skip
-                check.that(again.code in (0, 6), f"afterwards: {again.told}")
+                check.that(again.code in (0, 6), f"afterwards: {again.summary}")
 
 
 def services(bench: Workbench, tally: Tally, count: int) -> None:
@@ -64,7 +64,7 @@ def services(bench: Workbench, tally: Tally, count: int) -> None:
             with _service(name, fails, error("the service is unreachable")):
                 flags = [*SELDOM, "--steps", 12, "--tracker", name]
                 done = bench.call(bench.train(out, *flags))
-            check.that(done.code == 0, done.told)
+            check.that(done.code == 0, done.summary)
             warnings = [line for line in done.out.splitlines() if "warning" in line]
             check.that(len(warnings) == 1 and name in warnings[0], warnings)
             check.that(sorted(losses(out)) == list(range(1, 13)), "steps are missing")
@@ -99,11 +99,11 @@ def _service(name: str, fails: str, error: BaseException) -> Iterator[None]:
 
 
 def damaged_metrics(bench: Workbench, tally: Tally, count: int) -> None:
-    """Flipped bits, cut ends and foreign lines in metrics.jsonl: the run goes on all the same."""
+    """Flipped bits, cut ends and foreign lines in metrics.jsonl: the run continues all the same."""
     rng, run = bench.random("damaged metrics"), bench.folder / "metrics"
     flags = [*SELDOM, "--steps", 20, "--checkpoint-interval", 10]
     done = bench.call(bench.train(run, *flags))
-    assert done.code == 0, done.told
+    assert done.code == 0, done.summary
     lines = ["null", "5", "[]", "{}", '{"step": "x"}', '{"step": null}', "\0" * 50, "\udcff{"]
     for _ in range(count):
         out = bench.copy(run, "metrics-damaged")
@@ -121,7 +121,7 @@ def damaged_metrics(bench: Workbench, tally: Tally, count: int) -> None:
         path.write_bytes(data)
         with tally.injection(f"{kind} at {place}") as check:
             done = bench.resume(out, *SELDOM, "--steps", 25)
-            check.that(done.code == 0, done.told)
+            check.that(done.code == 0, done.summary)
             found, before = losses(out), losses(run)
             kept = sum(found.get(step) == loss for step, loss in before.items())
             least = len(before) - 2 if kind != "cut" else 0

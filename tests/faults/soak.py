@@ -114,7 +114,7 @@ def _watch(process: Process, out: Path, steps: int) -> list[dict[str, float]]:
                 samples.append(sample)
         time.sleep(SAMPLE_SECONDS)
     done = process.wait()
-    assert done.code == 0, done.told
+    assert done.code == 0, done.summary
     return samples
 
 
@@ -136,7 +136,7 @@ def _cut(
         process.wait()
         cuts.append({"killed_at": _last_step(out), "goes_on_from": max(durable(out), default=0)})
     done = bench.start([*arguments, *(["--resume"] if out.exists() else [])]).wait(3600)
-    assert done.code == 0, done.told
+    assert done.code == 0, done.summary
     return cuts
 
 

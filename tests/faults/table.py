@@ -87,7 +87,7 @@ def summary(results: dict[str, Result]) -> str:
         there = [rows[name] for name in names if name in rows]
         injected, held = (sum(row[key] for row in there) for key in ("injected", "held"))
         more = "".join(
-            f", {sum(row[key] for row in there)} {told}" for key, told in figures.items()
+            f", {sum(row[key] for row in there)} {summary}" for key, summary in figures.items()
         )
         return f"| {promise} | {held:,} of {injected:,}{more} |"
 
@@ -99,16 +99,16 @@ def summary(results: dict[str, Result]) -> str:
             "kill -9 at any moment: the last durable step is resumed, to the bit", *kills,
             durable_lost="durable steps lost", unreadable="unreadable checkpoints",
         ),
-        line("SIGTERM, SIGINT: saved, and told how to go on", "SIGTERM and SIGINT"),
+        line("SIGTERM, SIGINT: saved, and the message says how to resume", "SIGTERM and SIGINT"),
         line(
             "a damaged checkpoint is found, put aside, and the one before it used",
             "flipped bits", "truncated files", "missing files",
         ),
         line("a full disk costs nothing that was saved", "full disk"),
         line(
-            "hostile files are refused, and none of their code is run", "malicious files",
+            "hostile files are rejected, and none of their code is run", "malicious files",
         ),
-        line("settings that cannot work are refused before anything is made", "hostile settings"),
+        line("settings that cannot work are rejected before anything is made", "hostile settings"),
         line(
             "a command that fails changes nothing", "commands that fail",
             files_changed="files changed",

@@ -72,7 +72,7 @@ class Check:
         self.what = what
         self.wrong: list[str] = []
 
-    def that(self, good: bool, told: object) -> None:
+    def that(self, good: bool, summary: object) -> None:
         """Notes what was seen where something is not as it must be."""
         if not good:
-            self.wrong.append(f"{self.what}: {told}")
+            self.wrong.append(f"{self.what}: {summary}")

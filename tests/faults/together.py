@@ -38,7 +38,7 @@ def both_killed(bench: Workbench, tally: Tally, count: int) -> None:
             for process in pair:
                 done = process.wait()
                 # The second may have noticed the first's end already.
-                check.that(done.code in (-signal.SIGKILL, 9), done.told)
+                check.that(done.code in (-signal.SIGKILL, 9), done.summary)
             check_durable(out, newest, tally, check)
     with tally.aside("the run afterwards") as check:
         _finish_and_compare(bench, out, check)
@@ -61,10 +61,10 @@ def one_killed(bench: Workbench, tally: Tally, count: int) -> None:
             done = pair[1 - victim].wait(NOTICED)
             # XLA may have had its say before.
             last = (done.err.splitlines() or [""])[-1]
-            check.that(done.code == 9 and last.startswith("jaxformer: "), done.told)
+            check.that(done.code == 9 and last.startswith("jaxformer: "), done.summary)
             kept = max(durable(out), default=-1)
             words = "no step was saved" if kept < 0 else f"step {kept} is the last one saved"
-            check.that(words in last, f"{kept} is there: {done.told}")
+            check.that(words in last, f"{kept} is there: {done.summary}")
             check_durable(out, newest, tally, check)
     with tally.aside("the run afterwards") as check:
         _finish_and_compare(bench, out, check)
@@ -86,7 +86,7 @@ def _finish_and_compare(bench: Workbench, out: Path, check: Check) -> None:
         ends: list[Done] = [
             process.wait(600) for process in _pair(bench, folder, *SELDOM, "--steps", last)
         ]
-        check.that([done.code for done in ends] == [0, 0], [done.told for done in ends])
+        check.that([done.code for done in ends] == [0, 0], [done.summary for done in ends])
     check.that(losses(out) == losses(whole), f"losses of {last} steps differ")
     check.that(state_hash(out, last) == state_hash(whole, last), f"the state of {last} differs")
 
@@ -103,7 +103,7 @@ def signalled(bench: Workbench, tally: Tally, count: int) -> None:
             time.sleep(rng.uniform(0, 0.5))
             pair[victim].signal(stop)
             ends = [process.wait() for process in pair]
-            check.that({done.code for done in ends} == {128 + stop}, [d.told for d in ends])
+            check.that({done.code for done in ends} == {128 + stop}, [d.summary for d in ends])
             kept, made = max(durable(out), default=-1), max(losses(out), default=0)
             check.that(kept == made, f"{made} steps were made and {kept} was saved")
             check_durable(out, -1, tally, check)

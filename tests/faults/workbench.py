@@ -41,11 +41,11 @@ class Done:
     err: str
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The end of what it said."""
         return f"exit code {self.code}: {self.err[-300:] or self.out[-300:]}"
 
-    def refused(self, *codes: int) -> bool:
+    def is_rejected(self, *codes: int) -> bool:
         """Whether it ended with one of these codes and one line."""
         lines = self.err.splitlines()
         return (
@@ -147,7 +147,7 @@ class Workbench:
             out = self.folder / "reference"
             process = self.start(self.train(out, *SELDOM, "--steps", REFERENCE_STEPS))
             done = process.wait(600)
-            assert done.code == 0, done.told
+            assert done.code == 0, done.summary
             self._reference = losses(out)
         return self._reference
 
