@@ -10,7 +10,6 @@ from jaxformer.parity.trace import torch_trace
 from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
 from tests.support.subjects import F, V, ids, subject
-from tests.support.tiers import full_except
 
 pytestmark = [pytest.mark.optimized, pytest.mark.usefixtures("float64")]
 
@@ -63,7 +62,8 @@ def test_weights_are_freed_and_copied_again_where_records_were_overwritten(in_pl
     np.testing.assert_allclose(shares, module.embedding.weight.grad.numpy(), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", full_except(NAMES, lambda name: name == "gpt2"))
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", NAMES)
 def test_a_large_model_is_compared_as_a_small_one(name, monkeypatch):
     found = subject(name)
     candidate = found.fresh()
