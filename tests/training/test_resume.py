@@ -10,6 +10,7 @@ import pytest
 from jaxformer.char_data import window_starts
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.training import loop
+from jaxformer.training.evaluation import Evaluator
 from tests.support.tiers import FULL
 from tests.support.tiny import (
     DROPOUT,
@@ -147,14 +148,14 @@ def test_a_second_signal_stops_at_once(text, empty_folder):
 
 
 def test_a_signal_while_evaluating_puts_the_evaluation_off(whole, whole_text, monkeypatch):
-    windows = loop.evaluation_windows
+    validation_loss = Evaluator.validation_loss
 
     def interrupted(*arguments):
         signal.raise_signal(signal.SIGTERM)
-        return windows(*arguments)
+        return validation_loss(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "evaluation_windows", interrupted)
+        patch.setattr(Evaluator, "validation_loss", interrupted)
         assert train(whole_text, "run", "--steps", 30, *DROPOUT) == 143
     assert steps("run") == [10]
     assert manifest("run", 10)["val_loss"] is None
