@@ -21,28 +21,27 @@ ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "docs/images/architecture.svg"
 MIRROR, TWIN = "the mirror", "torch_ref"
 
-WIDTH, BOX, HEIGHT, STEP, TOP = 1000, 236, 62, 92, 16
+WIDTH, BOX, HEIGHT, STEP, TOP = 1000, 236, 74, 102, 16
 # Where each box stands: its row from the top, and the middle of it from the left. Rows are the
 # layers that pyproject.toml enforces.
 PLACES = {
     "cli": (0, 500),
     "inspection": (1, 170), "parity": (1, 500), "planning": (1, 830),
-    "porting": (2, 330),
-    "training": (3, 700),
-    "checkpoints": (4, 430),
-    "data": (5, 170), "distributed": (5, 500), "hardware": (5, 830),
-    "storage": (6, 250),
-    MIRROR: (7, 400), TWIN: (7, 830),
-    "execution": (8, 400),
-    "errors": (9, 400),
+    "porting": (2, 335),
+    "training": (3, 580),
+    "checkpoints": (4, 330), "data": (4, 700),
+    "distributed": (5, 170), "storage": (5, 470), "hardware": (5, 830),
+    MIRROR: (6, 560), TWIN: (6, 880),
+    "execution": (7, 560),
+    "errors": (8, 250),
 }  # fmt: skip
 NOTES = {
-    MIRROR: "config, layers, attention, blocks, models, train_step, generation …: the files in "
-    "the root of jaxformer",
+    MIRROR: "the files in the root of jaxformer: config, layers, attention, blocks, models, "
+    "train_step, generation …",
     TWIN: "the same files, classes, keywords and attribute paths in PyTorch",
     "errors": "Errors with an exit code each.",
 }
-WIDE = {MIRROR: 420, TWIN: 270}
+WIDE = {MIRROR: 340, TWIN: 220}
 
 Arrow = tuple[str, str]
 
@@ -83,7 +82,11 @@ def note_of(box: str) -> str:
     if box in NOTES:
         return NOTES[box]
     file = ROOT / "jaxformer" / box / "__init__.py"
-    return (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "").splitlines()[0]
+    return (
+        (ast.get_docstring(ast.parse(file.read_text("utf-8"))) or "")
+        .splitlines()[0]
+        .replace("``", "")
+    )
 
 
 def corner(box: str) -> tuple[float, float, float]:
@@ -97,10 +100,10 @@ def draw_box(box: str) -> str:
     """Returns a box with its name and its words."""
     left, top, width = corner(box)
     kind = {MIRROR: "mirror", TWIN: "twin"}.get(box, "package")
-    lines = textwrap.wrap(note_of(box), int((width - 20) / 5.6))[:2]
+    lines = textwrap.wrap(note_of(box), int((width - 16) / 5.9))[:3]
     name = box if box in (MIRROR, TWIN) else f"{box}/" if box != "errors" else "errors.py"
     words = "".join(
-        f'<text class="note" x="{left + width / 2:.0f}" y="{top + 36 + 14 * index:.0f}">'
+        f'<text class="note" x="{left + width / 2:.0f}" y="{top + 37 + 14 * index:.0f}">'
         f"{escape(line)}</text>"
         for index, line in enumerate(lines)
     )
@@ -130,7 +133,7 @@ def draw_arrow(first: str, last: str) -> str:
 
 def draw() -> str:
     """Returns the picture as SVG."""
-    height = TOP * 2 + STEP * 9 + HEIGHT
+    height = TOP * 2 + STEP * 8 + HEIGHT
     arrows = "\n".join(draw_arrow(*arrow) for arrow in sorted(read_arrows()) if TWIN not in arrow)
     boxes = "\n".join(map(draw_box, PLACES))
     (left, top, width), (left_2, _, _) = corner(MIRROR), corner(TWIN)
