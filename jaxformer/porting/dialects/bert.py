@@ -15,7 +15,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Shape, names, under
-from jaxformer.porting.mapping.settings import Conversion, Fixed, Required, Setting, Values
+from jaxformer.porting.mapping.settings import Conversion, Fixed, Mapped, Required, Values
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
@@ -55,20 +55,20 @@ def _has_pooler(source_model: SourceModel, values: Values) -> bool:
 SETTINGS = (
     *SIZES,
     # BertModel always has at least one type.
-    Setting(
+    Mapped(
         "type_vocab_size",
         "num_token_types",
         2,
         Conversion(lambda number, values: number, lambda number, config: max(number, 1)),
     ),
     FEED_FORWARD_WIDTH,
-    Setting("hidden_act", "activation", translation=ACTIVATIONS),
-    Setting("layer_norm_eps", "norm_eps", 1e-12),
+    Mapped("hidden_act", "activation", translation=ACTIVATIONS),
+    Mapped("layer_norm_eps", "norm_eps", 1e-12),
     Required("position_embedding_type", "absolute", is_written=True),
     Required("is_decoder", False, is_written=True),
     Required("add_cross_attention", False),
-    Setting("attention_probs_dropout_prob", "attention_dropout", 0.0),
-    Setting("hidden_dropout_prob", ("residual_dropout", "embedding_dropout"), 0.0),
+    Mapped("attention_probs_dropout_prob", "attention_dropout", 0.0),
+    Mapped("hidden_dropout_prob", ("residual_dropout", "embedding_dropout"), 0.0),
     Fixed("block", "post_norm"),
     Fixed("embedding_norm", True),
     Fixed("final_norm", False),

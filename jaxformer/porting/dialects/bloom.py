@@ -6,7 +6,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     even_head_width,
 )
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import Fixed, Required, Setting
+from jaxformer.porting.mapping.settings import Fixed, Mapped, Required
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -22,16 +22,16 @@ def _body(module: TransformerLM) -> Rules:
 
 
 SETTINGS = (
-    Setting(("hidden_size", "n_embed"), "d_model"),
-    Setting(("n_head", "num_attention_heads"), "num_heads"),
+    Mapped(("hidden_size", "n_embed"), "d_model"),
+    Mapped(("n_head", "num_attention_heads"), "num_heads"),
     Required("head_dim", even_head_width),
-    Setting(("n_layer", "num_hidden_layers"), "num_layers"),
+    Mapped(("n_layer", "num_hidden_layers"), "num_layers"),
     # ALiBi has no table that would end; this is the length that the model was trained on.
-    Setting("seq_length", "context_length", 2048),
-    Setting("layer_norm_epsilon", "norm_eps", 1e-5),
+    Mapped("seq_length", "context_length", 2048),
+    Mapped("layer_norm_epsilon", "norm_eps", 1e-5),
     Required("apply_residual_connection_post_layernorm", False, is_written=True),
     ATTENTION_DROPOUT,
-    Setting("hidden_dropout", "residual_dropout", 0.0),
+    Mapped("hidden_dropout", "residual_dropout", 0.0),
     Fixed("d_ff", lambda source_model, values: 4 * values["d_model"]),
     Fixed("activation", "gelu_bloom"),
     Fixed("positions", "alibi"),

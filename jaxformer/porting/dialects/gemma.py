@@ -27,9 +27,9 @@ from jaxformer.porting.mapping.settings import (
     Choices,
     Conversion,
     Fixed,
+    Mapped,
     Required,
     Row,
-    Setting,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
@@ -52,7 +52,7 @@ QUERY_SCALAR = Conversion(
 STACK = (
     Required("use_bidirectional_attention", False),
     *stack(
-        Setting("head_dim", "head_dim", 256, written_from="head_width"),
+        Mapped("head_dim", "head_dim", 256, written_from="head_width"),
         ATTENTION_BIAS,
     ),
     Fixed("norm_unit_offset", True),
@@ -68,18 +68,18 @@ def _alternating(source_model: SourceModel, num_layers: int) -> list[str]:
 
 GEMMA = (
     *STACK,
-    Setting("hidden_act", "activation", translation=FIRST_ACTIVATIONS, is_read=False),
-    Setting(("hidden_activation", "hidden_act"), "activation", translation=FIRST_ACTIVATIONS),
+    Mapped("hidden_act", "activation", translation=FIRST_ACTIVATIONS, is_read=False),
+    Mapped(("hidden_activation", "hidden_act"), "activation", translation=FIRST_ACTIVATIONS),
 )
 GEMMA2 = (
     *STACK,
     Checked(even_head_width),
-    Setting("hidden_act", "activation", translation=GATED_ACTIVATIONS, is_read=False),
-    Setting("hidden_activation", "activation", translation=GATED_ACTIVATIONS),
-    Setting("query_pre_attn_scalar", "attention_scale", 256, QUERY_SCALAR),
+    Mapped("hidden_act", "activation", translation=GATED_ACTIVATIONS, is_read=False),
+    Mapped("hidden_activation", "activation", translation=GATED_ACTIVATIONS),
+    Mapped("query_pre_attn_scalar", "attention_scale", 256, QUERY_SCALAR),
     # null says that there is none.
-    Setting("attn_logit_softcapping", "score_soft_cap", 50.0, is_nullable=True),
-    Setting("final_logit_softcapping", "logit_soft_cap", 30.0, is_nullable=True),
+    Mapped("attn_logit_softcapping", "score_soft_cap", 50.0, is_nullable=True),
+    Mapped("final_logit_softcapping", "logit_soft_cap", 30.0, is_nullable=True),
     SlidingWindow(_alternating),
     Fixed("branch_output_norm", True),
 )

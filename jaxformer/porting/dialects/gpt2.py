@@ -5,7 +5,7 @@ from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Fused, Rule, names, under, untransposed
-from jaxformer.porting.mapping.settings import Required, Setting
+from jaxformer.porting.mapping.settings import Mapped, Required
 
 BLOCK = (
     *under(
@@ -31,16 +31,16 @@ SETTINGS = (
     Required("scale_attn_weights", True),
     Required("scale_attn_by_inverse_layer_idx", False),
     Required("add_cross_attention", False),
-    Setting(("n_embd", "hidden_size"), "d_model"),
-    Setting(("n_head", "num_attention_heads"), "num_heads"),
-    Setting(("n_layer", "num_hidden_layers"), "num_layers"),
-    Setting(("n_positions", "max_position_embeddings"), "context_length"),
-    Setting("n_inner", "d_ff", None),
-    Setting("activation_function", "activation", translation=ACTIVATIONS),
-    Setting("layer_norm_epsilon", "norm_eps", 1e-5),
-    Setting("embd_pdrop", "embedding_dropout", 0.0),
-    Setting("attn_pdrop", "attention_dropout", 0.0),
-    Setting("resid_pdrop", ("feed_forward_dropout", "output_dropout"), 0.0),
+    Mapped(("n_embd", "hidden_size"), "d_model"),
+    Mapped(("n_head", "num_attention_heads"), "num_heads"),
+    Mapped(("n_layer", "num_hidden_layers"), "num_layers"),
+    Mapped(("n_positions", "max_position_embeddings"), "context_length"),
+    Mapped("n_inner", "d_ff", None),
+    Mapped("activation_function", "activation", translation=ACTIVATIONS),
+    Mapped("layer_norm_epsilon", "norm_eps", 1e-5),
+    Mapped("embd_pdrop", "embedding_dropout", 0.0),
+    Mapped("attn_pdrop", "attention_dropout", 0.0),
+    Mapped("resid_pdrop", ("feed_forward_dropout", "output_dropout"), 0.0),
 )
 
 

@@ -11,7 +11,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import BOOLEAN, Flag, Setting
+from jaxformer.porting.mapping.settings import BOOLEAN, Flag, Mapped
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -25,16 +25,16 @@ def _body(module: TransformerLM) -> Rules:
 SETTINGS = (
     *SIZES,
     FEED_FORWARD_WIDTH,
-    Setting("hidden_act", "activation", translation=ACTIVATIONS),
-    Setting("layer_norm_eps", "norm_eps", 1e-5),
+    Mapped("hidden_act", "activation", translation=ACTIVATIONS),
+    Mapped("layer_norm_eps", "norm_eps", 1e-5),
     ATTENTION_DROPOUT,
     RotaryPositions(fraction=0.25),
-    Setting("use_parallel_residual", "block", True, Flag("parallel", "pre_norm")),
-    Setting("attention_bias", ("qkv_bias", "output_bias"), True, BOOLEAN),
-    Setting("hidden_dropout", ("residual_dropout", "embedding_dropout"), 0.0),
+    Mapped("use_parallel_residual", "block", True, Flag("parallel", "pre_norm")),
+    Mapped("attention_bias", ("qkv_bias", "output_bias"), True, BOOLEAN),
+    Mapped("hidden_dropout", ("residual_dropout", "embedding_dropout"), 0.0),
     # What readers before transformers 5 take in place of rope_parameters.
-    Setting("rotary_emb_base", "rotary_base", is_read=False),
-    Setting("rotary_pct", "rotary_fraction", is_read=False),
+    Mapped("rotary_emb_base", "rotary_base", is_read=False),
+    Mapped("rotary_pct", "rotary_fraction", is_read=False),
 )
 
 

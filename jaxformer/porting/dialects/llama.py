@@ -13,7 +13,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import BOOLEAN, Checked, Fixed, Row, Setting, Values
+from jaxformer.porting.mapping.settings import BOOLEAN, Checked, Fixed, Mapped, Row, Values
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
@@ -50,20 +50,20 @@ def _default_head_width(source_model: SourceModel, values: Values) -> int:
     return even_head_width(values)
 
 
-HEAD_WIDTH = Setting("head_dim", "head_dim", _default_head_width, written_from="head_width")
-ATTENTION_BIAS = Setting("attention_bias", ("output_bias", "qkv_bias"), False, BOOLEAN)
+HEAD_WIDTH = Mapped("head_dim", "head_dim", _default_head_width, written_from="head_width")
+ATTENTION_BIAS = Mapped("attention_bias", ("output_bias", "qkv_bias"), False, BOOLEAN)
 NO_ATTENTION_BIAS = (
-    Setting("attention_bias", "output_bias", is_read=False),
+    Mapped("attention_bias", "output_bias", is_read=False),
     Fixed("qkv_bias", False),
     Fixed("output_bias", False),
 )
 NO_FEED_FORWARD_BIAS = (
-    Setting("mlp_bias", "feed_forward_bias", is_read=False),
+    Mapped("mlp_bias", "feed_forward_bias", is_read=False),
     Fixed("feed_forward_bias", False),
 )
 
 
-def stack(head_width: Setting, *attention_bias: Row) -> tuple[Row, ...]:
+def stack(head_width: Mapped, *attention_bias: Row) -> tuple[Row, ...]:
     """Returns the rows that these families and Gemma have alike.
 
     Args:
@@ -71,14 +71,14 @@ def stack(head_width: Setting, *attention_bias: Row) -> tuple[Row, ...]:
         attention_bias: the rows of the biases of an attention.
     """
     return (
-        Setting("hidden_size", "d_model"),
-        Setting("num_attention_heads", "num_heads"),
+        Mapped("hidden_size", "d_model"),
+        Mapped("num_attention_heads", "num_heads"),
         KEY_VALUE_HEADS,
         head_width,
-        Setting("num_hidden_layers", "num_layers"),
-        Setting("max_position_embeddings", "context_length"),
+        Mapped("num_hidden_layers", "num_layers"),
+        Mapped("max_position_embeddings", "context_length"),
         FEED_FORWARD_WIDTH,
-        Setting("rms_norm_eps", "norm_eps", 1e-6),
+        Mapped("rms_norm_eps", "norm_eps", 1e-6),
         *attention_bias,
         ATTENTION_DROPOUT,
         RotaryPositions(),
@@ -94,24 +94,24 @@ def _full_layers_first(source_model: SourceModel, num_layers: int) -> list[str]:
     ]
 
 
-GATED = Setting("hidden_act", "activation", translation=GATED_ACTIVATIONS)
+GATED = Mapped("hidden_act", "activation", translation=GATED_ACTIVATIONS)
 LLAMA = (
     *stack(HEAD_WIDTH, ATTENTION_BIAS),
     Checked(even_head_width),
     GATED,
-    Setting("mlp_bias", "feed_forward_bias", False, BOOLEAN),
+    Mapped("mlp_bias", "feed_forward_bias", False, BOOLEAN),
 )
 MISTRAL = (
     *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS),
     GATED,
     *NO_FEED_FORWARD_BIAS,
     # null says that there is none.
-    Setting("sliding_window", "sliding_window", 4096, is_nullable=True),
+    Mapped("sliding_window", "sliding_window", 4096, is_nullable=True),
 )
 QWEN2 = (
     *stack(
         HEAD_WIDTH,
-        Setting("attention_bias", "output_bias", is_read=False),
+        Mapped("attention_bias", "output_bias", is_read=False),
         Fixed("qkv_bias", True),
         Fixed("output_bias", False),
     ),
@@ -120,7 +120,7 @@ QWEN2 = (
     SlidingWindow(_full_layers_first, has_switch=True),
 )
 QWEN3 = (
-    *stack(Setting("head_dim", "head_dim", 128, written_from="head_width"), ATTENTION_BIAS),
+    *stack(Mapped("head_dim", "head_dim", 128, written_from="head_width"), ATTENTION_BIAS),
     GATED,
     *NO_FEED_FORWARD_BIAS,
     Fixed("query_key_norm", True),

@@ -12,8 +12,8 @@ from jaxformer.porting.mapping.settings import (
     Conversion,
     Fixed,
     Flag,
+    Mapped,
     Required,
-    Setting,
 )
 
 BLOCK = (
@@ -45,21 +45,21 @@ FINAL_NORM = Conversion(
     lambda final_norm, config: config.block == "pre_norm" and not final_norm,
 )
 SETTINGS = (
-    Setting("hidden_size", "d_model"),
-    Setting("word_embed_proj_dim", "d_model", is_read=False),
-    Setting("num_attention_heads", "num_heads"),
+    Mapped("hidden_size", "d_model"),
+    Mapped("word_embed_proj_dim", "d_model", is_read=False),
+    Mapped("num_attention_heads", "num_heads"),
     Required("head_dim", even_head_width),
     Required("word_embed_proj_dim", lambda values: values["d_model"]),
-    Setting("num_hidden_layers", "num_layers"),
-    Setting("max_position_embeddings", "context_length"),
-    Setting("ffn_dim", "d_ff", written_from="feed_forward_width"),
-    Setting("activation_function", "activation", translation=ACTIVATIONS),
-    Setting("do_layer_norm_before", "block", True, Flag("pre_norm", "post_norm")),
-    Setting("_remove_final_layer_norm", "final_norm", False, FINAL_NORM),
-    Setting("enable_bias", ("qkv_bias", "output_bias", "feed_forward_bias"), True, BOOLEAN),
+    Mapped("num_hidden_layers", "num_layers"),
+    Mapped("max_position_embeddings", "context_length"),
+    Mapped("ffn_dim", "d_ff", written_from="feed_forward_width"),
+    Mapped("activation_function", "activation", translation=ACTIVATIONS),
+    Mapped("do_layer_norm_before", "block", True, Flag("pre_norm", "post_norm")),
+    Mapped("_remove_final_layer_norm", "final_norm", False, FINAL_NORM),
+    Mapped("enable_bias", ("qkv_bias", "output_bias", "feed_forward_bias"), True, BOOLEAN),
     Required("layer_norm_elementwise_affine", True, is_written=True),
     ATTENTION_DROPOUT,
-    Setting("dropout", "residual_dropout", 0.0),
+    Mapped("dropout", "residual_dropout", 0.0),
     Fixed("position_offset", 2),
 )
 

@@ -12,7 +12,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Setting
+from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -38,16 +38,16 @@ def _body(module: TransformerLM) -> Rules:
 SETTINGS = (
     *SIZES,
     FEED_FORWARD_WIDTH,
-    Setting("hidden_act", "activation", translation=ACTIVATIONS),
-    Setting("layer_norm_eps", "norm_eps", 1e-5),
+    Mapped("hidden_act", "activation", translation=ACTIVATIONS),
+    Mapped("layer_norm_eps", "norm_eps", 1e-5),
     ATTENTION_DROPOUT,
     RotaryPositions(fraction=0.5),
     KEY_VALUE_HEADS,
-    Setting("qk_layernorm", "query_key_norm", False, BOOLEAN),
-    Setting("embd_pdrop", "embedding_dropout", 0.0),
-    Setting("resid_pdrop", "residual_dropout", 0.0),
+    Mapped("qk_layernorm", "query_key_norm", False, BOOLEAN),
+    Mapped("embd_pdrop", "embedding_dropout", 0.0),
+    Mapped("resid_pdrop", "residual_dropout", 0.0),
     # What readers before transformers 5 take in place of rope_parameters.
-    Setting("partial_rotary_factor", "rotary_fraction", is_read=False),
+    Mapped("partial_rotary_factor", "rotary_fraction", is_read=False),
     Fixed("block", "parallel"),
     Fixed("shared_norm", True),
     Fixed("head_bias", True),

@@ -4,10 +4,10 @@ A table is a tuple of rows. ``read_settings`` imports: every row reads source se
 target fields. ``write_settings`` exports: every row reads target fields and gives source settings.
 
 >>> table = (
-...     Setting("n_embd", "d_model"),
-...     Setting(("n_head", "num_attention_heads"), "num_heads"),
-...     Setting("layer_norm_epsilon", "norm_eps", 1e-5),
-...     Setting("hidden_act", "activation", translation=Choices({"gelu_new": "gelu_tanh"})),
+...     Mapped("n_embd", "d_model"),
+...     Mapped(("n_head", "num_attention_heads"), "num_heads"),
+...     Mapped("layer_norm_epsilon", "norm_eps", 1e-5),
+...     Mapped("hidden_act", "activation", translation=Choices({"gelu_new": "gelu_tanh"})),
 ...     Required("scale_attn_weights", True),
 ...     Fixed("positions", "learned"),
 ... )
@@ -26,7 +26,7 @@ from jaxformer.porting.mapping.source_model import REQUIRED, SourceModel
 
 Values = Mapping[str, Any]
 Names = str | tuple[str, ...]
-# Stands for "always written" in ``Setting.omit``.
+# Stands for "always written" in ``Mapped.omit``.
 NOTHING = object()
 
 
@@ -163,7 +163,7 @@ INTEGER = Conversion(lambda value, values: int(value))
 
 
 @dataclass(frozen=True)
-class Setting(Row):
+class Mapped(Row):
     """A source setting and the target field of the same meaning.
 
     Attributes:

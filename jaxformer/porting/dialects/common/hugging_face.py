@@ -18,8 +18,8 @@ from jaxformer.porting.mapping.rules import (
 )
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
+    Mapped,
     Row,
-    Setting,
     read_settings,
     write_settings,
 )
@@ -68,8 +68,8 @@ def language_model(
     whole_class, body_class = classes
     body_buffers = tuple(buffers)
     vocabulary = (
-        Setting("vocab_size", "vocab_size"),
-        Setting("tie_word_embeddings", "tie_embeddings", is_tied_by_default, BOOLEAN),
+        Mapped("vocab_size", "vocab_size"),
+        Mapped("tie_word_embeddings", "tie_embeddings", is_tied_by_default, BOOLEAN),
     )
 
     def build(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:

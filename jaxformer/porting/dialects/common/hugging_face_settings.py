@@ -10,9 +10,9 @@ from jaxformer.porting.mapping.settings import (
     FLOAT,
     INTEGER,
     Choices,
+    Mapped,
     Required,
     Row,
-    Setting,
     Values,
     read_settings,
     unsupported,
@@ -61,20 +61,20 @@ def even_head_width(values: Values) -> int:
 
 
 SIZES = (
-    Setting("hidden_size", "d_model"),
-    Setting("num_attention_heads", "num_heads"),
+    Mapped("hidden_size", "d_model"),
+    Mapped("num_attention_heads", "num_heads"),
     Required("head_dim", even_head_width),
-    Setting("num_hidden_layers", "num_layers"),
-    Setting("max_position_embeddings", "context_length"),
+    Mapped("num_hidden_layers", "num_layers"),
+    Mapped("max_position_embeddings", "context_length"),
 )
-FEED_FORWARD_WIDTH = Setting("intermediate_size", "d_ff", written_from="feed_forward_width")
-KEY_VALUE_HEADS = Setting(
+FEED_FORWARD_WIDTH = Mapped("intermediate_size", "d_ff", written_from="feed_forward_width")
+KEY_VALUE_HEADS = Mapped(
     "num_key_value_heads",
     "num_kv_heads",
     lambda source_model, values: values["num_heads"],
     written_from="key_value_heads",
 )
-ATTENTION_DROPOUT = Setting("attention_dropout", "attention_dropout", 0.0)
+ATTENTION_DROPOUT = Mapped("attention_dropout", "attention_dropout", 0.0)
 
 
 def _is_scaled(values: Values) -> bool:
@@ -87,17 +87,15 @@ def _is_llama3(values: Values) -> bool:
 
 ROTARY_KINDS = Choices({"default": "none", "linear": "linear", "llama3": "llama3"})
 ROPE_PARAMETERS = (
-    Setting(("rope_type", "type"), "rotary_scaling", "default", ROTARY_KINDS),
-    Setting("rope_theta", "rotary_base", translation=FLOAT),
-    Setting("partial_rotary_factor", "rotary_fraction", translation=FLOAT, omit=1.0),
-    Setting("factor", "rotary_scaling_factor", translation=FLOAT, applies=_is_scaled),
-    Setting(
-        "low_freq_factor", "rotary_low_frequency_factor", translation=FLOAT, applies=_is_llama3
-    ),
-    Setting(
+    Mapped(("rope_type", "type"), "rotary_scaling", "default", ROTARY_KINDS),
+    Mapped("rope_theta", "rotary_base", translation=FLOAT),
+    Mapped("partial_rotary_factor", "rotary_fraction", translation=FLOAT, omit=1.0),
+    Mapped("factor", "rotary_scaling_factor", translation=FLOAT, applies=_is_scaled),
+    Mapped("low_freq_factor", "rotary_low_frequency_factor", translation=FLOAT, applies=_is_llama3),
+    Mapped(
         "high_freq_factor", "rotary_high_frequency_factor", translation=FLOAT, applies=_is_llama3
     ),
-    Setting(
+    Mapped(
         "original_max_position_embeddings",
         "rotary_original_context_length",
         lambda source_model, values: values["context_length"],
