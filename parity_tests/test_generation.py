@@ -17,12 +17,12 @@ from parity_tests.generating import (
     prompts,
     torch_generate,
 )
-from tests.support.tiers import full_except
+from tests.support.tiers import full_after, full_except
 from torch_ref import generation as torch_generation
 from torch_ref.logits import filter_logits as torch_filter_logits
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", full_after(4, MODELS))
 def test_greedy_text_is_the_same_with_and_without_cache_on_both_sides(name):
     model, twin = pair(name)
     prompt = prompts()

@@ -13,6 +13,7 @@ from jaxformer import generation
 from jaxformer.config import TransformerLMConfig
 from jaxformer.parameters import split
 from parity_tests.generating import BASE, CONTEXT, TOKENS, V, build, pair, prompts, torch_generate
+from tests.support.tiers import full_after
 from torch_ref import generation as torch_generation
 from torch_ref.config import TransformerLMConfig as TorchTransformerLMConfig
 
@@ -25,7 +26,7 @@ def short_buckets(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["rotary", "relative"])
-@pytest.mark.parametrize("chunk", [1, 5, TOKENS])
+@pytest.mark.parametrize("chunk", full_after(1, [1, 5, TOKENS]))
 def test_a_cache_that_grows_gives_the_same_text(monkeypatch, name, chunk):
     model, _ = pair(name)
     mask = np.arange(7)[None, :] >= 7 - np.array([[4], [7], [1]])
@@ -180,7 +181,7 @@ def test_bfloat16_models_generate():
         assert drawn.max() < V
 
 
-@pytest.mark.parametrize(("batch", "num_kv_heads"), [(1, 4), (1, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize(("batch", "num_kv_heads"), full_after(2, [(1, 4), (3, 2), (1, 2), (3, 1)]))
 def test_the_loop_copies_no_cache(batch, num_kv_heads):
     """Each step writes its keys and values in place, whatever the batch and the groups."""
     model, _ = build(positions="rotary", head_dim=10, num_kv_heads=num_kv_heads, dtype=np.float32)

@@ -41,6 +41,7 @@ def language_model(**settings):
 
 @pytest.mark.parametrize("window", [pytest.param(None, marks=FULL), 50])
 @pytest.mark.parametrize("width", [pytest.param(1, marks=FULL), 200])
+@pytest.mark.tier("full")
 def test_blocks_of_queries_change_nothing(window, width):
     """A mask that is known when the core is traced saves keys and changes no result."""
     q, k, v = (RANDOM.normal(size=(2, 200, heads, 6)) for heads in (4, 2, 2))

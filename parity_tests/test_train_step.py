@@ -22,7 +22,7 @@ from jaxformer.train_step import TrainState, train_step
 from jaxformer.training.parallel import PmapStrategy, StepSpec
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch
-from tests.support.tiers import FULL
+from tests.support.tiers import FULL, full_after
 
 pytestmark = pytest.mark.optimized
 
@@ -49,7 +49,7 @@ def build_twin(model):
     return twin
 
 
-@pytest.mark.parametrize("logits_at_once", [chunked_loss.LOGITS_AT_ONCE, 2000])
+@pytest.mark.parametrize("logits_at_once", full_after(1, [chunked_loss.LOGITS_AT_ONCE, 2000]))
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=FULL), 3])
 def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, monkeypatch):
     """Also with the logits of some positions at a time, as a large vocabulary has them."""
@@ -129,6 +129,7 @@ def test_a_run_cut_into_calls_computes_the_same_bits():
 
 
 @pytest.mark.parametrize("accumulation", [1, pytest.param(2, marks=FULL)])
+@pytest.mark.tier("full")
 def test_eight_devices_drop_what_one_does(accumulation):
     one, parameters_of_one = run_parallel(1, dropout=0.3, accumulation=accumulation)
     eight, parameters_of_eight = run_parallel(8, dropout=0.3, accumulation=accumulation)
@@ -137,6 +138,7 @@ def test_eight_devices_drop_what_one_does(accumulation):
         np.testing.assert_allclose(value, parameters_of_eight[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.tier("full")
 def test_evaluation_over_devices_is_the_plain_mean():
     from jaxformer.char_data import evaluation_windows
     from jaxformer.losses import token_losses

@@ -169,6 +169,7 @@ def comparable(name):
     return not name.endswith("k_proj.bias")
 
 
+@pytest.mark.tier("full")
 def test_float64_trajectories_agree(oracles):
     candidate, reference = oracles
     np.testing.assert_allclose(candidate.losses, reference.losses, rtol=0, atol=1e-9)

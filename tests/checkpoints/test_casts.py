@@ -40,6 +40,7 @@ def all_to(dtype, *groups):
     }
 
 
+@pytest.mark.tier("full")
 def test_all_that_has_another_dtype_is_listed(rewrite, capsys):
     arrays = rewrite(all_to(ml_dtypes.bfloat16, "mu", "nu"))
     before = snapshot("run/checkpoints")

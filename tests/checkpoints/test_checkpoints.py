@@ -58,6 +58,7 @@ def copy(saved, tmp_path):
     return CheckpointFolder(tmp_path / "copy")
 
 
+@pytest.mark.tier("full")
 def test_saves_leave_nothing_in_memory(folder):
     """Without checkpoints/leak.py, TensorStore would keep four strings for each array."""
     layers = {f"layer{i}": np.zeros(2, np.float32) for i in range(200)}

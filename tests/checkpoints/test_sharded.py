@@ -81,6 +81,7 @@ def together(count, folder, *actions):
     ]
 
 
+@pytest.mark.tier("full")
 def test_two_processes_save_and_restore_together(saved, tmp_path):
     folder = CheckpointFolder(tmp_path / "checkpoints")
     shutil.copytree(saved[None].folder / "3", folder.folder / "9")

@@ -21,6 +21,7 @@ def source(tmp_path_factory):
     return hugging_face(tmp_path_factory.mktemp("source") / "hf", gpt2_state())
 
 
+@pytest.mark.tier("full")
 def test_a_port_holds_one_array_at_a_time(tmp_path):
     """600 MB in nine arrays, of 151 MB at most: 200 MB more than that are allowed."""
     size = {"D": 3072, "V": 12000, "T": 64}
@@ -57,6 +58,7 @@ print(json.dumps([status("VmHWM") - before, max(t.nbytes for t in tensors.values
 """
 
 
+@pytest.mark.tier("full")
 def test_safetensors_are_ported_where_there_is_no_torch(source, tmp_path):
     for target, flags in (("out.safetensors", []), ("run", []), ("out.pt", []), ("hf", ["hf"])):
         to = ["--to", *flags] if flags else []

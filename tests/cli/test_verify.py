@@ -13,7 +13,7 @@ from jaxformer.config import EncoderDecoderConfig
 from jaxformer.parity.report.files import load_report
 from jaxformer.parity.sources.checkpoints import make_twin
 from tests.support.ported import VOCABULARY, port, run_rejected
-from tests.support.tiers import SLOW, first_of_each, full_except
+from tests.support.tiers import SLOW, first_of_each, full_after, full_except
 from tests.support.verified import (
     changed,
     gpt2_formats,
@@ -128,12 +128,14 @@ def test_gradients_are_compared_by_default(llamas):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.tier("full")
 def test_rounding_is_measured_in_another_dtype(gpt2, dtype):
     code, lines = verify(gpt2["run"], gpt2["pt"], "--mode", "forward", "--dtype", dtype, *SHORT)
     assert code == 0
     assert f"forward, {dtype}" in "\n".join(lines)
 
 
+@pytest.mark.tier("full")
 def test_weights_that_were_rounded_once_are_no_bug(gpt2, tmp_path):
     port(gpt2["safetensors"], tmp_path / "low.safetensors", "--dtype", "bfloat16")
     code, lines = verify(gpt2["safetensors"], tmp_path / "low.safetensors", *SHORT)
@@ -146,7 +148,14 @@ def test_weights_that_were_rounded_once_are_no_bug(gpt2, tmp_path):
 
 @pytest.mark.parametrize(
     "mode",
-    [("train", "--steps", 3), ("train", "--steps", 2, "--dropout"), ("generate", "--tokens", 4)],
+    full_after(
+        2,
+        [
+            ("train", "--steps", 2, "--dropout"),
+            ("generate", "--tokens", 4),
+            ("train", "--steps", 3),
+        ],
+    ),
 )
 def test_training_and_generation(llamas, tmp_path, mode):
     dropout = {"attention_dropout": 0.1, "residual_dropout": 0.2}
@@ -163,6 +172,7 @@ def test_training_and_generation(llamas, tmp_path, mode):
     assert any("blocks.*.attention.position.interleaved  True" in line for line in lines)
 
 
+@pytest.mark.tier("full")
 def test_a_wrong_rotary_base_parts_training_and_generation(llamas, tmp_path):
     """The reference's tables are shared only if the candidate's are right."""
     wrong = changed(
@@ -173,6 +183,7 @@ def test_a_wrong_rotary_base_parts_training_and_generation(llamas, tmp_path):
         assert code == 1, lines
 
 
+@pytest.mark.tier("full")
 def test_a_text_is_read_with_the_vocabulary_of_either(nano, tmp_path):
     path, run = nano
     text = tmp_path / "letters.txt"
@@ -252,6 +263,7 @@ def test_what_got_worse_since_an_earlier_report_is_an_error(llamas, tmp_path):
     assert any("bug, it was rounding" in line for line in lines)
 
 
+@pytest.mark.tier("full")
 def test_an_encoder_and_decoder(tmp_path):
     config = EncoderDecoderConfig(
         d_model=24, num_heads=3, d_ff=35, context_length=17, source_vocab_size=31,
@@ -281,6 +293,7 @@ def test_an_encoder_and_decoder(tmp_path):
     assert "leave out --data" in line
 
 
+@pytest.mark.tier("full")
 def test_a_bert_with_and_without_its_pooler(tmp_path):
     transformers = pytest.importorskip("transformers")
     settings = transformers.BertConfig(

@@ -56,6 +56,7 @@ def run(*arguments, path=""):
     )
 
 
+@pytest.mark.tier("full")
 def test_a_real_process_ends_with_the_node(llamas, tmp_path):
     wrong = changed(
         llamas / "llama.safetensors", tmp_path / "wrong.safetensors",

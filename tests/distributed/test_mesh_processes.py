@@ -17,6 +17,7 @@ SELDOM = ["--sample-tokens", 0, "--eval-interval", 5, "--eval-batch-size", 64]
     ],
     ids=["fsdp", "fsdp and tensor"],
 )
+@pytest.mark.tier("full")
 def test_a_mesh_over_two_processes_is_the_run_of_one(tmp_path, empty_folder, each, mesh):
     (empty_folder / "text.txt").write_text(TEXT)
     flags = ["--strategy", "mesh", *mesh, "--d-ff", 32, "--batch-size", 8, *SELDOM, *DROPOUT]

@@ -189,6 +189,7 @@ def test_a_coordinator_that_does_not_answer_is_refused(refuse, text):
     refuse(["train", "--data", text, "--out", "run", *flags.split()], 9, *words)
 
 
+@pytest.mark.tier("full")
 def test_processes_that_do_not_come_are_reported(text, cache, empty_folder):
     with Processes(2, 1, *fresh(text, "run"), cache=cache, connect=2) as processes:
         processes.running[1].kill()

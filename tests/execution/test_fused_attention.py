@@ -29,6 +29,7 @@ from jaxformer.planning.topologies import Topology
 from jaxformer.training.parallel.mesh_layout import MeshLayout
 from jaxformer.training.parallel.sharding_rules import AXES
 from parity_tests.verdict import judge_rounding
+from tests.support.tiers import full_after
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -231,7 +232,7 @@ def compare(case, attend):
     judge_rounding(draws, np.dtype(np.float32))
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name != "soft cap"])
+@pytest.mark.parametrize("case", full_after(2, [name for name in CASES if name != "soft cap"]))
 def test_jax_is_asked_for_the_cores_attention(case, monkeypatch):
     """The call of cuDNN computed by XLA: the same arguments, another implementation."""
     original = jax.nn.dot_product_attention
@@ -248,7 +249,7 @@ def test_jax_is_asked_for_the_cores_attention(case, monkeypatch):
     compare(case, attend)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", full_after(2, CASES))
 def test_splash_attention_is_the_cores(case):
     compare(case, functools.partial(fused.fused_attention, "splash", interpret=True))
 

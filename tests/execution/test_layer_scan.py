@@ -14,6 +14,7 @@ from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import join_path
 from jaxformer.train_step import language_model_loss
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 from tests.support.tiny import losses, train
 
 CONFIG = TransformerLMConfig(
@@ -36,7 +37,7 @@ def make_gradient(definition, ids):
     return jax.jit(jax.value_and_grad(loss))
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", full_after(1, ["none", "full"]))
 def test_losses_and_gradients_are_the_same_in_float64(remat):
     """With dropout, whose keys differ from layer to layer."""
     definition, state = nnx.split(abstract(), nnx.Param)

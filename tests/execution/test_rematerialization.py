@@ -15,6 +15,7 @@ from jaxformer.execution.rematerialization import rematerialization, remateriali
 from jaxformer.layers import seed_dropout
 from jaxformer.parameters import abstract, merge, split
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 
 CONFIG = TransformerLMConfig(
     d_model=24, num_heads=3, num_layers=3, context_length=40, vocab_size=31, residual_dropout=0.2,
@@ -43,7 +44,7 @@ def gradient(definition, choice):
     return jax.jit(jax.value_and_grad(make_loss(definition, choice)))
 
 
-@pytest.mark.parametrize("choice", ["dots", "full"])
+@pytest.mark.parametrize("choice", full_after(1, ["dots", "full"]))
 def test_the_numbers_are_the_same(choice):
     """In float64, dropout included: what is computed again differs by rounding, if at all."""
     with jax.enable_x64(True):

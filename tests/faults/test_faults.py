@@ -8,8 +8,10 @@ from tests.faults import soak, table
 from tests.faults.__main__ import COLUMNS, FAULTS, main, run
 from tests.faults.tally import Tally
 from tests.faults.workbench import Workbench
+from tests.support.tiers import full_after
 
-# How many of each: of those that need a process for each injection one or two do.
+# How many of each, in the full tier: of those that need a process for each injection one or two do.
+# The default tier has one of each, and a few of those that take no time.
 FEW = {
     "kill -9, one process": 3,
     "SIGTERM and SIGINT": 2,
@@ -29,11 +31,17 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_a_few_of_each(name, bench):
-    tally = run(name, bench, FEW[name])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        *((name, max(1, few // 8)) for name, few in FEW.items()),
+        *full_after(0, FEW.items()),
+    ],
+)
+def test_a_few_of_each(name, count, bench):
+    tally = run(name, bench, count)
     assert tally.failures == []
-    assert tally.skipped or tally.injected == tally.held >= min(FEW[name], 1)
+    assert tally.skipped or tally.injected == tally.held >= 1
     assert (tally.durable_lost, tally.unreadable, tally.files_changed) == (0, 0, 0)
 
 

@@ -11,7 +11,7 @@ from jaxformer.parity.compare.reference_run import ReferenceRun
 from tests.support import mutants
 from tests.support.mutants import MUTANTS, REFERENCE_MUTANTS
 from tests.support.subjects import SUBJECTS, Mutated, subject
-from tests.support.tiers import SLOW, first_of_each, full_except
+from tests.support.tiers import SLOW, first_of_each, full_after, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -109,7 +109,7 @@ def test_there_are_enough():
     assert set(PLACES) <= {mutate.__name__ for mutate in MUTANTS}
 
 
-@pytest.mark.parametrize("name", FIRST_MODELS)
+@pytest.mark.parametrize("name", full_after(3, FIRST_MODELS))
 def test_without_a_mutant_nothing_is_found(name):
     found = subject(name)
     report = found.compare(found.fresh())

@@ -17,6 +17,7 @@ from jaxformer.planning.resources import estimate_from_programs
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 from tests.support.memory import run_python
+from tests.support.tiers import full_after
 from tests.support.tiny import ROOT, TEXT, TINY
 
 # One real step of nano, run twice: memory freed by the first is given back before the second.
@@ -72,7 +73,7 @@ def plan(capsys, *flags):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", full_after(1, [2, 1]))
 def test_what_stays_is_what_xla_is_given(count):
     config = TrainConfig.from_dict(
         {
@@ -114,6 +115,7 @@ def test_a_real_step_takes_what_was_predicted(monkeypatch):
     assert grown == pytest.approx(predicted, rel=0.1)
 
 
+@pytest.mark.tier("full")
 def test_planning_allocates_nothing_big():
     """A model of 3.2 GB, 12.9 GB with its moments."""
     assert run_python(LARGE) < 1e9

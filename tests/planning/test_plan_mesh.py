@@ -23,6 +23,7 @@ from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 from tests.planning.test_plan import plan
 from tests.support.memory import run_python
+from tests.support.tiers import full_after
 from tests.support.tiny import ROOT, TEXT, TINY
 
 LLAMA = {
@@ -84,7 +85,7 @@ def compiled(**settings):
     return estimate_from_programs(experiment, jax.devices(), {"training": program}), program
 
 
-@pytest.mark.parametrize(("fsdp", "tensor"), [(4, 2), (8, 1), (1, 1)])
+@pytest.mark.parametrize(("fsdp", "tensor"), full_after(1, [(4, 2), (8, 1), (1, 1)]))
 def test_what_stays_on_a_device_of_a_mesh_is_what_xla_is_given(fsdp, tensor):
     experiment = prepare(LLAMA, fsdp=fsdp, tensor=tensor)
     estimate, program = compiled(fsdp=fsdp, tensor=tensor)
@@ -113,6 +114,7 @@ def test_the_collectives_of_a_mesh_are_those_that_its_rules_make():
     )
 
 
+@pytest.mark.tier("full")
 def test_collectives_count_as_often_as_loops_run():
     """Loops over micro-batches and layers: what is put together is what the model says."""
 
@@ -134,6 +136,7 @@ def test_collectives_count_as_often_as_loops_run():
     assert expected == 2 * once
 
 
+@pytest.mark.tier("full")
 def test_a_real_step_on_a_mesh_takes_what_was_predicted(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     predicted, grown = run_python(REAL_STEP, timeout=600)

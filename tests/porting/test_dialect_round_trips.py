@@ -182,6 +182,7 @@ def strided(array: np.ndarray, way: int) -> np.ndarray:
 )
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(s=sizes(), dtype=st.sampled_from(DTYPES), way=st.integers(0, 3))
+@pytest.mark.tier("full")
 def test_random_configurations_come_back_bit_for_bit(dialect, s, dtype, way):
     source, told = MAKERS[dialect](s)
     random = np.random.default_rng(s["choice"])

@@ -35,7 +35,7 @@ from tests.support.ported_modules import (
     state_of,
     to_tensor,
 )
-from tests.support.tiers import first_of_each
+from tests.support.tiers import first_of_each, full_after
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -210,7 +210,7 @@ LONG: list[tuple[str, Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "make", "inputs"), LONG)
+@pytest.mark.parametrize(("family", "make", "inputs"), full_after(2, LONG))
 def test_a_module_computes_with_the_tables_it_came_with(family, make, inputs):
     source = perturb(make()).eval()
     arrays = inputs()

@@ -20,6 +20,7 @@ from parity_tests.families import charlm, encdec, prepost, unified
 from parity_tests.family_cases import MODULE_ROWS, SETTINGS
 from tests.porting.test_family_dialects import make, told
 from tests.support.ported_modules import same_bits, state_of
+from tests.support.tiers import full_after
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -48,7 +49,7 @@ def test_all_that_is_missing_or_unexpected_is_listed(row):
         assert f"unexpected {renamed}_" in message
 
 
-@pytest.mark.parametrize("row", WITH_ARRAYS, ids=str)
+@pytest.mark.parametrize("row", full_after(8, WITH_ARRAYS), ids=str)
 def test_no_array_may_have_another_shape(row):
     source = make(row, {})
     # Of each list the first, and a decoder's beside an encoder's.

@@ -70,6 +70,7 @@ def test_outputs_are_equal_at_the_tokens_beside_padding(case, source, target):
     assert_close(np.asarray(found)[real], expected.detach()[real], 1e-11)
 
 
+@pytest.mark.tier("full")
 def test_gradients_are_equal(case, source, target):
     ids = tokens(3)
     labels = np.roll(ids, -1, axis=1)

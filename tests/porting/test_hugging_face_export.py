@@ -21,7 +21,7 @@ from tests.support.hugging_face import (
     tokens,
 )
 from tests.support.hugging_face_cases import VOCAB
-from tests.support.tiers import full_except
+from tests.support.tiers import full_after, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -226,7 +226,7 @@ CANNOT_BE_HELD = [
 ]
 
 
-@pytest.mark.parametrize(("dialect", "settings", "words"), CANNOT_BE_HELD)
+@pytest.mark.parametrize(("dialect", "settings", "words"), full_after(8, CANNOT_BE_HELD))
 def test_what_a_dialect_cannot_hold_is_rejected(dialect, settings, words):
     with pytest.raises(UsageError, match="cannot hold this TransformerLM") as caught:
         to_torch(_model(**settings), dialect)

@@ -114,6 +114,7 @@ print(json.dumps([memory, *worst[memory], slow, *worst[slow]]))
 """
 
 
+@pytest.mark.tier("full")
 def test_memory_and_time_are_bounded(files, tmp_path):
     """In 2 GiB, no file rises above what a small file may, and none takes for ever."""
     (tmp_path / "list").write_text(

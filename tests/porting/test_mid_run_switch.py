@@ -15,6 +15,7 @@ from jaxformer.parameters import get_parameters, split
 from jaxformer.porting import from_torch, train_state_from_torch, train_state_to_torch
 from jaxformer.train_step import TrainState, train_step
 from parity_tests.families import encdec
+from tests.support.tiers import full_after
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -112,7 +113,7 @@ def all_in_jax(dialect):
     return run_jax(module, state, range(STEPS))[1]
 
 
-@pytest.mark.parametrize("dialect", MODELS)
+@pytest.mark.parametrize("dialect", full_after(1, MODELS))
 def test_torch_then_jax(dialect):
     model = new_model(dialect)
     optimizer = new_optimizer(model)

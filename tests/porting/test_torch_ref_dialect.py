@@ -25,7 +25,7 @@ from tests.support.ported_modules import (
     settings_of,
     state_of,
 )
-from tests.support.tiers import first_of_each
+from tests.support.tiers import first_of_each, full_after
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -138,7 +138,7 @@ def test_every_class_has_a_case():
     } - {"Block"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", full_after(12, CASES))
 def test_a_module_is_the_one_that_the_same_constructor_makes(name):
     make, arguments = CASES[name]
     torch.manual_seed(5)

@@ -37,6 +37,13 @@ def full_except(values: Sequence[Any], keep: Callable[..., bool]) -> list[Any]:
     return result
 
 
+def full_after(count: int, values: Iterable[Any]) -> list[Any]:
+    """Returns parameters of which the default tier runs the first ``count``."""
+    known = list(values)
+    first = known[:count]
+    return first + full_except(known[count:], lambda *_: False)
+
+
 def as_parameter(value: Any) -> Any:
     """Returns a plain parameter as pytest.param makes them."""
     return pytest.param(*value) if isinstance(value, tuple) else pytest.param(value)

@@ -16,6 +16,7 @@ from jaxformer.parameters import split
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel import MeshStrategy, PmapStrategy, StepSpec
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 from tests.support.tiny import TEXT, losses, resume, snapshot, steps, train
 
 
@@ -64,7 +65,9 @@ def test_a_state_that_is_not_finite_is_not_saved(text, capsys):
     )
 
 
-@pytest.mark.parametrize("strategy", [PmapStrategy, functools.partial(MeshStrategy, fsdp=2)])
+@pytest.mark.parametrize(
+    "strategy", full_after(1, [PmapStrategy, functools.partial(MeshStrategy, fsdp=2)])
+)
 def test_the_device_loop_stops_before_the_update(strategy):
     """Token 4 stands at one place of the corpus, and its embedding is infinite."""
     config = TransformerLMConfig(

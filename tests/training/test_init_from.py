@@ -112,6 +112,7 @@ def test_weights_alone_begin_at_step_0(checkpoint, text, tmp_path):
     assert all(not np.any(m) for m in arrays["mu"].values())
 
 
+@pytest.mark.tier("full")
 def test_cut_and_resumed_it_is_the_run_uncut(checkpoint, text, tmp_path):
     for name, counts in (("whole", [8]), ("cut", [5, 8])):
         for n, steps in enumerate(counts):
@@ -124,6 +125,7 @@ def test_cut_and_resumed_it_is_the_run_uncut(checkpoint, text, tmp_path):
     assert cut[1]["init_from"] == str(checkpoint)
 
 
+@pytest.mark.tier("full")
 def test_sampling_and_starting_again_from_the_run(checkpoint, text, tmp_path, capsys):
     out = tmp_path / "run"
     assert run("--init-from", checkpoint, "--data", text, "--steps", 4, "--out", out, *FLAGS) == 0

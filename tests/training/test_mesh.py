@@ -37,7 +37,7 @@ from tests.support.meshes import (
     run_with,
     state_of,
 )
-from tests.support.tiers import SLOW, full_except
+from tests.support.tiers import SLOW, full_after, full_except
 from tests.support.tiny import DROPOUT, losses, manifest, resume, train, train_arguments
 
 
@@ -118,7 +118,7 @@ def held(state):
     return sizes
 
 
-@pytest.mark.parametrize("mesh", ["data 8", "fsdp 8", "fsdp 4 x tensor 2"])
+@pytest.mark.parametrize("mesh", full_after(1, ["fsdp 4 x tensor 2", "data 8", "fsdp 8"]))
 def test_each_device_holds_its_part_and_no_more(mesh):
     config = dropping(LLAMA)
     strategy = make(config, mesh)
@@ -251,6 +251,7 @@ def test_what_does_not_fit_is_rejected(refuse, text, flags, code, words):
     refuse(train_arguments(text, "run", *flags), code, *words)
 
 
+@pytest.mark.tier("full")
 def test_a_run_resumes_bit_exact_and_on_another_mesh_up_to_rounding(text, capsys):
     mesh = ["--strategy", "mesh", "--devices", 8, "--fsdp", 2, "--tensor", 2, "--batch-size", 8]
     seldom = ["--eval-interval", 90, "--checkpoint-interval", 6, "--sample-tokens", 0]

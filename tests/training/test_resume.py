@@ -120,6 +120,7 @@ def wait_for(condition, process, seconds=60):
     pytest.fail("it did not happen")
 
 
+@pytest.mark.tier("full")
 def test_a_signal_while_compiling_saves_and_continues(text, empty_folder):
     process = start(*train_arguments(text, "run", "--steps", 3))
     wait_for(lambda: (empty_folder / "run" / "config.json").exists(), process)
@@ -133,6 +134,7 @@ def test_a_signal_while_compiling_saves_and_continues(text, empty_folder):
     assert sorted(losses("run")) == [1, 2, 3]
 
 
+@pytest.mark.tier("full")
 def test_a_second_signal_stops_at_once(text, empty_folder):
     process = start(*train_arguments(text, "run", "--steps", 100_000))
     wait_for(lambda: (empty_folder / "run" / "checkpoints" / "10").exists(), process)
@@ -224,6 +226,7 @@ def test_settings_that_are_not_the_experiment_may_change_and_are_reported(whole,
     assert manifest("run", 31)["config"]["optimizer"]["learning_rate"] == 0.001
 
 
+@pytest.mark.tier("full")
 def test_the_command_of_a_run_with_resume_added_continues(text):
     flags = ["--qkv-bias", "--no-tie-embeddings", "--norm", "rms_norm"]
     assert train(text, "run", "--steps", 5, *flags) == 0

@@ -9,6 +9,7 @@ from io import StringIO
 
 import jax
 import numpy as np
+import pytest
 from rich.console import Console
 
 from jaxformer.training.logging.progress import Reporter
@@ -81,6 +82,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(text):
     assert steps("run") == [best, 36, 40]
 
 
+@pytest.mark.tier("full")
 def test_micro_batches_and_devices_do_not_change_the_losses(text):
     """In float64, so that only the order of sums differs."""
     with jax.enable_x64(True):
