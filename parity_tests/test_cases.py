@@ -36,6 +36,7 @@ def test_float64_output_and_gradients_agree(pair):
 
 
 @pytest.mark.parametrize("pair", SOME_CASES, indirect=True, ids=lambda case: case.name)
+@pytest.mark.tier("full")
 def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
     for std in pair.case.stds():
         eager = pair.jax_eagerly(std)

@@ -14,6 +14,7 @@ from jaxformer.train_step import TrainState
 from jaxformer.training.parallel import PmapStrategy, StepSpec
 from jaxformer.training.parallel.device_loop import cut_windows
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 
 T = 13
 TEXT = load_corpus("python-docs").text[:20_011]
@@ -69,7 +70,7 @@ def test_the_device_cuts_the_windows_that_the_dataset_gives():
     np.testing.assert_array_equal(cut[1].reshape(24, T), targets)
 
 
-@pytest.mark.parametrize(("devices", "accumulation"), [(1, 1), (4, 3)])
+@pytest.mark.parametrize(("devices", "accumulation"), full_after(1, [(4, 3), (1, 1)]))
 def test_a_parallel_step_sees_every_window_of_its_batch(devices, accumulation):
     """With all weights zero but the head's bias, the loss is a function of the targets alone."""
     ids = ids_of(char_data)[0]

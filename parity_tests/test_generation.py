@@ -239,6 +239,7 @@ def test_sampling_needs_a_key():
         generation.generate(model, prompts(), 4)
 
 
+@pytest.mark.tier("full")
 def test_a_layer_with_full_attention_sees_past_the_window_through_the_cache():
     settings = {**MODELS["alternating_windows"], "full_attention_layers": ()}
     prompt = prompts()

@@ -82,6 +82,7 @@ def test_a_block_has_only_the_keys_that_its_queries_see():
 
 
 @pytest.mark.parametrize("positions", SOME_SCHEMES)
+@pytest.mark.tier("full")
 def test_later_tokens_have_no_gradient_on_earlier_outputs(positions, monkeypatch):
     model = language_model(positions=positions)
     tokens = RANDOM.integers(0, 23, (2, 9))

@@ -120,6 +120,7 @@ def test_eight_devices_and_one_give_the_same_losses(accumulation):
         np.testing.assert_allclose(value, parameters_of_eight[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.tier("full")
 def test_a_run_cut_into_calls_computes_the_same_bits():
     whole, parameters = run_parallel(2, dropout=0.3)
     cut, parameters_of_cut = run_parallel(2, dropout=0.3, per_call=4)

@@ -56,6 +56,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("a", "b"), first_of_each(PAIRS, lambda a, _: a == "folder"))
+@pytest.mark.tier("full")
 def test_every_format_equals_every_other(gpt2, a, b):
     code, lines = verify(gpt2[a], gpt2[b], "--mode", "forward", *SHORT)
     assert code == 0
@@ -120,6 +121,7 @@ def test_a_bug_is_code_1_and_the_last_line_names_the_node(llamas, tmp_path, a, b
     assert words in lines[-1]
 
 
+@pytest.mark.tier("full")
 def test_gradients_are_compared_by_default(llamas):
     code, lines = verify(llamas / "llama", llamas / "llama.safetensors", *SHORT)
     assert code == 0

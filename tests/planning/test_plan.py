@@ -107,6 +107,7 @@ def test_what_stays_is_what_xla_is_given(count):
     )
 
 
+@pytest.mark.tier("full")
 def test_a_real_step_takes_what_was_predicted(monkeypatch):
     """Measured on 2 cores: 0.4 to 1.2 % more; on a busy machine once a heap chunk (4 MiB) more."""
     # Eight devices have the threads of eight, each with memory of its own.

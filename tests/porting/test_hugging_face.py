@@ -48,6 +48,7 @@ def target(case, source):
     return from_torch(source, case.dialect)
 
 
+@pytest.mark.tier("full")
 def test_outputs_are_equal(source, target):
     ids = tokens()
     for found, expected in zip(

@@ -43,6 +43,7 @@ def test_a_wild_step_is_not_applied_and_not_saved(text, capsys):
     assert max(losses("run")) == step
 
 
+@pytest.mark.tier("full")
 def test_an_earlier_checkpoint_is_untouched_and_resumed(whole, capsys):
     shutil.copytree(whole, "run")
     before = snapshot("run/checkpoints")
