@@ -13,7 +13,7 @@ from jaxformer.config import EncoderDecoderConfig
 from jaxformer.parity.report.files import load_report
 from jaxformer.parity.sources.checkpoints import make_twin
 from tests.support.ported import VOCABULARY, port, run_rejected
-from tests.support.tiers import SLOW, first_of_each, full_after, full_except
+from tests.support.tiers import FULL, SLOW, first_of_each, full_except
 from tests.support.verified import (
     changed,
     gpt2_formats,
@@ -150,14 +150,11 @@ def test_weights_that_were_rounded_once_are_no_bug(gpt2, tmp_path):
 
 @pytest.mark.parametrize(
     "mode",
-    full_after(
-        2,
-        [
-            ("train", "--steps", 2, "--dropout"),
-            ("generate", "--tokens", 4),
-            ("train", "--steps", 3),
-        ],
-    ),
+    [
+        ("train", "--steps", 2, "--dropout"),
+        ("generate", "--tokens", 4),
+        pytest.param(("train", "--steps", 3), marks=FULL),
+    ],
 )
 def test_training_and_generation(llamas, tmp_path, mode):
     dropout = {"attention_dropout": 0.1, "residual_dropout": 0.2}
