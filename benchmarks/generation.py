@@ -11,7 +11,6 @@ runs only one side.
 """
 
 import argparse
-import dataclasses
 import functools
 import json
 import sys
@@ -171,7 +170,7 @@ def make_side(name: str, reference: Any) -> Write:
     from jaxformer.parameters import get_parameters
 
     twin = torch_ref.transformer_lm.TransformerLM(
-        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(candidate.config))
+        torch_ref.config.TransformerLMConfig(**candidate.config.settings())
     )
     arrays = export_arrays(get_parameters(candidate))
     twin.load_state_dict({path: torch.from_numpy(a.copy()) for path, a in arrays.items()})

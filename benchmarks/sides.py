@@ -153,7 +153,7 @@ class TorchRef:
 
         self.config, self.ids, self.device = config, ids, torch_device()
         model = torch_ref.transformer_lm.TransformerLM(
-            torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config.model))
+            torch_ref.config.TransformerLMConfig(**config.model.settings())
         )
         arrays = export_arrays(jax.jit(lambda: draw_parameters(config.model, config.seed))())
         model.load_state_dict({path: torch.from_numpy(a.copy()) for path, a in arrays.items()})

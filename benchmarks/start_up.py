@@ -163,7 +163,7 @@ def torch_stages(arguments: argparse.Namespace) -> dict[str, float]:
     tokenizer = CharTokenizer.train_from_text(text)
     ids, _ = train_validation_split(tokenizer.encode(text), config.model.context_length)
     stage.done("corpus")
-    settings = dataclasses.asdict(config.model)
+    settings = config.model.settings()
     settings["vocab_size"] = settings["vocab_size"] or tokenizer.vocabulary_size()
     model = TransformerLM(TransformerLMConfig(**settings)).to(device)
     optimizer = OptimizerConfig(**dataclasses.asdict(config.optimizer))

@@ -5,6 +5,7 @@ from flax import nnx
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import BLOCKS, Block, Norm
 from jaxformer.config import TransformerConfig, TransformerLMConfig
+from jaxformer.config_parts import RotaryScalingConfig
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.heads import HeadTransform, OutputBias
 from jaxformer.layers import Linear
@@ -28,17 +29,17 @@ def make_block(
     def norm(wanted: bool) -> Norm | None:
         return make_model_norm(config) if wanted else None
 
-    return BLOCKS[config.block](
+    return BLOCKS[config.block.block](
         make_attention(config, position=make_position(config, rngs=rngs), rngs=rngs),
         make_feed_forward(config, rngs=rngs),
         make_model_norm(config),
-        norm(not config.shared_norm),
+        norm(not config.block.shared_norm),
         cross_attention=make_attention(config, rngs=rngs) if cross_attention else None,
         cross_attention_norm=norm(cross_attention),
-        attention_output_norm=norm(config.branch_output_norm),
-        feed_forward_output_norm=norm(config.branch_output_norm),
-        cross_attention_output_norm=norm(cross_attention and config.branch_output_norm),
-        residual_dropout=config.residual_dropout,
+        attention_output_norm=norm(config.block.branch_output_norm),
+        feed_forward_output_norm=norm(config.block.branch_output_norm),
+        cross_attention_output_norm=norm(cross_attention and config.block.branch_output_norm),
+        residual_dropout=config.block.residual_dropout,
     )
 
 
@@ -46,47 +47,49 @@ def make_attention(
     config: TransformerConfig, *, position: NoPositions | None = None, rngs: nnx.Rngs
 ) -> MultiHeadAttention:
     """Returns the attention that a config describes, around a position scheme."""
+    part = config.attention
 
     def head_norm() -> Norm | None:
-        return _make_norm(config, config.head_width) if config.query_key_norm else None
+        return _make_norm(config, config.head_width) if part.query_key_norm else None
 
     return MultiHeadAttention(
         config.d_model,
-        config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        use_bias=config.qkv_bias,
-        output_bias=config.output_bias,
+        part.num_heads,
+        num_kv_heads=part.num_kv_heads,
+        head_dim=part.head_dim,
+        use_bias=part.qkv_bias,
+        output_bias=part.output_bias,
         position=position,
         q_norm=head_norm(),
         k_norm=head_norm(),
-        scale=config.attention_scale,
-        score_soft_cap=config.score_soft_cap,
-        attention_dropout=config.attention_dropout,
-        output_dropout=config.output_dropout,
+        scale=part.attention_scale,
+        score_soft_cap=part.score_soft_cap,
+        attention_dropout=part.attention_dropout,
+        output_dropout=part.output_dropout,
         rngs=rngs,
     )
 
 
 def make_position(config: TransformerConfig, *, rngs: nnx.Rngs) -> NoPositions:
     """Returns the position scheme inside the attention that a config describes."""
-    if config.positions == "rotary":
+    part, rotary = config.position, config.position.rotary
+    if part.positions == "rotary":
         return Rotary(
             config.head_width,
             config.context_length,
-            base=config.rotary_base,
-            fraction=config.rotary_fraction,
-            interleaved=config.rotary_interleaved,
-            scaling=make_rotary_scaling(config),
+            base=rotary.rotary_base,
+            fraction=rotary.rotary_fraction,
+            interleaved=rotary.rotary_interleaved,
+            scaling=make_rotary_scaling(rotary.scaling),
         )
-    if config.positions == "alibi":
-        return ALiBi(config.num_heads)
-    if config.positions == "relative":
-        return RelativePositions(config.max_relative_position, config.head_width, rngs=rngs)
+    if part.positions == "alibi":
+        return ALiBi(config.attention.num_heads)
+    if part.positions == "relative":
+        return RelativePositions(part.max_relative_position, config.head_width, rngs=rngs)
     return NoPositions()
 
 
-def make_rotary_scaling(config: TransformerConfig) -> RotaryScaling | None:
+def make_rotary_scaling(config: RotaryScalingConfig) -> RotaryScaling | None:
     """Returns the scaling of rotary frequencies that a config describes, if any."""
     if config.rotary_scaling == "none":
         return None
@@ -103,14 +106,15 @@ def make_feed_forward(
     config: TransformerConfig, *, rngs: nnx.Rngs
 ) -> FeedForward | GatedFeedForward:
     """Returns the feed-forward that a config describes."""
-    gated = config.activation in GATED
+    part = config.feed_forward
+    gated = part.activation in GATED
     return (GatedFeedForward if gated else FeedForward)(
         config.d_model,
-        config.d_ff,
-        activation=GATED.get(config.activation, config.activation),
-        use_bias=config.feed_forward_bias,
-        hidden_dropout=config.hidden_dropout,
-        output_dropout=config.feed_forward_dropout,
+        part.d_ff,
+        activation=GATED.get(part.activation, part.activation),
+        use_bias=part.feed_forward_bias,
+        hidden_dropout=part.hidden_dropout,
+        output_dropout=part.feed_forward_dropout,
         rngs=rngs,
     )
 
@@ -122,11 +126,11 @@ def make_model_norm(config: TransformerConfig) -> Norm:
 
 def _make_norm(config: TransformerConfig, features: int) -> Norm:
     return make_norm(
-        config.norm,
+        config.norm.norm,
         features,
-        eps=config.norm_eps,
-        use_bias=config.norm_bias,
-        unit_offset=config.norm_unit_offset,
+        eps=config.norm.norm_eps,
+        use_bias=config.norm.norm_bias,
+        unit_offset=config.norm.norm_unit_offset,
     )
 
 
@@ -134,21 +138,24 @@ def make_position_embedding(
     config: TransformerConfig, *, rngs: nnx.Rngs
 ) -> LearnedPositions | SinusoidalPositions | None:
     """Returns the positions that a config adds to the token embeddings, if any."""
-    if config.positions == "learned":
+    if config.position.positions == "learned":
         return LearnedPositions(
-            config.context_length, config.d_model, offset=config.position_offset, rngs=rngs
+            config.context_length, config.d_model, offset=config.position.position_offset, rngs=rngs
         )
-    if config.positions == "sinusoidal":
+    if config.position.positions == "sinusoidal":
         return SinusoidalPositions(config.context_length, config.d_model)
     return None
 
 
 def make_head_transform(config: TransformerLMConfig, *, rngs: nnx.Rngs) -> HeadTransform | None:
     """Returns the module that a config puts before the output projection, if any."""
-    if config.head != "masked_lm":
+    if config.head.head != "masked_lm":
         return None
     return HeadTransform(
-        config.d_model, make_model_norm(config), activation=config.activation, rngs=rngs
+        config.d_model,
+        make_model_norm(config),
+        activation=config.feed_forward.activation,
+        rngs=rngs,
     )
 
 
@@ -156,8 +163,8 @@ def make_lm_head(
     config: TransformerLMConfig, vocab_size: int, *, rngs: nnx.Rngs
 ) -> Linear | OutputBias | None:
     """Returns the projection to logits, the bias of a tied one, or None, as a config says."""
-    if config.head == "none":
+    if config.head.head == "none":
         return None
-    if not config.tie_embeddings:
-        return Linear(config.d_model, vocab_size, use_bias=config.head_bias, rngs=rngs)
-    return OutputBias(vocab_size) if config.head_bias else None
+    if not config.head.tie_embeddings:
+        return Linear(config.d_model, vocab_size, use_bias=config.head.head_bias, rngs=rngs)
+    return OutputBias(vocab_size) if config.head.head_bias else None

@@ -26,9 +26,9 @@ class Encoder(nnx.Module):
     """
 
     def __init__(self, config: TransformerConfig, num_layers: int, *, rngs: nnx.Rngs):
-        self.window = config.sliding_window
+        self.window = config.attention.sliding_window
         self.blocks = nnx.List([make_block(config, rngs=rngs) for _ in range(num_layers)])
-        self.final_norm = make_model_norm(config) if config.final_norm else None
+        self.final_norm = make_model_norm(config) if config.norm.final_norm else None
 
     def __call__(
         self,
@@ -75,11 +75,11 @@ class Decoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.causal = causal
-        self.window = config.sliding_window
+        self.window = config.attention.sliding_window
         self.blocks = nnx.List(
             [make_block(config, cross_attention=True, rngs=rngs) for _ in range(num_layers)]
         )
-        self.final_norm = make_model_norm(config) if config.final_norm else None
+        self.final_norm = make_model_norm(config) if config.norm.final_norm else None
 
     def __call__(
         self,
@@ -139,10 +139,14 @@ class EncoderDecoder(nnx.Module):
         self.source_embedding = Embedding(config.source_vocab_size, config.d_model, rngs=rngs)
         self.target_embedding = Embedding(config.target_vocab_size, config.d_model, rngs=rngs)
         self.position_embedding = make_position_embedding(config, rngs=rngs)
-        self.source_embedding_norm = make_model_norm(config) if config.embedding_norm else None
-        self.target_embedding_norm = make_model_norm(config) if config.embedding_norm else None
-        self.source_embedding_dropout = Dropout(config.embedding_dropout)
-        self.target_embedding_dropout = Dropout(config.embedding_dropout)
+        self.source_embedding_norm = (
+            make_model_norm(config) if config.embedding.embedding_norm else None
+        )
+        self.target_embedding_norm = (
+            make_model_norm(config) if config.embedding.embedding_norm else None
+        )
+        self.source_embedding_dropout = Dropout(config.embedding.embedding_dropout)
+        self.target_embedding_dropout = Dropout(config.embedding.embedding_dropout)
         self.encoder = Encoder(config, config.num_encoder_layers, rngs=rngs)
         self.decoder = Decoder(config, config.num_decoder_layers, causal=config.causal, rngs=rngs)
         self.lm_head = Linear(
@@ -198,6 +202,6 @@ class EncoderDecoder(nnx.Module):
             embedding,
             self.position_embedding,
             context_length=self.config.context_length,
-            scale=self.config.embedding_scale,
+            scale=self.config.embedding.embedding_scale,
         )
         return x if norm is None else norm(x)

@@ -141,7 +141,7 @@ def stream(
         raise ValueError(f"chunk must be at least 1: got {chunk}")
     if not model.config.causal:
         raise ValueError("only a causal model can generate: got causal=False")
-    if model.config.head == "none":
+    if model.config.head.head == "none":
         raise ValueError("only a model with a head can generate: got head='none'")
     if not greedy and key is None:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")

@@ -38,16 +38,18 @@ class TransformerLM(nnx.Module):
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, config.d_model, rngs=rngs)
         self.token_type_embedding = (
-            Embedding(config.num_token_types, config.d_model, rngs=rngs)
-            if config.num_token_types
+            Embedding(config.embedding.num_token_types, config.d_model, rngs=rngs)
+            if config.embedding.num_token_types
             else None
         )
         self.position_embedding = make_position_embedding(config, rngs=rngs)
-        self.embedding_norm = make_model_norm(config) if config.embedding_norm else None
-        self.embedding_dropout = Dropout(config.embedding_dropout)
+        self.embedding_norm = make_model_norm(config) if config.embedding.embedding_norm else None
+        self.embedding_dropout = Dropout(config.embedding.embedding_dropout)
         self.blocks = nnx.List([make_block(config, rngs=rngs) for _ in range(config.num_layers)])
-        self.final_norm = make_model_norm(config) if config.final_norm else None
-        self.pooler = Linear(config.d_model, config.d_model, rngs=rngs) if config.pooler else None
+        self.final_norm = make_model_norm(config) if config.norm.final_norm else None
+        self.pooler = (
+            Linear(config.d_model, config.d_model, rngs=rngs) if config.head.pooler else None
+        )
         self.head_transform = make_head_transform(config, rngs=rngs)
         self.lm_head = make_lm_head(config, config.vocab_size, rngs=rngs)
         initialize(self, config.initialization, config.num_layers, rngs)
@@ -85,7 +87,7 @@ class TransformerLM(nnx.Module):
             cache=cache,
             return_weights=return_weights,
         )
-        if self.config.head == "none":
+        if self.config.head.head == "none":
             return hidden
         if isinstance(hidden, tuple):
             hidden, weights = hidden
@@ -108,10 +110,7 @@ class TransformerLM(nnx.Module):
         if cache is not None and positions is None:
             positions = (start + jnp.arange(length))[None]
         x = self.embed(tokens, positions, token_types)
-        windows = [
-            None if layer in self.config.full_attention_layers else self.config.sliding_window
-            for layer in range(self.config.num_layers)
-        ]
+        windows = [self.config.window(layer) for layer in range(self.config.num_layers)]
         masks = {
             window: self_attention_mask(
                 length,
@@ -154,7 +153,7 @@ class TransformerLM(nnx.Module):
             self.token_embedding,
             self.position_embedding,
             context_length=self.config.context_length,
-            scale=self.config.embedding_scale,
+            scale=self.config.embedding.embedding_scale,
             added=types,
             positions=positions,
         )
@@ -168,14 +167,14 @@ class TransformerLM(nnx.Module):
         Raises:
             ValueError: there is none.
         """
-        if self.config.head == "none":
+        if self.config.head.head == "none":
             raise ValueError("logits need a head: got head='none'")
         if self.head_transform is not None:
             hidden = self.head_transform(hidden)
-        if self.config.tie_embeddings:
+        if self.config.head.tie_embeddings:
             hidden = self.token_embedding.attend(hidden)
         logits = hidden if self.lm_head is None else self.lm_head(hidden)
-        cap = self.config.logit_soft_cap
+        cap = self.config.head.logit_soft_cap
         return logits if cap is None else in_float32(lambda x: cap * jnp.tanh(x / cap), logits)
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:

@@ -1,6 +1,5 @@
 """The models whose generated tokens are compared, and functions that run both sides."""
 
-import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -91,7 +90,7 @@ def build(seed=7, dtype=np.float64, **settings):
     }
     model = merge(definition, {n: jnp.asarray(value, dtype) for n, value in parameters.items()})
     model.eval()
-    twin_config = TorchTransformerLMConfig(**dataclasses.asdict(config))
+    twin_config = TorchTransformerLMConfig(**config.settings())
     twin = TorchTransformerLM(twin_config).double().eval()
     arrays = export_arrays(parameters)
     twin.load_state_dict({name: torch.from_numpy(a) for name, a in arrays.items()}, strict=True)

@@ -69,7 +69,7 @@ def build(config=CONFIG, training=False):
     model = TransformerLM(config, rngs=nnx.Rngs(0))
     set_parameters(model, perturbed(model))
     twin = torch_ref.transformer_lm.TransformerLM(
-        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
+        torch_ref.config.TransformerLMConfig(**config.settings())
     )
     copy_to_torch(model, twin)
     model.train() if training else model.eval()

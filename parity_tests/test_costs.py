@@ -34,7 +34,7 @@ CONFIGS = {
 
 
 def twin_of(config):
-    return torch_ref.config.TransformerConfig(**dataclasses.asdict(config))
+    return torch_ref.config.TransformerConfig(**config.settings())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -79,7 +79,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_training_operations_are_those_that_torch_carries_out(name):
     config, length, batch = MODELS[name], 17, 3
-    twin_config = torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
+    twin_config = torch_ref.config.TransformerLMConfig(**config.settings())
     twin = torch_ref.transformer_lm.TransformerLM(twin_config)
     counted = torch_ref.costs.count_training_operations(twin, length)
     abstract = nnx.eval_shape(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))

@@ -1,6 +1,5 @@
 """Where a text ends, and what is kept of it: stop tokens, buckets, caches and their dtype."""
 
-import dataclasses
 import re
 
 import jax
@@ -147,7 +146,7 @@ def test_lengths_are_rounded_to_powers_of_two_and_halfway_between(monkeypatch):
 
 def test_caches_have_the_shape_and_dtype_asked_for():
     config = TransformerLMConfig(vocab_size=V, **{**BASE, "num_kv_heads": 2, "head_dim": 7})
-    torch_config = TorchTransformerLMConfig(**dataclasses.asdict(config))
+    torch_config = TorchTransformerLMConfig(**config.settings())
     caches = generation.make_cache(config, 3, 11, jnp.bfloat16)
     torch_caches = torch_generation.make_cache(torch_config, 3, 11, torch.bfloat16)
     assert len(caches) == len(torch_caches) == config.num_layers

@@ -43,7 +43,7 @@ def build(config=CONFIG):
 
 def build_twin(model):
     twin = torch_ref.transformer_lm.TransformerLM(
-        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(model.config))
+        torch_ref.config.TransformerLMConfig(**model.config.settings())
     )
     copy_to_torch(model, twin)
     return twin

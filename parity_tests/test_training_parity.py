@@ -64,7 +64,7 @@ def initial_parameters(config, dtype):
 
 
 def step_key(config, number):
-    uses_dropout = config.attention_dropout > 0
+    uses_dropout = config.attention.attention_dropout > 0
     return jax.random.fold_in(jax.random.key(9), number) if uses_dropout else None
 
 
@@ -120,7 +120,7 @@ def compiled_masks(config):
 def run_torch(dataset, config, dtype, seed=4):
     _, parameters = initial_parameters(config, dtype)
     twin = torch_ref.transformer_lm.TransformerLM(
-        torch_ref.config.TransformerLMConfig(**dataclasses.asdict(config))
+        torch_ref.config.TransformerLMConfig(**config.settings())
     ).to(getattr(torch, dtype))
     torch_ref.parameters.set_parameters(twin, export_arrays(parameters))
     optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(OPTIMIZER))

@@ -3,6 +3,7 @@
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args
 
@@ -17,17 +18,20 @@ MAX_ELEMENTS = 2**42
 FLOAT32_MAX, FLOAT32_TINY, FLOAT32_ROUNDING = (2 - 2**-23) * 2.0**127, 2.0**-126, 2.0**-25
 
 
-def check_types(cls: type, values: dict[str, Any]) -> None:
-    """Checks that values from outside have the types that the config class ``cls`` declares.
+def check_types(hints: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Checks that values from outside have the declared types.
+
+    Args:
+        hints: the types, by name.
+        values: the values, by the same names or some of them.
 
     Raises:
         ValueError: one has another type: True is no number, and 4.0 no integer.
     """
-    hints = typing.get_type_hints(cls)
-    for field in fields(cls):
-        if field.name in values and not _is_of_type(values[field.name], hints[field.name]):
-            kind = getattr(field.type, "__name__", str(field.type)).replace("Literal", "text")
-            raise ValueError(f"{field.name} must be {kind}: got {values[field.name]!r:.80}")
+    for name, value in values.items():
+        if not _is_of_type(value, hints[name]):
+            kind = getattr(hints[name], "__name__", str(hints[name])).replace("Literal", "text")
+            raise ValueError(f"{name} must be {kind}: got {value!r:.80}")
 
 
 def _is_of_type(value: Any, hint: Any) -> bool:

@@ -57,7 +57,7 @@ def count_training_operations(model: TransformerLM, length: int) -> int:
     forward = sum(block["attention"] + block["dense"] for block in blocks) // length
     heads = [model.head_transform and model.head_transform.proj, model.lm_head]
     head = sum(part.weight.numel() for part in heads if isinstance(part, Linear))
-    if model.config.tie_embeddings:
+    if model.config.head.tie_embeddings:
         head += model.token_embedding.weight.numel()
     return 3 * (forward + 2 * head)
 
@@ -100,7 +100,7 @@ def measure_blocks(
                     "d_model": config.d_model,
                     "attention_operations": 3 * batch_size * operations["attention"],
                     "dense_operations": 3 * batch_size * operations["dense"],
-                    "attention_weights": batch_size * config.num_heads * length**2,
+                    "attention_weights": batch_size * config.attention.num_heads * length**2,
                     "activations": batch_size * length * (config.d_model + d_ff),
                     "bytes": memory,
                 }

@@ -26,9 +26,9 @@ class Encoder(nn.Module):
 
     def __init__(self, config: TransformerConfig, num_layers: int):
         super().__init__()
-        self.window = config.sliding_window
+        self.window = config.attention.sliding_window
         self.blocks = nn.ModuleList([make_block(config) for _ in range(num_layers)])
-        self.final_norm = make_model_norm(config) if config.final_norm else None
+        self.final_norm = make_model_norm(config) if config.norm.final_norm else None
 
     def forward(
         self,
@@ -74,11 +74,11 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         self.causal = causal
-        self.window = config.sliding_window
+        self.window = config.attention.sliding_window
         self.blocks = nn.ModuleList(
             [make_block(config, cross_attention=True) for _ in range(num_layers)]
         )
-        self.final_norm = make_model_norm(config) if config.final_norm else None
+        self.final_norm = make_model_norm(config) if config.norm.final_norm else None
 
     def forward(
         self,
@@ -139,10 +139,14 @@ class EncoderDecoder(nn.Module):
         self.source_embedding = Embedding(config.source_vocab_size, config.d_model)
         self.target_embedding = Embedding(config.target_vocab_size, config.d_model)
         self.position_embedding = make_position_embedding(config)
-        self.source_embedding_norm = make_model_norm(config) if config.embedding_norm else None
-        self.target_embedding_norm = make_model_norm(config) if config.embedding_norm else None
-        self.source_embedding_dropout = Dropout(config.embedding_dropout)
-        self.target_embedding_dropout = Dropout(config.embedding_dropout)
+        self.source_embedding_norm = (
+            make_model_norm(config) if config.embedding.embedding_norm else None
+        )
+        self.target_embedding_norm = (
+            make_model_norm(config) if config.embedding.embedding_norm else None
+        )
+        self.source_embedding_dropout = Dropout(config.embedding.embedding_dropout)
+        self.target_embedding_dropout = Dropout(config.embedding.embedding_dropout)
         self.encoder = Encoder(config, config.num_encoder_layers)
         self.decoder = Decoder(config, config.num_decoder_layers, causal=config.causal)
         self.lm_head = Linear(config.d_model, config.target_vocab_size, use_bias=config.head_bias)
@@ -194,6 +198,6 @@ class EncoderDecoder(nn.Module):
             embedding,
             self.position_embedding,
             context_length=self.config.context_length,
-            scale=self.config.embedding_scale,
+            scale=self.config.embedding.embedding_scale,
         )
         return x if norm is None else norm(x)

@@ -131,7 +131,7 @@ def stream(
         raise ValueError(f"chunk must be at least 1: got {chunk}")
     if not model.config.causal:
         raise ValueError("only a causal model can generate: got causal=False")
-    if model.config.head == "none":
+    if model.config.head.head == "none":
         raise ValueError("only a model with a head can generate: got head='none'")
 
     def choose(logits_BV: torch.Tensor) -> torch.Tensor:

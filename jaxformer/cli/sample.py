@@ -159,7 +159,7 @@ def _check_model(config: "TransformerLMConfig", prompt_ids: "np.ndarray") -> Non
     vocab_size = config.vocab_size or 0
     if unknown := [int(i) for i in prompt_ids if not 0 <= i < vocab_size]:
         raise TextError(f"id {unknown[0]} of the prompt is outside the model's {vocab_size} tokens")
-    if not config.causal or config.head == "none":
+    if not config.causal or config.head.head == "none":
         raise UsageError("only a causal model with a head writes text, and this is none")
 
 

@@ -211,24 +211,25 @@ def slowed_by_dropout(config: "TransformerLMConfig", dtype: str) -> str | None:
     Returns:
         The reason; None if a kernel was chosen, or no fused kernel would be used anyway.
     """
-    if not config.attention_dropout or _choice.get() != "auto":
+    if not config.attention.attention_dropout or _choice.get() != "auto":
         return None
     call = AttentionCall(
         dtype,
         head_dim=config.head_width,
         queries=config.context_length,
         keys=config.context_length,
-        pattern=MaskPattern(config.causal, config.sliding_window),
-        bias=config.positions in ("alibi", "relative"),
-        soft_cap=config.score_soft_cap is not None,
+        pattern=MaskPattern(config.causal, config.attention.sliding_window),
+        bias=config.position.positions in ("alibi", "relative"),
+        soft_cap=config.attention.score_soft_cap is not None,
         precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     )
     kernel = choose_kernel(call)
     if kernel == "plain":
         return None
     return (
-        f"attention_dropout={config.attention_dropout} keeps attention out of the fused kernel "
-        f"({kernel}), which drops no weights; without it a step takes far less memory and time"
+        f"attention_dropout={config.attention.attention_dropout} keeps attention out of the fused "
+        f"kernel ({kernel}), which drops no weights; without it a step takes far less memory and "
+        "time"
     )
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from jaxformer.config_tree import flatten
 from jaxformer.errors import JaxformerError
 from jaxformer.hardware.units import format_count, format_file_size
 from jaxformer.porting.checkpoint import Checkpoint
@@ -67,7 +68,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _config(config: Any) -> Any:
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return dataclasses.asdict(config)
+        return flatten(config)
     return config
 
 

@@ -1,7 +1,7 @@
 """The numbers of each inspection of a trained model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -86,7 +86,7 @@ def attention(
         UsageError: there is no such layer or head, or the text is too long.
         TextError: the text has a character that the model does not know.
     """
-    layers, heads = run.config.num_layers, run.config.num_heads
+    layers, heads = run.config.num_layers, run.config.attention.num_heads
     _check_index("layer", layer, layers)
     if not isinstance(head, str):
         _check_index("head", head, heads)
@@ -161,9 +161,9 @@ def positions(
     length = length or config.context_length
     head_dim = config.head_width
     own = (model.position_embedding, model.blocks[0].attention.position)
-    fixed: list[Any] = [ALiBi(config.num_heads)]
+    fixed: list[Any] = [ALiBi(config.attention.num_heads)]
     if head_dim % 2 == 0:
-        fixed.insert(0, Rotary(head_dim, length, base=config.rotary_base))
+        fixed.insert(0, Rotary(head_dim, length, base=config.position.rotary.rotary_base))
     if config.d_model % 2 == 0:
         fixed.insert(0, SinusoidalPositions(length, config.d_model))
     try:
@@ -186,7 +186,7 @@ def masks(
         window: how many tokens a query sees on a side; default the model's, or a third of T.
         padded: how many tokens at the end are padding; default a quarter of T.
     """
-    window = window or run.config.sliding_window or -(-length // 3)
+    window = window or run.config.attention.sliding_window or -(-length // 3)
     padded = length // 4 if padded is None else padded
     tables = analysis.mask_tables(length, window=window, lengths=[length - padded])
     return {name: table[0] for name, table in tables.items()}
@@ -226,17 +226,16 @@ def measure_costs(
     """
     config = run.config
     configs = [
-        replace(
-            config,
+        config.replace(
             d_model=config.d_model * times,
-            num_heads=config.num_heads * times,
-            num_kv_heads=config.num_kv_heads and config.num_kv_heads * times,
-            d_ff=config.d_ff and config.d_ff * times,
+            num_heads=config.attention.num_heads * times,
+            num_kv_heads=config.key_value_heads * times,
+            d_ff=config.feed_forward_width * times,
             context_length=max(lengths),
         )
         for times in sorted(set(widths))
     ]
-    widest = replace(configs[-1], num_layers=1, vocab_size=None, full_attention_layers=())
+    widest = configs[-1].replace(num_layers=1, vocab_size=None, full_attention_layers=())
     weights = 4 * count_matrices(widest)
     # The gradient is as large.
     if 2 * weights > host_memory():

@@ -214,7 +214,7 @@ def _check_mode(mode: Mode, source: Source) -> None:
     config = source.config
     if isinstance(config, EncoderDecoderConfig):
         found = "an encoder and a decoder"
-    elif config.head == "none":
+    elif config.head.head == "none":
         found = "a model without a head"
     elif mode == "generate" and not config.causal:
         found = "a model that sees later tokens"

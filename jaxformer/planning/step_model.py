@@ -82,11 +82,11 @@ class _BlockWidths:
         head, kv_heads = config.head_width, config.key_value_heads
         return cls(
             model=config.d_model,
-            queries=config.num_heads * head // tensor,
+            queries=config.attention.num_heads * head // tensor,
             keys=kv_heads * head // (tensor if kv_heads % tensor == 0 else 1),
             hidden=config.feed_forward_width // tensor,
-            gates=2 if config.is_gated else 1,
-            heads=config.num_heads // tensor,
+            gates=2 if config.feed_forward.is_gated else 1,
+            heads=config.attention.num_heads // tensor,
         )
 
     def kept(self, remat: str) -> int:
@@ -119,7 +119,7 @@ class _StepModel:
     def __init__(self, config: TrainConfig, mesh: Mapping[str, int]):
         model = config.model
         # One block stands for all: they are alike, and to trace 80 of them takes a minute.
-        one = dataclasses.replace(model, num_layers=1, full_attention_layers=())
+        one = model.replace(num_layers=1, full_attention_layers=())
         self.module = nnx.eval_shape(lambda: TransformerLM(one, rngs=nnx.Rngs(0)))
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
         shapes = {join_path(path): variable.get_value() for path, variable in flat}

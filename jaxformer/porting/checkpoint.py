@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxformer.char_data import CharTokenizer
-from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.dialects import detect_dialect, find_dialect
@@ -204,9 +205,7 @@ def as_config(settings: Mapping[str, Any]) -> Any:
     if isinstance(inner, Mapping):
         settings = inner
     for cls in MODEL_OF_CONFIG:
-        fields = dataclasses.fields(cls)
-        needed = {f.name for f in fields if f.default is dataclasses.MISSING}
-        if needed <= settings.keys() <= {f.name for f in fields}:
+        if required_settings(cls) <= settings.keys() <= setting_types(cls).keys():
             try:
                 return from_dict(cls, dict(settings))
             except (ValueError, TypeError) as error:

@@ -36,7 +36,7 @@ def read_warm_start(path: Path, *, fresh: bool) -> WarmStart:
     checkpoint = open_checkpoint(path)
     plan = plan_language_model(checkpoint)
     model = plan.module.config
-    if not model.causal or model.head != "linear":
+    if not model.causal or model.head.head != "linear":
         raise UsageError(f"{path} holds a model that does not predict the next token")
     tokenizer = checkpoint.tokenizer(model.vocab_size)
     if tokenizer is None:

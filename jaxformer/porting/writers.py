@@ -73,7 +73,8 @@ class Output:
         """Returns jaxformer's config if the model has one, else the settings of its class."""
         module = self.plan.module
         if type(module) in MODEL_OF_CONFIG.values():
-            return dataclasses.asdict(module.config)
+            settings: dict[str, Any] = module.config.settings()
+            return settings
         settings = self.plan.module_mapping.settings(module)
         # Some settings of torch_ref are modules, which cannot be written.
         plain = {name: value for name, value in settings.items() if _is_plain(value)}
@@ -195,7 +196,8 @@ def _is_plain(value: Any) -> bool:
 
 def declared_order(module: Any) -> list[str]:
     """Returns the parameters' names in the order in which the model's constructor makes them."""
-    build = MODEL_OF_CONFIG.get(type(getattr(module, "config", None)))
+    config: Any = getattr(module, "config", None)
+    build = MODEL_OF_CONFIG.get(type(config))
     if build is None:
         return _parameters(module)
     names: list[str] = []

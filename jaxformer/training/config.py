@@ -1,11 +1,13 @@
 """The settings of a training run, free of JAX."""
 
 import dataclasses
+import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxformer.checks import check_integers
-from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+from jaxformer.checks import check_integers, check_types
+from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config_tree import flatten, from_dict
 
 # Writing so many takes minutes; a larger number is likely a typing error.
 MAX_SAMPLE_TOKENS = 100_000
@@ -93,7 +95,7 @@ class TrainConfig:
                 "attention_kernel must be auto, plain, cudnn or splash: got "
                 f"{self.attention_kernel!r}"
             )
-        if self.model.head == "none":
+        if self.model.head.head == "none":
             raise ValueError("training needs a model with a head: got head='none'")
         if self.batch_size % self.accumulation:
             raise ValueError(
@@ -110,7 +112,7 @@ class TrainConfig:
                 "fsdp and tensor need strategy='mesh': got "
                 f"strategy='pmap', fsdp={self.fsdp}, tensor={self.tensor}"
             )
-        heads, width = self.model.num_heads, self.model.feed_forward_width
+        heads, width = self.model.attention.num_heads, self.model.feed_forward_width
         if heads % self.tensor or width % self.tensor:
             choices = [n for n in range(1, heads + 1) if heads % n == 0 and width % n == 0]
             raise ValueError(
@@ -120,8 +122,9 @@ class TrainConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings as a plain dict, for JSON."""
-        return dataclasses.asdict(self)
+        """Returns the settings as a plain dict, for JSON: those of the model by name, in one."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**own, "model": self.model.settings(), "optimizer": flatten(self.optimizer)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
@@ -132,8 +135,11 @@ class TrainConfig:
         """
         if not isinstance(values, dict):
             raise ValueError(f"TrainConfig must be an object: got {type(values).__name__}")
-        values = dict(values)
-        values["model"] = from_dict(TransformerLMConfig, values.get("model", {}))
-        values["optimizer"] = from_dict(OptimizerConfig, values.get("optimizer", {}))
-        config: TrainConfig = from_dict(cls, values)
-        return config
+        model = from_dict(TransformerLMConfig, values.get("model", {}))
+        optimizer = from_dict(OptimizerConfig, values.get("optimizer", {}))
+        own = {name: value for name, value in values.items() if name not in ("model", "optimizer")}
+        types = typing.get_type_hints(cls)
+        if unknown := sorted(own.keys() - types.keys()):
+            raise ValueError(f"unknown TrainConfig settings: {', '.join(unknown)}")
+        check_types(types, own)
+        return cls(model=model, optimizer=optimizer, **own)

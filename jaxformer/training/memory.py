@@ -22,11 +22,11 @@ def count_matrices(model: TransformerLMConfig) -> int:
         model: with ``vocab_size`` set, or its table counts as empty.
     """
     width, vocabulary = model.d_model, model.vocab_size or 0
-    attention = 2 * width * model.head_width * (model.num_heads + model.key_value_heads)
-    block = attention + (3 if model.is_gated else 2) * width * model.feed_forward_width
-    tables = vocabulary * (1 if model.tie_embeddings or model.head == "none" else 2)
-    if model.positions == "learned":
-        tables += model.context_length + model.position_offset
+    attention = 2 * width * model.head_width * (model.attention.num_heads + model.key_value_heads)
+    block = attention + (3 if model.feed_forward.is_gated else 2) * width * model.feed_forward_width
+    tables = vocabulary * (1 if model.head.tie_embeddings or model.head.head == "none" else 2)
+    if model.position.positions == "learned":
+        tables += model.context_length + model.position.position_offset
     return model.num_layers * block + width * tables
 
 

@@ -213,8 +213,8 @@ def _summarize(experiment: Experiment, strategy: Strategy, folder: Path) -> dict
     devices = strategy.devices
     hosts = "" if processes.count() == 1 else f" in {processes.count()} processes"
     return {
-        "model": f"{model.num_layers} layers, {model.num_heads} heads, {model.d_model} wide, "
-        f"context {model.context_length}, {size} parameters",
+        "model": f"{model.num_layers} layers, {model.attention.num_heads} heads, "
+        f"{model.d_model} wide, context {model.context_length}, {size} parameters",
         "data": f"{experiment.corpus.name}, {len(experiment.corpus.text):,} characters, "
         f"{experiment.tokenizer.vocabulary_size()} different",
         "steps": f"{config.steps} of {config.batch_size} windows, {config.dtype}",

@@ -1,6 +1,5 @@
 """``jaxformer verify``: every format against every other, bugs named, every mode."""
 
-import dataclasses
 import importlib.util
 import itertools
 import json
@@ -274,7 +273,7 @@ def test_an_encoder_and_decoder(tmp_path):
         torch.nn.init.normal_(parameter, std=0.3)
     record = {"dialect": "torch_ref", "class": "EncoderDecoder"}
     path, wrong = tmp_path / "right.pt", tmp_path / "wrong.pt"
-    settings = dataclasses.asdict(config)
+    settings = config.settings()
     torch.save({"model": module.state_dict(), "config": settings, **record}, path)
     settings["activation"] = "gelu"
     torch.save({"model": module.state_dict(), "config": settings, **record}, wrong)

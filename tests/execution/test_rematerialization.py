@@ -72,7 +72,7 @@ def test_less_is_kept():
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(backward))
 
     none, dots, full = (kept(choice) for choice in ("none", "dots", "full"))
-    weights = 4 * config.num_layers * config.num_heads * batch * length**2
+    weights = 4 * config.num_layers * config.attention.num_heads * batch * length**2
     streams = 4 * config.num_layers * batch * length * config.d_model
     # The parameters, and the mask.
     own = 4 * sum(p.size for p in parameters.values()) + length**2

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 import jaxformer
-from jaxformer.config import OptimizerConfig, TransformerLMConfig, from_dict
+from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config_tree import flatten, from_dict, setting_types
 from jaxformer.parameters import abstract
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
@@ -29,11 +30,19 @@ def build(cls, **changes):
     return cls(**changes)
 
 
+def types_of(cls):
+    """The types of the settings of a class; those of a run without its model's."""
+    if cls is not TrainConfig:
+        return setting_types(cls)
+    own = {field.name for field in dataclasses.fields(cls)}
+    return {name: hint for name, hint in setting_types(cls).items() if name in own}
+
+
 def fields_of(cls, *types):
     return [
-        field.name
-        for field in dataclasses.fields(cls)
-        if any(re.search(rf"\b{kind}\b(?!, \.\.\.)", str(field.type)) for kind in types)
+        name
+        for name, hint in types_of(cls).items()
+        if any(re.search(rf"\b{kind}\b(?!, \.\.\.)", str(hint)) for kind in types)
     ]
 
 
@@ -66,7 +75,7 @@ MAY_BE_ZERO = {
 @pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=lambda x: getattr(x, "__name__", x))
 def test_zero_is_refused_where_it_makes_no_sense(cls, name):
     if name in MAY_BE_ZERO or name.endswith("_dropout"):
-        assert getattr(build(cls, **{name: 0}), name) == 0
+        assert flatten(build(cls, **{name: 0}))[name] == 0
     else:
         with pytest.raises(ValueError, match=f"{name} must .*: got 0"):
             build(cls, **{name: 0})
@@ -98,7 +107,11 @@ def test_zero_is_refused_where_it_makes_no_sense(cls, name):
         (TransformerLMConfig, {"head": "none", "head_bias": True}, "head='none' .*head_bias=True"),
         (TransformerLMConfig, {"head": "none", "logit_soft_cap": 3.0}, "logit_soft_cap=3.0"),
         (TransformerLMConfig, {"pooler": True}, "pooler needs causal=False"),
-        (TrainConfig, {"model": TransformerLMConfig(**MODEL, head="none")}, "head='none'"),
+        (
+            TrainConfig,
+            {"model": TransformerLMConfig(**MODEL, head="none")},
+            "head='none'",
+        ),
         (OptimizerConfig, {"beta2": 1.0}, r"beta2 must be in \[0, 1\): got 1.0"),
         (TrainConfig, {"seed": 2**63}, "seed must be in"),
         (TrainConfig, {"dtype": "float16"}, "dtype must be float32 or bfloat16: got 'float16'"),
@@ -118,7 +131,7 @@ def test_a_preset_survives_json(name):
 
 def test_layers_survive_json():
     model = TransformerLMConfig(**MODEL, sliding_window=3, full_attention_layers=(0, 1))
-    values = json.loads(json.dumps(dataclasses.asdict(model)))
+    values = json.loads(json.dumps(model.settings()))
     assert values["full_attention_layers"] == [0, 1]
     again = from_dict(TransformerLMConfig, values)
     assert again == model
@@ -168,7 +181,7 @@ def test_presets_are_the_published_recipes(name):
     config = PRESETS[name]()
     found = {
         **dataclasses.asdict(config),
-        **dataclasses.asdict(config.model),
+        **config.model.settings(),
         **dataclasses.asdict(config.optimizer),
     }
     biases = {found[f] for f in ("output_bias", "feed_forward_bias", "norm_bias")}
@@ -199,8 +212,12 @@ LLAMAS = {"llama-1b": 1_100_048_384, "llama-7b": 6_738_415_616, "llama-70b": 68_
 )
 def test_llama_presets_are_of_the_family(name):
     model = PRESETS[name]().model
-    assert (model.norm, model.activation, model.positions) == ("rms_norm", "swiglu", "rotary")
-    assert not model.tie_embeddings
+    assert (model.norm.norm, model.feed_forward.activation, model.position.positions) == (
+        "rms_norm",
+        "swiglu",
+        "rotary",
+    )
+    assert not model.head.tie_embeddings
     size = dataclasses.replace(model, vocab_size=model.vocab_size or 100)
     _, shapes = abstract(lambda: TransformerLM(size, rngs=nnx.Rngs(0)))
     assert {part.rpartition(".")[2] for part in shapes} == {"embedding", "kernel", "scale"}
@@ -216,9 +233,13 @@ def test_every_presets_docstring_is_an_experiment_record():
 def test_every_setting_is_read_by_something():
     package = Path(jaxformer.__file__).parent
     sources = "\n".join(
-        path.read_text() for path in package.rglob("*.py") if path.name != "config.py"
+        path.read_text()
+        for path in package.rglob("*.py")
+        if path.name not in ("config.py", "config_parts.py")
     )
-    names = {field.name for cls in CLASSES for field in dataclasses.fields(cls)}
+    names = {name for cls in CLASSES for name in types_of(cls)}
     # Rates of dropout are read as a group by StepSpec, and each by the part that it belongs to.
-    unread = {name for name in names if not re.search(rf"config\.(\w+\.)?{name}\b", sources)}
+    unread = {
+        name for name in names if not re.search(rf"(config|part|rotary)\.(\w+\.)*{name}\b", sources)
+    }
     assert unread == set()

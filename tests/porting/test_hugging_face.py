@@ -97,7 +97,7 @@ def test_gradients_are_equal(case, source, target):
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
         reference = expected[name].read()
-        if name.endswith("k_proj.bias") and target.config.positions != "rotary":
+        if name.endswith("k_proj.bias") and target.config.position.positions != "rotary":
             # It adds the same to all scores of a query, which the softmax does not see.
             noise = 1e-12 * np.abs(found[name.replace("k_proj", "q_proj")]).max()
             assert np.abs(gradient).max() <= noise

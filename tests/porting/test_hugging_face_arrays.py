@@ -193,8 +193,8 @@ def test_names_without_their_prefix_and_with_wrappers_are_read(name):
 def test_a_body_is_read_from_a_whole_model_on_request():
     arrays, config = _arrays("bert masked")
     body = from_torch(arrays, "bert", {**config, "class": "BertModel"}, ignore=["cls.*"])
-    assert body.config.head == "none"
-    assert not body.config.pooler
+    assert body.config.head.head == "none"
+    assert not body.config.head.pooler
     named = {k.removeprefix("bert."): a for k, a in arrays.items() if k.startswith("bert.")}
     assert bits_of(to_torch(body)) == bits_of(named)
 

@@ -1,7 +1,5 @@
 """nanoGPT's model and its ckpt.pt through ``from_torch`` and ``to_torch``."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch

@@ -215,7 +215,7 @@ def test_the_optimizer_is_left_out_where_it_must_be_or_shall_be(empty_folder):
 def test_a_model_is_loaded_by_our_names(sources, state, empty_folder):
     config, arrays, vocabulary = load_model(sources["safetensors"][0])
     assert isinstance(config, TransformerLMConfig)
-    assert (config.d_model, config.d_ff, config.num_layers) == (24, 35, 2)
+    assert (config.d_model, config.feed_forward.d_ff, config.num_layers) == (24, 35, 2)
     assert vocabulary is None
     fused = state["transformer.h.1.attn.c_attn.weight"].numpy()
     assert np.array_equal(arrays["blocks.1.attention.k_proj.kernel"], fused[:, 24:48])

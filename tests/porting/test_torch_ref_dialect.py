@@ -210,7 +210,11 @@ def test_a_config_of_ours_makes_a_model_of_arrays():
     again = from_torch(state, "torch_ref", config)
     np.testing.assert_array_equal(again(TOKENS), model(TOKENS))
     with pytest.raises(CheckpointError, match=r"missing blocks.2.attention.q_proj.weight \(target"):
-        from_torch(state, "torch_ref", TransformerLMConfig(vocab_size=V, num_layers=3, **SIZES))
+        from_torch(
+            state,
+            "torch_ref",
+            TransformerLMConfig(vocab_size=V, num_layers=3, **SIZES),
+        )
     del state["blocks.1.attention.k_proj.weight"]
     state["blocks.1.attention.key.weight"] = np.zeros((3, 5))
     with pytest.raises(CheckpointError) as refusal:

@@ -147,7 +147,7 @@ def run_target(target: Any, ids: np.ndarray, *arguments: Any, **more: Any) -> li
     """The same of the jaxformer model."""
     with wide_slopes():
         result = target(jnp.asarray(ids), *arguments, **more)
-    return [result, *([target.pooled(result)] if target.config.pooler else [])]
+    return [result, *([target.pooled(result)] if target.config.head.pooler else [])]
 
 
 def assert_close(found: Any, expected: Any, tolerance: float, of: str = "") -> None:

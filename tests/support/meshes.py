@@ -70,7 +70,7 @@ def make(config, mesh, accumulation=1, batch_size=BATCH):
         batch_size=batch_size,
         accumulation=accumulation,
         context_length=LENGTH,
-        uses_dropout=config.residual_dropout > 0,
+        uses_dropout=config.block.residual_dropout > 0,
     )
     devices = jax.local_devices()[:devices]
     if fsdp is None:

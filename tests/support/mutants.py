@@ -4,7 +4,6 @@ A mutant changes one module of one side and says which modules a report must nam
 the debugger.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -159,7 +158,7 @@ def model_mask(subject: Subject, candidate: Any, random: Random) -> Mutated | No
     """Changes the masks that the model makes: no causal mask, or a window off by one."""
     if not isinstance(candidate, TransformerLM) or not candidate.config.causal:
         return None
-    window = candidate.config.sliding_window
+    window = candidate.config.attention.sliding_window
     change = {"causal": False}
     if window is not None:
         change = choose([change, *[{"sliding_window": window + n} for n in (-1, 1)] * 2], random)

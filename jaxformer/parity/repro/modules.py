@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxformer.config import from_dict
+from jaxformer.config_tree import from_dict
 from jaxformer.errors import UsageError
 from jaxformer.parameters import join_path, merge
 from jaxformer.parity.matching.positions import give_tables, table_difference

@@ -42,7 +42,7 @@ def reference_recipe(
     unknown = {"library": "", "class": "", "config": {}, "why": "its class is not known here"}
     if config is None or home not in ("transformers", "torch_ref"):
         return unknown
-    settings = config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
+    settings = config.to_dict() if home == "transformers" else config.settings()
     found = {"library": home, "class": kind, "config": json.loads(json.dumps(settings))}
     try:
         whole = build_reference(home, kind, found["config"])
@@ -66,10 +66,10 @@ def candidate_recipe(module: Any, pair: Pair) -> dict[str, Any]:
     """
     config = getattr(module, "config", None)
     unknown = {"class": "", "config": {}, "why": "its settings are not known here"}
-    if type(config) not in MODEL_OF_CONFIG:
+    if config is None or type(config) not in MODEL_OF_CONFIG:
         return unknown
     kind = type(module).__name__
-    settings = json.loads(json.dumps(vars(config)))
+    settings = json.loads(json.dumps(config.settings()))
     for path in pair.candidate:
         original = jax_trace.resolve(module, path)[0]
         rebuilt = jax_trace.resolve(build_candidate(kind, settings), path)[0]

@@ -134,8 +134,10 @@ def in_rotary_layout_of(reference: Source, candidate: Source) -> Source:
     config = candidate.config
     if (
         not isinstance(config, TransformerLMConfig)
-        or config.positions != "rotary"
-        or config.rotary_interleaved == getattr(reference.config, "rotary_interleaved", None)
+        or config.position.positions != "rotary"
+        or not isinstance(reference.config, TransformerLMConfig)
+        or config.position.rotary.rotary_interleaved
+        == reference.config.position.rotary.rotary_interleaved
     ):
         return candidate
     attention = candidate.plan.module.blocks[0].attention
@@ -146,7 +148,7 @@ def in_rotary_layout_of(reference: Source, candidate: Source) -> Source:
         shapes = [outputs_first[0].shape]
         turned = (
             packing.pack(outputs_first)
-            if config.rotary_interleaved
+            if config.position.rotary.rotary_interleaved
             else packing.unpack(outputs_first, shapes)
         )
         return np.ascontiguousarray(np.moveaxis(turned[0], 0, -1))
@@ -162,7 +164,7 @@ def in_rotary_layout_of(reference: Source, candidate: Source) -> Source:
         tensors[name] = dataclasses.replace(tensors[name], read=read, storage=None)
     if reordered <= as_it_is:
         return candidate
-    same = dataclasses.replace(config, rotary_interleaved=not config.rotary_interleaved)
+    same = config.replace(rotary_interleaved=not config.position.rotary.rotary_interleaved)
     module = nnx.eval_shape(lambda: MODEL_OF_CONFIG[type(same)](same, rngs=nnx.Rngs(0)))
     plan = dataclasses.replace(candidate.plan, module=module, tensors=tensors)
     note = ", queries and keys reordered to A's rotary layout"
@@ -233,7 +235,7 @@ def make_twin(config: TransformerLMConfig | EncoderDecoderConfig) -> Any:
     import torch_ref.encoder_decoder
     import torch_ref.transformer_lm
 
-    same = getattr(torch_ref.config, type(config).__name__)(**dataclasses.asdict(config))
+    same = getattr(torch_ref.config, type(config).__name__)(**config.settings())
     if isinstance(config, TransformerLMConfig):
         return torch_ref.transformer_lm.TransformerLM(same)
     return torch_ref.encoder_decoder.EncoderDecoder(same)

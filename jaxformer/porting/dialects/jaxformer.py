@@ -1,11 +1,11 @@
 """Dialect ``jaxformer``: its own names and layout, for the models that have a config."""
 
-import dataclasses
 from typing import Any
 
 from flax import nnx
 
-from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig, from_dict
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_tree import from_dict, setting_types
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
@@ -20,10 +20,13 @@ def _rules(module: Any) -> Rules:
 
 
 def _module_mapping(model: Any, config: type) -> ModuleMapping:
-    known = [field.name for field in dataclasses.fields(config)]
 
     def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
-        values = {name: source_model.config[name] for name in known if name in source_model.config}
+        values = {
+            name: source_model.config[name]
+            for name in setting_types(config)
+            if name in source_model.config
+        }
         return model(from_dict(config, values), rngs=rngs)
 
     return ModuleMapping(
@@ -31,7 +34,7 @@ def _module_mapping(model: Any, config: type) -> ModuleMapping:
         model,
         build,
         _rules,
-        settings=lambda module: dataclasses.asdict(module.config),
+        settings=lambda module: module.config.settings(),
     )
 
 

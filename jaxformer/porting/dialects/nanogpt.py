@@ -81,12 +81,12 @@ def _settings(module: TransformerLM) -> dict[str, Any]:
     config = module.config
     return {
         "n_layer": config.num_layers,
-        "n_head": config.num_heads,
+        "n_head": config.attention.num_heads,
         "n_embd": config.d_model,
         "block_size": config.context_length,
-        "bias": config.norm_bias,
+        "bias": config.norm.norm_bias,
         "vocab_size": config.vocab_size,
-        "dropout": config.embedding_dropout,
+        "dropout": config.embedding.embedding_dropout,
     }
 
 

@@ -42,7 +42,7 @@ BODY = under(
 # Only a pre-norm model has a final norm, and some of those are without.
 FINAL_NORM = Conversion(
     lambda is_removed, values: values["block"] == "pre_norm" and not is_removed,
-    lambda final_norm, config: config.block == "pre_norm" and not final_norm,
+    lambda final_norm, config: config.block.block == "pre_norm" and not final_norm,
 )
 SETTINGS = (
     Mapped("hidden_size", "d_model"),

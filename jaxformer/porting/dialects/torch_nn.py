@@ -181,7 +181,7 @@ def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Encoder | Decoder:
         if source_model.has("layers.0.multihead_attn")
         else TorchEncoder(config, num_layers, rngs=rngs)
     )
-    if config.final_norm:
+    if config.norm.final_norm:
         kind = source_model.child("norm").kind
         if kind not in ("", "LayerNorm"):
             raise unsupported("the final norm", "be a LayerNorm", kind)

@@ -23,8 +23,8 @@ from jaxformer.config import (
     EncoderDecoderConfig,
     TransformerConfig,
     TransformerLMConfig,
-    from_dict,
 )
+from jaxformer.config_tree import from_dict
 from jaxformer.parameters import abstract
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
@@ -157,7 +157,7 @@ def _value(source_model: SourceModel, value: Any, rngs: nnx.Rngs) -> Any:
 
 def _model(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
     kept = getattr(source_model.module, "config", None)
-    settings = {**(vars(kept) if kept is not None else {}), **source_model.config}
+    settings = {**({} if kept is None else kept.settings()), **source_model.config}
     settings.pop("class", None)
     return CLASSES[source_model.kind](from_dict(CONFIGS[source_model.kind], settings), rngs=rngs)
 

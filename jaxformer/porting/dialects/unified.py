@@ -163,7 +163,7 @@ def _settings(module: TransformerLM) -> dict[str, Any]:
     return {
         **describe(module),
         "max_len": config.context_length,
-        "positions": config.positions,
+        "positions": config.position.positions,
     }
 
 

@@ -98,7 +98,8 @@ def architecture_of(module: Any) -> dict[str, Any]:
         values = dict(vars(node))
         config = values.pop("config", None)
         if isinstance(config, TransformerLMConfig | EncoderDecoderConfig):
-            values |= {name: getattr(config, name, None) for name in _USED_BY_THE_MODEL}
+            settings = config.settings()
+            values |= {name: settings.get(name) for name in _USED_BY_THE_MODEL}
         for name, value in values.items():
             if isinstance(value, RotaryScaling):
                 # Of a linear one the other numbers are not used.

@@ -208,8 +208,10 @@ class Mapped(Row):
 
     def write(self, config: Any) -> dict[str, Any]:
         """Gives the first source name the translated value of the first target field."""
-        value = getattr(config, self.written_from or _as_tuple(self.target)[0])
-        if value == self.omit or not self.applies(vars(config)):
+        settings = config.settings()
+        name = self.written_from or _as_tuple(self.target)[0]
+        value = settings[name] if name in settings else getattr(config, name)
+        if value == self.omit or not self.applies(settings):
             return {}
         return {_as_tuple(self.source)[0]: self.translation.to_source(value, config)}
 
@@ -238,7 +240,7 @@ class Required(Row):
 
     def write(self, config: Any) -> dict[str, Any]:
         """Gives the source name its value."""
-        return {self.source: self._expected(vars(config))} if self.is_written else {}
+        return {self.source: self._expected(config.settings())} if self.is_written else {}
 
     def _expected(self, values: Values) -> Any:
         return self.value(values) if callable(self.value) else self.value

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any
 
 from jaxformer.checks import MAX_INTEGER, check_types
+from jaxformer.config_tree import flatten, setting_types
 from jaxformer.errors import UsageError
 from jaxformer.storage.local_files import safe_repr
 
@@ -29,7 +30,7 @@ def check_settings(settings: Any, arrays: int) -> None:
             arrays.
     """
     if is_dataclass(settings) and not isinstance(settings, type):
-        settings = asdict(settings)
+        settings = flatten(settings)
     if not isinstance(settings, Mapping):
         return
     for name, value in _numbers(settings):
@@ -53,7 +54,7 @@ def check_config(config: Any) -> None:
         UsageError: one has not, or context_length is too large.
     """
     try:
-        check_types(type(config), {f.name: getattr(config, f.name) for f in fields(config)})
+        check_types(setting_types(type(config)), flatten(config))
     except ValueError as error:
         raise UsageError(str(error)) from None
     if config.context_length > MAX_CONTEXT:

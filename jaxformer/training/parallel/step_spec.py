@@ -65,9 +65,7 @@ class StepSpec:
             context_length=model.context_length,
             compute_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "bfloat16" else None,
             uses_dropout=any(
-                getattr(model, field.name) > 0
-                for field in dataclasses.fields(model)
-                if field.name.endswith("_dropout")
+                rate > 0 for name, rate in model.settings().items() if name.endswith("_dropout")
             ),
             eval_batch_size=config.eval_batch_size,
         )

@@ -81,7 +81,7 @@ def language_model(
     def write(module: TransformerLM) -> dict[str, Any]:
         return {
             "model_type": name,
-            "architectures": [body_class if module.config.head == "none" else whole_class],
+            "architectures": [body_class if module.config.head.head == "none" else whole_class],
             **write_settings(vocabulary, module.config),
             **NO_SPECIAL_TOKENS,
             **write_settings(settings, module.config),
@@ -139,7 +139,7 @@ def fused_block(module: TransformerLM, attention: str) -> Rules:
         attention: what the source calls its attention.
     """
     qkv = ("q_proj", "k_proj", "v_proj")
-    heads = FusedByHead(module.config.num_heads)
+    heads = FusedByHead(module.config.attention.num_heads)
     return (
         *under(
             "attention",

@@ -147,8 +147,8 @@ class RotaryPositions(Row):
         scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
         return {
             "rope_parameters": parameters,
-            "rope_theta": config.rotary_base,
-            "rope_scaling": scaling if _is_scaled(vars(config)) else None,
+            "rope_theta": config.position.rotary.rotary_base,
+            "rope_scaling": scaling if _is_scaled(config.settings()) else None,
         }
 
 
@@ -180,11 +180,11 @@ class SlidingWindow(Row):
 
     def write(self, config: TransformerLMConfig) -> dict[str, Any]:
         """Gives the window and the type of every layer."""
-        window = config.sliding_window
+        window = config.attention.sliding_window
         switch = {"use_sliding_window": window is not None} if self.has_switch else {}
         types = [
             "full_attention"
-            if window is None or layer in config.full_attention_layers
+            if window is None or layer in config.layers.full_attention_layers
             else "sliding_attention"
             for layer in range(config.num_layers)
         ]

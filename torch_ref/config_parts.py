@@ -1,0 +1,331 @@
+"""The settings of a model's parts: one frozen dataclass a part, which checks itself.
+
+They stand here and not beside the parts because the command line reads them, and the parts import
+JAX, which takes a second. ``builders`` makes the parts from them.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from .checks import (
+    check_choice,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    check_rate,
+)
+
+GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", GatedActivation]
+NormKind = Literal["layer_norm", "rms_norm"]
+BlockKind = Literal["pre_norm", "post_norm", "parallel"]
+PositionKind = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
+RotaryScalingKind = Literal["none", "linear", "llama3"]
+HeadKind = Literal["linear", "masked_lm", "none"]
+
+
+class Part:
+    """The checks of every part: numbers are finite, rates of dropout in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.name.endswith("_dropout"):
+                check_rate(self, field.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Part):
+    """The settings of an attention.
+
+    Raises:
+        ValueError: a setting is out of its range, not finite, or does not fit the others.
+    """
+
+    num_heads: int
+    """N, how many query heads."""
+    num_kv_heads: int | None = None
+    """K, how many key/value heads; default N."""
+    head_dim: int | None = None
+    """H, the width of a head; default D / N."""
+    qkv_bias: bool = True
+    """Whether the projections to queries, keys and values have biases."""
+    output_bias: bool = True
+    """Whether the attention's output projection has one."""
+    query_key_norm: bool = False
+    """Whether queries and keys are normalised, head by head."""
+    attention_scale: float | None = None
+    """What scores are multiplied by; default 1/sqrt(H)."""
+    score_soft_cap: float | None = None
+    """Bound on attention scores, by tanh; default none."""
+    sliding_window: int | None = None
+    """How many tokens a position sees on each side, itself included; default all."""
+    attention_dropout: float = 0.0
+    """Rate on attention weights."""
+    output_dropout: float = 0.0
+    """Rate on an attention's output."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "num_heads", "num_kv_heads", "head_dim")
+        check_positive(self, "attention_scale", "score_soft_cap", "sliding_window")
+        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                "num_heads must be divisible by num_kv_heads: got "
+                f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryScalingConfig(Part):
+    """How rotary frequencies are stretched for longer texts.
+
+    Raises:
+        ValueError: a setting is out of its range, not finite, or does not fit the others.
+    """
+
+    rotary_scaling: RotaryScalingKind = "none"
+    """How rotary frequencies are stretched for longer texts."""
+    rotary_scaling_factor: float = 1.0
+    """What they are divided by."""
+    rotary_low_frequency_factor: float = 1.0
+    """llama3: fewer turns than this over the original context are divided."""
+    rotary_high_frequency_factor: float = 4.0
+    """llama3: more turns than this are unchanged."""
+    rotary_original_context_length: int = 8192
+    """llama3: the context that the frequencies were trained for."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "rotary_scaling", get_args(RotaryScalingKind))
+        check_positive(self, "rotary_scaling_factor", "rotary_low_frequency_factor")
+        check_positive(self, "rotary_original_context_length")
+        if self.rotary_high_frequency_factor <= self.rotary_low_frequency_factor:
+            raise ValueError(
+                "rotary_high_frequency_factor must exceed rotary_low_frequency_factor: got "
+                f"{self.rotary_high_frequency_factor} and {self.rotary_low_frequency_factor}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(Part):
+    """The settings of rotary positions.
+
+    Raises:
+        ValueError: a setting is out of its range or not finite.
+    """
+
+    rotary_base: float = 10000.0
+    """Pair i of a head turns by position / base^(2i / width) radians."""
+    rotary_fraction: float = 1.0
+    """The share of a head that is turned."""
+    rotary_interleaved: bool = False
+    """Whether pairs are neighbours, or lie half a head apart."""
+    scaling: RotaryScalingConfig = RotaryScalingConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "rotary_base")
+        if not 0 < self.rotary_fraction <= 1:
+            raise ValueError(f"rotary_fraction must be in (0, 1]: got {self.rotary_fraction}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionConfig(Part):
+    """How a model knows a token's position.
+
+    Raises:
+        ValueError: a setting is out of its range, or belongs to another kind.
+    """
+
+    positions: PositionKind = "learned"
+    """How the model knows a token's position."""
+    position_offset: int = 0
+    """Which row of the learned table belongs to the first position (OPT: 2)."""
+    max_relative_position: int = 32
+    """The farthest distance that relative positions tell apart."""
+    rotary: RotaryConfig = RotaryConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "positions", get_args(PositionKind))
+        check_positive(self, "max_relative_position")
+        check_not_negative(self, "position_offset")
+        if self.position_offset and self.positions != "learned":
+            raise ValueError(
+                "position_offset needs positions='learned': got "
+                f"position_offset={self.position_offset}, positions={self.positions!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardConfig(Part):
+    """The settings of a feed-forward.
+
+    Raises:
+        ValueError: a setting is out of its range.
+    """
+
+    d_ff: int | None = None
+    """F, the feed-forward's width; default 4·D, or int(8·D / 3) where it is gated."""
+    activation: Activation = "gelu"
+    """Of the feed-forward; gelu is the exact one, the last three are gated."""
+    feed_forward_bias: bool = True
+    """Whether the feed-forward's projections have biases."""
+    hidden_dropout: float = 0.0
+    """Rate on a feed-forward's hidden activation."""
+    feed_forward_dropout: float = 0.0
+    """Rate on a feed-forward's output."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "activation", get_args(Activation))
+        check_positive(self, "d_ff")
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward multiplies its activation by a second projection."""
+        return self.activation in get_args(GatedActivation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormConfig(Part):
+    """The settings of all norms of a model.
+
+    Raises:
+        ValueError: a setting is out of its range, or belongs to another kind.
+    """
+
+    norm: NormKind = "layer_norm"
+    """Which norm."""
+    norm_eps: float = 1e-5
+    """What is added to the variance."""
+    norm_bias: bool = True
+    """Whether layer norms have a bias."""
+    norm_unit_offset: bool = False
+    """Whether RMS norms multiply by 1 + scale, and scale starts at 0 (Gemma)."""
+    final_norm: bool = True
+    """Whether the last block is followed by a norm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "norm", get_args(NormKind))
+        check_positive(self, "norm_eps")
+        if self.norm_unit_offset and self.norm != "rms_norm":
+            raise ValueError(f"norm_unit_offset needs norm='rms_norm': got norm={self.norm!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig(Part):
+    """How branches, norms and residual stream are combined.
+
+    Raises:
+        ValueError: a setting is out of its range, or belongs to another kind.
+    """
+
+    block: BlockKind = "pre_norm"
+    """How branches, norms and residual stream are combined."""
+    shared_norm: bool = False
+    """Whether attention and feed-forward of a parallel block share one norm (GPT-J, Phi)."""
+    branch_output_norm: bool = False
+    """Whether what a branch adds is normalised too (Gemma 2)."""
+    residual_dropout: float = 0.0
+    """Rate on what a branch adds to the residual stream."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "block", get_args(BlockKind))
+        if self.shared_norm and self.block != "parallel":
+            raise ValueError(f"shared_norm needs block='parallel': got block={self.block!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig(Part):
+    """The settings of what enters the first block.
+
+    Raises:
+        ValueError: a setting is out of its range or not finite.
+    """
+
+    embedding_scale: float | None = None
+    """What token embeddings are multiplied by; default 1."""
+    embedding_norm: bool = False
+    """Whether embeddings are normalised."""
+    embedding_dropout: float = 0.0
+    """Rate on what enters the first block."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "embedding_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMEmbeddingConfig(EmbeddingConfig):
+    """The settings of what enters the first block of a language model.
+
+    Raises:
+        ValueError: a setting is out of its range or not finite.
+    """
+
+    num_token_types: int = 0
+    """How many kinds of tokens have a row of their own, added to the token's (BERT: 2)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative(self, "num_token_types")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(Part):
+    """The settings of what makes logits of the last layer.
+
+    Raises:
+        ValueError: a setting is out of its range, or does not fit the others.
+    """
+
+    head: HeadKind = "linear"
+    """What makes logits of the last layer: a matrix, BERT's masked-LM head, or nothing."""
+    tie_embeddings: bool = True
+    """Whether the output head's matrix is the token embedding."""
+    head_bias: bool = False
+    """Whether the output head has a bias."""
+    logit_soft_cap: float | None = None
+    """Bound on logits, by tanh; default none."""
+    pooler: bool = False
+    """Whether the first token's output can be pooled (BERT)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "head", get_args(HeadKind))
+        check_positive(self, "logit_soft_cap")
+        if self.head == "none" and (self.head_bias or self.logit_soft_cap is not None):
+            raise ValueError(
+                "head='none' has neither bias nor cap: got "
+                f"head_bias={self.head_bias}, logit_soft_cap={self.logit_soft_cap}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerPattern(Part):
+    """Which layers differ from the others, by their indices from 0.
+
+    Raises:
+        ValueError: indices do not rise.
+    """
+
+    full_attention_layers: tuple[int, ...] = ()
+    """Which layers, from 0 and rising, see past the sliding window (Gemma 2, Qwen2)."""
+
+    def check(self, num_layers: int) -> None:
+        """Checks the indices against the number of layers.
+
+        Raises:
+            ValueError: they do not rise within [0, num_layers).
+        """
+        for field in fields(self):
+            layers = getattr(self, field.name)
+            if list(layers) != sorted({i for i in layers if 0 <= i < num_layers}):
+                raise ValueError(
+                    f"{field.name} must rise within [0, num_layers): got "
+                    f"{field.name}={layers}, num_layers={num_layers}"
+                )
