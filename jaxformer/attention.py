@@ -125,6 +125,11 @@ def _attend(
     return out_RMH.reshape(batch, num_heads, queries, -1), weights
 
 
+def _clip(bound: float, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    # Not by jnp.clip, whose derivative at the bounds themselves is a half, and torch's 1.
+    return jnp.where(jnp.abs(x) <= bound, x, jnp.sign(x) * bound)
+
+
 def _joined(blocks: list[Float[Array, "B N t _"]]) -> Float[Array, "B N T _"]:
     return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis=2)
 
@@ -199,6 +204,10 @@ class MultiHeadAttention(nnx.Module):
         position: a ``NoPositions``, ``Rotary``, ``ALiBi`` or ``RelativePositions``.
         q_norm: normalises each query over H, before ``position`` rotates it; ``k_norm`` each key.
         k_norm: see ``q_norm``.
+        norm_all_heads: q_norm is over N·H and k_norm over K·H, all heads at once (OLMo 2, arXiv
+            2501.00656).
+        norm_after_rotation: the norms follow ``position`` (HunYuan).
+        qkv_clip: where given, projected queries, keys and values are cut to ±qkv_clip (OLMo, MPT).
         scale: default 1/sqrt(H).
         score_soft_cap: see ``scaled_dot_product_attention``.
         attention_dropout: rate on the attention weights.
@@ -207,7 +216,7 @@ class MultiHeadAttention(nnx.Module):
 
     Raises:
         ValueError: num_heads is not divisible by num_kv_heads, or d_model by num_heads where
-            head_dim is not given.
+            head_dim is not given; or norm_all_heads and norm_after_rotation are both on.
     """
 
     def __init__(
@@ -223,6 +232,9 @@ class MultiHeadAttention(nnx.Module):
         position: NoPositions | None = None,
         q_norm: LayerNorm | RMSNorm | None = None,
         k_norm: LayerNorm | RMSNorm | None = None,
+        norm_all_heads: bool = False,
+        norm_after_rotation: bool = False,
+        qkv_clip: float | None = None,
         scale: float | None = None,
         score_soft_cap: float | None = None,
         attention_dropout: float = 0.0,
@@ -240,6 +252,8 @@ class MultiHeadAttention(nnx.Module):
                 "d_model must be divisible by num_heads: got "
                 f"d_model={d_model}, num_heads={num_heads}"
             )
+        if norm_all_heads and norm_after_rotation:
+            raise ValueError("norm_all_heads and norm_after_rotation exclude each other")
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
@@ -256,6 +270,9 @@ class MultiHeadAttention(nnx.Module):
         self.position = NoPositions() if position is None else position
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.norm_all_heads = norm_all_heads
+        self.norm_after_rotation = norm_after_rotation
+        self.qkv_clip = qkv_clip
         self.attention_dropout = Dropout(attention_dropout)
         self.output_dropout = Dropout(output_dropout)
 
@@ -286,13 +303,12 @@ class MultiHeadAttention(nnx.Module):
         self_attention = key is None
         key = query if key is None else key
         value = key if value is None else value
-        q_BTNH = self._heads(self.q_proj(query), self.num_heads)
-        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads)
+        over_all = self.norm_all_heads
+        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm if over_all else None)
+        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads, self.k_norm if over_all else None)
         v_BSKH = self._heads(self.v_proj(value), self.num_kv_heads)
-        if self.q_norm is not None:
-            q_BTNH = self.q_norm(q_BTNH)
-        if self.k_norm is not None:
-            k_BSKH = self.k_norm(k_BSKH)
+        if not (over_all or self.norm_after_rotation):
+            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
 
         start = jnp.int32(0) if cache is None else cache.length
         slots_T = start + jnp.arange(q_BTNH.shape[1])
@@ -301,6 +317,8 @@ class MultiHeadAttention(nnx.Module):
         key_positions = positions if self_attention else jnp.arange(k_BSKH.shape[1])[None]
         q_BTNH = self.position.rotate(q_BTNH, positions)
         k_BSKH = self.position.rotate(k_BSKH, key_positions)
+        if self.norm_after_rotation:
+            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
 
@@ -360,5 +378,21 @@ class MultiHeadAttention(nnx.Module):
         )
         return out_BTNH, weights_BNTS if return_weights else None
 
-    def _heads(self, x: Float[Array, "B T _"], num_heads: int) -> Float[Array, "B T N H"]:
+    def _heads(
+        self, x: Float[Array, "B T _"], num_heads: int, norm: LayerNorm | RMSNorm | None = None
+    ) -> Float[Array, "B T N H"]:
+        """A projection, cut and normalised where this comes before the heads are told apart."""
+        if self.qkv_clip is not None:
+            x = in_float32(functools.partial(_clip, self.qkv_clip), x)
+        if norm is not None:
+            x = norm(x)
         return x.reshape(*x.shape[:-1], num_heads, self.head_dim)
+
+    def _normalized(
+        self, q_BTNH: Float[Array, "B T N H"], k_BSKH: Float[Array, "B S K H"]
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"]]:
+        if self.q_norm is not None:
+            q_BTNH = self.q_norm(q_BTNH)
+        if self.k_norm is not None:
+            k_BSKH = self.k_norm(k_BSKH)
+        return q_BTNH, k_BSKH

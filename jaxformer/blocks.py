@@ -16,14 +16,15 @@ from jaxformer.execution.layer_scan import can_scan, scan_layers
 from jaxformer.execution.rematerialization import rematerialize
 from jaxformer.execution.sharding import gather_when_called, lay_out
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
-from jaxformer.layers import Dropout
+from jaxformer.layers import Dropout, in_float32
 from jaxformer.masks import causal_mask, combine_masks, window_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm
 Mask = Bool[Array, "B N T S"] | None
-Branch = tuple[Norm, Callable[[Hidden], Hidden]]
+# Its norm, the branch itself, and what is done to its result before it is added.
+Branch = tuple[Norm, Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]]
 
 
 class Block(nnx.Module):
@@ -45,6 +46,8 @@ class Block(nnx.Module):
         feed_forward_output_norm: a norm of the feed-forward's result.
         cross_attention_output_norm: a norm of the cross-attention's result.
         residual_dropout: rate on what each branch adds.
+        residual_scale: what each branch adds is multiplied by this number (Granite's
+            residual multiplier); below, it is a part of drop.
     """
 
     def __init__(
@@ -60,7 +63,9 @@ class Block(nnx.Module):
         feed_forward_output_norm: Norm | None = None,
         cross_attention_output_norm: Norm | None = None,
         residual_dropout: float = 0.0,
+        residual_scale: float = 1.0,
     ):
+        self.residual_scale = residual_scale
         self.attention = attention
         self.cross_attention: Any = cross_attention
         self.feed_forward = feed_forward
@@ -113,23 +118,31 @@ class Block(nnx.Module):
             if isinstance(result, tuple):
                 result, attention_weights = result
                 weights.append(attention_weights)
-            return self.attention_residual_dropout(_apply(self.attention_output_norm, result))
+            return _apply(self.attention_output_norm, result)
 
         def attend_to_memory(h: Hidden) -> Hidden:
             h = self.cross_attention(h, memory, mask=memory_mask)
-            h = _apply(self.cross_attention_output_norm, h)
-            return self.cross_attention_residual_dropout(h)
+            return _apply(self.cross_attention_output_norm, h)
 
         def feed(h: Hidden) -> Hidden:
-            h = _apply(self.feed_forward_output_norm, self.feed_forward(h))
-            return self.feed_forward_residual_dropout(h)
+            return _apply(self.feed_forward_output_norm, self.feed_forward(h))
 
         feed_norm = self.feed_forward_norm or self.attention_norm
-        branches: list[Branch] = [(self.attention_norm, attend), (feed_norm, feed)]
+        branches: list[Branch] = [
+            (self.attention_norm, attend, self._scaled(self.attention_residual_dropout)),
+            (feed_norm, feed, self._scaled(self.feed_forward_residual_dropout)),
+        ]
         if self.cross_attention_norm is not None:
-            branches.insert(1, (self.cross_attention_norm, attend_to_memory))
+            scaled = self._scaled(self.cross_attention_residual_dropout)
+            branches.insert(1, (self.cross_attention_norm, attend_to_memory, scaled))
         x = self.combine(x, branches)
         return (x, weights[0]) if return_weights else x
+
+    def _scaled(self, dropout: Dropout) -> Callable[[Hidden], Hidden]:
+        """What is done to a branch's result before it is added."""
+        if self.residual_scale == 1:
+            return dropout
+        return lambda h: in_float32(lambda y: y * self.residual_scale, dropout(h))
 
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """Returns the residual stream after all branches."""
@@ -145,8 +158,8 @@ class PreNormBlock(Block):
 
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """Returns the residual stream after all branches, by the formula of the class."""
-        for norm, branch in branches:
-            x = x + branch(norm(x))
+        for norm, branch, drop in branches:
+            x = x + drop(branch(norm(x)))
         return x
 
 
@@ -155,8 +168,21 @@ class PostNormBlock(Block):
 
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """Returns the residual stream after all branches, by the formula of the class."""
-        for norm, branch in branches:
-            x = norm(x + branch(x))
+        for norm, branch, drop in branches:
+            x = norm(x + drop(branch(x)))
+        return x
+
+
+class OutputNormBlock(Block):
+    """Computes x = x + drop(norm(branch(x))), branch after branch (OLMo 2, arXiv 2501.00656).
+
+    EXAONE 4 (arXiv 2507.11407) has it too.
+    """
+
+    def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
+        """Returns the residual stream after all branches, by the formula of the class."""
+        for norm, branch, drop in branches:
+            x = x + drop(norm(branch(x)))
         return x
 
 
@@ -168,10 +194,15 @@ class ParallelBlock(Block):
 
     def combine(self, x: Hidden, branches: Sequence[Branch]) -> Hidden:
         """Returns the residual stream after all branches, by the formula of the class."""
-        return x + sum(branch(norm(x)) for norm, branch in branches)
+        return x + sum(drop(branch(norm(x))) for norm, branch, drop in branches)
 
 
-BLOCKS = {"pre_norm": PreNormBlock, "post_norm": PostNormBlock, "parallel": ParallelBlock}
+BLOCKS = {
+    "pre_norm": PreNormBlock,
+    "post_norm": PostNormBlock,
+    "output_norm": OutputNormBlock,
+    "parallel": ParallelBlock,
+}
 
 
 def self_attention_mask(

@@ -8,12 +8,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxformer.layers import Dropout, Linear, in_float32
+from jaxformer.layers import Dropout, Linear, in_float32, widen
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes max(x, 0), with derivative 0 at 0."""
     return jax.nn.relu(x)
+
+
+def relu_squared(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Computes max(x, 0)² (Primer, arXiv 2109.08668)."""
+    return in_float32(lambda y: jnp.square(jax.nn.relu(y)), x)
 
 
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -71,16 +76,58 @@ def gelu_bloom(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return gelu_tanh(x, 0.79788456)
 
 
+def quick_gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Computes x · sigmoid(1.702 · x) (arXiv 1606.08415, section 2)."""
+    return in_float32(lambda y: y * jax.nn.sigmoid(1.702 * y), x)
+
+
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Computes x · sigmoid(x)."""
     return in_float32(jax.nn.silu, x)
 
 
+class XIELU(nnx.Module):
+    """Computes an activation whose two curvatures are trained (xIELU, arXiv 2411.13010).
+
+    a_p · x² + beta · x above 0, and a_n · (exp(min(x, eps)) - 1 - x) + beta · x elsewhere, with
+    a_p = softplus(alpha_p) and a_n = beta + softplus(alpha_n), so that a_p > 0 and a_n > beta.
+    ``alpha_p`` and ``alpha_n`` have shape (1,) and start where a_p and a_n are ``initial``.
+
+    Args:
+        initial: of a_p and a_n.
+        beta: the slope at 0.
+        eps: a small negative number that x is cut off at inside the exponential.
+    """
+
+    def __init__(self, *, initial: float = 0.8, beta: float = 0.5, eps: float = -1e-6):
+        self.initial = initial
+        self.beta = beta
+        self.eps = eps
+        self.alpha_p = nnx.Param(jnp.full((1,), math.log(math.expm1(initial))))
+        self.alpha_n = nnx.Param(jnp.full((1,), math.log(math.expm1(initial - beta))))
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns the activation of x, of any shape, in its dtype."""
+        wide = widen(x)
+        above, below = (
+            jax.nn.softplus(alpha[...].astype(wide.dtype)).reshape((1,) * x.ndim)
+            for alpha in (self.alpha_p, self.alpha_n)
+        )
+        curved = jnp.where(
+            wide > 0,
+            above * wide * wide,
+            (self.beta + below) * (jnp.expm1(jnp.minimum(wide, self.eps)) - wide),
+        )
+        return (curved + self.beta * wide).astype(x.dtype)
+
+
 ACTIVATIONS = {
     "relu": relu,
+    "relu_squared": relu_squared,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "gelu_bloom": gelu_bloom,
+    "quick_gelu": quick_gelu,
     "silu": silu,
 }
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
@@ -92,7 +139,7 @@ class FeedForward(nnx.Module):
     Args:
         d_model: D.
         d_ff: F, default 4·D.
-        activation: relu, gelu (exact), gelu_tanh, gelu_bloom or silu.
+        activation: one of ``ACTIVATIONS``, or xielu, which has parameters of its own: ``xielu``.
         use_bias: whether both projections have biases.
         hidden_dropout: rate on the hidden activation.
         output_dropout: rate on the result.
@@ -112,6 +159,7 @@ class FeedForward(nnx.Module):
     ):
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.activation = activation
+        self.xielu = XIELU() if activation == "xielu" else None
         self.up_proj = Linear(d_model, d_ff, use_bias=use_bias, rngs=rngs)
         self.down_proj = Linear(d_ff, d_model, use_bias=use_bias, rngs=rngs)
         self.hidden_dropout = Dropout(hidden_dropout)
@@ -119,7 +167,8 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the branch's output (B, T, D), in the dtype of x."""
-        hidden = self.hidden_dropout(ACTIVATIONS[self.activation](self.up_proj(x)))
+        activate = self.xielu or ACTIVATIONS[self.activation]
+        hidden = self.hidden_dropout(activate(self.up_proj(x)))
         return self.output_dropout(self.down_proj(hidden))
 
 
@@ -132,7 +181,7 @@ class GatedFeedForward(nnx.Module):
         d_model: D.
         d_ff: F, default int(8·D / 3), which keeps the parameters of a plain one of 4·D. It is
             used as given: no rounding to a multiple, no factor of 2/3.
-        activation: silu, gelu (exact), gelu_tanh or relu.
+        activation: one of ``ACTIVATIONS``.
         use_bias: whether the three projections have biases.
         hidden_dropout: rate on the product.
         output_dropout: rate on the result.

@@ -14,20 +14,29 @@ class HeadTransform(nnx.Module):
 
     Args:
         d_model: D.
-        norm: over D.
-        activation: see ``FeedForward``.
+        norm: over the result's width.
+        activation: one of ``ACTIVATIONS``.
+        out_features: the result's width, default D; ELECTRA's (arXiv 2003.10555) is that of its
+            embeddings.
         rngs: where the initial weights come from.
     """
 
     def __init__(
-        self, d_model: int, norm: LayerNorm | RMSNorm, *, activation: str = "gelu", rngs: nnx.Rngs
+        self,
+        d_model: int,
+        norm: LayerNorm | RMSNorm,
+        *,
+        activation: str = "gelu",
+        out_features: int | None = None,
+        rngs: nnx.Rngs,
     ):
         self.activation = activation
-        self.proj = Linear(d_model, d_model, rngs=rngs)
+        out_features = d_model if out_features is None else out_features
+        self.proj = Linear(d_model, out_features, rngs=rngs)
         self.norm = norm
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns what is projected to logits (B, T, D), in the dtype of x."""
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
+        """Returns what is projected to logits (B, T, out_features), in the dtype of x."""
         return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
 
 

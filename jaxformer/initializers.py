@@ -59,7 +59,8 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
       constructed (``torch.nn.Transformer``).
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
-    Norm scales are left as constructed in every scheme: at one, or at zero where one is added.
+    Norm scales are left as constructed in every scheme: at one, or at zero where one is added. So
+    are the two numbers of an ``XIELU``.
 
     Raises:
         ValueError: the scheme is unknown.
@@ -68,7 +69,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
         return
     for path, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):
         shape = parameter[...].shape
-        if path[-1] == "scale":
+        if path[-1] in ("scale", "alpha_p", "alpha_n"):
             continue
         if path[-1] == "bias":
             if scheme == "xavier_uniform":

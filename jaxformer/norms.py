@@ -17,19 +17,38 @@ from jaxformer.layers import widen
 class LayerNorm(nnx.Module):
     """Computes (x - mean) / sqrt(variance + eps) · scale + bias (arXiv 1607.06450, eq. 4).
 
-    The variance is the mean square distance from the mean, as in PyTorch; ``eps`` is PyTorch's
-    1e-5 (Flax's default is 1e-6).
+    The variance is the mean square distance from the mean, as in PyTorch.
+
+    Args:
+        features: D, or the last dimensions of x, such as (N, H): then scale and bias have this
+            shape, one row a head, and mean and variance are still those of the last dimension.
+        eps: PyTorch's default 1e-5; Flax's is 1e-6.
+        use_bias: whether there is a bias.
+        use_scale: whether there is a scale (OLMo, arXiv 2402.00838, has none).
+        unit_offset: the factor is 1 + scale, and scale starts at zero (Nemotron, arXiv 2402.16819).
+
+    Raises:
+        ValueError: unit_offset without a scale.
     """
 
-    def __init__(self, features: int, *, eps: float = 1e-5, use_bias: bool = True):
+    def __init__(
+        self,
+        features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        use_bias: bool = True,
+        use_scale: bool = True,
+        unit_offset: bool = False,
+    ):
         self.eps = eps
-        self.scale = nnx.Param(jnp.ones((features,)))
-        self.bias = nnx.Param(jnp.zeros((features,))) if use_bias else None
+        self.unit_offset = unit_offset
+        self.scale = _scale(features, use_scale, unit_offset)
+        self.bias = nnx.Param(jnp.zeros(features)) if use_bias else None
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
-        y = _standardize(wide, self.eps) * _like(self.scale[...], wide)
+        y = _scaled(_standardize(wide, self.eps), self.scale, self.unit_offset)
         if self.bias is not None:
             y = y + _like(self.bias[...], wide)
         return y.astype(x.dtype)
@@ -39,35 +58,48 @@ class RMSNorm(nnx.Module):
     """Computes x / sqrt(mean(x²) + eps) · scale (arXiv 1910.07467, eq. 4).
 
     With ``unit_offset`` the factor is 1 + scale, and scale starts at zero (Gemma, arXiv
-    2403.08295): the same norm, whose parameter weight decay would draw to one, not to zero.
+    2403.08295): the same norm, whose parameter weight decay would draw to one, not to zero. The
+    arguments are those of ``LayerNorm``.
     """
 
-    def __init__(self, features: int, *, eps: float = 1e-5, unit_offset: bool = False):
+    def __init__(
+        self,
+        features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        use_scale: bool = True,
+        unit_offset: bool = False,
+    ):
         self.eps = eps
         self.unit_offset = unit_offset
-        self.scale = nnx.Param(jnp.zeros((features,)) if unit_offset else jnp.ones((features,)))
+        self.scale = _scale(features, use_scale, unit_offset)
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
-        scale = _like(self.scale[...], wide)
-        factor = 1 + scale if self.unit_offset else scale
-        y = _divide_by_rms(wide, self.eps) * factor
+        y = _scaled(_divide_by_rms(wide, self.eps), self.scale, self.unit_offset)
         return y.astype(x.dtype)
 
 
 def make_norm(
-    kind: str, features: int, *, eps: float, use_bias: bool, unit_offset: bool = False
+    kind: str,
+    features: int | tuple[int, ...],
+    *,
+    eps: float,
+    use_bias: bool,
+    use_scale: bool = True,
+    unit_offset: bool = False,
 ) -> LayerNorm | RMSNorm:
-    """Returns the norm of this kind, ``layer_norm`` or ``rms_norm``.
+    """Returns the norm of this kind, ``layer_norm`` or ``rms_norm``, which never has a bias.
 
     Raises:
-        ValueError: the kind is unknown.
+        ValueError: the kind is unknown, or unit_offset is wanted without a scale.
     """
+    scaling = {"use_scale": use_scale, "unit_offset": unit_offset}
     if kind == "layer_norm":
-        return LayerNorm(features, eps=eps, use_bias=use_bias)
+        return LayerNorm(features, eps=eps, use_bias=use_bias, **scaling)
     if kind == "rms_norm":
-        return RMSNorm(features, eps=eps, unit_offset=unit_offset)
+        return RMSNorm(features, eps=eps, **scaling)
     raise ValueError(f"unknown norm {kind!r}")
 
 
@@ -113,6 +145,25 @@ def _mean(x: Float[Array, "... D"]) -> Float[Array, "... 1"]:
     return jnp.mean(x, axis=-1, keepdims=True)
 
 
-def _like(parameter: Float[Array, "D"], x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+def _scale(
+    features: int | tuple[int, ...], use_scale: bool, unit_offset: bool
+) -> nnx.Param[Array] | None:
+    if unit_offset and not use_scale:
+        raise ValueError("unit_offset needs a scale: got use_scale=False")
+    if not use_scale:
+        return None
+    return nnx.Param(jnp.zeros(features) if unit_offset else jnp.ones(features))
+
+
+def _scaled(
+    y: Float[Array, "... D"], scale: nnx.Param[Array] | None, unit_offset: bool
+) -> Float[Array, "... D"]:
+    if scale is None:
+        return y
+    factor = _like(scale[...], y)
+    return y * (1 + factor if unit_offset else factor)
+
+
+def _like(parameter: Float[Array, "..."], x: Float[Array, "... D"]) -> Float[Array, "... D"]:
     """The parameter in x's dtype and rank, so that it broadcasts explicitly."""
-    return parameter.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+    return parameter.astype(x.dtype).reshape((1,) * (x.ndim - parameter.ndim) + parameter.shape)

@@ -32,8 +32,12 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""] | int) -> Float[
 
 
 def decay_mask(parameters: Parameters) -> dict[str, bool]:
-    """Returns which parameters decay: those of two or more dimensions."""
-    return {name: value.ndim >= 2 for name, value in parameters.items()}
+    """Returns which parameters decay: those of two or more dimensions, but for norms."""
+    return {
+        # A norm's scale has two dimensions where it has a row a head.
+        name: value.ndim >= 2 and name.rpartition(".")[2] not in ("scale", "bias")
+        for name, value in parameters.items()
+    }
 
 
 def global_norm(gradients: Parameters) -> Float[Array, ""]:

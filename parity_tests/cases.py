@@ -81,6 +81,7 @@ def block(
             feed_forward_output_norm=side.norms.LayerNorm(D) if sandwich else None,
             cross_attention_output_norm=side.norms.LayerNorm(D) if sandwich and cross else None,
             residual_dropout=dropout,
+            residual_scale=settings.get("residual_scale", 1.0),
         )
 
     return build
@@ -198,6 +199,12 @@ def head_norm(side: Side) -> Any:
     return side.norms.RMSNorm(H)
 
 
+def wide_norm(heads: int, *, per_head: bool = False) -> Any:
+    """A norm of all heads' queries or keys: over all at once, or with a row of scales for each."""
+    features = (heads, H) if per_head else heads * H
+    return lambda side: side.norms.LayerNorm(features, use_bias=False)
+
+
 def integer(value: int) -> Any:
     """A plain number that is part of the call."""
     return lambda random: value
@@ -233,6 +240,15 @@ CASES = [
     Case("norms/layer-norm-eps", lambda s: s.norms.LayerNorm(D, eps=1e-2), FLOW),
     Case("norms/rms-norm", lambda s: s.norms.RMSNorm(D, eps=1e-6), FLOW),
     Case("norms/rms-norm-unit-offset", lambda s: s.norms.RMSNorm(D, unit_offset=True), FLOW),
+    Case("norms/layer-norm-plain", lambda s: s.norms.LayerNorm(D, use_scale=False, use_bias=False),
+         FLOW),
+    Case("norms/layer-norm-bias-alone", lambda s: s.norms.LayerNorm(D, use_scale=False), FLOW),
+    Case("norms/layer-norm-unit-offset", lambda s: s.norms.LayerNorm(D, unit_offset=True), FLOW),
+    Case("norms/layer-norm-per-head", lambda s: s.norms.LayerNorm((N, H)),
+         given(x=x(B, T, N, H))),
+    Case("norms/rms-norm-per-head", lambda s: s.norms.RMSNorm((N, H), unit_offset=True),
+         given(x=x(B, T, N, H))),
+    Case("norms/rms-norm-plain", lambda s: s.norms.RMSNorm(D, use_scale=False), FLOW),
     Case("positions/learned", lambda s: s.positions.LearnedPositions(13, D, **s.init),
          given(length=integer(T))),
     Case("positions/learned-at", lambda s: s.positions.LearnedPositions(13, D, **s.init),
@@ -272,6 +288,16 @@ CASES = [
     Case("attention/soft-cap", attention(score_soft_cap=3.0), MASKED, weights=True),
     Case("attention/query-key-norm", attention(q_norm=head_norm, k_norm=head_norm), MASKED,
          weights=True),
+    Case("attention/query-key-norm-per-head", attention(
+        q_norm=wide_norm(N, per_head=True), k_norm=wide_norm(K, per_head=True), num_kv_heads=K),
+         MASKED, weights=True),
+    Case("attention/query-key-norm-all-heads", attention(
+        rotary(), q_norm=wide_norm(N), k_norm=wide_norm(K), num_kv_heads=K, norm_all_heads=True),
+         MASKED, weights=True),
+    Case("attention/query-key-norm-after-rotation", attention(
+        rotary(), q_norm=head_norm, k_norm=head_norm, norm_after_rotation=True), MASKED,
+         weights=True),
+    Case("attention/clipped", attention(qkv_clip=0.3, num_kv_heads=K), MASKED, weights=True),
     Case("attention/one-head-alone", lambda s: s.attention.MultiHeadAttention(
         D, 1, head_dim=H, output_projection=False, **s.init), MASKED, weights=True),
     Case("attention/dropout", attention(attention_dropout=0.3, output_dropout=0.2), MASKED,
@@ -293,14 +319,15 @@ CASES = [
     *[
         Case(f"feed_forward/{activation}", lambda s, a=activation: s.feed_forward.FeedForward(
             D, F, activation=a, **FEED_FORWARD_DROPOUTS, **s.init), FLOW, dropout=True)
-        for activation in ("relu", "gelu", "gelu_tanh", "gelu_bloom", "silu")
+        for activation in ("relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", "relu_squared",
+                           "quick_gelu", "xielu")
     ],
     *[
         Case(f"feed_forward/gated-{activation}", lambda s, a=activation:
              s.feed_forward.GatedFeedForward(D, F, activation=a, use_bias=a == "gelu",
                                              **FEED_FORWARD_DROPOUTS, **s.init),
              FLOW, dropout=True)
-        for activation in ("silu", "gelu", "gelu_tanh")
+        for activation in ("silu", "gelu", "gelu_tanh", "quick_gelu")
     ],
     Case("feed_forward/default-width", lambda s: s.feed_forward.GatedFeedForward(D, **s.init),
          FLOW),
@@ -314,12 +341,23 @@ CASES = [
              weights=True, dropout=True)
         for kind in ("PreNormBlock", "PostNormBlock", "ParallelBlock")
     ],
+    Case("blocks/OutputNormBlock", block("OutputNormBlock", dropout=0.2), MASKED_FLOW,
+         weights=True, dropout=True),
+    Case("blocks/OutputNormBlock-decoder", block("OutputNormBlock", cross=True, dropout=0.2),
+         DECODING, weights=True, dropout=True),
+    *[
+        Case(f"blocks/{kind}-scaled", block(kind, cross=True, dropout=0.2, residual_scale=0.3),
+             DECODING, weights=True, dropout=True)
+        for kind in ("PreNormBlock", "PostNormBlock", "OutputNormBlock", "ParallelBlock")
+    ],
     Case("blocks/PreNormBlock-sandwich", block("PreNormBlock", cross=True, sandwich=True,
                                                dropout=0.2), DECODING, weights=True, dropout=True),
     Case("blocks/ParallelBlock-shared", block("ParallelBlock", shared=True, dropout=0.2),
          MASKED_FLOW, weights=True, dropout=True),
     Case("heads/transform", lambda s: s.heads.HeadTransform(
         D, s.norms.LayerNorm(D, eps=1e-12), activation="gelu", **s.init), FLOW),
+    Case("heads/transform-narrow", lambda s: s.heads.HeadTransform(
+        D, s.norms.LayerNorm(9), activation="relu_squared", out_features=9, **s.init), FLOW),
     Case("heads/bias", lambda s: s.heads.OutputBias(D), FLOW),
     Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True,
          dropout=True),

@@ -86,25 +86,23 @@ def fast_variance(self: Any, x: Any) -> Any:
 
 def post_norm_formula(self: Any, x: Any, branches: Any) -> Any:
     """Post-norm where pre-norm belongs."""
-    for norm, branch in branches:
-        x = norm(x + branch(x))
+    for norm, branch, drop in branches:
+        x = norm(x + drop(branch(x)))
     return x
 
 
 def sequential_formula(self: Any, x: Any, branches: Any) -> Any:
     """Branch after branch where they belong side by side."""
-    for norm, branch in branches:
-        x = x + branch(norm(x))
+    for norm, branch, drop in branches:
+        x = x + drop(branch(norm(x)))
     return x
 
 
 def no_residual(self: Any, x: Any, branches: Any) -> Any:
     """The first branch replaces the residual stream."""
-    (norm, branch), *rest = branches
-    x = branch(norm(x))
-    for norm, branch in rest:
-        x = x + branch(norm(x))
-    return x
+    (norm, branch, drop), *rest = branches
+    x = drop(branch(norm(x)))
+    return sequential_formula(self, x, rest)
 
 
 def dropout_before_activation(self: Any, x: Any) -> Any:
@@ -174,23 +172,21 @@ def without(cls: type, name: str, method: str = "__call__") -> Callable[[Patch],
 
 def output_norm_first(self: Any, x: Any, branches: Any) -> Any:
     """The output norms beside the input norms, in front of the branches."""
-    (first, attend), (second, attend_to_memory), (third, feed) = branches
+    norms, calls, drops = zip(*branches, strict=True)
     output_norms = [
         self.attention_output_norm, self.cross_attention_output_norm, self.feed_forward_output_norm
     ]  # fmt: skip
     self.attention_output_norm = self.cross_attention_output_norm = None
     self.feed_forward_output_norm = None
-    for norm, output_norm, branch in zip(
-        (first, second, third), output_norms, (attend, attend_to_memory, feed), strict=True
-    ):
-        x = x + branch(output_norm(norm(x)))
+    for norm, output_norm, branch, drop in zip(norms, output_norms, calls, drops, strict=True):
+        x = x + drop(branch(output_norm(norm(x))))
     return x
 
 
 def second_branch_bare(self: Any, x: Any, branches: Any) -> Any:
     """Side by side, but the second branch without its norm."""
-    (norm, attend), (_, feed) = branches
-    return x + attend(norm(x)) + feed(x)
+    (norm, attend, drop), (_, feed, drop_feed) = branches
+    return x + drop(attend(norm(x))) + drop_feed(feed(x))
 
 
 def run_with_masks(change: Callable[[Any], Any]) -> Callable[[Patch], None]:
@@ -228,6 +224,10 @@ MUTANTS = [
     Mutant("RMSNorm without eps", "norms/rms-norm", setting(norms.RMSNorm, "eps", 0.0)),
     Mutant("the scale's offset of one is ignored", "norms/rms-norm-unit-offset",
           setting(norms.RMSNorm, "unit_offset", False)),
+    Mutant("LayerNorm's offset of one is ignored", "norms/layer-norm-unit-offset",
+          setting(norms.LayerNorm, "unit_offset", False)),
+    Mutant("a norm per head is over all heads", "norms/layer-norm-per-head", replace(
+        norms, "_mean", lambda _: lambda x: jnp.mean(x, axis=(-2, -1), keepdims=True))),
     Mutant("learned positions start one row late", "positions/learned-offset",
           setting(positions.LearnedPositions, "offset", 1)),
     Mutant("sinusoids with sin and cos swapped", "positions/sinusoidal", replace(
@@ -266,6 +266,14 @@ MUTANTS = [
           swapped_attributes(attention.MultiHeadAttention, "k_proj", "v_proj")),
     Mutant("query heads share the wrong key heads", "attention/grouped-query",
           replace(attention, "scaled_dot_product_attention", interleaved_heads)),
+    Mutant("a norm of all heads is one of each", "attention/query-key-norm-all-heads", replace(
+        norms, "_mean", lambda _: lambda x: jnp.repeat(
+            jnp.mean(x.reshape(*x.shape[:-1], -1, 6), -1), 6, axis=-1))),
+    Mutant("queries are normalised before the rotation",
+          "attention/query-key-norm-after-rotation",
+          setting(attention.MultiHeadAttention, "norm_after_rotation", False)),
+    Mutant("projections are not clipped", "attention/clipped",
+          setting(attention.MultiHeadAttention, "qkv_clip", None)),
     Mutant("attention dropout left out", "attention/dropout",
           core(dropout=lambda _: None), "dropout"),
     Mutant("tanh GELU for the exact one", "feed_forward/gelu", lambda patch: patch.setitem(
@@ -273,6 +281,12 @@ MUTANTS = [
     Mutant("sqrt(2/pi) is not cut as BLOOM cuts it", "feed_forward/gelu_bloom",
           lambda patch: patch.setitem(
               feed_forward.ACTIVATIONS, "gelu_bloom", feed_forward.gelu_tanh)),
+    Mutant("ReLU is not squared", "feed_forward/relu_squared", lambda patch: patch.setitem(
+        feed_forward.ACTIVATIONS, "relu_squared", feed_forward.relu)),
+    Mutant("quick GELU is SiLU", "feed_forward/quick_gelu", lambda patch: patch.setitem(
+        feed_forward.ACTIVATIONS, "quick_gelu", feed_forward.silu)),
+    Mutant("xIELU's curvatures swapped", "feed_forward/xielu",
+          swapped_attributes(feed_forward.XIELU, "alpha_p", "alpha_n")),
     Mutant("gate and up swapped", "feed_forward/gated-silu",
           swapped_attributes(feed_forward.GatedFeedForward, "gate_proj", "up_proj")),
     Mutant("dropout before the activation", "feed_forward/gelu",
@@ -282,6 +296,12 @@ MUTANTS = [
           replace(blocks.PreNormBlock, "combine", lambda _: post_norm_formula)),
     Mutant("a parallel block in sequence", "blocks/ParallelBlock",
           replace(blocks.ParallelBlock, "combine", lambda _: sequential_formula)),
+    Mutant("an output norm in front of its branch", "blocks/OutputNormBlock",
+          replace(blocks.OutputNormBlock, "combine", lambda _: sequential_formula)),
+    Mutant("post-norm for output norm", "blocks/OutputNormBlock",
+          replace(blocks.OutputNormBlock, "combine", lambda _: post_norm_formula)),
+    Mutant("branches are not scaled", "blocks/PreNormBlock-scaled",
+          setting(blocks.Block, "residual_scale", 1.0)),
     Mutant("a residual sum is missing", "blocks/PreNormBlock",
           replace(blocks.PreNormBlock, "combine", lambda _: no_residual)),
     Mutant("norms of the branches swapped", "blocks/PostNormBlock",

@@ -166,6 +166,10 @@ class MultiHeadAttention(nn.Module):
         position: a ``NoPositions``, ``Rotary``, ``ALiBi`` or ``RelativePositions``.
         q_norm: normalises each query over H, before ``position`` rotates it; ``k_norm`` each key.
         k_norm: see ``q_norm``.
+        norm_all_heads: q_norm is over N·H and k_norm over K·H, all heads at once (OLMo 2, arXiv
+            2501.00656).
+        norm_after_rotation: the norms follow ``position`` (HunYuan).
+        qkv_clip: where given, projected queries, keys and values are cut to ±qkv_clip (OLMo, MPT).
         scale: default 1/sqrt(H).
         score_soft_cap: see ``scaled_dot_product_attention``.
         attention_dropout: rate on the attention weights.
@@ -173,7 +177,7 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ValueError: num_heads is not divisible by num_kv_heads, or d_model by num_heads where
-            head_dim is not given.
+            head_dim is not given; or norm_all_heads and norm_after_rotation are both on.
     """
 
     def __init__(
@@ -189,6 +193,9 @@ class MultiHeadAttention(nn.Module):
         position: NoPositions | None = None,
         q_norm: LayerNorm | RMSNorm | None = None,
         k_norm: LayerNorm | RMSNorm | None = None,
+        norm_all_heads: bool = False,
+        norm_after_rotation: bool = False,
+        qkv_clip: float | None = None,
         scale: float | None = None,
         score_soft_cap: float | None = None,
         attention_dropout: float = 0.0,
@@ -206,6 +213,8 @@ class MultiHeadAttention(nn.Module):
                 "d_model must be divisible by num_heads: got "
                 f"d_model={d_model}, num_heads={num_heads}"
             )
+        if norm_all_heads and norm_after_rotation:
+            raise ValueError("norm_all_heads and norm_after_rotation exclude each other")
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
@@ -220,6 +229,9 @@ class MultiHeadAttention(nn.Module):
         self.position = NoPositions() if position is None else position
         self.q_norm = q_norm
         self.k_norm = k_norm
+        self.norm_all_heads = norm_all_heads
+        self.norm_after_rotation = norm_after_rotation
+        self.qkv_clip = qkv_clip
         self.attention_dropout = Dropout(attention_dropout)
         self.output_dropout = Dropout(output_dropout)
 
@@ -254,19 +266,20 @@ class MultiHeadAttention(nn.Module):
         self_attention = key is None
         key = query if key is None else key
         value = key if value is None else value
-        q_BTNH = self._heads(self.q_proj(query), self.num_heads)
-        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads)
+        over_all = self.norm_all_heads
+        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm if over_all else None)
+        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads, self.k_norm if over_all else None)
         v_BSKH = self._heads(self.v_proj(value), self.num_kv_heads)
-        if self.q_norm is not None:
-            q_BTNH = self.q_norm(q_BTNH)
-        if self.k_norm is not None:
-            k_BSKH = self.k_norm(k_BSKH)
+        if not (over_all or self.norm_after_rotation):
+            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
 
         start = 0 if cache is None else cache.length
         if _overrides(self.position, "rotate"):
             positions = _slots(start, query) if positions is None else positions
             q_BTNH = self.position.rotate(q_BTNH, positions)
             k_BSKH = self.position.rotate(k_BSKH, positions if self_attention else _slots(0, key))
+        if self.norm_after_rotation:
+            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
 
@@ -310,8 +323,24 @@ class MultiHeadAttention(nn.Module):
             return out
         return out, weights_BNTS
 
-    def _heads(self, x: torch.Tensor, num_heads: int) -> torch.Tensor:
+    def _heads(
+        self, x: torch.Tensor, num_heads: int, norm: LayerNorm | RMSNorm | None = None
+    ) -> torch.Tensor:
+        """A projection, cut and normalised where this comes before the heads are told apart."""
+        if self.qkv_clip is not None:
+            x = x.clamp(-self.qkv_clip, self.qkv_clip)
+        if norm is not None:
+            x = norm(x)
         return x.reshape(*x.shape[:-1], num_heads, self.head_dim)
+
+    def _normalized(
+        self, q_BTNH: torch.Tensor, k_BSKH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.q_norm is not None:
+            q_BTNH = self.q_norm(q_BTNH)
+        if self.k_norm is not None:
+            k_BSKH = self.k_norm(k_BSKH)
+        return q_BTNH, k_BSKH
 
 
 def _slots(start: int, x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ from torch_ref.norms import LayerNorm, RMSNorm
 
 Norm = LayerNorm | RMSNorm
 Mask = torch.Tensor | None
-Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor]]
+# Its norm, the branch itself, and what is done to its result before it is added.
+Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
 
 
 class Block(nn.Module):
@@ -40,6 +41,8 @@ class Block(nn.Module):
         feed_forward_output_norm: a norm of the feed-forward's result.
         cross_attention_output_norm: a norm of the cross-attention's result.
         residual_dropout: rate on what each branch adds.
+        residual_scale: what each branch adds is multiplied by this number (Granite's
+            residual multiplier); below, it is a part of drop.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class Block(nn.Module):
         feed_forward_output_norm: Norm | None = None,
         cross_attention_output_norm: Norm | None = None,
         residual_dropout: float = 0.0,
+        residual_scale: float = 1.0,
     ):
         super().__init__()
+        self.residual_scale = residual_scale
         self.attention = attention
         self.cross_attention = cross_attention
         self.feed_forward = feed_forward
@@ -109,25 +114,33 @@ class Block(nn.Module):
             if return_weights:
                 h, attention_weights = h
                 weights.append(attention_weights)
-            return self.attention_residual_dropout(_apply(self.attention_output_norm, h))
+            return _apply(self.attention_output_norm, h)
 
         def attend_to_memory(h: torch.Tensor) -> torch.Tensor:
             assert self.cross_attention is not None
-            assert self.cross_attention_residual_dropout is not None
             h = self.cross_attention(h, memory, mask=memory_mask)
-            h = _apply(self.cross_attention_output_norm, h)
-            return self.cross_attention_residual_dropout(h)
+            return _apply(self.cross_attention_output_norm, h)
 
         def feed(h: torch.Tensor) -> torch.Tensor:
-            h = _apply(self.feed_forward_output_norm, self.feed_forward(h))
-            return self.feed_forward_residual_dropout(h)
+            return _apply(self.feed_forward_output_norm, self.feed_forward(h))
 
         feed_norm = self.feed_forward_norm or self.attention_norm
-        branches: list[Branch] = [(self.attention_norm, attend), (feed_norm, feed)]
+        branches: list[Branch] = [
+            (self.attention_norm, attend, self._scaled(self.attention_residual_dropout)),
+            (feed_norm, feed, self._scaled(self.feed_forward_residual_dropout)),
+        ]
         if self.cross_attention_norm is not None:
-            branches.insert(1, (self.cross_attention_norm, attend_to_memory))
+            scaled = self._scaled(self.cross_attention_residual_dropout)
+            branches.insert(1, (self.cross_attention_norm, attend_to_memory, scaled))
         x = self.combine(x, branches)
         return (x, weights[0]) if return_weights else x
+
+    def _scaled(self, dropout: Dropout | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What is done to a branch's result before it is added."""
+        assert dropout is not None
+        if self.residual_scale == 1:
+            return dropout
+        return lambda h: dropout(h) * self.residual_scale
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
         """Returns the residual stream after all branches."""
@@ -143,8 +156,8 @@ class PreNormBlock(Block):
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
         """Returns the residual stream after all branches, by the formula of the class."""
-        for norm, branch in branches:
-            x = x + branch(norm(x))
+        for norm, branch, drop in branches:
+            x = x + drop(branch(norm(x)))
         return x
 
 
@@ -153,8 +166,21 @@ class PostNormBlock(Block):
 
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
         """Returns the residual stream after all branches, by the formula of the class."""
-        for norm, branch in branches:
-            x = norm(x + branch(x))
+        for norm, branch, drop in branches:
+            x = norm(x + drop(branch(x)))
+        return x
+
+
+class OutputNormBlock(Block):
+    """Computes x = x + drop(norm(branch(x))), branch after branch (OLMo 2, arXiv 2501.00656).
+
+    EXAONE 4 (arXiv 2507.11407) has it too.
+    """
+
+    def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        """Returns the residual stream after all branches, by the formula of the class."""
+        for norm, branch, drop in branches:
+            x = x + drop(norm(branch(x)))
         return x
 
 
@@ -167,10 +193,16 @@ class ParallelBlock(Block):
     def combine(self, x: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
         """Returns the residual stream after all branches, by the formula of the class."""
         # sum() would start from the number 0, one more pass over the stream.
-        return x + functools.reduce(operator.add, (branch(norm(x)) for norm, branch in branches))
+        added = (drop(branch(norm(x))) for norm, branch, drop in branches)
+        return x + functools.reduce(operator.add, added)
 
 
-BLOCKS = {"pre_norm": PreNormBlock, "post_norm": PostNormBlock, "parallel": ParallelBlock}
+BLOCKS = {
+    "pre_norm": PreNormBlock,
+    "post_norm": PostNormBlock,
+    "output_norm": OutputNormBlock,
+    "parallel": ParallelBlock,
+}
 
 
 def self_attention_mask(

@@ -1,5 +1,7 @@
 """The feed-forward of a block, plain or gated, and its activations."""
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,6 +12,11 @@ from torch_ref.layers import Dropout, Linear
 def relu(x: torch.Tensor) -> torch.Tensor:
     """Computes max(x, 0), with derivative 0 at 0."""
     return functional.relu(x)
+
+
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    """Computes max(x, 0)² (Primer, arXiv 2109.08668)."""
+    return functional.relu(x).square()
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -32,16 +39,58 @@ def gelu_bloom(x: torch.Tensor) -> torch.Tensor:
     return (0.5 * wide * (1 + torch.tanh(u))).to(x.dtype)
 
 
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Computes x · sigmoid(1.702 · x) (arXiv 1606.08415, section 2)."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+
+
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Computes x · sigmoid(x)."""
     return functional.silu(x)
 
 
+class XIELU(nn.Module):
+    """Computes an activation whose two curvatures are trained (xIELU, arXiv 2411.13010).
+
+    a_p · x² + beta · x above 0, and a_n · (exp(min(x, eps)) - 1 - x) + beta · x elsewhere, with
+    a_p = softplus(alpha_p) and a_n = beta + softplus(alpha_n), so that a_p > 0 and a_n > beta.
+    ``alpha_p`` and ``alpha_n`` have shape (1,) and start where a_p and a_n are ``initial``.
+
+    Args:
+        initial: of a_p and a_n.
+        beta: the slope at 0.
+        eps: a small negative number that x is cut off at inside the exponential.
+    """
+
+    def __init__(self, *, initial: float = 0.8, beta: float = 0.5, eps: float = -1e-6):
+        super().__init__()
+        self.initial = initial
+        self.beta = beta
+        self.eps = eps
+        self.alpha_p = nn.Parameter(torch.full((1,), math.log(math.expm1(initial))))
+        self.alpha_n = nn.Parameter(torch.full((1,), math.log(math.expm1(initial - beta))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the activation of x, of any shape, in its dtype."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        above = functional.softplus(self.alpha_p.to(wide.dtype))
+        below = self.beta + functional.softplus(self.alpha_n.to(wide.dtype))
+        y = torch.where(
+            wide > 0,
+            above * wide * wide,
+            below * (torch.expm1(wide.clamp(max=self.eps)) - wide),
+        )
+        return (y + self.beta * wide).to(x.dtype)
+
+
 ACTIVATIONS = {
     "relu": relu,
+    "relu_squared": relu_squared,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "gelu_bloom": gelu_bloom,
+    "quick_gelu": quick_gelu,
     "silu": silu,
 }
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
@@ -53,7 +102,7 @@ class FeedForward(nn.Module):
     Args:
         d_model: D.
         d_ff: F, default 4·D.
-        activation: relu, gelu (exact), gelu_tanh, gelu_bloom or silu.
+        activation: one of ``ACTIVATIONS``, or xielu, which has parameters of its own: ``xielu``.
         use_bias: whether both projections have biases.
         hidden_dropout: rate on the hidden activation.
         output_dropout: rate on the result.
@@ -72,6 +121,7 @@ class FeedForward(nn.Module):
         super().__init__()
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.activation = activation
+        self.xielu = XIELU() if activation == "xielu" else None
         self.up_proj = Linear(d_model, d_ff, use_bias=use_bias)
         self.down_proj = Linear(d_ff, d_model, use_bias=use_bias)
         self.hidden_dropout = Dropout(hidden_dropout)
@@ -79,7 +129,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the branch's output (B, T, D), in the dtype of x."""
-        hidden = self.hidden_dropout(ACTIVATIONS[self.activation](self.up_proj(x)))
+        activate = self.xielu or ACTIVATIONS[self.activation]
+        hidden = self.hidden_dropout(activate(self.up_proj(x)))
         return self.output_dropout(self.down_proj(hidden))
 
 
@@ -92,7 +143,7 @@ class GatedFeedForward(nn.Module):
         d_model: D.
         d_ff: F, default int(8·D / 3), which keeps the parameters of a plain one of 4·D. It is
             used as given: no rounding to a multiple, no factor of 2/3.
-        activation: silu, gelu (exact), gelu_tanh or relu.
+        activation: one of ``ACTIVATIONS``.
         use_bias: whether the three projections have biases.
         hidden_dropout: rate on the product.
         output_dropout: rate on the result.

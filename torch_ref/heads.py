@@ -13,18 +13,27 @@ class HeadTransform(nn.Module):
 
     Args:
         d_model: D.
-        norm: over D.
-        activation: see ``FeedForward``.
+        norm: over the result's width.
+        activation: one of ``ACTIVATIONS``.
+        out_features: the result's width, default D; ELECTRA's (arXiv 2003.10555) is that of its
+            embeddings.
     """
 
-    def __init__(self, d_model: int, norm: LayerNorm | RMSNorm, *, activation: str = "gelu"):
+    def __init__(
+        self,
+        d_model: int,
+        norm: LayerNorm | RMSNorm,
+        *,
+        activation: str = "gelu",
+        out_features: int | None = None,
+    ):
         super().__init__()
         self.activation = activation
-        self.proj = Linear(d_model, d_model)
+        self.proj = Linear(d_model, d_model if out_features is None else out_features)
         self.norm = norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns what is projected to logits (B, T, D), in the dtype of x."""
+        """Returns what is projected to logits (B, T, out_features), in the dtype of x."""
         return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
 
 

@@ -59,7 +59,8 @@ def initialize(
       constructed (``torch.nn.Transformer``).
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
-    Norm weights are left as constructed in every scheme: at one, or at zero where one is added.
+    Norm weights are left as constructed in every scheme: at one, or at zero where one is added. So
+    are the two numbers of an ``XIELU``.
 
     Raises:
         ValueError: the scheme is unknown.
@@ -70,7 +71,7 @@ def initialize(
         for name, parameter in owner.named_parameters(recurse=False):
             if name == "bias":
                 init = _bias(scheme, owner)
-            elif parameter.ndim == 1:
+            elif parameter.ndim == 1 or hasattr(owner, "eps"):
                 continue
             else:
                 init = _weight(scheme, path, owner, parameter, num_layers)

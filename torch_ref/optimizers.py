@@ -25,8 +25,13 @@ def learning_rate(config: OptimizerConfig, step: int) -> float:
 
 
 def decay_mask(module: torch.nn.Module) -> dict[str, bool]:
-    """Returns which parameters decay: those of two or more dimensions."""
-    return {name: parameter.ndim >= 2 for name, parameter in module.named_parameters()}
+    """Returns which parameters decay: those of two or more dimensions, but for norms."""
+    # A norm's weight has two dimensions where it has a row a head.
+    norms = {path for path, owner in module.named_modules() if hasattr(owner, "eps")}
+    return {
+        name: parameter.ndim >= 2 and name.rpartition(".")[0] not in norms
+        for name, parameter in module.named_parameters()
+    }
 
 
 def global_norm(module: torch.nn.Module) -> torch.Tensor:

@@ -22,7 +22,8 @@ STEPS = (
     "attention_norm", "attention", "attention_output_norm", "cross_attention_norm",
     "cross_attention", "cross_attention_output_norm", "feed_forward_norm", "feed_forward",
     "feed_forward_output_norm", "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "position",
-    "o_proj", "gate_proj", "up_proj", "down_proj", "kernel", "scale", "embedding", "bias",
+    "o_proj", "gate_proj", "up_proj", "xielu", "down_proj", "kernel", "scale",
+    "embedding", "bias", "alpha_p", "alpha_n",
 )  # fmt: skip
 
 

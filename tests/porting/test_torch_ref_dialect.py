@@ -78,6 +78,9 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "Dropout": (lambda s: s.layers.Dropout(0.3), (X,)),
     "LayerNorm": (lambda s: s.norms.LayerNorm(D, eps=1e-3), (X,)),
     "LayerNorm-bare": (lambda s: s.norms.LayerNorm(D, use_bias=False), (X,)),
+    "LayerNorm-offset": (lambda s: s.norms.LayerNorm(D, unit_offset=True), (X,)),
+    "LayerNorm-plain": (lambda s: s.norms.LayerNorm(D, use_scale=False, use_bias=False), (X,)),
+    "LayerNorm-per-head": (lambda s: s.norms.LayerNorm((X.shape[1], D)), (X,)),
     "RMSNorm": (lambda s: s.norms.RMSNorm(D, eps=1e-6), (X,)),
     "RMSNorm-offset": (lambda s: s.norms.RMSNorm(D, unit_offset=True), (X,)),
     "LearnedPositions": (lambda s: s.positions.LearnedPositions(19, D, offset=2, **s.init), (T,)),
@@ -94,20 +97,37 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
             s, num_kv_heads=K, position=s.positions.RelativePositions(3, H, **s.init),
             q_norm=s.norms.RMSNorm(H), k_norm=s.norms.LayerNorm(H, use_bias=False), scale=0.2,
             score_soft_cap=5.0, attention_dropout=0.1, output_dropout=0.2), (X,)),
+    "MultiHeadAttention-all-heads": (
+        lambda s: attention(
+            s, num_kv_heads=K, q_norm=s.norms.RMSNorm(N * H), k_norm=s.norms.RMSNorm(K * H),
+            norm_all_heads=True, qkv_clip=0.4), (X,)),
+    "MultiHeadAttention-after-rotation": (
+        lambda s: attention(
+            s, num_kv_heads=K, position=s.positions.Rotary(H, 19),
+            q_norm=s.norms.LayerNorm((N, H)), k_norm=s.norms.LayerNorm((K, H)),
+            norm_after_rotation=True), (X,)),
     "MultiHeadAttention-headless": (lambda s: attention(s, output_projection=False), (X,)),
     "FeedForward": (lambda s: s.feed_forward.FeedForward(
         D, F, activation="silu", use_bias=False, hidden_dropout=0.1, output_dropout=0.2,
         **s.init), (X,)),
+    "FeedForward-xielu": (lambda s: s.feed_forward.FeedForward(
+        D, F, activation="xielu", **s.init), (X,)),
+    "XIELU": (lambda s: s.feed_forward.XIELU(initial=0.9, beta=0.25, eps=-1e-5), (X,)),
     "GatedFeedForward": (lambda s: s.feed_forward.GatedFeedForward(
         D, F, activation="gelu_tanh", use_bias=True, **s.init), (X,)),
     "HeadTransform": (lambda s: s.heads.HeadTransform(
         D, s.norms.LayerNorm(D, eps=1e-3), activation="relu", **s.init), (X,)),
+    "HeadTransform-narrow": (lambda s: s.heads.HeadTransform(
+        D, s.norms.LayerNorm(D - 3), out_features=D - 3, **s.init), (X,)),
     "OutputBias": (lambda s: s.heads.OutputBias(D), (X,)),
     "PreNormBlock": (lambda s: block(s, **ROTARY, num_kv_heads=K, activation="swiglu"), (X,)),
     "PreNormBlock-gemma": (lambda s: block(s, branch_output_norm=True, norm="rms_norm",
                                            norm_unit_offset=True), (X,)),
     "PostNormBlock": (lambda s: block(s, block="post_norm", cross_attention=True,
                                       positions="alibi"), (X, None, MEMORY)),
+    "OutputNormBlock": (lambda s: s.blocks.OutputNormBlock(
+        attention(s), s.feed_forward.FeedForward(D, F, **s.init), s.norms.LayerNorm(D),
+        s.norms.LayerNorm(D), residual_dropout=0.1, residual_scale=0.3), (X,)),
     "ParallelBlock": (lambda s: block(s, block="parallel", shared_norm=True), (X,)),
     "Encoder": (lambda s: stack(s, "Encoder", sliding_window=3, positions="none"), (X,)),
     "Encoder-bare": (lambda s: stack(s, "Encoder", final_norm=False, norm="rms_norm"), (X,)),

@@ -230,8 +230,8 @@ def no_residual(subject: Subject, candidate: Any, random: Random) -> Mutated:
     which = int(random.integers(2))
 
     def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
-        norm, branch = branches[which]
-        wrong = (norm, lambda h: branch(h) - x)
+        norm, branch, drop = branches[which]
+        wrong = (norm, branch, lambda h: drop(h) - x)
         return original(x, [*branches[:which], wrong, *branches[which + 1 :]])
 
     replace_methods(node, combine=combine)
@@ -253,7 +253,7 @@ def no_norm(subject: Subject, candidate: Any, random: Random) -> Mutated:
     path, node = choose(nodes(candidate, Block), random)
 
     def combine(original: Any, self: Any, x: Any, branches: Any) -> Any:
-        return original(x, [(lambda h: h, branches[0][1]), *branches[1:]])
+        return original(x, [(lambda h: h, *branches[0][1:]), *branches[1:]])
 
     replace_methods(node, combine=combine)
     return subject.mutated(path, "forward", "a norm is not called")

@@ -39,10 +39,12 @@ CLASSES: dict[str, type] = {
         encoder_decoder.Decoder,
         blocks.PreNormBlock,
         blocks.PostNormBlock,
+        blocks.OutputNormBlock,
         blocks.ParallelBlock,
         attention.MultiHeadAttention,
         feed_forward.FeedForward,
         feed_forward.GatedFeedForward,
+        feed_forward.XIELU,
         heads.HeadTransform,
         heads.OutputBias,
         positions.LearnedPositions,
@@ -74,6 +76,12 @@ def _has(name: str) -> Read:
     return lambda source_model: source_model.has(name)
 
 
+def _features(source_model: SourceModel) -> tuple[int, ...]:
+    """The shape of a norm's parameters; without any, it is not used."""
+    found = [name for name in ("weight", "bias") if source_model.has(name)]
+    return source_model.shape(found[0]) if found else (1,)
+
+
 def _rate(place: str) -> Read:
     return lambda source_model: source_model.child(place).setting("rate")
 
@@ -84,10 +92,12 @@ READERS: dict[str, dict[str, Read]] = {
         "in_features": _size("", 1), "out_features": _size("", 0), "use_bias": _has("bias"),
     },
     "Embedding": {"num_embeddings": _size("", 0), "features": _size("", 1)},
-    "LayerNorm": {"features": _size("", 0), "use_bias": _has("bias")},
-    "RMSNorm": {"features": _size("", 0)},
+    "LayerNorm": {
+        "features": _features, "use_bias": _has("bias"), "use_scale": _has("weight"),
+    },
+    "RMSNorm": {"features": _features, "use_scale": _has("weight")},
     "OutputBias": {"features": lambda source_model: source_model.shape("bias", 1)[0]},
-    "HeadTransform": {"d_model": _size("proj.", 0)},
+    "HeadTransform": {"d_model": _size("proj.", 1), "out_features": _size("proj.", 0)},
     "LearnedPositions": {
         "max_length": lambda f: f.shape("weight")[0] - f.setting("offset", default=0),
         "d_model": _size("", 1),

@@ -7,6 +7,7 @@ Linear              weight (out, in)   kernel (in, out) transpose
 Linear, LayerNorm   bias               bias             none
 LayerNorm, RMSNorm  weight             scale            none
 Embedding           weight             embedding        none
+XIELU               alpha_p, alpha_n   the same         none
 =================== ================== ================ =========
 """
 
@@ -17,7 +18,10 @@ import numpy as np
 
 from jaxformer.errors import CheckpointError, mismatches
 
-TORCH_LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
+TORCH_LEAVES = {
+    "kernel": "weight", "scale": "weight", "embedding": "weight",
+    **{leaf: leaf for leaf in ("bias", "alpha_p", "alpha_n")},
+}  # fmt: skip
 
 
 def torch_name(name: str) -> str:

@@ -38,6 +38,8 @@ RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
     "up_proj.bias": ("tensor",),
     "gate_proj.bias": ("tensor",),
     "down_proj.bias": (None,),
+    "xielu.alpha_p": (None,),
+    "xielu.alpha_n": (None,),
     "embedding_norm.scale": (None,),
     "embedding_norm.bias": (None,),
     "attention_norm.scale": (None,),
@@ -109,6 +111,9 @@ def parameter_spec(
         ValueError: the rule has another number of dimensions.
     """
     rule = RULES[rule_name(name)]
+    if not any(rule):
+        # A norm with a row a head has one dimension more.
+        return PartitionSpec(*(None for _ in shape))
     if len(rule) != len(shape):
         raise ValueError(f"the rule {rule} does not fit {name} of shape {shape}")
     dimensions: list[str | tuple[str, ...] | None] = []
