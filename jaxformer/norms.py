@@ -48,7 +48,10 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
-        y = _scaled(_standardize(wide, self.eps), self.scale, self.unit_offset)
+        y = _standardize(wide, self.eps)
+        factor = _factor(self.scale, self.unit_offset, wide)
+        if factor is not None:
+            y = y * factor
         if self.bias is not None:
             y = y + _like(self.bias[...], wide)
         return y.astype(x.dtype)
@@ -77,8 +80,9 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         """Returns x normalised over its last dimension, in its dtype."""
         wide = widen(x)
-        y = _scaled(_divide_by_rms(wide, self.eps), self.scale, self.unit_offset)
-        return y.astype(x.dtype)
+        factor = _factor(self.scale, self.unit_offset, wide)
+        y = _divide_by_rms(wide, self.eps)
+        return (y if factor is None else y * factor).astype(x.dtype)
 
 
 def make_norm(
@@ -155,13 +159,14 @@ def _scale(
     return nnx.Param(jnp.zeros(features) if unit_offset else jnp.ones(features))
 
 
-def _scaled(
-    y: Float[Array, "... D"], scale: nnx.Param[Array] | None, unit_offset: bool
-) -> Float[Array, "... D"]:
+def _factor(
+    scale: nnx.Param[Array] | None, unit_offset: bool, x: Float[Array, "... D"]
+) -> Float[Array, "..."] | None:
+    """What x is multiplied by, in its dtype and rank."""
     if scale is None:
-        return y
-    factor = _like(scale[...], y)
-    return y * (1 + factor if unit_offset else factor)
+        return None
+    factor = _like(scale[...], x)
+    return 1 + factor if unit_offset else factor
 
 
 def _like(parameter: Float[Array, "..."], x: Float[Array, "... D"]) -> Float[Array, "... D"]:
