@@ -7,8 +7,8 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.porting.dialects import detect_dialect
 from jaxformer.porting.formats.arrays import to_stored_tensors
-from tests.support.hugging_face import bits_of, build, build_case, randomize, tokens
-from tests.support.hugging_face_cases import CASES
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.running import bits_of, build, build_case, randomize, tokens
 from tests.support.tiers import first_of_each
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @pytest.mark.parametrize("name", SOME_CASES)
 def test_every_bit_comes_back(name):
     case = CASES[name]
-    source = randomize(build_case(case))
+    source = randomize(build_case(case), copies=case.copies)
     for dtype in DTYPES:
         source = source.to(dtype)
         back = to_torch(from_torch(source, case.dialect))
@@ -31,7 +31,7 @@ def test_every_bit_comes_back(name):
 @pytest.mark.parametrize("name", SOME_CASES)
 def test_transformers_builds_the_same_from_what_comes_back(name):
     case = CASES[name]
-    source = randomize(build_case(case)).float()
+    source = randomize(build_case(case), copies=case.copies).float()
     target = from_torch(source)
     again = build(case.kind, export_plan(target).module_mapping.settings(target), **case.arguments)
     again.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target).items()}, strict=True)

@@ -12,15 +12,15 @@ from jaxformer.errors import UsageError
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.transformer_lm import TransformerLM
-from tests.support.hugging_face import (
+from tests.support.hugging_face.case import VOCAB
+from tests.support.hugging_face.running import (
     assert_close,
     build,
-    exact,
+    in_float64,
     run_source,
     run_target,
     tokens,
 )
-from tests.support.hugging_face_cases import VOCAB
 from tests.support.tiers import full_after, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -131,17 +131,18 @@ def test_models_that_were_never_ported_are_exported(name):
     )
     plan = export_plan(target, dialect)
     settings = plan.module_mapping.settings(target)
-    source = exact(build(plan.origin.kind, settings).double())
+    with in_float64():
+        source = build(plan.origin.kind, settings).double()
     source.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target, dialect).items()})
-    ids = tokens(6)
-    for found, expected in zip(
-        run_target(target, ids), run_source(source, target, ids), strict=True
-    ):
-        assert_close(found, expected.detach(), 1e-11)
     again = from_torch(source, dialect)
-    for found, expected in zip(run_target(again, ids), run_target(target, ids), strict=True):
-        # Sums of reordered terms where pairs became halves.
-        assert_close(found, expected, 1e-13)
+    ids = tokens(6)
+    with in_float64():
+        results = run_target(target, ids)
+        for found, expected in zip(results, run_source(source, ids), strict=True):
+            assert_close(found, expected.detach(), 1e-11)
+        for found, expected in zip(run_target(again, ids), results, strict=True):
+            # Sums of reordered terms where pairs became halves.
+            assert_close(found, expected, 1e-13)
 
 
 def _model(**settings):

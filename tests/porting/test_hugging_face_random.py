@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.porting.dialects import HUGGING_FACE
-from tests.support.hugging_face import bits_of
-from tests.support.hugging_face_cases import CASES
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.running import bits_of
 from tests.support.tiers import full_except
 
 pytestmark = pytest.mark.usefixtures("float64")

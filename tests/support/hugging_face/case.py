@@ -1,0 +1,71 @@
+"""What is said of one configuration of a model type, and the sizes that most of them share.
+
+Small models compile longer than they run. The sizes below are shared on purpose: what one case
+has compiled serves the others. A case changes those that it is about.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# B, T and V; T is beyond the sliding windows and where a wrong position shows.
+BATCH, LENGTH, VOCAB = 2, 303, 37
+SIZES = {
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 44,
+    "max_position_embeddings": 320,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+# Widths of heads of which a part can be turned.
+PARTIAL = {**SIZES, "hidden_size": 32}
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# The shapes of rotary settings before transformers 5.
+OLD_LINEAR = {"type": "linear", "factor": 3.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model: its dialect, its class in transformers, and the settings that are not defaults.
+
+    Attributes:
+        dialect: its name, which is the ``model_type``.
+        kind: the class.
+        settings: what its config.json says; ``vocab_size`` and no special tokens are added.
+        arguments: of the class.
+        attention: the path of transformers that is the reference: ``sdpa`` where ``eager`` rounds.
+        counts_tokens: whether positions count from a row's first real token, and not from its
+            first place.
+        pad_token: what stands in the padded places.
+        copies: parameters that transformers has twice and uses once: the one that is not used, by
+            name, and the one that is.
+        std: how far the weights of the model that writes are moved; larger ones make a text that
+            does not repeat its last token.
+        as_it_is: the most that float32 tables, and what ``notes`` names, make of the outputs.
+        notes: where transformers rounds, for the table of docs/models.md.
+    """
+
+    dialect: str
+    kind: str
+    settings: Mapping[str, Any]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    attention: str = "eager"
+    counts_tokens: bool = False
+    pad_token: int = 0
+    copies: Mapping[str, str] = field(default_factory=dict)
+    std: float = 0.5
+    as_it_is: float = 1e-5
+    notes: str = ""
+
+    @property
+    def makes_text(self) -> bool:
+        """Whether the class has a head that writes token by token."""
+        return self.kind.endswith(("ForCausalLM", "LMHeadModel"))

@@ -1,0 +1,69 @@
+"""Folders as transformers writes them, sent through ``jaxformer port`` and back."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from tests.support.hugging_face.case import Case
+from tests.support.hugging_face.proof import Proof
+from tests.support.ported import port
+
+# What a config.json says of the file and not of the model.
+NOT_THE_MODEL = {"_name_or_path", "transformers_version"}
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """A folder that transformers has written, and what became of it.
+
+    Attributes:
+        source: the model of transformers, in float32.
+        folder: as transformers has saved it.
+        file: what ``port`` made of the folder, under jaxformer's names.
+        back: the folder that ``port`` made of the file.
+    """
+
+    source: Any
+    folder: Path
+    file: Path
+    back: Path
+
+
+def round_trip(proof: Proof, folder: Path) -> RoundTrip:
+    """Saves a model of transformers, and ports it there and back."""
+    source = proof.source.float()
+    trip = RoundTrip(source, folder / "first", folder / "ported.safetensors", folder / "back")
+    source.save_pretrained(trip.folder)
+    port(trip.folder, trip.file)
+    port(trip.file, trip.back, "--as", proof.case.dialect, "--to", "hf")
+    return trip
+
+
+def load(case: Case, folder: Path) -> Any:
+    """The model of a folder; every array has its place, and every place its array."""
+    model, info = getattr(transformers, case.kind).from_pretrained(
+        folder, output_loading_info=True, attn_implementation=case.attention, **case.arguments
+    )
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def different_settings(source: Any, back: Any) -> dict[str, tuple[Any, Any]]:
+    """The settings of two configs of transformers that are not equal: name, both values.
+
+    Those that only the second has are left out: other versions of transformers read them.
+    """
+    before, after = (json.loads(config.to_json_string(use_diff=False)) for config in (source, back))
+    for settings in (before, after):
+        rope = settings.get("rope_parameters")
+        if isinstance(rope, dict) and "rope_type" in rope:
+            # The older name of the same.
+            rope.pop("type", None)
+    return {
+        name: (value, after.get(name))
+        for name, value in before.items()
+        if name not in NOT_THE_MODEL and value != after.get(name)
+    }

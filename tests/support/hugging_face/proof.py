@@ -1,0 +1,195 @@
+"""The proof of one case: both sides, built once, and what is measured of them.
+
+Every measure is a difference relative to the largest entry of what transformers computes. What is
+measured is saved for docs/models.md where the environment names a folder for it.
+"""
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jaxformer.generation import generate
+from jaxformer.parameters import merge, split
+from jaxformer.porting.api import export_plan, from_torch
+from jaxformer.porting.formats.arrays import to_stored_tensors
+from jaxformer.porting.mapping.transfer import import_tensors
+from tests.support.hugging_face.case import BATCH, LENGTH, VOCAB
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.running import (
+    build_case,
+    build_exact,
+    difference,
+    in_float32,
+    in_float64,
+    randomize,
+    run_source,
+    run_target,
+    source_states,
+    target_states,
+    tokens,
+)
+
+GENERATED = 41
+# The environment's name of the folder in which measures are saved.
+FIGURES = "JAXFORMER_FIGURES"
+
+
+class Proof:
+    """A case on both sides, with random weights everywhere.
+
+    Attributes:
+        name: of the case.
+        case: see ``Case``.
+        labels: what the gradients are for: the loss is the cross entropy of these.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.case = CASES[name]
+
+    @functools.cached_property
+    def source(self) -> Any:
+        """The model of transformers in float64, its tables in float32."""
+        return randomize(build_case(self.case), copies=self.case.copies)
+
+    @functools.cached_property
+    def exact_source(self) -> Any:
+        """The same, its tables in float64; run it within ``in_float64``."""
+        return build_exact(self.case, self.source.state_dict())
+
+    @functools.cached_property
+    def target(self) -> Any:
+        """The model of jaxformer."""
+        return from_torch(self.source, self.case.dialect)
+
+    def outputs_and_gradients(self) -> dict[str, float]:
+        """Differences of the outputs, of the hidden states, and of each parameter's gradient.
+
+        One row is whole, one padded to its left, one to its right; padded places count nowhere.
+        """
+        real = np.ones((3, LENGTH), bool)
+        real[1, :57] = False
+        real[2, -71:] = False
+        ids = np.where(real, tokens(3, real.shape), self.case.pad_token)
+        labels = np.roll(ids, -1, axis=1)
+        positions = np.maximum(np.cumsum(real, 1) - 1, 0) if self.case.counts_tokens else None
+        definition, parameters = split(self.target)
+
+        def loss(parameters: Any, mask: Any) -> Any:
+            with target_states() as states:
+                outputs = run_target(merge(definition, parameters), ids, mask, positions=positions)
+            return _target_loss(outputs, labels, real), (outputs, states)
+
+        source = self.exact_source
+        source.zero_grad()
+        with in_float64():
+            with source_states(source, len(self.target.blocks)) as expected_states:
+                expected = run_source(source, ids, attention_mask=real.astype(int))
+            _source_loss(expected, labels, real).backward()
+            step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+            (_, (found, states)), gradients = step(parameters, jnp.asarray(real)[:, None, None, :])
+        assert len(states) == len(self.target.blocks) + 1
+        return self.save(
+            {
+                "outputs": _worst(found, expected, real),
+                "states": _worst(states, expected_states, real),
+                "gradients": self._gradients(gradients),
+            }
+        )
+
+    def without_mask(self) -> dict[str, float]:
+        """The difference of the outputs where no mask is given.
+
+        Once more with the tables of both sides in float32, as users have them.
+        """
+        ids = tokens(5)
+        with in_float64():
+            exact = _worst(run_target(self.target, ids), run_source(self.exact_source, ids))
+        with in_float32():
+            as_it_is = _worst(run_target(self.target, ids), run_source(self.source, ids))
+        return self.save({"outputs": exact, "as_it_is": as_it_is})
+
+    def _gradients(self, found: dict[str, Any]) -> float:
+        """The largest difference of any parameter's gradient."""
+        source = self.exact_source
+        named = dict(source.named_parameters())
+        reference = {k: p.grad for k, p in named.items() if p.grad is not None}
+        unused = named.keys() - reference.keys()
+        assert unused <= self.case.copies.keys(), unused
+        reference |= {name: reference[self.case.copies[name]] for name in unused}
+        plan = export_plan(self.target, self.case.dialect)
+        for alias, name in plan.module_mapping.aliases.items():
+            reference.setdefault(name, reference.get(alias))
+        expected = import_tensors(plan.links, to_stored_tensors(reference))
+        assert found.keys() == expected.keys()
+        worst = 0.0
+        for name, gradient in found.items():
+            theirs = expected[name].read()
+            if name.endswith("k_proj.bias"):
+                # Without positions in between it adds the same to all scores of a query, which the
+                # softmax does not see.
+                noise = 1e-12 * np.abs(found[name.replace("k_proj", "q_proj")]).max()
+                if np.abs(theirs).max() <= noise:
+                    assert np.abs(gradient).max() <= noise, name
+                    continue
+            worst = max(worst, difference(gradient, theirs, name))
+        return worst
+
+    def texts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The greedy continuations of jaxformer and of transformers, with caches."""
+        case = self.case
+        # Large weights and small embeddings, so that a text does not repeat its last token.
+        source = randomize(build_case(case), std=case.std, embeddings=0.2, copies=case.copies)
+        source = build_exact(case, source.state_dict())
+        prompt = tokens(4, (BATCH, 11))
+        with in_float64():
+            expected = source.generate(
+                torch.as_tensor(prompt),
+                attention_mask=torch.ones(prompt.shape, dtype=torch.long),
+                do_sample=False,
+                max_new_tokens=GENERATED,
+                pad_token_id=0,
+            )
+            found = generate(from_torch(source, case.dialect), prompt, GENERATED, greedy=True)
+        self.save({"tokens": GENERATED})
+        return found, expected[:, prompt.shape[1] :].numpy()
+
+    def save(self, figures: dict[str, float]) -> dict[str, float]:
+        """Saves what was measured, if the environment names a folder for it, and returns it."""
+        if folder := os.environ.get(FIGURES):
+            with Path(folder, f"models.{os.getpid()}").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"case": self.name, **figures}) + "\n")
+        return figures
+
+
+def _worst(found: list[Any], expected: list[torch.Tensor], real: np.ndarray | None = None) -> float:
+    """The largest difference at the real tokens, of several outputs."""
+    pairs = [(np.asarray(f), e.detach().numpy()) for f, e in zip(found, expected, strict=True)]
+    if real is not None:
+        pairs = [(f[_counts(f, real)], e[_counts(e, real)]) for f, e in pairs]
+    return max(difference(f, e) for f, e in pairs)
+
+
+def _counts(output: Any, real: np.ndarray) -> np.ndarray:
+    """Which entries count: the real tokens, and of what is pooled the rows that begin with one."""
+    return real if output.ndim == 3 else real[:, 0]
+
+
+def _source_loss(outputs: list[torch.Tensor], labels: np.ndarray, real: np.ndarray) -> torch.Tensor:
+    if outputs[0].shape[-1] == VOCAB:
+        return torch.nn.functional.cross_entropy(outputs[0][real], torch.as_tensor(labels)[real])
+    return sum((o[_counts(o, real)].sin() * (1 + n)).sum() for n, o in enumerate(outputs))
+
+
+def _target_loss(outputs: list[Any], labels: np.ndarray, real: np.ndarray) -> Any:
+    if outputs[0].shape[-1] == VOCAB:
+        log_probs = jax.nn.log_softmax(outputs[0][real])
+        return -jnp.take_along_axis(log_probs, jnp.asarray(labels[real])[:, None], -1).mean()
+    return sum((jnp.sin(o[_counts(o, real)]) * (1 + n)).sum() for n, o in enumerate(outputs))

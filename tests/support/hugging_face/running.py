@@ -1,0 +1,246 @@
+"""Tiny random models of transformers, and both sides run so that their numbers can be compared.
+
+transformers computes norms, softmax and tables of positions in float32 whatever the dtype of the
+model, and jaxformer computes its tables in float32 as well. In ``in_float64`` all of it is
+float64, on both sides and each by its own code. What is left is the mathematics: that of the
+tables too, which are not shared. In ``in_float32`` the tables are as users have them, and the
+rest is float64: what differs then are the tables' last bits.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+from jaxformer import positions
+from jaxformer.blocks import Block
+from jaxformer.porting.formats.arrays import to_stored_tensors
+from tests.support.hugging_face.case import BATCH, LENGTH, SIZES, VOCAB, Case
+
+# The modules of jaxformer that compute tables of positions.
+TABLE_MODULES = (positions,)
+
+
+def build(
+    kind: str, settings: Mapping[str, Any], *, attention: str = "eager", **arguments: Any
+) -> Any:
+    """A model of transformers in evaluation mode, from what a config.json holds.
+
+    It is in float32, within ``in_float64`` in float64.
+    """
+    torch.manual_seed(0)
+    cls = getattr(transformers, kind)
+    # Through JSON, as from a file.
+    config = cls.config_class.from_dict(
+        json.loads(json.dumps(settings)), attn_implementation=attention
+    )
+    return cls(config, **arguments).eval()
+
+
+def build_case(case: Case) -> Any:
+    """The model of a case with its first weights, in float64, its tables in float32."""
+    return exact(_build_case(case).double())
+
+
+def build_exact(case: Case, weights: Mapping[str, torch.Tensor]) -> Any:
+    """The model of a case with these weights, its tables in float64 too."""
+    with in_float64():
+        model = _build_case(case).double()
+    model.load_state_dict(weights)
+    return model
+
+
+def _build_case(case: Case) -> Any:
+    settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, **case.settings}
+    return build(case.kind, settings, attention=case.attention, **case.arguments)
+
+
+def randomize(
+    model: Any, std: float = 0.3, embeddings: float = 1.0, copies: Mapping[str, str] | None = None
+) -> Any:
+    """Every parameter moved away from where it began, those of norms too.
+
+    Args:
+        model: of transformers, float64.
+        std: how far.
+        embeddings: a factor on what has a row or an entry for every token.
+        copies: see ``Case``.
+    """
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator).double() * std)
+            if parameter.shape[0] == VOCAB:
+                parameter.mul_(embeddings)
+        for copy, used in (copies or {}).items():
+            model.get_parameter(copy).copy_(model.get_parameter(used))
+    return model
+
+
+def exact(model: Any) -> Any:
+    """Gemma's factor of the embeddings in float64, which it keeps as a float32 buffer."""
+    for module in model.modules():
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
+    return model
+
+
+@contextlib.contextmanager
+def in_float32() -> Iterator[None]:
+    """What transformers calls float32 is float64, but for the tables that a model was built with.
+
+    jaxformer's tables are float32, and ALiBi's products are not rounded: jaxformer rounds slope ·
+    distance, transformers slope · position.
+    """
+    with (
+        mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(torch, "float", torch.float64),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+        wide_slopes(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """What both sides call float32 is float64, and so is what transformers calls bfloat16.
+
+    A model of transformers must be built and run within.
+    """
+    with contextlib.ExitStack() as stack:
+        # Tables that were computed before, and those that are computed within, are of no use.
+        _forget_tables()
+        stack.callback(_forget_tables)
+        stack.enter_context(in_float32())
+        stack.enter_context(mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.double))
+        before = torch.get_default_dtype()
+        stack.callback(torch.set_default_dtype, before)
+        torch.set_default_dtype(torch.float64)
+        for module in TABLE_MODULES:
+            stack.enter_context(mock.patch.object(module, "np", _Wide()))
+        yield
+
+
+class _Wide:
+    """numpy, whose float32 is float64."""
+
+    float32 = np.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def _forget_tables() -> None:
+    for module in TABLE_MODULES:
+        for function in vars(module).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
+
+
+def _wide_slopes(num_heads: int) -> np.ndarray:
+    return _SLOPES(num_heads).astype(np.float64)
+
+
+_SLOPES = positions.alibi_slopes
+
+
+@contextlib.contextmanager
+def wide_slopes() -> Iterator[None]:
+    """ALiBi's slopes have the same values in float64."""
+    with mock.patch.object(positions, "alibi_slopes", _wide_slopes):
+        yield
+
+
+def source_tables(model: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and sines that transformers computes, in the form of ``rotary_tables``."""
+    module = next(m for m in model.modules() if type(m).__name__.endswith("RotaryEmbedding"))
+    x = torch.zeros((), dtype=torch.float32)
+    cos, sin = module(x, torch.arange(SIZES["max_position_embeddings"])[None])
+    half = cos.shape[-1] // 2
+    return cos[0, :, :half].numpy(), sin[0, :, :half].numpy()
+
+
+def tokens(seed: int = 0, shape: tuple[int, int] = (BATCH, LENGTH)) -> np.ndarray:
+    """Ids that are none of the special tokens, on which PyTorch's embeddings get no gradient."""
+    return np.random.default_rng(seed).integers(3, VOCAB, shape)
+
+
+def run_source(model: Any, ids: np.ndarray, **more: np.ndarray) -> list[torch.Tensor]:
+    """The logits or hidden states, and what is pooled of them."""
+    result = model(torch.as_tensor(ids), **{k: torch.as_tensor(v) for k, v in more.items()})
+    if "logits" in result:
+        return [result.logits]
+    pooled = result.get("pooler_output")
+    return [result.last_hidden_state, *([] if pooled is None else [pooled])]
+
+
+def run_target(target: Any, ids: np.ndarray, *arguments: Any, **more: Any) -> list[Any]:
+    """The same of the jaxformer model."""
+    result = target(jnp.asarray(ids), *arguments, **more)
+    return [result, *([] if target.pooler is None else [target.pooled(result)])]
+
+
+@contextlib.contextmanager
+def source_states(model: Any, num_blocks: int) -> Iterator[list[torch.Tensor]]:
+    """Gives the residual stream before the first block and after each, as it is computed."""
+    found: list[torch.Tensor] = []
+    blocks = next(
+        m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == num_blocks
+    )
+
+    def enter(module: Any, arguments: Any, more: Any) -> None:
+        found.append(arguments[0] if arguments else more["hidden_states"])
+
+    def leave(module: Any, arguments: Any, result: Any) -> None:
+        found.append(result[0] if isinstance(result, tuple) else result)
+
+    handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
+    handles += [block.register_forward_hook(leave) for block in blocks]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def target_states() -> Iterator[list[Any]]:
+    """The same of a jaxformer model."""
+    found: list[Any] = []
+    call = Block.__call__
+
+    def record(self: Block, x: Any, *arguments: Any, **more: Any) -> Any:
+        if not found:
+            found.append(x)
+        result = call(self, x, *arguments, **more)
+        found.append(result)
+        return result
+
+    with mock.patch.object(Block, "__call__", record):
+        yield found
+
+
+def difference(found: Any, expected: Any, of: str = "") -> float:
+    """The largest difference, relative to the largest entry that is expected."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape, (of, found.shape, expected.shape)
+    scale = np.abs(expected).max()
+    assert scale > 0, of
+    return float(np.abs(found - expected).max() / scale)
+
+
+def assert_close(found: Any, expected: Any, tolerance: float, of: str = "") -> None:
+    """Every difference is within ``tolerance`` of the largest entry that is expected."""
+    assert difference(found, expected, of) <= tolerance, (of, difference(found, expected))
+
+
+def bits_of(arrays: Any) -> dict[str, tuple[bytes, np.dtype, tuple[int, ...]]]:
+    """Bytes, dtype and shape of each array, torch's or numpy's."""
+    read = {name: tensor.read() for name, tensor in to_stored_tensors(arrays).items()}
+    return {name: (a.tobytes(), a.dtype, a.shape) for name, a in read.items()}
