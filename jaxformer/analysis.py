@@ -225,7 +225,8 @@ def position_tables(*schemes: nnx.Module | None, length: int) -> dict[str, np.nd
         elif isinstance(scheme, SinusoidalPositions):
             tables["sinusoidal"] = scheme(length)[0]
         elif isinstance(scheme, Rotary):
-            rows = rotary_tables(scheme.max_length, scheme.width, scheme.base, scheme.scaling)
+            settings = (scheme.max_length, scheme.width, scheme.base, scheme.scaling)
+            rows = rotary_tables(*settings, length)
             tables["rotary_cos"], tables["rotary_sin"] = (table[:length] for table in rows)
         elif isinstance(scheme, ALiBi):
             slots_T = jnp.arange(length)

@@ -9,35 +9,24 @@ afterwards: at position 5000 one bit of a float32 frequency is 3e-4 of the table
 them more exactly would diverge from every published checkpoint.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxformer.layers import Embedding, in_float32
-
-
-@dataclasses.dataclass(frozen=True)
-class RotaryScaling:
-    """Scales rotary frequencies for texts longer than those they were trained on.
-
-    ``linear`` divides every frequency by ``factor`` (arXiv 2306.15595). ``llama3`` divides only
-    frequencies that make fewer than ``low_frequency_factor`` turns over
-    ``original_context_length`` tokens, leaves those that make more than ``high_frequency_factor``,
-    and blends in between (the Llama 3.1 release).
-    """
-
-    kind: str = "linear"
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context_length: int = 8192
+from jaxformer.position_tables import (
+    RotaryScaling,
+    length_frequencies,
+    rotary_tables,
+    sinusoidal_table,
+)
 
 
 class LearnedPositions(nnx.Module):
@@ -61,15 +50,25 @@ class LearnedPositions(nnx.Module):
 class SinusoidalPositions(nnx.Module):
     """Gives fixed rows: sin in even dimensions, cos in odd ones (arXiv 1706.03762, 3.5).
 
+    Args:
+        max_length: the number of positions, in tokens.
+        d_model: D.
+        halves: sines in the first half and cosines in the second, of
+            position · exp(-ln(10000) · i / (D // 2 - 1)); where D is odd, the last dimension is 0
+            (tensor2tensor; XGLM, arXiv 2112.10668).
+        offset: position t has the row of t + offset (XGLM: 2).
+
     A module that was ported computes with the rows it came with, ``table``, a hashable object that
     holds them as ``array``; they may differ in their last bits.
     """
 
     table: Any = None
 
-    def __init__(self, max_length: int, d_model: int):
+    def __init__(self, max_length: int, d_model: int, *, halves: bool = False, offset: int = 0):
         self.max_length = max_length
         self.d_model = d_model
+        self.halves = halves
+        self.offset = offset
 
     def __call__(
         self, length: int, positions: Int[Array, "B T"] | None = None
@@ -84,7 +83,8 @@ class SinusoidalPositions(nnx.Module):
         """Returns all rows (max_length, d_model)."""
         if self.table is not None:
             return np.asarray(self.table.array)
-        return sinusoidal_table(self.max_length, self.d_model)
+        rows = sinusoidal_table(self.max_length + self.offset, self.d_model, self.halves)
+        return rows[self.offset :]
 
 
 def embed_tokens(
@@ -178,7 +178,7 @@ class Rotary(NoPositions):
         self, x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T N H"]:
         """Returns the heads with their first ``width`` dimensions turned."""
-        cos, sin = (jnp.asarray(t, x_BTNH.dtype)[positions][:, :, None, :] for t in self.tables())
+        cos, sin = (rows[:, :, None, :] for rows in self._rows(positions, x_BTNH.dtype))
         turned, rest = x_BTNH[..., : self.width], x_BTNH[..., self.width :]
         if self.interleaved:
             first, second = turned[..., 0::2], turned[..., 1::2]
@@ -191,9 +191,32 @@ class Rotary(NoPositions):
             turned = jnp.concatenate(pair, axis=-1)
         return jnp.concatenate((turned, rest), axis=-1)
 
-    def tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns all cosines and sines, each float32 (max_length, width / 2)."""
-        cos, sin = rotary_tables(self.max_length, self.width, self.base, self.scaling)
+    def _rows(self, positions: Int[Array, "B T"], dtype: Any) -> Iterator[Array]:
+        """Cosines and sines at the positions."""
+        scaling, is_given = self.scaling, self.cos is not None
+        if is_given or scaling is None or not scaling.follows_length(self.max_length):
+            return (jnp.asarray(table, dtype)[positions] for table in self.tables())
+        table_LH = length_frequencies(self.max_length, self.width, self.base, scaling)
+        row = jnp.max(positions) + 1 - scaling.original_context_length
+        frequency_H = jnp.asarray(table_LH)[jnp.clip(row, 0, len(table_LH) - 1)]
+        angle_BTH = positions[:, :, None].astype(frequency_H.dtype) * frequency_H[None, None]
+        wide = angle_BTH.astype(jnp.promote_types(dtype, frequency_H.dtype))
+
+        def rows(function: Any) -> Float[Array, "B T _"]:
+            # Rounded to float32, as all tables are; XLA may leave out a cast to float32 and back.
+            bits = jnp.finfo(frequency_H.dtype)
+            once = jax.lax.reduce_precision(function(wide), bits.nexp, bits.nmant)
+            factor = np.float32(scaling.table_factor)
+            return (once.astype(frequency_H.dtype) * factor).astype(dtype)
+
+        return map(rows, (jnp.cos, jnp.sin))
+
+    def tables(self, length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Returns all cosines and sines, each float32 (max_length, width / 2).
+
+        ``length`` is that of the text, default max_length; see ``RotaryScaling``.
+        """
+        cos, sin = rotary_tables(self.max_length, self.width, self.base, self.scaling, length)
         cos = cos if self.cos is None else np.asarray(self.cos.array)
         return cos, sin if self.sin is None else np.asarray(self.sin.array)
 
@@ -202,19 +225,49 @@ class ALiBi(NoPositions):
     """Lowers scores linearly with distance, at a slope for each head (arXiv 2108.12409, 3).
 
     The distance is absolute, so the same bias serves models that see both directions.
+
+    Args:
+        num_heads: N.
+        max_bias: the exponents of the slopes go up to it, see ``alibi_slopes`` (MPT sets it).
+        scale: what the bias is multiplied by (Falcon, arXiv 2311.16867: 1/sqrt(H), as it scales
+            scores after the bias has been added).
+        in_bfloat16: the bias is slope · key position with both factors and the product rounded to
+            bfloat16, whatever the model's dtype, as Falcon computes it. Without that rounding it
+            differs from the usual bias by one number a query, which a softmax ignores; with it,
+            keys beyond position 256 share their biases, and only causal models make sense.
     """
 
-    def __init__(self, num_heads: int):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        max_bias: float = 8.0,
+        scale: float = 1.0,
+        in_bfloat16: bool = False,
+    ):
         self.num_heads = num_heads
+        self.max_bias = max_bias
+        self.scale = scale
+        self.in_bfloat16 = in_bfloat16
 
     def bias(
         self, q_BTNH: Float[Array, "B T N H"], distance_TS: Int[Array, "T S"]
     ) -> Float[Array, "1 N T S"]:
-        """Returns -slope · |distance| (1, N, T, S), in float32."""
-        slopes_N = jnp.asarray(alibi_slopes(self.num_heads))
-        return -slopes_N[None, :, None, None] * jnp.abs(distance_TS)[None, None].astype(
-            slopes_N.dtype
-        )
+        """Returns -slope · |distance| · scale (1, N, T, S), in float32 or wider."""
+        slopes = alibi_slopes(self.num_heads, self.max_bias)
+        if self.in_bfloat16:
+            keys = np.arange(distance_TS.shape[1]).astype(jnp.bfloat16)
+            bias_NS = slopes.astype(jnp.bfloat16)[:, None] * keys
+            shape = (1, self.num_heads, *distance_TS.shape)
+            bias = jnp.broadcast_to(jnp.asarray(bias_NS, jnp.float32)[None, :, None], shape)
+        else:
+            slopes_N = jnp.asarray(slopes)
+            bias = -slopes_N[None, :, None, None] * jnp.abs(distance_TS)[None, None].astype(
+                slopes_N.dtype
+            )
+        if self.scale == 1:
+            return bias
+        return bias.astype(jnp.promote_types(q_BTNH.dtype, jnp.float32)) * self.scale
 
 
 class RelativePositions(NoPositions):
@@ -238,65 +291,23 @@ class RelativePositions(NoPositions):
 
 
 @functools.lru_cache(maxsize=32)
-def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
-    """Returns sin and cos of position · exp(-ln(10000) · 2i / D), float32 (max_length, D)."""
-    position = np.arange(max_length, dtype=np.float32)[:, None]
-    steps = np.arange(0, d_model, 2, dtype=np.float32)
-    frequency = _rounded(np.exp, steps * np.float32(-math.log(10000.0) / d_model))
-    table = np.zeros((max_length, d_model), np.float32)
-    table[:, 0::2] = _rounded(np.sin, position * frequency)
-    table[:, 1::2] = _rounded(np.cos, position * frequency)
-    return table
-
-
-@functools.lru_cache(maxsize=32)
-def rotary_tables(
-    max_length: int, width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cosines and sines, each float32 (max_length, width / 2)."""
-    exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-    frequency = np.float32(1.0) / _rounded(lambda x: np.float64(base) ** x, exponent)
-    if scaling is not None:
-        frequency = _scale_frequency(frequency, scaling)
-    angle = np.arange(max_length, dtype=np.float32)[:, None] * frequency[None, :]
-    return _rounded(np.cos, angle), _rounded(np.sin, angle)
-
-
-def _scale_frequency(frequency: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
-    if scaling.kind == "linear":
-        return frequency / np.float32(scaling.factor)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    wavelength = np.float32(2 * math.pi) / frequency
-    turns = np.float32(scaling.original_context_length) / wavelength
-    share = (turns - np.float32(low)) / np.float32(high - low)
-    slow = frequency / np.float32(scaling.factor)
-    blended = (1 - share) * slow + share * frequency
-    return np.where(turns < low, slow, np.where(turns > high, frequency, blended))
-
-
-@functools.lru_cache(maxsize=32)
-def alibi_slopes(num_heads: int) -> np.ndarray:
-    """Returns the slopes, float32 (N,): 2^(-8i/N), i = 1 … N, where N is a power of two.
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
+    """Returns the slopes, float32 (N,): 2^(-max_bias · i/N), i = 1 … N, if N is a power of two.
 
     Otherwise the slopes of the next smaller power of two, followed by every other slope of the
-    next larger one, as the paper's code does.
+    next larger one, as the paper's code does. MPT sorts those of the next larger one: the same.
 
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    return _exact_slopes(num_heads).astype(np.float32)
+    return _exact_slopes(num_heads, max_bias).astype(np.float32)
 
 
-def _exact_slopes(num_heads: int) -> np.ndarray:
+def _exact_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
     power = 2 ** math.floor(math.log2(num_heads))
 
     def geometric(count: int) -> np.ndarray:
-        return 2.0 ** (-8.0 * np.arange(1, count + 1) / count)
+        return 2.0 ** (-max_bias * np.arange(1, count + 1) / count)
 
     extra = geometric(2 * power)[0::2][: num_heads - power]
     return np.concatenate((geometric(power), extra))
-
-
-def _rounded(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """One float32 operation, correctly rounded; numpy's own are an ulp off on some processors."""
-    return function(x.astype(np.float64)).astype(np.float32)

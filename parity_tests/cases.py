@@ -184,6 +184,19 @@ LLAMA3 = {
 }
 
 
+YARN = {"kind": "yarn", "factor": 4.0, "original_context_length": 64, "beta_fast": 8.0}
+LONGROPE = {
+    "kind": "longrope",
+    "factor": 4.0,
+    "original_context_length": 64,
+    "short_factors": (1.0, 1.1, 1.3),
+    "long_factors": (1.0, 2.5, 6.0),
+}
+NTK = {"kind": "ntk", "factor": 50.0}
+DYNAMIC = {"kind": "dynamic", "factor": 3.0, "original_context_length": 64}
+PROPORTIONAL = {"kind": "proportional", "factor": 2.0, "proportion": 0.7}
+
+
 def alibi(side: Side) -> Any:
     """ALiBi for the attention of this table."""
     return side.positions.ALiBi(N)
@@ -261,14 +274,38 @@ CASES = [
          given(length=integer(LONG))),
     Case("positions/sinusoidal-at", lambda s: s.positions.SinusoidalPositions(5000, D),
          given(length=integer(LONG), positions=arange(1, LONG, start=4600))),
+    Case("positions/sinusoidal-halves", lambda s: s.positions.SinusoidalPositions(
+        LONG, D + 1, halves=True, offset=2), given(length=integer(LONG))),
+    Case("positions/sinusoidal-halves-at", lambda s: s.positions.SinusoidalPositions(
+        5000, D, halves=True, offset=2), given(length=integer(LONG), positions=arange(
+            1, LONG, start=4600))),
     Case("positions/rotary-half", rotary(), HEADS, method="rotate"),
     Case("positions/rotary-interleaved", rotary(interleaved=True), HEADS, method="rotate"),
     Case("positions/rotary-partial", rotary(fraction=0.67), HEADS, method="rotate"),
     Case("positions/rotary-base", rotary(base=500.0), HEADS, method="rotate"),
     Case("positions/rotary-linear", rotary(scaling=LINEAR), HEADS, method="rotate"),
     Case("positions/rotary-llama3", rotary(scaling=LLAMA3), HEADS, method="rotate"),
+    Case("positions/rotary-yarn", rotary(base=500.0, scaling=YARN), HEADS, method="rotate"),
+    Case("positions/rotary-yarn-exact", rotary(base=500.0, fraction=0.67, scaling={
+        **YARN, "truncate": False, "attention_factor": 0.7}), HEADS, method="rotate"),
+    Case("positions/rotary-longrope-short", rotary(LONG, scaling=LONGROPE), HEADS,
+         method="rotate"),
+    Case("positions/rotary-longrope-long", rotary(LONG, scaling=LONGROPE),
+         given(x_BTNH=x(B, T, N, H), positions=arange(1, T, start=61)), method="rotate"),
+    Case("positions/rotary-longrope-within", rotary(scaling=LONGROPE), HEADS, method="rotate"),
+    Case("positions/rotary-ntk", rotary(scaling=NTK), HEADS, method="rotate"),
+    Case("positions/rotary-dynamic-within", rotary(LONG, scaling=DYNAMIC), HEADS,
+         method="rotate"),
+    Case("positions/rotary-dynamic-beyond", rotary(LONG, scaling=DYNAMIC),
+         given(x_BTNH=x(B, T, N, H), positions=arange(B, T, start=200)), method="rotate"),
+    Case("positions/rotary-proportional", rotary(scaling=PROPORTIONAL), HEADS, method="rotate"),
     Case("positions/alibi", alibi, SCORES, method="bias"),
     Case("positions/alibi-6-heads", lambda s: s.positions.ALiBi(6), SCORES, method="bias"),
+    Case("positions/alibi-mpt", lambda s: s.positions.ALiBi(6, max_bias=5.0), SCORES,
+         method="bias"),
+    Case("positions/alibi-falcon", lambda s: s.positions.ALiBi(
+        6, scale=0.3, in_bfloat16=True), given(q_BTNH=x(B, T, 6, H), distance_TS=lambda random:
+        np.arange(LONG) - np.arange(T)[:, None]), method="bias"),
     Case("positions/relative", relative, SCORES, method="bias"),
     Case("attention/core", lambda s: s.attention.scaled_dot_product_attention, QKV, first=True),
     Case("attention/core-masked", lambda s: s.attention.scaled_dot_product_attention,
@@ -313,6 +350,11 @@ CASES = [
     Case("attention/far-rotary-interleaved", attention(rotary(LONG, interleaved=True)), FAR,
          weights=True),
     Case("attention/far-rotary-llama3", attention(rotary(LONG, scaling=LLAMA3)), FAR,
+         weights=True),
+    Case("attention/far-rotary-yarn", attention(rotary(LONG, scaling=YARN)), FAR, weights=True),
+    Case("attention/far-rotary-longrope", attention(rotary(LONG, scaling=LONGROPE)), FAR,
+         weights=True),
+    Case("attention/far-rotary-dynamic", attention(rotary(LONG, scaling=DYNAMIC)), FAR,
          weights=True),
     Case("attention/far-alibi", attention(alibi), FAR, weights=True),
     Case("attention/far-relative", attention(relative), FAR, weights=True),

@@ -116,7 +116,9 @@ def test_the_same_call_arguments(name, cls):
         assert keywords(jax) == keywords(torch)
 
 
-@pytest.mark.parametrize("name", ["config.py", "config_parts.py", "config_tree.py", "checks.py"])
+@pytest.mark.parametrize(
+    "name", ["config.py", "config_parts.py", "config_tree.py", "checks.py", "position_tables.py"]
+)
 def test_settings_are_the_same_text(name):
     assert (ROOT / "jaxformer" / name).read_text() == (ROOT / "torch_ref" / name).read_text()
 
@@ -148,7 +150,7 @@ def test_jaxformer_imports_no_torch():
 
 LAYERS = [
     {"config", "errors"},
-    {"initializers", "losses", "parameters"},
+    {"initializers", "losses", "parameters", "position_tables"},
     {"layers", "masks"},
     {"norms", "positions", "feed_forward"},
     {"attention"},

@@ -241,11 +241,27 @@ MUTANTS = [
         original(self, x, positions + 1))),
     Mutant("rotary forgets its scaling", "positions/rotary-llama3",
           setting(positions.Rotary, "scaling", None)),
+    Mutant("YaRN forgets its attention factor", "positions/rotary-yarn", replace(
+        positions, "rotary_tables",
+        lambda original: lambda *a: [table / a[3].table_factor for table in original(*a)])),
+    Mutant("a long text has the short factors", "positions/rotary-longrope-long", replace(
+        positions, "length_frequencies", lambda original: lambda *a: original(*a)[:1])),
+    Mutant("dynamic scaling is off by one token", "positions/rotary-dynamic-beyond", replace(
+        positions, "length_frequencies", lambda original: lambda *a: original(*a)[1:])),
+    Mutant("the other pairs turn too", "positions/rotary-proportional", replace(
+        positions, "rotary_tables",
+        lambda original: lambda m, w, b, s, n: original(m, w, b, None, n))),
+    Mutant("sinusoids start one row early", "positions/sinusoidal-halves",
+          setting(positions.SinusoidalPositions, "offset", 1)),
+    Mutant("ALiBi ignores its largest bias", "positions/alibi-mpt",
+          setting(positions.ALiBi, "max_bias", 8.0)),
+    Mutant("ALiBi is not rounded as Falcon rounds it", "positions/alibi-falcon",
+          setting(positions.ALiBi, "in_bfloat16", False)),
     Mutant("rotary keys are not turned", "attention/rotary-at", replace(
         positions.Rotary, "rotate",
         lambda original: lambda self, x, p: x if x.shape[2] == 2 else original(self, x, p))),
     Mutant("ALiBi slopes for the next head count", "positions/alibi", replace(
-        positions, "alibi_slopes", lambda original: lambda n: original(2 * n)[:n])),
+        positions, "alibi_slopes", lambda original: lambda n, b: original(2 * n, b)[:n])),
     Mutant("ALiBi in the wrong direction", "attention/alibi", replace(
         positions.ALiBi, "bias", lambda original: lambda self, q, d: -original(self, q, d))),
     Mutant("relative distances mirrored", "positions/relative", replace(

@@ -223,7 +223,8 @@ def position_tables(*schemes: nn.Module | None, length: int) -> dict[str, np.nda
         elif isinstance(scheme, SinusoidalPositions):
             tables["sinusoidal"] = to_numpy(scheme(length)[0])
         elif isinstance(scheme, Rotary):
-            rows = rotary_tables(scheme.max_length, scheme.width, scheme.base, scheme.scaling)
+            settings = (scheme.max_length, scheme.width, scheme.base, scheme.scaling)
+            rows = rotary_tables(*settings, length)
             tables["rotary_cos"], tables["rotary_sin"] = (table[:length] for table in rows)
         elif isinstance(scheme, ALiBi):
             slots_T = torch.arange(length)

@@ -10,10 +10,8 @@ would part from every published checkpoint. The tensors made of them are kept fo
 device, so no call builds or moves a table twice.
 """
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -21,23 +19,12 @@ from torch import nn
 from torch.nn import functional
 
 from torch_ref.layers import Embedding
-
-
-@dataclasses.dataclass(frozen=True)
-class RotaryScaling:
-    """Scales rotary frequencies for texts longer than those they were trained on.
-
-    ``linear`` divides every frequency by ``factor`` (arXiv 2306.15595). ``llama3`` divides only
-    frequencies that make fewer than ``low_frequency_factor`` turns over
-    ``original_context_length`` tokens, leaves those that make more than ``high_frequency_factor``,
-    and blends in between (the Llama 3.1 release).
-    """
-
-    kind: str = "linear"
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context_length: int = 8192
+from torch_ref.position_tables import (
+    RotaryScaling,
+    length_frequencies,
+    rotary_tables,
+    sinusoidal_table,
+)
 
 
 class LearnedPositions(nn.Module):
@@ -58,19 +45,32 @@ class LearnedPositions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Gives fixed rows: sin in even dimensions, cos in odd ones (arXiv 1706.03762, 3.5)."""
+    """Gives fixed rows: sin in even dimensions, cos in odd ones (arXiv 1706.03762, 3.5).
 
-    def __init__(self, max_length: int, d_model: int):
+    Args:
+        max_length: the number of positions, in tokens.
+        d_model: D.
+        halves: sines in the first half and cosines in the second, of
+            position · exp(-ln(10000) · i / (D // 2 - 1)); where D is odd, the last dimension is 0
+            (tensor2tensor; XGLM, arXiv 2112.10668).
+        offset: position t has the row of t + offset (XGLM: 2).
+    """
+
+    def __init__(self, max_length: int, d_model: int, *, halves: bool = False, offset: int = 0):
         super().__init__()
         self.max_length = max_length
         self.d_model = d_model
+        self.halves = halves
+        self.offset = offset
         # Holds no number: it follows the model to its device, so the rows can too.
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
     def forward(self, length: int, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Returns float32 rows of ``positions``, or of 0 … length - 1 with a batch size of 1."""
         device = self._device.device
-        table_SD = _sinusoidal_tensor(self.max_length, self.d_model, torch.float32, device)
+        rows = self.max_length + self.offset
+        table_SD = _sinusoidal_tensor(rows, self.d_model, self.halves, torch.float32, device)
+        table_SD = table_SD[self.offset :]
         return table_SD[None, :length] if positions is None else table_SD[positions]
 
 
@@ -160,10 +160,8 @@ class Rotary(NoPositions):
 
     def rotate(self, x_BTNH: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Returns the heads with their first ``width`` dimensions turned."""
-        tables = _rotary_tensors(
-            self.max_length, self.width, self.base, self.scaling, x_BTNH.dtype, x_BTNH.device
-        )
-        cos, sin = (table[positions][:, :, None, :] for table in tables)
+        rows = self._rows(positions, x_BTNH.dtype, x_BTNH.device)
+        cos, sin = (table[:, :, None, :] for table in rows)
         turned, rest = x_BTNH[..., : self.width], x_BTNH[..., self.width :]
         if self.interleaved:
             first, second = turned[..., 0::2], turned[..., 1::2]
@@ -176,21 +174,66 @@ class Rotary(NoPositions):
             turned = torch.cat(pair, dim=-1)
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
+    def _rows(
+        self, positions: torch.Tensor, dtype: torch.dtype, device: torch.device
+    ) -> list[torch.Tensor]:
+        """Cosines and sines at the positions."""
+        settings = (self.max_length, self.width, self.base, self.scaling)
+        if self.scaling is None or not self.scaling.follows_length(self.max_length):
+            return [table[positions] for table in _rotary_tensors(*settings, dtype, device)]
+        table_LH = _frequency_tensor(*settings, device)
+        row = positions.max() + 1 - self.scaling.original_context_length
+        frequency_H = table_LH[row.clamp(0, len(table_LH) - 1)]
+        angle_BTH = positions[:, :, None].to(table_LH.dtype) * frequency_H
+        factor = self.scaling.table_factor
+        # Rounded to float32, as all tables are.
+        wide = angle_BTH.to(torch.promote_types(dtype, table_LH.dtype))
+        return [(f(wide).to(table_LH.dtype) * factor).to(dtype) for f in (torch.cos, torch.sin)]
+
 
 class ALiBi(NoPositions):
     """Lowers scores linearly with distance, at a slope for each head (arXiv 2108.12409, 3).
 
     The distance is absolute, so the same bias serves models that see both directions.
+
+    Args:
+        num_heads: N.
+        max_bias: the exponents of the slopes go up to it, see ``alibi_slopes`` (MPT sets it).
+        scale: what the bias is multiplied by (Falcon, arXiv 2311.16867: 1/sqrt(H), as it scales
+            scores after the bias has been added).
+        in_bfloat16: the bias is slope · key position with both factors and the product rounded to
+            bfloat16, whatever the model's dtype, as Falcon computes it. Without that rounding it
+            differs from the usual bias by one number a query, which a softmax ignores; with it,
+            keys beyond position 256 share their biases, and only causal models make sense.
     """
 
-    def __init__(self, num_heads: int):
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        max_bias: float = 8.0,
+        scale: float = 1.0,
+        in_bfloat16: bool = False,
+    ):
         super().__init__()
         self.num_heads = num_heads
+        self.max_bias = max_bias
+        self.scale = scale
+        self.in_bfloat16 = in_bfloat16
 
     def bias(self, q_BTNH: torch.Tensor, distance_TS: torch.Tensor) -> torch.Tensor:
-        """Returns -slope · |distance| (1, N, T, S), in float32."""
-        slopes_N = _alibi_tensor(self.num_heads, torch.float32, distance_TS.device)
-        return -slopes_N[None, :, None, None] * distance_TS.abs()[None, None]
+        """Returns -slope · |distance| · scale (1, N, T, S), in float32 or wider."""
+        device = distance_TS.device
+        slopes_N = _alibi_tensor(self.num_heads, self.max_bias, torch.float32, device)
+        if self.in_bfloat16:
+            keys_S = torch.arange(distance_TS.shape[1], device=device)
+            bias_NS = (slopes_N.bfloat16()[:, None] * keys_S.bfloat16()).float()
+            bias = bias_NS[None, :, None].expand(1, -1, len(distance_TS), -1)
+        else:
+            bias = -slopes_N[None, :, None, None] * distance_TS.abs()[None, None]
+        if self.scale == 1:
+            return bias
+        return bias.to(torch.promote_types(q_BTNH.dtype, torch.float32)) * self.scale
 
 
 class RelativePositions(NoPositions):
@@ -214,60 +257,23 @@ class RelativePositions(NoPositions):
 
 
 @functools.lru_cache(maxsize=32)
-def sinusoidal_table(max_length: int, d_model: int) -> np.ndarray:
-    """Returns sin and cos of position · exp(-ln(10000) · 2i / D), float32 (max_length, D)."""
-    position = np.arange(max_length, dtype=np.float32)[:, None]
-    steps = np.arange(0, d_model, 2, dtype=np.float32)
-    frequency = _rounded(np.exp, steps * np.float32(-math.log(10000.0) / d_model))
-    table = np.zeros((max_length, d_model), np.float32)
-    table[:, 0::2] = _rounded(np.sin, position * frequency)
-    table[:, 1::2] = _rounded(np.cos, position * frequency)
-    return table
-
-
-@functools.lru_cache(maxsize=32)
-def rotary_tables(
-    max_length: int, width: int, base: float = 10000.0, scaling: RotaryScaling | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cosines and sines, each float32 (max_length, width / 2)."""
-    exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-    frequency = np.float32(1.0) / _rounded(lambda x: np.float64(base) ** x, exponent)
-    if scaling is not None:
-        frequency = _scale_frequency(frequency, scaling)
-    angle = np.arange(max_length, dtype=np.float32)[:, None] * frequency[None, :]
-    return _rounded(np.cos, angle), _rounded(np.sin, angle)
-
-
-def _scale_frequency(frequency: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
-    if scaling.kind == "linear":
-        return frequency / np.float32(scaling.factor)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    wavelength = np.float32(2 * math.pi) / frequency
-    turns = np.float32(scaling.original_context_length) / wavelength
-    share = (turns - np.float32(low)) / np.float32(high - low)
-    slow = frequency / np.float32(scaling.factor)
-    blended = (1 - share) * slow + share * frequency
-    return np.where(turns < low, slow, np.where(turns > high, frequency, blended))
-
-
-@functools.lru_cache(maxsize=32)
-def alibi_slopes(num_heads: int) -> np.ndarray:
-    """Returns the slopes, float32 (N,): 2^(-8i/N), i = 1 … N, where N is a power of two.
+def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
+    """Returns the slopes, float32 (N,): 2^(-max_bias · i/N), i = 1 … N, if N is a power of two.
 
     Otherwise the slopes of the next smaller power of two, followed by every other slope of the
-    next larger one, as the paper's code does.
+    next larger one, as the paper's code does. MPT sorts those of the next larger one: the same.
 
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
-    return _exact_slopes(num_heads).astype(np.float32)
+    return _exact_slopes(num_heads, max_bias).astype(np.float32)
 
 
-def _exact_slopes(num_heads: int) -> np.ndarray:
+def _exact_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
     power = 2 ** math.floor(math.log2(num_heads))
 
     def geometric(count: int) -> np.ndarray:
-        return 2.0 ** (-8.0 * np.arange(1, count + 1) / count)
+        return 2.0 ** (-max_bias * np.arange(1, count + 1) / count)
 
     extra = geometric(2 * power)[0::2][: num_heads - power]
     return np.concatenate((geometric(power), extra))
@@ -275,9 +281,9 @@ def _exact_slopes(num_heads: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def _sinusoidal_tensor(
-    max_length: int, d_model: int, dtype: torch.dtype, device: torch.device
+    max_length: int, d_model: int, halves: bool, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    return _tensor(sinusoidal_table(max_length, d_model), dtype, device)
+    return _tensor(sinusoidal_table(max_length, d_model, halves), dtype, device)
 
 
 @functools.lru_cache(maxsize=32)
@@ -294,16 +300,21 @@ def _rotary_tensors(
 
 
 @functools.lru_cache(maxsize=32)
-def _alibi_tensor(num_heads: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return _tensor(alibi_slopes(num_heads), dtype, device)
+def _frequency_tensor(
+    max_length: int, width: int, base: float, scaling: RotaryScaling, device: torch.device
+) -> torch.Tensor:
+    table = length_frequencies(max_length, width, base, scaling)
+    return _tensor(table, torch.float32, device)
+
+
+@functools.lru_cache(maxsize=32)
+def _alibi_tensor(
+    num_heads: int, max_bias: float, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return _tensor(alibi_slopes(num_heads, max_bias), dtype, device)
 
 
 def _tensor(table: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     # A tensor born in inference mode could not serve a later training step.
     with torch.inference_mode(False):
         return torch.from_numpy(table).to(device, dtype)
-
-
-def _rounded(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """One float32 operation, correctly rounded; numpy's own are an ulp off on some processors."""
-    return function(x.astype(np.float64)).astype(np.float32)

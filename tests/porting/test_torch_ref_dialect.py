@@ -89,7 +89,15 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "Rotary": (
         lambda s: s.positions.Rotary(H, 19, base=500.0, fraction=0.8, interleaved=True,
                                      scaling=s.positions.RotaryScaling("linear", 4.0)), None),
+    "Rotary-longrope": (
+        lambda s: s.positions.Rotary(H, 19, scaling=s.positions.RotaryScaling(
+            "longrope", 2.0, original_context_length=8, short_factors=(1.0,) * (H // 2),
+            long_factors=(3.0,) * (H // 2))), None),
+    "SinusoidalPositions-halves": (
+        lambda s: s.positions.SinusoidalPositions(19, D, halves=True, offset=2), (T,)),
     "ALiBi": (lambda s: s.positions.ALiBi(6), None),
+    "ALiBi-falcon": (
+        lambda s: s.positions.ALiBi(6, max_bias=4.0, scale=0.3, in_bfloat16=True), None),
     "RelativePositions": (lambda s: s.positions.RelativePositions(3, H, **s.init), None),
     "MultiHeadAttention": (lambda s: attention(s, use_bias=False, output_bias=False), (X, MEMORY)),
     "MultiHeadAttention-relative": (

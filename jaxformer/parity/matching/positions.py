@@ -50,7 +50,7 @@ def share_tables(
     for path, node in nnx.iter_modules(module):
         if not isinstance(node, Rotary):
             continue
-        difference = table_difference(node.tables(), tables)
+        difference = table_difference(node.tables(len(tables[0])), tables)
         name = join_path(path)
         if difference is None:
             message = f"it rotates {node.width} dimensions, the reference {2 * tables[0].shape[1]}"
@@ -147,8 +147,8 @@ def match_alibi_slopes(torch_module: Any) -> Iterator[None]:
     )
     original = jaxformer.positions.alibi_slopes
 
-    def rounded_slopes(num_heads: int) -> np.ndarray:
-        return original(num_heads).astype(np.float64)
+    def rounded_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
+        return original(num_heads, max_bias).astype(np.float64)
 
     slopes = rounded_slopes if is_rounded else jaxformer.positions._exact_slopes
     jaxformer.positions.alibi_slopes = slopes  # type: ignore[assignment]

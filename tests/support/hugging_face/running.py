@@ -18,13 +18,13 @@ import numpy as np
 import torch
 import transformers
 
-from jaxformer import positions
+from jaxformer import position_tables, positions
 from jaxformer.blocks import Block
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from tests.support.hugging_face.case import BATCH, LENGTH, SIZES, VOCAB, Case
 
 # The modules of jaxformer that compute tables of positions.
-TABLE_MODULES = (positions,)
+TABLE_MODULES = (position_tables, positions)
 
 
 def build(
@@ -109,7 +109,7 @@ def in_float32() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """What both sides call float32 is float64, and so is what transformers calls bfloat16.
+    """What both sides call float32 is float64.
 
     A model of transformers must be built and run within.
     """
@@ -118,7 +118,6 @@ def in_float64() -> Iterator[None]:
         _forget_tables()
         stack.callback(_forget_tables)
         stack.enter_context(in_float32())
-        stack.enter_context(mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.double))
         before = torch.get_default_dtype()
         stack.callback(torch.set_default_dtype, before)
         torch.set_default_dtype(torch.float64)
@@ -143,8 +142,8 @@ def _forget_tables() -> None:
                 function.cache_clear()
 
 
-def _wide_slopes(num_heads: int) -> np.ndarray:
-    return _SLOPES(num_heads).astype(np.float64)
+def _wide_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
+    return _SLOPES(num_heads, max_bias).astype(np.float64)
 
 
 _SLOPES = positions.alibi_slopes
