@@ -97,6 +97,19 @@ def run_folder(arguments: Sequence[str]) -> Path:
     return Path(peek(arguments, "--out") or f"runs/{preset_name(arguments)}")
 
 
+def peek_all(arguments: Sequence[str], flag: str) -> tuple[str, ...]:
+    """Returns all values of a flag that takes several."""
+    found: list[str] = []
+    is_value = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            is_value = argument == flag
+            found += [argument.partition("=")[2]] if argument.startswith(f"{flag}=") else []
+        elif is_value:
+            found.append(argument)
+    return tuple(found)
+
+
 def peek(arguments: Sequence[str], flag: str) -> str | None:
     """Returns the last value of a flag that decides the defaults of the others, or None."""
     found = None

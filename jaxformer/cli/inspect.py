@@ -51,8 +51,12 @@ class TreeOptions:
     """A file or folder."""
     dialect: str | None = None
     """Whose names the arrays have; default what the checkpoint shows."""
+    force: Switch = False
+    """Take --dialect even where the checkpoint's config is of another model_type."""
     config: Path | None = None
     """Settings as JSON, which go before those in the checkpoint."""
+    ignore: tuple[str, ...] = ()
+    """Arrays to leave out, by name or pattern ('bert.pooler.*'), and settings without effect."""
     step: int | None = None
     """Which step of a run; default the newest."""
     best: Switch = False
@@ -73,6 +77,8 @@ class InspectOptions:
 
     path: tyro.conf.Positional[Path]
     """A run's folder, or any checkpoint that jaxformer port reads."""
+    ignore: tuple[str, ...] = ()
+    """Arrays to leave out, by name or pattern ('bert.pooler.*'), and settings without effect."""
     step: int | None = None
     """Which checkpoint of a run to use; default the newest."""
     best: Switch = False
@@ -272,6 +278,8 @@ def _list(options: TreeOptions) -> None:
         config=options.config,
         step=options.step,
         best=options.best,
+        ignore=options.ignore,
+        force=options.force,
     )
     facts = describe(checkpoint)
     if options.json:
@@ -294,7 +302,9 @@ def _inspect(what: str, options: InspectOptions) -> None:
     from jaxformer.inspection.inspections import INSPECTIONS, InspectedModel
     from jaxformer.porting.checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(options.path, step=options.step, best=options.best)
+    checkpoint = open_checkpoint(
+        options.path, step=options.step, best=options.best, ignore=options.ignore
+    )
     for warning in checkpoint.raw.warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
     numbers = INSPECTIONS[what](InspectedModel.load(checkpoint), **_own_settings(options))

@@ -35,6 +35,8 @@ class PortOptions:
     """What to write: NAME.safetensors, NAME.pt, or a folder."""
     dialect: str | None = None
     """Whose names the arrays have; default what the checkpoint shows."""
+    force: Switch = False
+    """Take --dialect even where the checkpoint's config is of another model_type."""
     to: Literal["torch", "jax", "hf"] | None = None
     """A PyTorch file, a run's folder, or a Hugging Face folder; default by the name of DST."""
     as_: Annotated[str | None, tyro.conf.arg(name="as", metavar="DIALECT")] = None
@@ -49,7 +51,8 @@ class PortOptions:
     meta: Path | None = None
     """nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside the checkpoint."""
     ignore: tuple[str, ...] = ()
-    """Arrays to leave out, by name or pattern ('*.rotary_emb.inv_freq')."""
+    """Arrays to leave out, by name or pattern ('*.rotary_emb.inv_freq'), and settings without
+    effect."""
     step: int | None = None
     """Which step of a run; default the newest."""
     best: Switch = False
@@ -117,10 +120,12 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
             meta=options.meta,
             step=options.step,
             best=options.best,
+            ignore=options.ignore,
+            force=options.force,
         )
         for warning in checkpoint.raw.warnings:
             console.print(f"[yellow]warning:[/] {escape(warning)}")
-        planned = plan_port(checkpoint, target, options.ignore)
+        planned = plan_port(checkpoint, target)
         command = shlex.join(["jaxformer", "port", *arguments])
         with _progress_bar(console, "writing", planned.nbytes) as advance:
             count = write_port(planned, source=options.source, command=command, progress=advance)

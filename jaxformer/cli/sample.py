@@ -57,10 +57,14 @@ class SampleOptions:
     """What to do with a prompt's characters that the model does not know."""
     dialect: str | None = None
     """Whose names the checkpoint's arrays have; default what it shows."""
+    force: Switch = False
+    """Take --dialect even where the checkpoint's config is of another model_type."""
     config: Path | None = None
     """The model's settings as JSON, which go before those in the checkpoint."""
     meta: Path | None = None
     """nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside the checkpoint."""
+    ignore: tuple[str, ...] = ()
+    """Arrays to leave out, by name or pattern ('bert.pooler.*'), and settings without effect."""
     compilation_cache: bool = True
     """Keep compiled programs in the user's cache folder, and use those that are there."""
     debug: Switch = False
@@ -134,6 +138,8 @@ def run(arguments: Sequence[str]) -> None:
         meta=options.meta,
         step=options.step,
         best=options.best,
+        ignore=options.ignore,
+        force=options.force,
     )
     for warning in checkpoint.raw.warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)

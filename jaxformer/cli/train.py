@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from jaxformer.cli.arguments import Preset, Switch, parse, peek, preset_name, run_folder
+from jaxformer.cli.arguments import Preset, Switch, parse, peek, peek_all, preset_name, run_folder
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
@@ -49,6 +49,8 @@ class TrainOptions:
     state where it has one; its settings then stand in place of the preset's model."""
     fresh_optimizer: Switch = False
     """With --init-from: take the weights alone, and begin at step 0."""
+    ignore: tuple[str, ...] = ()
+    """With --init-from: arrays to leave out, by name or pattern, and settings without effect."""
     cast: Switch = False
     """Change a checkpoint's arrays to the dtypes that training keeps; says what that rounds."""
     download: Switch = False
@@ -141,7 +143,11 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     if source is not None:
         from jaxformer.porting.train_states import read_warm_start
 
-        start = read_warm_start(Path(source), fresh="--fresh-optimizer" in arguments)
+        start = read_warm_start(
+            Path(source),
+            fresh="--fresh-optimizer" in arguments,
+            ignore=peek_all(arguments, "--ignore"),
+        )
         config = dataclasses.replace(config, model=start.model)
     default = TrainOptions(config=config)
     options: TrainOptions = parse(TrainOptions, "jaxformer train", arguments, default)

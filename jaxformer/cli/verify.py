@@ -76,6 +76,10 @@ class VerifyOptions:
     """A JSON file with settings of A, which replace those in the checkpoint."""
     config_b: Path | None = None
     """A JSON file with settings of B, which replace those in the checkpoint."""
+    ignore: tuple[str, ...] = ()
+    """Arrays of A and B to leave out, by name or pattern, and settings without effect."""
+    force: Switch = False
+    """Take a dialect even where the checkpoint's config is of another model_type."""
     encoding: str = "utf-8"
     """The encoding of the text."""
     unknown: Literal["error", "skip", "replace"] = "error"
@@ -174,7 +178,14 @@ def _open_session(options: VerifyOptions) -> "ParitySession":
         corpus = load_corpus(options.data, encoding=options.encoding)
         text = TextInput(options.data, corpus.text, options.unknown)
     sources = [
-        open_source(path, letter, dialect=dialect, config=config)
+        open_source(
+            path,
+            letter,
+            dialect=dialect,
+            config=config,
+            ignore=options.ignore,
+            force=options.force,
+        )
         for path, letter, dialect, config in (
             (options.reference, "a", options.dialect_a, options.config_a),
             (options.candidate, "b", options.dialect_b, options.config_b),

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters, merge
-from jaxformer.porting.dialects import detect_dialect, find_dialect
+from jaxformer.porting.dialects import choose_dialect, find_dialect
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
@@ -28,6 +28,7 @@ def from_torch(
     config: Any = None,
     *,
     ignore: Sequence[str] = (),
+    force: bool = False,
 ) -> Any:
     """Returns an NNX module with the weights and the settings of a PyTorch module.
 
@@ -43,7 +44,9 @@ def from_torch(
             mapping or an object with ``to_dict``), a config of jaxformer, an NNX module whose
             weights are to be replaced, or a mapping of constructor arguments
             (``{"class": …, "num_heads": …}``).
-        ignore: patterns of names to leave out, such as ``bert.pooler.*``.
+        ignore: patterns of names to leave out, such as ``bert.pooler.*``; also names of settings
+            that are known to be without effect.
+        force: whether to take the dialect even where the config has another ``model_type``.
 
     Returns:
         An NNX module in the dtype of the weights.
@@ -53,7 +56,7 @@ def from_torch(
         CheckpointError: arrays are missing, unexpected, of another shape, or tied arrays differ;
             all problems are listed.
     """
-    plan = import_plan(source, dialect, config, ignore=ignore)
+    plan = import_plan(source, dialect, config, ignore=ignore, force=force)
     return build(plan, training=bool(getattr(source, "training", False)))
 
 
@@ -63,6 +66,7 @@ def import_plan(
     config: Any = None,
     *,
     ignore: Sequence[str] = (),
+    force: bool = False,
 ) -> Plan:
     """Returns the plan by which ``from_torch`` imports a PyTorch module, or arrays."""
     module = _unwrapped(source) if hasattr(source, "state_dict") else None
@@ -71,11 +75,7 @@ def import_plan(
     settings = _as_mapping(config)
     if settings is None and module is not None:
         settings = _as_mapping(getattr(module, "config", None))
-    found = (
-        detect_dialect(tensors, config=settings, module=module)
-        if dialect is None
-        else find_dialect(dialect)
-    )
+    found = choose_dialect(tensors, dialect, config=settings, module=module, force=force)
     return plan_import(tensors, found, kinds=kinds, module=module, config=settings, ignore=ignore)
 
 
@@ -144,9 +144,11 @@ def _as_mapping(config: Any) -> Any:
     """Returns a config object of the source as a mapping, and anything else as it is."""
     if config is None or isinstance(config, Mapping | nnx.Module):
         return config
-    if dataclasses.is_dataclass(config) and type(config) not in MODEL_OF_CONFIG:
-        return dict(vars(config))
-    return config.to_dict() if hasattr(config, "to_dict") else config
+    if type(config) in MODEL_OF_CONFIG:
+        return config
+    if hasattr(config, "to_dict"):
+        return config.to_dict()
+    return dict(vars(config)) if dataclasses.is_dataclass(config) else config
 
 
 def _on_device(name: str, tensor: StoredTensor) -> jax.Array:

@@ -12,7 +12,7 @@ from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
-from jaxformer.porting.dialects import detect_dialect, find_dialect
+from jaxformer.porting.dialects import choose_dialect, find_dialect
 from jaxformer.porting.formats.raw_checkpoints import (
     TOKEN_IDS,
     Moments,
@@ -41,6 +41,8 @@ class Checkpoint:
         vocabulary: the characters in the order of their ids, if they are known.
         tokenizer_file: a ``tokenizer.json``, if there is one.
         token_ids: ``bos_token_id``, ``eos_token_id``, ``pad_token_id``, if they are known.
+        ignore: patterns of names to leave out.
+        force: whether the dialect may contradict the config.
     """
 
     path: Path
@@ -50,23 +52,23 @@ class Checkpoint:
     vocabulary: str | None
     tokenizer_file: Path | None
     token_ids: dict[str, Any]
+    ignore: tuple[str, ...] = ()
+    force: bool = False
 
     def plan(self, ignore: Sequence[str] = ()) -> Plan:
         """Returns the plan by which it becomes an NNX module.
 
         Args:
-            ignore: patterns of names to leave out.
+            ignore: patterns of more names to leave out.
 
         Raises:
-            UsageError: its dialect is unknown, or its settings are unsupported.
+            UsageError: its dialect is unknown or contradicts its config, or its settings are
+                unsupported.
             CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
         """
         tensors = self.raw.tensors
-        found = (
-            detect_dialect(tensors, config=self.config)
-            if self.dialect is None
-            else find_dialect(self.dialect)
-        )
+        found = choose_dialect(tensors, self.dialect, config=self.config, force=self.force)
+        ignore = (*self.ignore, *ignore)
         kinds = [kind for kind in self._kinds() if found.for_class([kind])]
         return plan_import(tensors, found, kinds=kinds, config=self.config, ignore=ignore)
 
@@ -143,6 +145,8 @@ def open_checkpoint(
     meta: str | Path | None = None,
     step: int | None = None,
     best: bool = False,
+    ignore: Sequence[str] = (),
+    force: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint of any format; its arrays are read later.
 
@@ -156,6 +160,9 @@ def open_checkpoint(
             lies beside the checkpoint.
         step: which step of a run's folder; default the newest that verifies.
         best: the step with the lowest validation loss.
+        ignore: patterns of names to leave out; also names of settings that are known to be without
+            effect.
+        force: whether to take the dialect even where the config has another ``model_type``.
 
     Raises:
         CheckpointError: it is missing, damaged, or no checkpoint.
@@ -189,6 +196,8 @@ def open_checkpoint(
         vocabulary or None,
         files[0] if files else None,
         {k: v for k, v in record.get("token_ids", {}).items() if k in TOKEN_IDS},
+        tuple(ignore),
+        force,
     )
 
 

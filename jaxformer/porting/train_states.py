@@ -1,6 +1,6 @@
 """Training that starts from a checkpoint, or changes between PyTorch and JAX in mid-run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,19 @@ from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
 
 
-def read_warm_start(path: Path, *, fresh: bool) -> WarmStart:
+def read_warm_start(path: Path, *, fresh: bool, ignore: Sequence[str] = ()) -> WarmStart:
     """Reads the language model of a checkpoint, for a training run that starts from it.
 
     Args:
         path: a checkpoint of any format.
         fresh: whether to leave out the state of its optimizer.
+        ignore: see ``open_checkpoint``.
 
     Raises:
         UsageError: it is no language model, or its tokenizer is unknown.
         CheckpointError: it is missing, damaged or incomplete.
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, ignore=ignore)
     plan = plan_language_model(checkpoint)
     model = plan.module.config
     if not model.causal or model.head.head != "linear":

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,13 @@ class LoadedReference:
 
 
 def open_source(
-    path: Path, letter: str, *, dialect: str | None = None, config: Path | None = None
+    path: Path,
+    letter: str,
+    *,
+    dialect: str | None = None,
+    config: Path | None = None,
+    ignore: Sequence[str] = (),
+    force: bool = False,
 ) -> Source:
     """Opens one of the two checkpoints of ``jaxformer verify``.
 
@@ -76,18 +82,22 @@ def open_source(
         letter: "a" or "b"; an error names the setting ``dialect`` of this side ``dialect_a``.
         dialect: see ``open_checkpoint``.
         config: see ``open_checkpoint``.
+        ignore: see ``open_checkpoint``.
+        force: see ``open_checkpoint``.
 
     Raises:
         UsageError: the checkpoint holds no whole model.
         JaxformerError: whatever ``open_checkpoint`` and ``Checkpoint.plan`` raise.
     """
     try:
-        checkpoint = open_checkpoint(path, dialect=dialect, config=config)
+        checkpoint = open_checkpoint(
+            path, dialect=dialect, config=config, ignore=ignore, force=force
+        )
         plan = checkpoint.plan()
     except JaxformerError as error:
         # Each keyword of the library is two keywords here, one a side.
         parts = [
-            part._replace(name=f"{part.name}_{letter}") if isinstance(part, Setting) else part
+            part._replace(name=f"{part.name}_{letter}") if _has_sides(part) else part
             for part in error.args
         ]
         prefix = [] if str(path) in str(error) else [f"{path}: "]
@@ -99,6 +109,11 @@ def open_source(
             "jaxformer.parity.compare takes any module"
         )
     return Source(path, checkpoint, plan)
+
+
+def _has_sides(part: Any) -> bool:
+    """Whether a part of a message is a setting that A and B have apart."""
+    return isinstance(part, Setting) and part.name in ("dialect", "config")
 
 
 def check_same_architecture(reference: Source, candidate: Source) -> None:

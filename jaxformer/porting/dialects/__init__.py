@@ -6,9 +6,11 @@ families share is in ``common``. The families of Hugging Face are read from a co
 others from the attributes of PyTorch modules or the shapes of arrays.
 
 ``find_dialect`` returns one by its name on the command line; ``detect_dialect`` finds it from a
-config, a module or the names of arrays.
+config, a module or the names of arrays; ``choose_dialect`` does the one or the other, and rejects a
+name that contradicts the config.
 """
 
+import difflib
 import functools
 import importlib
 from collections.abc import Mapping
@@ -84,16 +86,15 @@ def detect_dialect(
             "the config names code of its own to run (auto_map), and there is no such feature: "
             f"name one of {', '.join(HUGGING_FACE)} as dialect to read the arrays without it"
         )
-    packages = (
-        [] if module is None else [c.__module__.partition(".")[0] for c in type(module).__mro__]
-    )
-    model_type = settings.get("model_type")
-    if "transformers" in packages:
-        model_type = model_type or getattr(getattr(module, "config", None), "model_type", None)
+    packages = _packages(module)
+    model_type = _model_type(config, module)
     if model_type is not None:
         if model_type not in HUGGING_FACE:
+            near = difflib.get_close_matches(str(model_type), HUGGING_FACE, 1, 0.7)
             raise UsageError(
-                f"model_type {model_type!r} is not known: {', '.join(HUGGING_FACE)} are"
+                f"model_type {model_type!r} is not known"
+                + (f", the nearest is {near[0]}" if near else "")
+                + f": {', '.join(HUGGING_FACE)} are"
             )
         return find_dialect(model_type)
     if module is not None and type(module).__module__.startswith("torch.nn."):
@@ -101,6 +102,64 @@ def detect_dialect(
     if "torch_ref" in packages:
         return find_dialect("torch_ref")
     return _find_by_arrays(tensors, config, module)
+
+
+def choose_dialect(
+    tensors: Mapping[str, StoredTensor],
+    name: str | None = None,
+    *,
+    config: Any = None,
+    module: Any = None,
+    force: bool = False,
+) -> StateDictAdapter:
+    """Returns the dialect of that name, or the one that ``detect_dialect`` finds.
+
+    Args:
+        tensors: arrays by name.
+        name: None to detect it.
+        config: as ``from_torch`` takes it.
+        module: the PyTorch module, where there is one.
+        force: whether the name may contradict the config.
+
+    Raises:
+        UsageError: there is no such dialect, or the config is of another; what ``detect_dialect``
+            raises.
+    """
+    if name is None:
+        return detect_dialect(tensors, config=config, module=module)
+    dialect = find_dialect(name)
+    if not dialect.model_types or force:
+        return dialect
+    model_type = _model_type(config, module)
+    classes = config.get("architectures") if isinstance(config, Mapping) else None
+    differs = []
+    if model_type is not None and model_type not in dialect.model_types:
+        differs.append(f"its model_type is {model_type!r}, not {dialect.model_types[0]!r}")
+    # A class of the same model_type may have another head, which the arrays show.
+    elif model_type is None and isinstance(classes, list) and classes:
+        known = dialect.classes()
+        if not set(map(str, classes)) & set(known):
+            differs.append(f"its architectures are {classes}, not {' or '.join(known)}")
+    if differs:
+        raise UsageError(
+            f"the dialect {name} contradicts the config, {' and '.join(differs)}: leave it out, or "
+            "take the risk of wrong numbers with ",
+            Setting("force"),
+        )
+    return dialect
+
+
+def _packages(module: Any) -> list[str]:
+    """Returns the packages that define a module's class and its bases."""
+    return [] if module is None else [c.__module__.partition(".")[0] for c in type(module).__mro__]
+
+
+def _model_type(config: Any, module: Any) -> Any:
+    """Returns the ``model_type`` of a config, or that of a module of transformers."""
+    found = config.get("model_type") if isinstance(config, Mapping) else None
+    if found is None and "transformers" in _packages(module):
+        found = getattr(getattr(module, "config", None), "model_type", None)
+    return found
 
 
 def _find_by_arrays(

@@ -12,11 +12,13 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     FEED_FORWARD_WIDTH,
     SIZES,
+    usual_sizes,
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Shape, names, under
 from jaxformer.porting.mapping.settings import Conversion, Fixed, Mapped, Required, Values
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 BLOCK = (
@@ -76,7 +78,14 @@ SETTINGS = (
     Fixed("head", "masked_lm"),
     Fixed("head_bias", True),
     Fixed("pooler", _has_pooler),
-)
+    # In which language it was trained, and a pooler of Google's own code.
+    Inert(
+        (
+            "directionality", "pooler_fc_size", "pooler_num_attention_heads",
+            "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
+        )
+    ),
+)  # fmt: skip
 
 
 def _position_ids(module: TransformerLM, shape: Shape | None) -> np.ndarray:
@@ -103,6 +112,11 @@ DIALECTS = (
             "cls.predictions.bias": "cls.predictions.decoder.bias",
         },
         is_tied_by_default=True,
+        defaults={
+            **usual_sizes(30522, 768, 3072, 12, 12, 512, "gelu"),
+            "attention_probs_dropout_prob": 0.1,
+            "hidden_dropout_prob": 0.1,
+        },
         buffers=(
             Buffer("embeddings.position_ids", _position_ids, written=False),
             Buffer("embeddings.token_type_ids", _token_type_ids, written=False),

@@ -7,6 +7,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import Fixed, Mapped, Required
+from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -32,11 +33,21 @@ SETTINGS = (
     Required("apply_residual_connection_post_layernorm", False, is_written=True),
     ATTENTION_DROPOUT,
     Mapped("hidden_dropout", "residual_dropout", 0.0),
+    Required("n_embed", lambda values: values["d_model"]),
+    # With pretraining_tp it adds the parts of a product, and leaves out the bias.
+    Required("slow_but_exact", False),
+    # How it was trained, in the words of Megatron.
+    Inert(
+        (
+            "pretraining_tp", "attention_softmax_in_fp32", "bias_dropout_fusion", "offset_alibi",
+            "masked_softmax_fusion", "skip_bias_add", "skip_bias_add_qkv",
+        )
+    ),
     Fixed("d_ff", lambda source_model, values: 4 * values["d_model"]),
     Fixed("activation", "gelu_bloom"),
     Fixed("positions", "alibi"),
     Fixed("embedding_norm", True),
-)
+)  # fmt: skip
 
 
 DIALECTS = (
@@ -48,5 +59,6 @@ DIALECTS = (
         prefix="transformer.",
         tied={"lm_head.weight": "transformer.word_embeddings.weight"},
         is_tied_by_default=True,
+        defaults={"vocab_size": 250880, "hidden_size": 64, "n_head": 8, "n_layer": 2},
     ),
 )

@@ -6,12 +6,14 @@ first (sqrt(3072) = 55.43 becomes 55.5), which is 0.1 % away from its own float3
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     GATED_ACTIVATIONS,
     SlidingWindow,
     even_head_width,
+    usual_sizes,
 )
 from jaxformer.porting.dialects.llama import (
     ATTENTION_BIAS,
@@ -28,10 +30,12 @@ from jaxformer.porting.mapping.settings import (
     Conversion,
     Fixed,
     Mapped,
+    Repeated,
     Required,
     Row,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 # The first Gemma's files say gelu where they mean its tanh approximation.
@@ -68,8 +72,9 @@ def _alternating(source_model: SourceModel, num_layers: int) -> list[str]:
 
 GEMMA = (
     *STACK,
-    Mapped("hidden_act", "activation", translation=FIRST_ACTIVATIONS, is_read=False),
-    Mapped(("hidden_activation", "hidden_act"), "activation", translation=FIRST_ACTIVATIONS),
+    Mapped("hidden_act", "activation", translation=FIRST_ACTIVATIONS),
+    # transformers 4 has it go before hidden_act, transformers 5 does not read it.
+    Repeated("hidden_activation", "activation", FIRST_ACTIVATIONS),
 )
 GEMMA2 = (
     *STACK,
@@ -81,6 +86,7 @@ GEMMA2 = (
     Mapped("attn_logit_softcapping", "score_soft_cap", 50.0, is_nullable=True),
     Mapped("final_logit_softcapping", "logit_soft_cap", 30.0, is_nullable=True),
     SlidingWindow(_alternating),
+    Inert(("sliding_window_size",)),
     Fixed("branch_output_norm", True),
 )
 
@@ -96,7 +102,11 @@ def _four_norm_body(module: TransformerLM) -> Rules:
 
 
 def _adapter(
-    name: str, start: str, settings: tuple[Row, ...], rules: Callable[[TransformerLM], Rules]
+    name: str,
+    start: str,
+    settings: tuple[Row, ...],
+    rules: Callable[[TransformerLM], Rules],
+    **defaults: Any,
 ) -> StateDictAdapter:
     return language_model(
         name,
@@ -106,12 +116,28 @@ def _adapter(
         prefix="model.",
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         is_tied_by_default=True,
+        defaults=defaults,
         buffers=OLD_BUFFERS,
         translated=frozenset({"interleaved"}),
     )
 
 
 DIALECTS = (
-    _adapter("gemma", "Gemma", GEMMA, two_norm_body),
-    _adapter("gemma2", "Gemma2", GEMMA2, _four_norm_body),
+    _adapter(
+        "gemma",
+        "Gemma",
+        GEMMA,
+        two_norm_body,
+        **usual_sizes(256000, 3072, 24576, 28, 16, 8192, "gelu_pytorch_tanh"),
+        num_key_value_heads=16,
+    ),
+    _adapter(
+        "gemma2",
+        "Gemma2",
+        GEMMA2,
+        _four_norm_body,
+        **usual_sizes(256000, 2304, 9216, 26, 8, 8192, "gelu_pytorch_tanh"),
+        hidden_activation="gelu_pytorch_tanh",
+        num_key_value_heads=4,
+    ),
 )

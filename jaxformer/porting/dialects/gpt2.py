@@ -6,6 +6,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Fused, Rule, names, under, untransposed
 from jaxformer.porting.mapping.settings import Mapped, Required
+from jaxformer.porting.mapping.unread_settings import Inert
 
 BLOCK = (
     *under(
@@ -41,7 +42,16 @@ SETTINGS = (
     Mapped("embd_pdrop", "embedding_dropout", 0.0),
     Mapped("attn_pdrop", "attention_dropout", 0.0),
     Mapped("resid_pdrop", ("feed_forward_dropout", "output_dropout"), 0.0),
-)
+    # In which dtype the scores are computed.
+    Inert(("reorder_and_upcast_attn",)),
+    # The length of the context again, and a head for another task.
+    Inert(
+        (
+            "n_ctx", "n_special", "predict_special_tokens", "summary_type", "summary_use_proj",
+            "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+        )
+    ),
+)  # fmt: skip
 
 
 DIALECTS = (
@@ -53,6 +63,17 @@ DIALECTS = (
         prefix="transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
         is_tied_by_default=True,
+        defaults={
+            "vocab_size": 50257,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 1024,
+            "activation_function": "gelu_new",
+            "embd_pdrop": 0.1,
+            "attn_pdrop": 0.1,
+            "resid_pdrop": 0.1,
+        },
         buffers=(
             Buffer("h.*.attn.bias", causal_mask, written=False),
             Buffer("h.*.attn.masked_bias", masked_score(-1e4), written=False),

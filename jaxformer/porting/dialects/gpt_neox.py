@@ -8,10 +8,12 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     FEED_FORWARD_WIDTH,
     SIZES,
     RotaryPositions,
+    usual_sizes,
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import BOOLEAN, Flag, Mapped
+from jaxformer.porting.mapping.settings import BOOLEAN, Flag, Mapped, Required
+from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -28,13 +30,17 @@ SETTINGS = (
     Mapped("hidden_act", "activation", translation=ACTIVATIONS),
     Mapped("layer_norm_eps", "norm_eps", 1e-5),
     ATTENTION_DROPOUT,
-    RotaryPositions(fraction=0.25),
+    RotaryPositions(0.25, "rotary_emb_base", "rotary_pct"),
+    # As other families call these two, and as they are written here too.
+    Required("rope_theta", lambda values: values["rotary_base"]),
+    Required("partial_rotary_factor", lambda values: values["rotary_fraction"]),
     Mapped("use_parallel_residual", "block", True, Flag("parallel", "pre_norm")),
     Mapped("attention_bias", ("qkv_bias", "output_bias"), True, BOOLEAN),
     Mapped("hidden_dropout", ("residual_dropout", "embedding_dropout"), 0.0),
     # What readers before transformers 5 take in place of rope_parameters.
     Mapped("rotary_emb_base", "rotary_base", is_read=False),
     Mapped("rotary_pct", "rotary_fraction", is_read=False),
+    Inert(("is_decoder",)),
 )
 
 
@@ -47,6 +53,7 @@ DIALECTS = (
         prefix="gpt_neox.",
         tied={"lm_head.weight": "gpt_neox.embed_in.weight"},
         is_tied_by_default=False,
+        defaults=usual_sizes(50432, 6144, 24576, 44, 64, 2048, "gelu"),
         old_names={r"^embed_out\.": "lm_head."},
         buffers=(
             Buffer("layers.*.attention.bias", causal_mask, written=False),

@@ -1,5 +1,7 @@
 """Hugging Face's ``llama``, ``mistral``, ``qwen2`` and ``qwen3``: one stack in four settings."""
 
+from typing import Any
+
 from jaxformer.porting.dialects.common.buffers import inverse_frequencies
 from jaxformer.porting.dialects.common.hugging_face import language_model, rotated
 from jaxformer.porting.dialects.common.hugging_face_settings import (
@@ -10,11 +12,21 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     RotaryPositions,
     SlidingWindow,
     even_head_width,
+    usual_sizes,
 )
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import BOOLEAN, Checked, Fixed, Mapped, Row, Values
+from jaxformer.porting.mapping.settings import (
+    BOOLEAN,
+    Checked,
+    Fixed,
+    Mapped,
+    Required,
+    Row,
+    Values,
+)
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 # In every layer of old checkpoints.
@@ -52,6 +64,7 @@ def _default_head_width(source_model: SourceModel, values: Values) -> int:
 
 HEAD_WIDTH = Mapped("head_dim", "head_dim", _default_head_width, written_from="head_width")
 ATTENTION_BIAS = Mapped("attention_bias", ("output_bias", "qkv_bias"), False, BOOLEAN)
+# transformers' class has no such setting: where a config.json has it, it changes nothing there.
 NO_ATTENTION_BIAS = (
     Mapped("attention_bias", "output_bias", is_read=False),
     Fixed("qkv_bias", False),
@@ -100,6 +113,8 @@ LLAMA = (
     Checked(even_head_width),
     GATED,
     Mapped("mlp_bias", "feed_forward_bias", False, BOOLEAN),
+    # How many slices the products were once computed in.
+    Inert(("pretraining_tp", "max_sequence_length")),
 )
 MISTRAL = (
     *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS),
@@ -107,6 +122,8 @@ MISTRAL = (
     *NO_FEED_FORWARD_BIAS,
     # null says that there is none.
     Mapped("sliding_window", "sliding_window", 4096, is_nullable=True),
+    # Only transformers' ministral has layers of several types.
+    Inert(("layer_types",)),
 )
 QWEN2 = (
     *stack(
@@ -118,6 +135,8 @@ QWEN2 = (
     GATED,
     *NO_FEED_FORWARD_BIAS,
     SlidingWindow(_full_layers_first, has_switch=True),
+    Inert(("max_window_layers",)),
+    Required("use_mrope", False),
 )
 QWEN3 = (
     *stack(Mapped("head_dim", "head_dim", 128, written_from="head_width"), ATTENTION_BIAS),
@@ -125,10 +144,11 @@ QWEN3 = (
     *NO_FEED_FORWARD_BIAS,
     Fixed("query_key_norm", True),
     SlidingWindow(_full_layers_first, has_switch=True),
+    Inert(("max_window_layers",)),
 )
 
 
-def _adapter(name: str, start: str, settings: tuple[Row, ...]) -> StateDictAdapter:
+def _adapter(name: str, start: str, settings: tuple[Row, ...], **defaults: Any) -> StateDictAdapter:
     return language_model(
         name,
         settings,
@@ -137,14 +157,33 @@ def _adapter(name: str, start: str, settings: tuple[Row, ...]) -> StateDictAdapt
         prefix="model.",
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         is_tied_by_default=False,
+        defaults=defaults,
         buffers=OLD_BUFFERS,
         translated=frozenset({"interleaved"}),
     )
 
 
 DIALECTS = (
-    _adapter("llama", "Llama", LLAMA),
-    _adapter("mistral", "Mistral", MISTRAL),
-    _adapter("qwen2", "Qwen2", QWEN2),
-    _adapter("qwen3", "Qwen3", QWEN3),
+    _adapter("llama", "Llama", LLAMA, **usual_sizes(32000, 4096, 11008, 32, 32, 2048, "silu")),
+    _adapter(
+        "mistral",
+        "Mistral",
+        MISTRAL,
+        **usual_sizes(32000, 4096, 14336, 32, 32, 131072, "silu"),
+        num_key_value_heads=8,
+    ),
+    _adapter(
+        "qwen2",
+        "Qwen2",
+        QWEN2,
+        **usual_sizes(151936, 4096, 22016, 32, 32, 32768, "silu"),
+        num_key_value_heads=32,
+    ),
+    _adapter(
+        "qwen3",
+        "Qwen3",
+        QWEN3,
+        **usual_sizes(151936, 4096, 22016, 32, 32, 32768, "silu"),
+        num_key_value_heads=32,
+    ),
 )

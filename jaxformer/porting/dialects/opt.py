@@ -5,16 +5,11 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
     even_head_width,
+    usual_sizes,
 )
 from jaxformer.porting.mapping.rules import names, under
-from jaxformer.porting.mapping.settings import (
-    BOOLEAN,
-    Conversion,
-    Fixed,
-    Flag,
-    Mapped,
-    Required,
-)
+from jaxformer.porting.mapping.settings import BOOLEAN, Conversion, Fixed, Flag, Mapped, Required
+from jaxformer.porting.mapping.unread_settings import Inert
 
 BLOCK = (
     *under(
@@ -60,6 +55,9 @@ SETTINGS = (
     Required("layer_norm_elementwise_affine", True, is_written=True),
     ATTENTION_DROPOUT,
     Mapped("dropout", "residual_dropout", 0.0),
+    Required("layerdrop", 0.0),
+    # transformers has no dropout there, and ffn_dim is the width that it reads.
+    Inert(("activation_dropout", "intermediate_size")),
     Fixed("position_offset", 2),
 )
 
@@ -73,5 +71,11 @@ DIALECTS = (
         prefix="model.",
         tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
         is_tied_by_default=True,
+        defaults={
+            **usual_sizes(50272, 768, 3072, 12, 12, 2048, "relu"),
+            "ffn_dim": 3072,
+            "activation_function": "relu",
+            "dropout": 0.1,
+        },
     ),
 )

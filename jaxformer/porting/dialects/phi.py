@@ -9,6 +9,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     KEY_VALUE_HEADS,
     SIZES,
     RotaryPositions,
+    usual_sizes,
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
@@ -63,6 +64,7 @@ DIALECTS = (
         prefix="model.",
         tied={"lm_head.weight": "model.embed_tokens.weight"},
         is_tied_by_default=False,
+        defaults=usual_sizes(51200, 2048, 8192, 24, 32, 2048, "gelu_new"),
         buffers=(
             Buffer("layers.*.self_attn.rotary_emb.inv_freq", inverse_frequencies, written=False),
         ),

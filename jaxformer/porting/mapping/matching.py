@@ -80,6 +80,7 @@ def match_arrays(
             kind=kind,
             module=module,
             config=settings,
+            ignore=ignore,
         )
         try:
             target = build_abstract(module_mapping, source_model, config)

@@ -85,7 +85,8 @@ def plan_import(
         kinds: names of the class, the most special first; default the class with these arrays.
         module: the PyTorch module, to read settings from.
         config: a source config (a mapping), a jaxformer config, or a jaxformer module.
-        ignore: patterns of names to leave out, ``bert.pooler.*``.
+        ignore: patterns of names to leave out, ``bert.pooler.*``; settings of a config that the
+            class does not know may be named too.
 
     Raises:
         CheckpointError: arrays are missing, unexpected, of another shape, or do not hold the right

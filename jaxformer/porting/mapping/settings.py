@@ -193,11 +193,15 @@ class Mapped(Row):
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
         """Gives every target field the translated source value or default."""
+        names = _as_tuple(self.source)
+        source_model.read.update(names)
         if not self.is_read or not self.applies(values):
             return {}
-        names = _as_tuple(self.source)
+        given = {n: source_model.config[n] for n in names if source_model.config.get(n) is not None}
+        if any(value != given[next(iter(given))] for value in given.values()):
+            raise unsupported(" and ".join(given), "be the same", [*given.values()])
         if self.is_nullable:
-            value = source_model.config.get(names[0], self.default)
+            value = source_model.nullable(names[0], self.default)
         else:
             is_derived = callable(self.default)
             value = source_model.setting(*names, default=None if is_derived else self.default)
@@ -224,16 +228,21 @@ class Required(Row):
         source: its name; where it is missing it is taken to have the value.
         value: the value, or a function of the target fields.
         is_written: whether it is written too.
+        is_nullable: whether null in a source config is a value too, and not an absence.
     """
 
     source: str
     value: Any
     is_written: bool = False
+    is_nullable: bool = False
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
         """Rejects another value."""
         expected = self._expected(values)
-        found = source_model.setting(self.source, default=expected)
+        if self.is_nullable:
+            found = source_model.nullable(self.source, expected)
+        else:
+            found = source_model.setting(self.source, default=expected)
         if found != expected:
             raise unsupported(self.source, f"be {expected!r}", found)
         return {}
@@ -244,6 +253,34 @@ class Required(Row):
 
     def _expected(self, values: Values) -> Any:
         return self.value(values) if callable(self.value) else self.value
+
+
+@dataclass(frozen=True)
+class Repeated(Row):
+    """A second source setting of the same meaning, which must agree with the first where it is.
+
+    Attributes:
+        source: its name.
+        target: the field that a row above has given.
+        translation: between the values.
+    """
+
+    source: str
+    target: str
+    translation: Translation = AS_IT_IS
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Rejects another value."""
+        value = source_model.setting(self.source, default=None)
+        if value is None:
+            return {}
+        if self.translation.to_target(self.source, value, values) != values[self.target]:
+            raise unsupported(self.source, f"mean {self.target} {values[self.target]!r}", value)
+        return {}
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Gives the name the translated value of the field."""
+        return {self.source: self.translation.to_source(getattr(config, self.target), config)}
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ nanoGPT's ``model_args``, the arguments of a constructor), so that a dialect is 
 all of these. No torch is imported: a module is only read through its attributes.
 """
 
+import copy
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from jaxformer.errors import CheckpointError, Setting, UsageError
@@ -35,6 +37,11 @@ class SourceModel:
         config: settings by name, which take precedence over those of the module.
         guess: whether the shape of a missing array is taken from the one with the most similar
             name, so that all that is missing can be listed.
+        ignore: patterns of names; settings that have one need not be known.
+
+    Attributes:
+        read: the names of the config's settings that somebody has asked for.
+        defaults: what settings are that the config does not have.
     """
 
     def __init__(
@@ -45,12 +52,22 @@ class SourceModel:
         module: Any = None,
         config: Mapping[str, Any] | None = None,
         guess: bool = False,
+        ignore: Sequence[str] = (),
     ):
         self.guess = guess
+        self.ignore = tuple(ignore)
+        self.read: set[str] = set()
+        self.defaults: Mapping[str, Any] = {}
         self.shapes = dict(shapes)
         self.kind = kind
         self.module = module
         self.config = dict(config or {})
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "SourceModel":
+        """Returns the same model, whose missing settings have these values."""
+        model = copy.copy(self)
+        model.defaults = defaults
+        return model
 
     def setting(self, *names: str, default: Any = REQUIRED) -> Any:
         """Returns the first of the settings with these names that is not None.
@@ -58,16 +75,34 @@ class SourceModel:
         Raises:
             UsageError: there is none, and no default.
         """
+        self.read.update(names)
         for name in names:
             value = self.config.get(name)
             value = getattr(self.module, name, None) if value is None else value
             if value is not None:
                 return value
+        if not any(name in self.config for name in names):
+            default = next((self.defaults[n] for n in names if n in self.defaults), default)
         if default is REQUIRED:
             where = f"{self.kind or 'the model'} has no " + " or ".join(names)
             example = f'{{"{names[0]}": …}}'
             raise MissingSettingError(f"{where}: give it as ", Setting("config", example))
         return default
+
+    def nullable(self, name: str, default: Any = None) -> Any:
+        """Returns a setting of the config for which null is a value, or the default without one."""
+        self.read.add(name)
+        return self.config.get(name, self.defaults.get(name, default))
+
+    def unread(self) -> dict[str, Any]:
+        """Returns the config's settings that nobody has asked for, but null and ignored ones."""
+        return {
+            name: value
+            for name, value in self.config.items()
+            if name not in self.read
+            and value is not None
+            and not any(fnmatchcase(name, pattern) for pattern in self.ignore)
+        }
 
     def number(self, *names: str) -> int | None:
         """Returns the first of the settings with these names that is an integer, or None."""
@@ -104,7 +139,7 @@ class SourceModel:
         for part in path.split("."):
             module = getattr(module, part, None)
         start = f"{path}."
-        return SourceModel(
+        child = SourceModel(
             {
                 key[len(start) :]: shape
                 for key, shape in self.shapes.items()
@@ -114,7 +149,10 @@ class SourceModel:
             module=module,
             config=self.config,
             guess=self.guess,
-        )
+            ignore=self.ignore,
+        ).with_defaults(self.defaults)
+        child.read = self.read
+        return child
 
     def count(self, path: str) -> int:
         """Returns the number of modules in the list at ``path``."""

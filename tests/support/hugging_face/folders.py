@@ -1,4 +1,4 @@
-"""Folders as transformers writes them, sent through ``jaxformer port`` and back."""
+"""Folders as transformers writes them, changed, and sent through ``jaxformer port`` and back."""
 
 import json
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ from typing import Any
 import transformers
 
 from tests.support.hugging_face.case import Case
+from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.proof import Proof
+from tests.support.hugging_face.running import build_case
 from tests.support.ported import port
 
 # What a config.json says of the file and not of the model.
@@ -67,3 +69,25 @@ def different_settings(source: Any, back: Any) -> dict[str, tuple[Any, Any]]:
         for name, value in before.items()
         if name not in NOT_THE_MODEL and value != after.get(name)
     }
+
+
+def save_folder(path: Path, case: str = "llama", **changes: Any) -> Path:
+    """Saves the model of a case in float32.
+
+    Args:
+        path: of the new folder.
+        case: its name in ``CASES``.
+        changes: of its config.json, afterwards; ... leaves a setting out.
+    """
+    build_case(CASES[case]).float().save_pretrained(path)
+    change_config(path, **changes)
+    return path
+
+
+def change_config(path: Path, **changes: Any) -> dict[str, Any]:
+    """Changes settings in a folder's config.json, and returns all; ... leaves a setting out."""
+    file = path / "config.json"
+    settings = {**json.loads(file.read_text()), **changes}
+    settings = {name: value for name, value in settings.items() if value is not ...}
+    file.write_text(json.dumps(settings))
+    return settings

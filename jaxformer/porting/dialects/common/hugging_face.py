@@ -6,6 +6,7 @@ from typing import Any
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
+from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import (
     ONE_TO_ONE,
@@ -16,14 +17,9 @@ from jaxformer.porting.mapping.rules import (
     names,
     under,
 )
-from jaxformer.porting.mapping.settings import (
-    BOOLEAN,
-    Mapped,
-    Row,
-    read_settings,
-    write_settings,
-)
+from jaxformer.porting.mapping.settings import BOOLEAN, Mapped, Row, read_settings, write_settings
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.unread_settings import check_all_read
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
 
@@ -42,6 +38,7 @@ def language_model(
     prefix: str,
     tied: Mapping[str, str],
     is_tied_by_default: bool,
+    defaults: Mapping[str, Any],
     head: Rules = HEAD,
     outside: tuple[str, ...] = ("lm_head.",),
     buffers: Iterable[Buffer] = (),
@@ -59,6 +56,8 @@ def language_model(
         tied: names in the whole model for arrays that have another name as well, by that other
             name.
         is_tied_by_default: whether the head is tied where config.json does not say.
+        defaults: what transformers takes settings to be that config.json does not have, where that
+            is not a row's own default.
         head: rules of the head.
         outside: how names outside of the body begin.
         buffers: of the body.
@@ -73,7 +72,11 @@ def language_model(
     )
 
     def build(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
-        fields = read_settings((*settings, *vocabulary), source_model)
+        if "model_type" in source_model.config:
+            # Arrays without a config.json do not show that their model has the usual settings.
+            source_model = source_model.with_defaults(defaults)
+        fields = read_settings((*settings, *vocabulary, *SHARED), source_model)
+        check_all_read(source_model, DEFAULTS, name)
         if source_model.kind == body_class:
             fields |= {"head": "none", "head_bias": False, "logit_soft_cap": None}
         return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)

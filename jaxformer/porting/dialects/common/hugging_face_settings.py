@@ -19,6 +19,23 @@ from jaxformer.porting.mapping.settings import (
     write_settings,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.unread_settings import Inert, check_all_read
+
+
+def usual_sizes(
+    vocab_size: int, width: int, feed_forward: int, layers: int, heads: int, context: int, act: str
+) -> dict[str, Any]:
+    """Returns what transformers takes the settings to be that a config.json does not have."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "intermediate_size": feed_forward,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": context,
+        "hidden_act": act,
+    }
+
 
 # gelu_fast is gelu_new with sqrt(2/π) cut to ten digits, which rounds to the same float32.
 ACTIVATIONS = Choices(
@@ -102,7 +119,14 @@ ROPE_PARAMETERS = (
         INTEGER,
         applies=_is_llama3,
     ),
-)
+    # Of other kinds of scaling than the three that are known.
+    Inert(
+        (
+            "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+            "short_factor", "long_factor", "finetuned",
+        )
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,30 +139,37 @@ class RotaryPositions(Row):
     Attributes:
         fraction: the share of a head that is turned where the config.json does not say; None where
             a whole head always is.
+        base_name: the older name of ``rope_theta``, beside ``rope_scaling``.
+        fraction_name: that of ``partial_rotary_factor``.
     """
 
     fraction: float | None = None
+    base_name: str = "rope_theta"
+    fraction_name: str = "partial_rotary_factor"
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
         """Gives the fields of rotary positions."""
         # As in transformers, the older form goes first.
-        given = source_model.setting("rope_scaling", default={}) or source_model.setting(
-            "rope_parameters", default={}
-        )
+        forms = ("rope_scaling", "rope_parameters")
+        found = [source_model.setting(name, default={}) for name in forms]
+        given: Any = found[0] or found[1]
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
             raise unsupported("rope_parameters", "be one for all layers", given)
         outside = {
-            "rope_theta": source_model.setting("rope_theta", "rotary_emb_base", default=1e4),
+            "rope_theta": source_model.setting(self.base_name, default=1e4),
             "partial_rotary_factor": source_model.setting(
-                "partial_rotary_factor", "rotary_pct", default=self.fraction or 1.0
+                self.fraction_name, default=self.fraction or 1.0
             ),
         }
         inside = {name: value for name, value in given.items() if value is not None}
-        parameters = SourceModel({}, kind="rope_parameters", config=outside | inside)
+        parameters = SourceModel(
+            {}, kind="rope_parameters", config=outside | inside, ignore=source_model.ignore
+        )
         fraction = parameters.config["partial_rotary_factor"]
         if self.fraction is None and fraction != 1.0:
             raise unsupported("partial_rotary_factor", "be 1", fraction)
         fields = read_settings(ROPE_PARAMETERS, parameters, values)
+        check_all_read(parameters, {}, "rope_parameters")
         return {**fields, "positions": "rotary"}
 
     def write(self, config: TransformerLMConfig) -> dict[str, Any]:
@@ -167,12 +198,16 @@ class SlidingWindow(Row):
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
         """Gives the window and the layers without it, or nothing."""
         # null says that there is none.
-        window = source_model.config.get("sliding_window", 4096)
+        window = source_model.nullable("sliding_window", 4096)
         if self.has_switch and not source_model.setting("use_sliding_window", default=False):
             window = None
+        types = source_model.setting("layer_types", default=None)
+        if types is not None and set(types) - {"full_attention", "sliding_attention"}:
+            raise unsupported("layer_types", "be full_attention or sliding_attention", types)
+        if types is not None and len(types) != values["num_layers"]:
+            raise unsupported("layer_types", f"be {values['num_layers']}", types)
         if window is None:
             return {}
-        types = source_model.setting("layer_types", default=None)
         if types is None:
             types = self.default_types(source_model, values["num_layers"])
         full = tuple(n for n, kind in enumerate(types) if kind == "full_attention")

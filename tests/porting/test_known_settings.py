@@ -1,0 +1,128 @@
+"""Settings of a config.json: every one is read, known to be without effect, or rejected."""
+
+import json
+
+import pytest
+import transformers
+
+from jaxformer.cli.main import main
+from jaxformer.errors import UsageError
+from jaxformer.porting import from_torch, open_checkpoint
+from jaxformer.porting.dialects import HUGGING_FACE, find_dialect
+from jaxformer.porting.mapping.abstract_modules import build_abstract
+from jaxformer.porting.mapping.source_model import SourceModel
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.folders import change_config, save_folder
+from tests.support.hugging_face.running import build_case
+from tests.support.tiers import full_except
+
+
+def config_of(name, settings):
+    """What a config.json of a dialect becomes, by a mapping of its settings."""
+    mapping = find_dialect(name).module_mappings[0]
+    kind = mapping.source[0]
+    return build_abstract(mapping, SourceModel({}, kind=kind, config=settings), None).config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_folder(tmp_path_factory.mktemp("llama") / "hf")
+
+
+@pytest.fixture
+def changed(folder):
+    """Changes settings of the folder for one test."""
+    before = (folder / "config.json").read_text()
+    yield lambda **changes: change_config(folder, **changes)
+    (folder / "config.json").write_text(before)
+
+
+def test_a_dialect_that_contradicts_the_model_type_needs_force(folder, changed, tmp_path, capsys):
+    changed(model_type="smollm3", architectures=["SmolLM3ForCausalLM"])
+    arguments = ["port", str(folder), str(tmp_path / "out.pt"), "--dialect", "llama"]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "the dialect llama contradicts the config, its model_type is 'smollm3'" in error
+    assert "--force" in error
+    assert len(error.splitlines()) == 1
+    assert main(["sample", str(folder), "--prompt-ids", "1", "--dialect", "llama"]) == 2
+    assert "model_type is 'smollm3'" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="with force="):
+        open_checkpoint(folder, dialect="llama").plan()
+    assert open_checkpoint(folder, dialect="llama", force=True).plan()
+    assert main([*arguments, "--force"]) == 0
+
+
+def test_a_dialect_that_contradicts_the_architectures_needs_force(folder, changed):
+    changed(model_type=..., architectures=["GraniteForCausalLM"])
+    with pytest.raises(UsageError, match=r"architectures are \['GraniteForCausalLM'\], not Llama"):
+        open_checkpoint(folder, dialect="llama").plan()
+    changed(architectures=["LlamaForCausalLM"])
+    assert open_checkpoint(folder, dialect="llama").plan()
+
+
+def test_a_dialect_that_contradicts_a_module_needs_force():
+    source = build_case(CASES["mistral no window"]).float()
+    with pytest.raises(UsageError, match="its model_type is 'mistral', not 'llama'"):
+        from_torch(source, "llama")
+    with pytest.raises(UsageError, match="its model_type is 'mistral', not 'llama'"):
+        from_torch(source.state_dict(), "llama", source.config.to_dict())
+
+
+def test_a_model_type_that_is_not_known_says_what_is_nearest(folder, changed):
+    changed(model_type="mistral3")
+    with pytest.raises(UsageError, match="'mistral3' is not known, the nearest is mistral: gpt2"):
+        open_checkpoint(folder).plan()
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("llama", {"embedding_multiplier": 12.0}, "embedding_multiplier=12.0"),
+        ("llama", {"is_causal": False}, "is_causal must be True: got False"),
+        ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, "slow_but_exact must be False"),
+        ("gemma", {"hidden_activation": "relu"}, "hidden_activation must be one of"),
+        ("gemma", {"hidden_activation": "silu"}, "hidden_activation must mean activation"),
+        ("opt", {"layerdrop": 0.1}, "layerdrop must be 0.0: got 0.1"),
+        ("gpt2", {"hidden_size": 25}, "n_embd and hidden_size must be the same: got [24, 25]"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "layer_types must be"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}}, "mrope_section="),
+    ],
+)  # fmt: skip
+def test_a_setting_that_would_be_ignored_is_rejected_by_name(case, changes, words):
+    settings = {**build_case(CASES[case]).config.to_dict(), **changes}
+    with pytest.raises(UsageError) as caught:
+        config_of(CASES[case].dialect, settings)
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_settings_without_effect_are_named_to_be_ignored(folder, changed, tmp_path, capsys):
+    changed(trained_by="me", runs=3)
+    arguments = ["port", str(folder), str(tmp_path / "out.pt")]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "llama does not know what the config's runs=3, trained_by='me' does" in error
+    assert "--ignore" in error
+    for command in (
+        arguments, ["inspect", str(folder)], ["inspect", "masks", str(folder), "--out",
+        str(tmp_path / "m.json")],
+    ):  # fmt: skip
+        assert main([*command, "--ignore", "runs", "trained_*"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "dialect", full_except(HUGGING_FACE, lambda name: name in ("gpt2", "mistral"))
+)
+def test_a_setting_that_is_missing_has_the_default_of_transformers(dialect):
+    kind = next(case.kind for case in CASES.values() if case.dialect == dialect)
+    cls = getattr(transformers, kind).config_class
+    # Only that it takes less time.
+    small = {cls.attribute_map.get("num_hidden_layers", "num_hidden_layers"): 1}
+    settings = json.loads(json.dumps(cls(**small).to_dict()))
+    expected = config_of(dialect, settings)
+    # What follows from others is no default of its own.
+    for name in settings.keys() - small.keys() - {"layer_types", "head_dim", "model_type"}:
+        fewer = {k: v for k, v in settings.items() if k != name}
+        assert config_of(dialect, fewer) == expected, name
+    assert config_of(dialect, {"model_type": dialect, **small}) == expected

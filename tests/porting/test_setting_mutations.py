@@ -1,0 +1,208 @@
+"""Every setting of every model type, changed alone: the same numbers, or a rejection by its name.
+
+The types come from ``CASES``: a new one is covered without a line here. Beside its own settings, a
+type gets those of all others, which transformers may read too.
+"""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+
+from jaxformer.errors import JaxformerError
+from jaxformer.porting.api import build as build_jax
+from jaxformer.porting.api import import_plan
+from tests.support.hugging_face.case import VOCAB
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.running import (
+    assert_close,
+    build,
+    in_float64,
+    randomize,
+    run_source,
+    run_target,
+    tokens,
+)
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+DIALECTS = list(dict.fromkeys(case.dialect for case in CASES.values()))
+FIRST = {case.dialect: case for case in reversed(CASES.values())}
+# Beyond the windows of the cases.
+LENGTH = 29
+# Settings that no class of the cases declares, and that transformers or its models know.
+MORE = {
+    "is_causal": [False, None],
+    "hidden_activation": ["relu", "silu"],
+    "rope_theta": [700.0],
+    "rope_scaling": [
+        {"rope_type": "linear", "factor": 3.0},
+        {"type": "linear", "factor": 3.0},
+        {"rope_type": "dynamic", "factor": 3.0},
+        {"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 8},
+    ],
+    "rope_parameters": [
+        {"rope_type": "default", "rope_theta": 300.0},
+        {"rope_type": "default", "rope_theta": 300.0, "factor": 7.0},
+        {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        {"full_attention": {"rope_type": "default", "rope_theta": 300.0}},
+    ],
+    "partial_rotary_factor": [0.5],
+    "rotary_pct": [0.5],
+    "rotary_emb_base": [700],
+    "n_embed": [48],
+    "n_embd": [48],
+    "hidden_size": [48],
+    "num_attention_heads": [2],
+    "num_hidden_layers": [1],
+    "max_position_embeddings": [64],
+    "head_dim": [4],
+    "position_embedding_type": ["relative_key"],
+    "per_layer_config": [{"1": {"intermediate_size": 12}}],
+    "pruned_heads": [{"0": [1]}],
+    "tie_encoder_decoder": [True],
+}
+# Who wrote the file, which class it is of, and in which form it answers.
+OF_THE_FILE = {
+    "model_type",
+    "architectures",
+    "transformers_version",
+    "_name_or_path",
+    "dtype",
+    "return_dict",
+}
+NAMES = {
+    "act": ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "tanh"],
+    "layer_types": [["full_attention"] * 2, ["sliding_attention"] * 2],
+}
+
+
+def own_settings(case):
+    """The settings of a case as its class completes them, as in a config.json."""
+    cls = getattr(transformers, case.kind).config_class
+    ids = {"bos_token_id": None, "eos_token_id": None}
+    config = cls(**{"vocab_size": VOCAB, **ids, **copy.deepcopy(case.settings)})
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def others_of(name, value):
+    """A few other values of the same kind."""
+    if name == "layer_types":
+        return NAMES["layer_types"]
+    if isinstance(value, bool):
+        return [not value, None]
+    if isinstance(value, int):
+        return [value * 2, max(value // 2, 1), 0, None]
+    if isinstance(value, float):
+        return [value * 0.5 + 0.25, 0.0, 1.0, None]
+    if isinstance(value, str):
+        return [*(NAMES["act"] if "act" in name else []), "another", None]
+    if value is None:
+        return [True, 1, 0.5, "relu"]
+    return [None]
+
+
+def mutations(case):
+    """Every setting of this and of all other types with each of its other values."""
+    own = own_settings(case)
+    known = {}
+    for dialect in DIALECTS:
+        for name, value in own_settings(FIRST[dialect]).items():
+            known.setdefault(name, [value, *others_of(name, value)])
+    for name, value in own.items():
+        known[name] = others_of(name, value)
+    for name, values in MORE.items():
+        known[name] = [*known.get(name, []), *values]
+    for name in sorted(known.keys() - OF_THE_FILE):
+        for value in known[name]:
+            if name not in own or own[name] != value or type(own[name]) is not type(value):
+                yield name, value
+
+
+class Judge:
+    """Says of a case with one other setting what becomes of it.
+
+    Args:
+        case: the model.
+    """
+
+    def __init__(self, case):
+        self.case = case
+        self.ids = tokens(3, (1, LENGTH))
+        # The configs that were ported to, and the outputs that were compared.
+        self.seen = []
+        outcome = self("nothing", None, own_settings(case))
+        assert outcome == "equal", outcome
+
+    def __call__(self, name, value, settings):
+        """A word, or what is wrong."""
+        case, ids = self.case, self.ids
+        try:
+            source = build(case.kind, settings, attention=case.attention, **case.arguments)
+            source = randomize(source.double(), copies=case.copies)
+            expected = [array.detach() for array in run_source(source, ids)]
+        # transformers raises errors of many kinds, and then there is nothing to compare.
+        except Exception:
+            return "broken"
+        try:
+            plan = import_plan(source.state_dict(), config={**settings, "class": case.kind})
+        except JaxformerError as error:
+            inside = value if isinstance(value, dict) else ()
+            words = [name, repr(value), "these settings make no", *inside]
+            said = any(word in str(error) for word in words)
+            return "rejected" if said else f"rejected without its name: {error}"
+        # What was compared before need not be compared again.
+        config = plan.module.config
+        known = [arrays for before, arrays in self.seen if before == config]
+        if any(all(map(torch.equal, arrays, expected)) for arrays in known):
+            return "equal"
+        target = build_jax(plan)
+        for found, array in zip(run_target(target, ids), expected, strict=True):
+            try:
+                assert_close(found, array, 1e-12)
+            except AssertionError as error:
+                return f"differs: {error}"
+        self.seen.append((config, expected))
+        return "equal"
+
+
+def check(dialect, changes):
+    """Judges all changes of a type, and returns how many came to what."""
+    case = FIRST[dialect]
+    own = own_settings(case)
+    judge = Judge(case)
+    counts = dict.fromkeys(("broken", "rejected", "equal"), 0)
+    wrong = []
+    for name, value in changes:
+        outcome = judge(name, value, {**copy.deepcopy(own), name: copy.deepcopy(value)})
+        if outcome in counts:
+            counts[outcome] += 1
+        else:
+            wrong.append(f"{name}={value!r}: {outcome}")
+    assert not wrong, "\n".join(wrong)
+    # The check can fail: all three are common.
+    assert min(counts.values()) > 5, counts
+
+
+# transformers warns of what it does not know.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_setting_is_silently_ignored(dialect):
+    with in_float64():
+        check(dialect, mutations(FIRST[dialect]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_setting_of_its_own_is_silently_ignored():
+    own = own_settings(FIRST["gpt2"])
+    # Sizes are what takes long: every one is compiled anew.
+    changes = [
+        (name, value)
+        for name, value in mutations(FIRST["gpt2"])
+        if name in own and (type(value) is not int or value == 0)
+    ]
+    with in_float64():
+        check("gpt2", changes)
