@@ -24,6 +24,7 @@ from .config_parts import (
     LayerPattern,
     LMEmbeddingConfig,
     NormConfig,
+    PlainActivation,
     PositionConfig,
 )
 from .config_tree import Settings
@@ -120,13 +121,48 @@ class TransformerLMConfig(TransformerConfig):
                 "full_attention_layers needs a sliding_window for the others: got "
                 f"full_attention_layers={full}, sliding_window=None"
             )
-        if self.head.head == "masked_lm" and self.feed_forward.is_gated:
+        base = self.layers.window_rotary_base
+        if base is not None and self.attention.sliding_window is None:
+            raise ValueError(
+                "window_rotary_base needs a sliding_window: got "
+                f"window_rotary_base={base}, sliding_window=None"
+            )
+        special = self.layers.layers_without_rotary or base is not None
+        if special and self.position.positions != "rotary":
+            raise ValueError(
+                "layers_without_rotary and window_rotary_base need positions='rotary': got "
+                f"positions={self.position.positions!r}"
+            )
+        if self.head.head == "masked_lm" and self.head_activation not in get_args(PlainActivation):
             raise ValueError(
                 "head='masked_lm' needs an activation that is not gated: got "
                 f"activation={self.feed_forward.activation!r}"
             )
+        given = self.embedding.embedding_width
+        if given is not None and self.embedding_sum_width == given and self.head.head == "linear":
+            raise ValueError(
+                "projected_embeddings='sum' with an embedding_width needs head='masked_lm' or "
+                f"'none': got embedding_width={given}, head='linear'"
+            )
         if self.head.pooler and self.causal:
             raise ValueError("pooler needs causal=False: the first of causal tokens sees no other")
+
+    @property
+    def embedding_width(self) -> int:
+        """E: ``embedding_width`` where it is given, else D."""
+        given = self.embedding.embedding_width
+        return self.d_model if given is None else given
+
+    @property
+    def embedding_sum_width(self) -> int:
+        """The width in which tokens, positions and types are added: E or D."""
+        is_sum = self.embedding.projected_embeddings == "sum"
+        return self.embedding_width if is_sum else self.d_model
+
+    @property
+    def head_activation(self) -> str:
+        """The activation of a masked-LM head: ``head_activation``, else the feed-forward's."""
+        return self.head.head_activation or self.feed_forward.activation
 
     def window(self, layer: int) -> int | None:
         """Returns how many tokens a position of this layer sees on each side; None is all."""

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxformer.layers import Embedding, in_float32
+from jaxformer.layers import Embedding, Linear, in_float32
 from jaxformer.position_tables import (
     RotaryScaling,
     length_frequencies,
@@ -93,11 +93,14 @@ def embed_tokens(
     position_embedding: LearnedPositions | SinusoidalPositions | None,
     *,
     context_length: int,
+    projection: Linear | None = None,
     scale: float | None = None,
     added: Float[Array, "B T D"] | None = None,
     positions: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T D"]:
     """Returns the tokens' rows times ``scale``, plus ``added``, plus their positions' rows.
+
+    Where there is a ``projection``, it takes the tokens' rows to the width of the others first.
 
     Raises:
         ValueError: more tokens than ``context_length``.
@@ -106,6 +109,8 @@ def embed_tokens(
     if length > context_length:
         raise ValueError(f"{length} tokens do not fit context_length={context_length}")
     x = token_embedding(tokens)
+    if projection is not None:
+        x = projection(x)
     if scale is not None:
         x = in_float32(lambda e: e * scale, x)
     if added is not None:

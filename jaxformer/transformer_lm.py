@@ -8,9 +8,11 @@ from jaxformer.attention import LayerCache
 from jaxformer.blocks import run_blocks, self_attention_mask
 from jaxformer.builders import (
     make_block,
+    make_embedding_projection,
     make_head_transform,
     make_lm_head,
     make_model_norm,
+    make_output_projection,
     make_position_embedding,
 )
 from jaxformer.config import TransformerLMConfig
@@ -36,17 +38,25 @@ class TransformerLM(nnx.Module):
         if config.vocab_size is None:
             raise ValueError("vocab_size must be set before a model is built")
         self.config = config
-        self.token_embedding = Embedding(config.vocab_size, config.d_model, rngs=rngs)
+        self.token_embedding = Embedding(config.vocab_size, config.embedding_width, rngs=rngs)
         self.token_type_embedding = (
-            Embedding(config.embedding.num_token_types, config.d_model, rngs=rngs)
+            Embedding(config.embedding.num_token_types, config.embedding_sum_width, rngs=rngs)
             if config.embedding.num_token_types
             else None
         )
         self.position_embedding = make_position_embedding(config, rngs=rngs)
-        self.embedding_norm = make_model_norm(config) if config.embedding.embedding_norm else None
+        self.embedding_norm = (
+            make_model_norm(config, config.embedding_sum_width)
+            if config.embedding.embedding_norm
+            else None
+        )
         self.embedding_dropout = Dropout(config.embedding.embedding_dropout)
-        self.blocks = nnx.List([make_block(config, rngs=rngs) for _ in range(config.num_layers)])
+        self.embedding_projection = make_embedding_projection(config, rngs=rngs)
+        self.blocks = nnx.List(
+            [make_block(config, layer, rngs=rngs) for layer in range(config.num_layers)]
+        )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
+        self.output_projection = make_output_projection(config, rngs=rngs)
         self.pooler = (
             Linear(config.d_model, config.d_model, rngs=rngs) if config.head.pooler else None
         )
@@ -132,6 +142,8 @@ class TransformerLM(nnx.Module):
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
+        if self.output_projection is not None:
+            x = self.output_projection(x)
         return (x, weights) if return_weights else x
 
     def embed(
@@ -148,18 +160,22 @@ class TransformerLM(nnx.Module):
             )
         elif token_types is not None:
             raise ValueError("token_types need num_token_types above 0: got num_token_types=0")
+        projection = self.embedding_projection
+        is_early = self.config.embedding.projected_embeddings == "tokens"
         x = embed_tokens(
             tokens,
             self.token_embedding,
             self.position_embedding,
             context_length=self.config.context_length,
+            projection=projection if is_early else None,
             scale=self.config.embedding.embedding_scale,
             added=types,
             positions=positions,
         )
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        return self.embedding_dropout(x)
+        x = self.embedding_dropout(x)
+        return projection(x) if projection and not is_early else x
 
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Returns the logits of the output head.
@@ -174,7 +190,9 @@ class TransformerLM(nnx.Module):
         if self.config.head.tie_embeddings:
             hidden = self.token_embedding.attend(hidden)
         logits = hidden if self.lm_head is None else self.lm_head(hidden)
-        cap = self.config.head.logit_soft_cap
+        scale, cap = self.config.head.logit_scale, self.config.head.logit_soft_cap
+        if scale is not None:
+            logits = in_float32(lambda x: x * scale, logits)
         return logits if cap is None else in_float32(lambda x: cap * jnp.tanh(x / cap), logits)
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:

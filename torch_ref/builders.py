@@ -19,14 +19,22 @@ from torch_ref.positions import (
 )
 
 
-def make_block(config: TransformerConfig, *, cross_attention: bool = False) -> Block:
-    """Returns the block that a config describes, with cross-attention for a decoder."""
+def make_block(
+    config: TransformerConfig, layer: int = 0, *, cross_attention: bool = False
+) -> Block:
+    """Returns the block that a config describes, with cross-attention for a decoder.
+
+    Args:
+        config: the settings.
+        layer: the block's index, by which a layer pattern tells layers apart.
+        cross_attention: whether it also attends to an encoder's output.
+    """
 
     def norm(wanted: bool) -> Norm | None:
         return make_model_norm(config) if wanted else None
 
     return BLOCKS[config.block.block](
-        make_attention(config, position=make_position(config)),
+        make_attention(config, position=make_position(config, layer)),
         make_feed_forward(config),
         make_model_norm(config),
         norm(not config.block.shared_norm),
@@ -35,6 +43,7 @@ def make_block(config: TransformerConfig, *, cross_attention: bool = False) -> B
         attention_output_norm=norm(config.block.branch_output_norm),
         feed_forward_output_norm=norm(config.block.branch_output_norm),
         cross_attention_output_norm=norm(cross_attention and config.block.branch_output_norm),
+        residual_scale=config.block.residual_scale,
         residual_dropout=config.block.residual_dropout,
     )
 
@@ -43,10 +52,20 @@ def make_attention(
     config: TransformerConfig, *, position: NoPositions | None = None
 ) -> MultiHeadAttention:
     """Returns the attention that a config describes, around a position scheme."""
-    part = config.attention
+    part, norm = config.attention, config.attention.query_key
 
-    def head_norm() -> Norm | None:
-        return _make_norm(config, config.head_width) if part.query_key_norm else None
+    def head_norm(num_heads: int) -> Norm | None:
+        if not norm.query_key_norm:
+            return None
+        width = config.head_width
+        features: dict[str, int | tuple[int, int]] = {
+            "head": width,
+            "own_head": (num_heads, width),
+            "all_heads": num_heads * width,
+        }
+        return _make_norm(
+            config, features[norm.query_key_norm_over], use_bias=norm.query_key_norm_bias
+        )
 
     return MultiHeadAttention(
         config.d_model,
@@ -56,8 +75,11 @@ def make_attention(
         use_bias=part.qkv_bias,
         output_bias=part.output_bias,
         position=position,
-        q_norm=head_norm(),
-        k_norm=head_norm(),
+        q_norm=head_norm(part.num_heads),
+        k_norm=head_norm(config.key_value_heads),
+        norm_all_heads=norm.query_key_norm_over == "all_heads",
+        norm_after_rotation=norm.query_key_norm_after_rotation,
+        qkv_clip=part.qkv_clip,
         scale=part.attention_scale,
         score_soft_cap=part.score_soft_cap,
         attention_dropout=part.attention_dropout,
@@ -65,17 +87,23 @@ def make_attention(
     )
 
 
-def make_position(config: TransformerConfig) -> NoPositions:
+def make_position(config: TransformerConfig, layer: int = 0) -> NoPositions:
     """Returns the position scheme inside the attention that a config describes."""
     part, rotary = config.position, config.position.rotary
     if part.positions == "rotary":
+        base, scaling = rotary.rotary_base, rotary.scaling
+        if isinstance(config, TransformerLMConfig):
+            if layer in config.layers.layers_without_rotary:
+                return NoPositions()
+            if config.layers.window_rotary_base is not None and config.window(layer) is not None:
+                base, scaling = config.layers.window_rotary_base, RotaryScalingConfig()
         return Rotary(
             config.head_width,
             config.context_length,
-            base=rotary.rotary_base,
+            base=base,
             fraction=rotary.rotary_fraction,
             interleaved=rotary.rotary_interleaved,
-            scaling=make_rotary_scaling(rotary.scaling),
+            scaling=make_rotary_scaling(scaling),
         )
     if part.positions == "alibi":
         return ALiBi(config.attention.num_heads)
@@ -111,18 +139,22 @@ def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForwa
     )
 
 
-def make_model_norm(config: TransformerConfig) -> Norm:
-    """Returns a norm over the model's width, as a config describes it."""
-    return _make_norm(config, config.d_model)
+def make_model_norm(config: TransformerConfig, features: int | None = None) -> Norm:
+    """Returns a norm over the model's width, or another, as a config describes it."""
+    return _make_norm(config, config.d_model if features is None else features)
 
 
-def _make_norm(config: TransformerConfig, features: int) -> Norm:
+def _make_norm(
+    config: TransformerConfig, features: int | tuple[int, int], *, use_bias: bool | None = None
+) -> Norm:
+    part = config.norm
     return make_norm(
-        config.norm.norm,
+        part.norm,
         features,
-        eps=config.norm.norm_eps,
-        use_bias=config.norm.norm_bias,
-        unit_offset=config.norm.norm_unit_offset,
+        eps=part.norm_eps,
+        use_bias=part.norm_bias if use_bias is None else use_bias,
+        use_scale=part.norm_scale,
+        unit_offset=part.norm_unit_offset,
     )
 
 
@@ -130,13 +162,31 @@ def make_position_embedding(
     config: TransformerConfig,
 ) -> LearnedPositions | SinusoidalPositions | None:
     """Returns the positions that a config adds to the token embeddings, if any."""
+    width = config.d_model
+    if isinstance(config, TransformerLMConfig):
+        width = config.embedding_sum_width
     if config.position.positions == "learned":
-        return LearnedPositions(
-            config.context_length, config.d_model, offset=config.position.position_offset
-        )
+        offset = config.position.position_offset
+        return LearnedPositions(config.context_length, width, offset=offset)
     if config.position.positions == "sinusoidal":
-        return SinusoidalPositions(config.context_length, config.d_model)
+        return SinusoidalPositions(config.context_length, width)
     return None
+
+
+def make_embedding_projection(config: TransformerLMConfig) -> Linear | None:
+    """Returns the matrix that takes embeddings to the model's width, if any."""
+    if config.embedding.embedding_width is None:
+        return None
+    use_bias = config.embedding.projected_embeddings == "sum"
+    return Linear(config.embedding_width, config.d_model, use_bias=use_bias)
+
+
+def make_output_projection(config: TransformerLMConfig) -> Linear | None:
+    """Returns the matrix that takes the last block's output to the embeddings' width, if any."""
+    part = config.embedding
+    if part.embedding_width is None or part.projected_embeddings == "sum":
+        return None
+    return Linear(config.d_model, config.embedding_width, use_bias=False)
 
 
 def make_head_transform(config: TransformerLMConfig) -> HeadTransform | None:
@@ -144,7 +194,10 @@ def make_head_transform(config: TransformerLMConfig) -> HeadTransform | None:
     if config.head.head != "masked_lm":
         return None
     return HeadTransform(
-        config.d_model, make_model_norm(config), activation=config.feed_forward.activation
+        config.d_model,
+        make_model_norm(config, config.embedding_width),
+        activation=config.head_activation,
+        out_features=config.embedding_width,
     )
 
 
@@ -153,5 +206,5 @@ def make_lm_head(config: TransformerLMConfig, vocab_size: int) -> Linear | Outpu
     if config.head.head == "none":
         return None
     if not config.head.tie_embeddings:
-        return Linear(config.d_model, vocab_size, use_bias=config.head.head_bias)
+        return Linear(config.embedding_width, vocab_size, use_bias=config.head.head_bias)
     return OutputBias(vocab_size) if config.head.head_bias else None

@@ -16,11 +16,16 @@ from .checks import (
 )
 
 GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", GatedActivation]
+PlainActivation = Literal[
+    "relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", "relu_squared", "quick_gelu"
+]
+Activation = Literal[PlainActivation, "xielu", GatedActivation]
 NormKind = Literal["layer_norm", "rms_norm"]
-BlockKind = Literal["pre_norm", "post_norm", "parallel"]
+BlockKind = Literal["pre_norm", "post_norm", "output_norm", "parallel"]
 PositionKind = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
+QueryKeyNormSpan = Literal["head", "own_head", "all_heads"]
 RotaryScalingKind = Literal["none", "linear", "llama3"]
+ProjectedEmbeddings = Literal["sum", "tokens"]
 HeadKind = Literal["linear", "masked_lm", "none"]
 
 
@@ -32,6 +37,33 @@ class Part:
         for field in fields(self):  # type: ignore[arg-type]
             if field.name.endswith("_dropout"):
                 check_rate(self, field.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryKeyNormConfig(Part):
+    """The settings of the norms of queries and keys (arXiv 2302.05442, section 2).
+
+    Raises:
+        ValueError: a setting is unknown, or two exclude each other.
+    """
+
+    query_key_norm: bool = False
+    """Whether queries and keys are normalised."""
+    query_key_norm_over: QueryKeyNormSpan = "head"
+    """Each head with one scale for all, each head with its own scale, or all heads at once."""
+    query_key_norm_bias: bool | None = None
+    """Whether these norms have a bias; default as all norms."""
+    query_key_norm_after_rotation: bool = False
+    """Whether rotary positions come first (HunYuan)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "query_key_norm_over", get_args(QueryKeyNormSpan))
+        if self.query_key_norm_after_rotation and self.query_key_norm_over == "all_heads":
+            raise ValueError(
+                "query_key_norm_after_rotation needs query_key_norm_over='head' or 'own_head': "
+                "got 'all_heads'"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +84,8 @@ class AttentionConfig(Part):
     """Whether the projections to queries, keys and values have biases."""
     output_bias: bool = True
     """Whether the attention's output projection has one."""
-    query_key_norm: bool = False
-    """Whether queries and keys are normalised, head by head."""
+    qkv_clip: float | None = None
+    """Bound on every entry of queries, keys and values (OLMo); default none."""
     attention_scale: float | None = None
     """What scores are multiplied by; default 1/sqrt(H)."""
     score_soft_cap: float | None = None
@@ -64,11 +96,12 @@ class AttentionConfig(Part):
     """Rate on attention weights."""
     output_dropout: float = 0.0
     """Rate on an attention's output."""
+    query_key: QueryKeyNormConfig = QueryKeyNormConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "num_heads", "num_kv_heads", "head_dim")
-        check_positive(self, "attention_scale", "score_soft_cap", "sliding_window")
+        check_positive(self, "attention_scale", "score_soft_cap", "sliding_window", "qkv_clip")
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
             raise ValueError(
                 "num_heads must be divisible by num_kv_heads: got "
@@ -202,8 +235,10 @@ class NormConfig(Part):
     """What is added to the variance."""
     norm_bias: bool = True
     """Whether layer norms have a bias."""
+    norm_scale: bool = True
+    """Whether norms have a scale (OLMo: not)."""
     norm_unit_offset: bool = False
-    """Whether RMS norms multiply by 1 + scale, and scale starts at 0 (Gemma)."""
+    """Whether norms multiply by 1 + scale, and scale starts at 0 (Gemma)."""
     final_norm: bool = True
     """Whether the last block is followed by a norm."""
 
@@ -211,8 +246,8 @@ class NormConfig(Part):
         super().__post_init__()
         check_choice(self, "norm", get_args(NormKind))
         check_positive(self, "norm_eps")
-        if self.norm_unit_offset and self.norm != "rms_norm":
-            raise ValueError(f"norm_unit_offset needs norm='rms_norm': got norm={self.norm!r}")
+        if self.norm_unit_offset and not self.norm_scale:
+            raise ValueError("norm_unit_offset needs norm_scale=True: got norm_scale=False")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,12 +264,15 @@ class BlockConfig(Part):
     """Whether attention and feed-forward of a parallel block share one norm (GPT-J, Phi)."""
     branch_output_norm: bool = False
     """Whether what a branch adds is normalised too (Gemma 2)."""
+    residual_scale: float = 1.0
+    """What a branch adds is multiplied by this (Granite)."""
     residual_dropout: float = 0.0
     """Rate on what a branch adds to the residual stream."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "block", get_args(BlockKind))
+        check_positive(self, "residual_scale")
         if self.shared_norm and self.block != "parallel":
             raise ValueError(f"shared_norm needs block='parallel': got block={self.block!r}")
 
@@ -269,10 +307,17 @@ class LMEmbeddingConfig(EmbeddingConfig):
 
     num_token_types: int = 0
     """How many kinds of tokens have a row of their own, added to the token's (BERT: 2)."""
+    embedding_width: int | None = None
+    """E, the width of token embeddings where a matrix takes them to D; default D, without one."""
+    projected_embeddings: ProjectedEmbeddings = "sum"
+    """What that matrix takes: the sum of all embeddings (ELECTRA), or the tokens' alone, with
+    another one from D to E before the head (OPT)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative(self, "num_token_types")
+        check_positive(self, "embedding_width")
+        check_choice(self, "projected_embeddings", get_args(ProjectedEmbeddings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +334,10 @@ class HeadConfig(Part):
     """Whether the output head's matrix is the token embedding."""
     head_bias: bool = False
     """Whether the output head has a bias."""
+    head_activation: PlainActivation | None = None
+    """Of BERT's masked-LM head; default the feed-forward's (RoBERTa: gelu)."""
+    logit_scale: float | None = None
+    """What logits are multiplied by; default 1."""
     logit_soft_cap: float | None = None
     """Bound on logits, by tanh; default none."""
     pooler: bool = False
@@ -297,11 +346,15 @@ class HeadConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "head", get_args(HeadKind))
-        check_positive(self, "logit_soft_cap")
-        if self.head == "none" and (self.head_bias or self.logit_soft_cap is not None):
+        check_positive(self, "logit_soft_cap", "logit_scale")
+        if self.head_activation is not None:
+            check_choice(self, "head_activation", get_args(PlainActivation))
+        changes = (self.logit_scale, self.logit_soft_cap)
+        if self.head == "none" and (self.head_bias or changes != (None, None)):
             raise ValueError(
-                "head='none' has neither bias nor cap: got "
-                f"head_bias={self.head_bias}, logit_soft_cap={self.logit_soft_cap}"
+                "head='none' has neither bias nor scale nor cap: got "
+                f"head_bias={self.head_bias}, logit_scale={self.logit_scale}, "
+                f"logit_soft_cap={self.logit_soft_cap}"
             )
 
 
@@ -315,6 +368,14 @@ class LayerPattern(Part):
 
     full_attention_layers: tuple[int, ...] = ()
     """Which layers, from 0 and rising, see past the sliding window (Gemma 2, Qwen2)."""
+    layers_without_rotary: tuple[int, ...] = ()
+    """Which layers, from 0 and rising, have no rotary positions (SmolLM 3, Cohere 2)."""
+    window_rotary_base: float | None = None
+    """Rotary base of layers with the sliding window, unscaled; default that of all (Gemma 3)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "window_rotary_base")
 
     def check(self, num_layers: int) -> None:
         """Checks the indices against the number of layers.
@@ -322,10 +383,10 @@ class LayerPattern(Part):
         Raises:
             ValueError: they do not rise within [0, num_layers).
         """
-        for field in fields(self):
-            layers = getattr(self, field.name)
+        for name in ("full_attention_layers", "layers_without_rotary"):
+            layers = getattr(self, name)
             if list(layers) != sorted({i for i in layers if 0 <= i < num_layers}):
                 raise ValueError(
-                    f"{field.name} must rise within [0, num_layers): got "
-                    f"{field.name}={layers}, num_layers={num_layers}"
+                    f"{name} must rise within [0, num_layers): got "
+                    f"{name}={layers}, num_layers={num_layers}"
                 )

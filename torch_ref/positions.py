@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from torch_ref.layers import Embedding
+from torch_ref.layers import Embedding, Linear
 from torch_ref.position_tables import (
     RotaryScaling,
     length_frequencies,
@@ -80,11 +80,14 @@ def embed_tokens(
     position_embedding: LearnedPositions | SinusoidalPositions | None,
     *,
     context_length: int,
+    projection: Linear | None = None,
     scale: float | None = None,
     added: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the tokens' rows (B, T, D) times ``scale``, plus ``added`` and positions' rows.
+
+    Where there is a ``projection``, it takes the tokens' rows to the width of the others first.
 
     Raises:
         ValueError: more tokens than ``context_length``.
@@ -93,6 +96,8 @@ def embed_tokens(
     if length > context_length:
         raise ValueError(f"{length} tokens do not fit context_length={context_length}")
     x = token_embedding(tokens)
+    if projection is not None:
+        x = projection(x)
     if scale is not None:
         x = x * scale
     if added is not None:

@@ -7,9 +7,11 @@ from torch_ref.attention import LayerCache
 from torch_ref.blocks import run_blocks, self_attention_mask
 from torch_ref.builders import (
     make_block,
+    make_embedding_projection,
     make_head_transform,
     make_lm_head,
     make_model_norm,
+    make_output_projection,
     make_position_embedding,
 )
 from torch_ref.config import TransformerLMConfig
@@ -36,17 +38,25 @@ class TransformerLM(nn.Module):
         if config.vocab_size is None:
             raise ValueError("vocab_size must be set before a model is built")
         self.config = config
-        self.token_embedding = Embedding(config.vocab_size, config.d_model)
+        self.token_embedding = Embedding(config.vocab_size, config.embedding_width)
         self.token_type_embedding = (
-            Embedding(config.embedding.num_token_types, config.d_model)
+            Embedding(config.embedding.num_token_types, config.embedding_sum_width)
             if config.embedding.num_token_types
             else None
         )
         self.position_embedding = make_position_embedding(config)
-        self.embedding_norm = make_model_norm(config) if config.embedding.embedding_norm else None
+        self.embedding_norm = (
+            make_model_norm(config, config.embedding_sum_width)
+            if config.embedding.embedding_norm
+            else None
+        )
         self.embedding_dropout = Dropout(config.embedding.embedding_dropout)
-        self.blocks = nn.ModuleList([make_block(config) for _ in range(config.num_layers)])
+        self.embedding_projection = make_embedding_projection(config)
+        self.blocks = nn.ModuleList(
+            [make_block(config, layer) for layer in range(config.num_layers)]
+        )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
+        self.output_projection = make_output_projection(config)
         self.pooler = Linear(config.d_model, config.d_model) if config.head.pooler else None
         self.head_transform = make_head_transform(config)
         self.lm_head = make_lm_head(config, config.vocab_size)
@@ -131,6 +141,8 @@ class TransformerLM(nn.Module):
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
+        if self.output_projection is not None:
+            x = self.output_projection(x)
         return (x, weights) if return_weights else x
 
     def embed(
@@ -147,18 +159,22 @@ class TransformerLM(nn.Module):
             )
         elif token_types is not None:
             raise ValueError("token_types need num_token_types above 0: got num_token_types=0")
+        projection = self.embedding_projection
+        is_early = self.config.embedding.projected_embeddings == "tokens"
         x = embed_tokens(
             tokens,
             self.token_embedding,
             self.position_embedding,
             context_length=self.config.context_length,
+            projection=projection if is_early else None,
             scale=self.config.embedding.embedding_scale,
             added=types,
             positions=positions,
         )
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        return self.embedding_dropout(x)
+        x = self.embedding_dropout(x)
+        return projection(x) if projection and not is_early else x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the logits (B, T, V) of states (B, T, D).
@@ -173,7 +189,9 @@ class TransformerLM(nn.Module):
         if self.config.head.tie_embeddings:
             hidden = self.token_embedding.attend(hidden)
         logits = hidden if self.lm_head is None else self.lm_head(hidden)
-        cap = self.config.head.logit_soft_cap
+        scale, cap = self.config.head.logit_scale, self.config.head.logit_soft_cap
+        if scale is not None:
+            logits = logits * scale
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
