@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from jaxformer.config_tree import flatten
+from jaxformer.config_tree import default_settings, flatten, setting_types
 from jaxformer.errors import JaxformerError
 from jaxformer.hardware.units import format_count, format_file_size
 from jaxformer.porting.checkpoint import Checkpoint
@@ -125,9 +125,8 @@ def _tree(title: str, facts: dict[str, Any]) -> Tree:
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the defaults of the settings if they are those of a jaxformer model, else none."""
     for cls in MODEL_OF_CONFIG:
-        fields = {f.name: f.default for f in dataclasses.fields(cls)}
-        if config.keys() == fields.keys():
-            return fields
+        if config.keys() == setting_types(cls).keys():
+            return default_settings(cls)
     return {}
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from jaxformer.config_tree import flatten
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters, merge
 from jaxformer.porting.dialects import choose_dialect, find_dialect
@@ -148,7 +149,7 @@ def _as_mapping(config: Any) -> Any:
         return config
     if hasattr(config, "to_dict"):
         return config.to_dict()
-    return dict(vars(config)) if dataclasses.is_dataclass(config) else config
+    return flatten(config) if dataclasses.is_dataclass(config) else config
 
 
 def _on_device(name: str, tensor: StoredTensor) -> jax.Array:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,13 +10,14 @@ from flax import nnx
 
 from jaxformer.checkpoints import CheckpointFolder, serialize_manifest
 from jaxformer.config import TransformerLMConfig
+from jaxformer.config_tree import flatten
 from tests.support.malicious_files import corpus
 from tests.support.malicious_pickles import TRACE
 from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, run_rejected, same
 from tests.support.tiny import snapshot
 
 LARGE = 1_000_000
-MODEL_CONFIG = asdict(TransformerLMConfig(
+MODEL_CONFIG = flatten(TransformerLMConfig(
     d_model=24, num_heads=4, context_length=19, num_layers=2, vocab_size=31, d_ff=35,
     activation="gelu_tanh",
 ))  # fmt: skip

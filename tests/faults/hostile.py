@@ -15,6 +15,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config_tree import setting_types
 from jaxformer.errors import JaxformerError
 from jaxformer.training.config import TrainConfig
 from tests.faults.tally import Check, Tally
@@ -22,14 +23,15 @@ from tests.faults.workbench import Workbench, unchanged
 
 ACCEPTED = 99
 SECONDS = 20
-NUMBERS = [
-    field
-    for cls in (TransformerLMConfig, OptimizerConfig, TrainConfig)
-    for field in dataclasses.fields(cls)
-    if {int, float} & {typing.get_type_hints(cls)[field.name],
-                       *typing.get_args(typing.get_type_hints(cls)[field.name])}
-]  # fmt: skip
-NAMES = sorted({field.name for field in NUMBERS})
+TYPES = {
+    **setting_types(TransformerLMConfig),
+    **setting_types(OptimizerConfig),
+    **{field.name: typing.get_type_hints(TrainConfig)[field.name]
+       for field in dataclasses.fields(TrainConfig)},
+}  # fmt: skip
+NAMES = sorted(
+    name for name, hint in TYPES.items() if {int, float} & {hint, *typing.get_args(hint)}
+)
 WILD = st.one_of(
     st.sampled_from(
         [

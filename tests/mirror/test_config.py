@@ -93,7 +93,8 @@ def test_zero_is_refused_where_it_makes_no_sense(cls, name):
         (TransformerLMConfig, {"positions": "learnt"}, "positions must be one of"),
         (TransformerLMConfig, {"initialization": "zero"}, "initialization must be one of"),
         (TransformerLMConfig, {"head": "linnear"}, "head must be one of linear, masked_lm, none"),
-        (TransformerLMConfig, {"norm_unit_offset": True}, "norm_unit_offset .* norm='layer_norm'"),
+        (TransformerLMConfig, {"norm_unit_offset": True, "norm_scale": False},
+         "norm_unit_offset .* norm_scale=False"),
         (TransformerLMConfig, {"shared_norm": True}, "shared_norm .* block='pre_norm'"),
         (TransformerLMConfig, {"position_offset": 2, "positions": "alibi"},
          "position_offset=2, positions='alibi'"),
@@ -240,6 +241,8 @@ def test_every_setting_is_read_by_something():
     names = {name for cls in CLASSES for name in types_of(cls)}
     # Rates of dropout are read as a group by StepSpec, and each by the part that it belongs to.
     unread = {
-        name for name in names if not re.search(rf"(config|part|rotary)\.(\w+\.)*{name}\b", sources)
+        name
+        for name in names
+        if not re.search(rf"(config|part|rotary|norm)\.(\w+\.)*{name}\b", sources)
     }
     assert unread == set()

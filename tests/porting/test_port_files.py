@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from dataclasses import asdict
 from hashlib import sha256
 
 import numpy as np
@@ -237,7 +236,7 @@ def test_the_vocabulary_goes_wherever_the_model_goes(empty_folder):
 def _gelu_tanh(path, config):
     """Settings of a jaxformer model that gpt2 can hold: GPT-2's own activation."""
     opened = open_checkpoint(path).plan().module.config
-    config.write_text(json.dumps({**asdict(opened), "activation": "gelu_tanh"}))
+    config.write_text(json.dumps({**opened.settings(), "activation": "gelu_tanh"}))
     return config
 
 
