@@ -25,8 +25,8 @@ from .config_parts import (
     LMEmbeddingConfig,
     NormConfig,
     PlainActivation,
-    PositionConfig,
 )
+from .config_positions import PositionConfig
 from .config_tree import Settings
 
 Initialization = Literal["gpt2", "torch", "xavier_uniform", "kaiming_uniform", "normal"]

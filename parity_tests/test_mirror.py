@@ -117,7 +117,15 @@ def test_the_same_call_arguments(name, cls):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.py", "config_parts.py", "config_tree.py", "checks.py", "position_tables.py"]
+    "name",
+    [
+        "config.py",
+        "config_parts.py",
+        "config_positions.py",
+        "config_tree.py",
+        "checks.py",
+        "position_tables.py",
+    ],
 )
 def test_settings_are_the_same_text(name):
     assert (ROOT / "jaxformer" / name).read_text() == (ROOT / "torch_ref" / name).read_text()

@@ -3,7 +3,7 @@
 from torch_ref.attention import MultiHeadAttention
 from torch_ref.blocks import BLOCKS, Block, Norm
 from torch_ref.config import TransformerConfig, TransformerLMConfig
-from torch_ref.config_parts import RotaryScalingConfig
+from torch_ref.config_positions import RotaryScalingConfig
 from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
 from torch_ref.heads import HeadTransform, OutputBias
 from torch_ref.layers import Linear
@@ -106,7 +106,12 @@ def make_position(config: TransformerConfig, layer: int = 0) -> NoPositions:
             scaling=make_rotary_scaling(scaling),
         )
     if part.positions == "alibi":
-        return ALiBi(config.attention.num_heads)
+        return ALiBi(
+            config.attention.num_heads,
+            max_bias=part.alibi_max_bias,
+            scale=part.alibi_scale,
+            in_bfloat16=part.alibi_in_bfloat16,
+        )
     if part.positions == "relative":
         return RelativePositions(part.max_relative_position, config.head_width)
     return NoPositions()
@@ -122,6 +127,13 @@ def make_rotary_scaling(config: RotaryScalingConfig) -> RotaryScaling | None:
         config.rotary_low_frequency_factor,
         config.rotary_high_frequency_factor,
         config.rotary_original_context_length,
+        config.rotary_beta_fast,
+        config.rotary_beta_slow,
+        config.rotary_truncate,
+        config.rotary_attention_factor,
+        config.rotary_short_factors,
+        config.rotary_long_factors,
+        config.rotary_proportion,
     )
 
 
@@ -162,14 +174,15 @@ def make_position_embedding(
     config: TransformerConfig,
 ) -> LearnedPositions | SinusoidalPositions | None:
     """Returns the positions that a config adds to the token embeddings, if any."""
-    width = config.d_model
+    part, width = config.position, config.d_model
     if isinstance(config, TransformerLMConfig):
         width = config.embedding_sum_width
-    if config.position.positions == "learned":
-        offset = config.position.position_offset
-        return LearnedPositions(config.context_length, width, offset=offset)
-    if config.position.positions == "sinusoidal":
-        return SinusoidalPositions(config.context_length, width)
+    if part.positions == "learned":
+        return LearnedPositions(config.context_length, width, offset=part.position_offset)
+    if part.positions == "sinusoidal":
+        return SinusoidalPositions(
+            config.context_length, width, halves=part.sinusoid_halves, offset=part.position_offset
+        )
     return None
 
 

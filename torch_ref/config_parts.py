@@ -1,19 +1,14 @@
 """The settings of a model's parts: one frozen dataclass a part, which checks itself.
 
-They stand here and not beside the parts because the command line reads them, and the parts import
+They and ``config_positions`` stand apart from the parts because the command line reads them, and the parts import
 JAX, which takes a second. ``builders`` makes the parts from them.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .checks import (
-    check_choice,
-    check_not_negative,
-    check_numbers,
-    check_positive,
-    check_rate,
-)
+from .checks import check_choice, check_not_negative, check_positive
+from .config_tree import Part
 
 GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
 PlainActivation = Literal[
@@ -22,21 +17,9 @@ PlainActivation = Literal[
 Activation = Literal[PlainActivation, "xielu", GatedActivation]
 NormKind = Literal["layer_norm", "rms_norm"]
 BlockKind = Literal["pre_norm", "post_norm", "output_norm", "parallel"]
-PositionKind = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
 QueryKeyNormSpan = Literal["head", "own_head", "all_heads"]
-RotaryScalingKind = Literal["none", "linear", "llama3"]
 ProjectedEmbeddings = Literal["sum", "tokens"]
 HeadKind = Literal["linear", "masked_lm", "none"]
-
-
-class Part:
-    """The checks of every part: numbers are finite, rates of dropout in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        for field in fields(self):  # type: ignore[arg-type]
-            if field.name.endswith("_dropout"):
-                check_rate(self, field.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,88 +89,6 @@ class AttentionConfig(Part):
             raise ValueError(
                 "num_heads must be divisible by num_kv_heads: got "
                 f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RotaryScalingConfig(Part):
-    """How rotary frequencies are stretched for longer texts.
-
-    Raises:
-        ValueError: a setting is out of its range, not finite, or does not fit the others.
-    """
-
-    rotary_scaling: RotaryScalingKind = "none"
-    """How rotary frequencies are stretched for longer texts."""
-    rotary_scaling_factor: float = 1.0
-    """What they are divided by."""
-    rotary_low_frequency_factor: float = 1.0
-    """llama3: fewer turns than this over the original context are divided."""
-    rotary_high_frequency_factor: float = 4.0
-    """llama3: more turns than this are unchanged."""
-    rotary_original_context_length: int = 8192
-    """llama3: the context that the frequencies were trained for."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "rotary_scaling", get_args(RotaryScalingKind))
-        check_positive(self, "rotary_scaling_factor", "rotary_low_frequency_factor")
-        check_positive(self, "rotary_original_context_length")
-        if self.rotary_high_frequency_factor <= self.rotary_low_frequency_factor:
-            raise ValueError(
-                "rotary_high_frequency_factor must exceed rotary_low_frequency_factor: got "
-                f"{self.rotary_high_frequency_factor} and {self.rotary_low_frequency_factor}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RotaryConfig(Part):
-    """The settings of rotary positions.
-
-    Raises:
-        ValueError: a setting is out of its range or not finite.
-    """
-
-    rotary_base: float = 10000.0
-    """Pair i of a head turns by position / base^(2i / width) radians."""
-    rotary_fraction: float = 1.0
-    """The share of a head that is turned."""
-    rotary_interleaved: bool = False
-    """Whether pairs are neighbours, or lie half a head apart."""
-    scaling: RotaryScalingConfig = RotaryScalingConfig()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "rotary_base")
-        if not 0 < self.rotary_fraction <= 1:
-            raise ValueError(f"rotary_fraction must be in (0, 1]: got {self.rotary_fraction}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionConfig(Part):
-    """How a model knows a token's position.
-
-    Raises:
-        ValueError: a setting is out of its range, or belongs to another kind.
-    """
-
-    positions: PositionKind = "learned"
-    """How the model knows a token's position."""
-    position_offset: int = 0
-    """Which row of the learned table belongs to the first position (OPT: 2)."""
-    max_relative_position: int = 32
-    """The farthest distance that relative positions tell apart."""
-    rotary: RotaryConfig = RotaryConfig()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "positions", get_args(PositionKind))
-        check_positive(self, "max_relative_position")
-        check_not_negative(self, "position_offset")
-        if self.position_offset and self.positions != "learned":
-            raise ValueError(
-                "position_offset needs positions='learned': got "
-                f"position_offset={self.position_offset}, positions={self.positions!r}"
             )
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from .checks import check_types
+from .checks import check_numbers, check_rate, check_types
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -116,6 +116,16 @@ def _field_values(
         elif default is not MISSING:
             values[field.name] = default
     return values
+
+
+class Part:
+    """The checks of every part: numbers are finite, rates of dropout in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.name.endswith("_dropout"):
+                check_rate(self, field.name)
 
 
 class Settings:

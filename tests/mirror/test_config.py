@@ -234,9 +234,7 @@ def test_every_presets_docstring_is_an_experiment_record():
 def test_every_setting_is_read_by_something():
     package = Path(jaxformer.__file__).parent
     sources = "\n".join(
-        path.read_text()
-        for path in package.rglob("*.py")
-        if path.name not in ("config.py", "config_parts.py")
+        path.read_text() for path in package.rglob("*.py") if not path.name.startswith("config")
     )
     names = {name for cls in CLASSES for name in types_of(cls)}
     # Rates of dropout are read as a group by StepSpec, and each by the part that it belongs to.

@@ -1,0 +1,119 @@
+"""The settings of positions: which kind, and those of rotary positions and their scaling."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .checks import check_choice, check_not_negative, check_positive
+from .config_tree import Part
+
+PositionKind = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
+RotaryScalingKind = Literal[
+    "none", "linear", "llama3", "yarn", "longrope", "ntk", "dynamic", "proportional"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryScalingConfig(Part):
+    """How rotary frequencies are stretched for longer texts; see ``RotaryScaling`` for the kinds.
+
+    Raises:
+        ValueError: a setting is out of its range, not finite, or does not fit the others.
+    """
+
+    rotary_scaling: RotaryScalingKind = "none"
+    """How rotary frequencies are stretched for longer texts."""
+    rotary_scaling_factor: float = 1.0
+    """What they are divided by."""
+    rotary_low_frequency_factor: float = 1.0
+    """llama3: fewer turns than this over the original context are divided."""
+    rotary_high_frequency_factor: float = 4.0
+    """llama3: more turns than this are unchanged."""
+    rotary_original_context_length: int = 8192
+    """llama3, yarn, longrope, dynamic: the context that the frequencies were trained for."""
+    rotary_beta_fast: float = 32.0
+    """yarn: pairs that make more turns than this over that context are unchanged."""
+    rotary_beta_slow: float = 1.0
+    """yarn: pairs that make fewer are divided."""
+    rotary_truncate: bool = True
+    """yarn: whether the bounds between such pairs are whole numbers."""
+    rotary_attention_factor: float | None = None
+    """yarn, longrope: cosines and sines are multiplied by this; default by a formula."""
+    rotary_short_factors: tuple[float, ...] = ()
+    """longrope: what each pair's frequency is divided by in texts within that context."""
+    rotary_long_factors: tuple[float, ...] = ()
+    """longrope: the same for longer texts."""
+    rotary_proportion: float = 1.0
+    """proportional: the share of the pairs that are turned."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "rotary_scaling", get_args(RotaryScalingKind))
+        check_positive(self, "rotary_scaling_factor", "rotary_low_frequency_factor")
+        check_positive(self, "rotary_original_context_length", "rotary_attention_factor")
+        check_positive(self, "rotary_beta_fast", "rotary_beta_slow")
+        if not 0 < self.rotary_proportion <= 1:
+            raise ValueError(f"rotary_proportion must be in (0, 1]: got {self.rotary_proportion}")
+        if self.rotary_high_frequency_factor <= self.rotary_low_frequency_factor:
+            raise ValueError(
+                "rotary_high_frequency_factor must exceed rotary_low_frequency_factor: got "
+                f"{self.rotary_high_frequency_factor} and {self.rotary_low_frequency_factor}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(Part):
+    """The settings of rotary positions.
+
+    Raises:
+        ValueError: a setting is out of its range or not finite.
+    """
+
+    rotary_base: float = 10000.0
+    """Pair i of a head turns by position / base^(2i / width) radians."""
+    rotary_fraction: float = 1.0
+    """The share of a head that is turned."""
+    rotary_interleaved: bool = False
+    """Whether pairs are neighbours, or lie half a head apart."""
+    scaling: RotaryScalingConfig = RotaryScalingConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "rotary_base")
+        if not 0 < self.rotary_fraction <= 1:
+            raise ValueError(f"rotary_fraction must be in (0, 1]: got {self.rotary_fraction}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionConfig(Part):
+    """How a model knows a token's position.
+
+    Raises:
+        ValueError: a setting is out of its range, or belongs to another kind.
+    """
+
+    positions: PositionKind = "learned"
+    """How the model knows a token's position."""
+    position_offset: int = 0
+    """Which row of a learned or sinusoidal table belongs to the first position (OPT: 2)."""
+    sinusoid_halves: bool = False
+    """Whether a sinusoidal table has all sines before all cosines (XGLM), and not in turn."""
+    max_relative_position: int = 32
+    """The farthest distance that relative positions tell apart."""
+    alibi_max_bias: float = 8.0
+    """ALiBi: the slopes of N heads fall from 2^(-this / N) to 2^(-this)."""
+    alibi_scale: float = 1.0
+    """ALiBi: what the bias is multiplied by (Falcon: 1/sqrt(H))."""
+    alibi_in_bfloat16: bool = False
+    """ALiBi: whether slopes and their products with positions are rounded to bfloat16 (Falcon)."""
+    rotary: RotaryConfig = RotaryConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "positions", get_args(PositionKind))
+        check_positive(self, "max_relative_position", "alibi_max_bias", "alibi_scale")
+        check_not_negative(self, "position_offset")
+        if self.position_offset and self.positions not in ("learned", "sinusoidal"):
+            raise ValueError(
+                "position_offset needs positions='learned' or 'sinusoidal': got "
+                f"position_offset={self.position_offset}, positions={self.positions!r}"
+            )
