@@ -1,7 +1,7 @@
 """The settings of a model's parts: one frozen dataclass a part, which checks itself.
 
-They and ``config_positions`` stand apart from the parts because the command line reads them, and the parts import
-JAX, which takes a second. ``builders`` makes the parts from them.
+They and ``config_positions`` stand apart from the parts because the command line reads them, and
+the parts import JAX, which takes a second. ``builders`` makes the parts from them.
 """
 
 from dataclasses import dataclass
