@@ -141,14 +141,26 @@ def plan_target(plan: Plan, target: PortTarget, recorded: Mapping[str, Any]) -> 
         chosen = find_dialect(dialect)
         if not chosen.model_types:
             raise UsageError(f"{dialect} is not of Hugging Face: choose {', '.join(published)}")
-        return plan_export(plan.module, plan.tensors, chosen, origin=source)
+        return _under_published_names(plan_export(plan.module, plan.tensors, chosen, origin=source))
     for name in published:
         with contextlib.suppress(UsageError):
-            return plan_export(plan.module, plan.tensors, find_dialect(name))
+            exported = plan_export(plan.module, plan.tensors, find_dialect(name))
+            return _under_published_names(exported)
     raise UsageError(
         f"none of {', '.join(published)} computes what this {source.kind} does: --as NAME says why "
         "one cannot"
     )
+
+
+def _under_published_names(plan: Plan) -> Plan:
+    """Returns an export whose arrays have the names that all versions of transformers read."""
+    rename = plan.origin.dialect.published
+    linked = {name for link in plan.links for name in link.source}
+    links = [
+        dataclasses.replace(link, source=tuple(map(rename, link.source))) for link in plan.links
+    ]
+    tensors = {rename(n) if n in linked else n: tensor for n, tensor in plan.tensors.items()}
+    return dataclasses.replace(plan, links=links, tensors=tensors)
 
 
 def _plan_run(plan: Plan, dialect: str | None) -> Plan:

@@ -113,7 +113,9 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
     # The format has no ties: transformers ties the arrays that the config says are tied.
     aliases = plan.module_mapping.aliases
     linked = {name for link in plan.links for name in link.source}
-    tensors = {n: t for n, t in plan.tensors.items() if n in linked or n not in aliases}
+    # What some version of transformers does not tie is written twice.
+    kept = linked | plan.origin.dialect.untied_names
+    tensors = {n: t for n, t in plan.tensors.items() if n in kept or n not in aliases}
     record = {k: v for k, v in output.record().items() if k in ("vocabulary", "step")}
     digests = write_safetensors(folder / "model.safetensors", tensors, _metadata(record), progress)
     dtypes = {tensors[name].dtype.name for name in linked}

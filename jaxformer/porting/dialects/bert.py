@@ -112,6 +112,7 @@ DIALECTS = (
             "cls.predictions.bias": "cls.predictions.decoder.bias",
         },
         is_tied_by_default=True,
+        untied_names=frozenset({"cls.predictions.bias"}),
         defaults={
             **usual_sizes(30522, 768, 3072, 12, 12, 512, "gelu"),
             "attention_probs_dropout_prob": 0.1,

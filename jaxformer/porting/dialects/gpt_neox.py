@@ -54,7 +54,9 @@ DIALECTS = (
         tied={"lm_head.weight": "gpt_neox.embed_in.weight"},
         is_tied_by_default=False,
         defaults=usual_sizes(50432, 6144, 24576, 44, 64, 2048, "gelu"),
+        # Only transformers 5 reads the head by the name that it has there.
         old_names={r"^embed_out\.": "lm_head."},
+        published_names={r"^lm_head\.": "embed_out."},
         buffers=(
             Buffer("layers.*.attention.bias", causal_mask, written=False),
             Buffer("layers.*.attention.masked_bias", masked_score(-1e9), written=False),

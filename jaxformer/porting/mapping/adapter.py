@@ -117,6 +117,10 @@ class StateDictAdapter:
         prefix: the start of names in its whole models; mappings without a prefix go without it.
         model_types: its ``model_type`` in config.json; empty where it is not of Hugging Face.
         old_names: replacements in the names of older files, by regular expression.
+        published_names: replacements in the names of what is written as a folder, by regular
+            expression, where the class has other names than all versions of transformers read.
+        untied_names: second names of an array that a folder has too, because some version of
+            transformers does not tie them.
     """
 
     name: str
@@ -124,6 +128,14 @@ class StateDictAdapter:
     prefix: str = ""
     model_types: tuple[str, ...] = ()
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    published_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    untied_names: frozenset[str] = frozenset()
+
+    def published(self, name: str) -> str:
+        """Returns the name that an array has in a folder."""
+        for pattern, new in self.published_names.items():
+            name = re.sub(pattern, new, name)
+        return name
 
     def classes(self) -> list[str]:
         """Returns the names of all its classes."""

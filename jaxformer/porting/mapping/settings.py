@@ -280,7 +280,8 @@ class Repeated(Row):
 
     def write(self, config: Any) -> dict[str, Any]:
         """Gives the name the translated value of the field."""
-        return {self.source: self.translation.to_source(getattr(config, self.target), config)}
+        value = config.settings()[self.target]
+        return {self.source: self.translation.to_source(value, config)}
 
 
 @dataclass(frozen=True)

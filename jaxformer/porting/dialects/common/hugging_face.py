@@ -44,6 +44,8 @@ def language_model(
     buffers: Iterable[Buffer] = (),
     translated: frozenset[str] = frozenset(),
     old_names: Mapping[str, str] | None = None,
+    published_names: Mapping[str, str] | None = None,
+    untied_names: frozenset[str] = frozenset(),
 ) -> StateDictAdapter:
     """Returns the adapter of a model with a language-modelling head, and of its body alone.
 
@@ -63,6 +65,8 @@ def language_model(
         buffers: of the body.
         translated: see ``ModuleMapping``.
         old_names: see ``StateDictAdapter``.
+        published_names: see ``StateDictAdapter``.
+        untied_names: see ``StateDictAdapter``.
     """
     whole_class, body_class = classes
     body_buffers = tuple(buffers)
@@ -118,6 +122,8 @@ def language_model(
         prefix=prefix,
         model_types=(name,),
         old_names=old_names or {},
+        published_names=published_names or {},
+        untied_names=untied_names,
     )
 
 

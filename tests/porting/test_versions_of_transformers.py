@@ -1,0 +1,94 @@
+"""Exported folders load strictly in the newest transformers 4 and 5, and compute the same there.
+
+transformers 4 lives in an environment of its own: ``TRANSFORMERS_4`` names its Python, or uv makes
+one.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from tests.support import hugging_face
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.running import build_case, randomize, tokens
+from tests.support.ported import port
+from tests.support.tiers import full_except
+
+SOME = ("gpt_neox", "bert masked")
+SCRIPT = Path(hugging_face.__file__).parent / "load_folder.py"
+ISOLATED = [
+    "uv",
+    "run",
+    "--isolated",
+    "--no-project",
+    "--with",
+    "transformers<5",
+    "--with",
+    "torch",
+]
+
+
+def export(name, folder):
+    """Ports the model of a case to a folder, by way of jaxformer's own names."""
+    case = CASES[name]
+    source = randomize(build_case(case), copies=case.copies).float()
+    first, ported, back = folder / "first", folder / "ported.safetensors", folder / "back"
+    source.save_pretrained(first)
+    port(first, ported)
+    port(ported, back, "--as", case.dialect, "--to", "hf")
+    ids = tokens(8)
+    np.save(back / "ids.npy", ids)
+    with torch.no_grad():
+        return back, source(torch.as_tensor(ids))[0].double().numpy()
+
+
+def names_in(folder):
+    with safe_open(folder / "model.safetensors", "np") as file:
+        return set(file.keys())
+
+
+def check(command, folders, expected, version):
+    """Runs the script on folders, and compares what they compute."""
+    run = subprocess.run([*command, SCRIPT, *folders], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip().startswith(version)
+    for folder, outputs in zip(folders, expected, strict=True):
+        found = np.load(folder / "outputs.npy")
+        # Other versions order float32 sums otherwise.
+        scale = np.abs(outputs).max()
+        assert np.abs(found - outputs).max() < 2e-4 * scale, folder
+
+
+def test_names_are_those_that_every_version_reads(tmp_path):
+    back, _ = export("gpt_neox", tmp_path / "gpt_neox")
+    assert "embed_out.weight" in names_in(back)
+    assert "lm_head.weight" not in names_in(back)
+    back, _ = export("bert masked untied", tmp_path / "bert")
+    assert {"cls.predictions.bias", "cls.predictions.decoder.bias"} <= names_in(back)
+
+
+@pytest.mark.parametrize(
+    "name", full_except(CASES, lambda name: name in ("gpt_neox", "bert masked"))
+)
+def test_a_folder_loads_strictly_in_transformers_5(name, tmp_path):
+    if name.endswith("no pooler"):
+        pytest.skip("transformers always makes a pooler unless the caller says otherwise")
+    folder, expected = export(name, tmp_path)
+    check([sys.executable], [folder], [expected], "5.")
+
+
+@pytest.mark.tier("slow")
+def test_all_folders_load_strictly_in_transformers_4(tmp_path):
+    command = [os.environ["TRANSFORMERS_4"]] if "TRANSFORMERS_4" in os.environ else ISOLATED
+    if command is ISOLATED and shutil.which("uv") is None:
+        pytest.skip("there is no uv to make an environment with transformers 4")
+    names = [name for name in CASES if not name.endswith("no pooler")]
+    made = [export(name, tmp_path / name.replace(" ", "_")) for name in names]
+    check(command, [folder for folder, _ in made], [outputs for _, outputs in made], "4.")

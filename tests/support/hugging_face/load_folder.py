@@ -1,0 +1,33 @@
+"""A script for any version of transformers: loads folders strictly, and saves what they compute.
+
+    python load_folder.py FOLDER ...
+
+A folder has ids.npy; outputs.npy is written beside it. It imports nothing of the project.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+
+def main() -> None:
+    """Loads every folder that is named with the class that its config.json names."""
+    for folder in map(Path, sys.argv[1:]):
+        config = transformers.AutoConfig.from_pretrained(folder)
+        cls = getattr(transformers, config.architectures[0])
+        model, info = cls.from_pretrained(
+            folder, output_loading_info=True, attn_implementation="eager"
+        )
+        wrong = {name: sorted(map(str, found)) for name, found in info.items() if found}
+        assert not wrong, (folder.name, wrong)
+        with torch.no_grad():
+            outputs = model.eval()(torch.as_tensor(np.load(folder / "ids.npy")))[0]
+        np.save(folder / "outputs.npy", outputs.double().numpy())
+    print(transformers.__version__)
+
+
+if __name__ == "__main__":
+    main()
