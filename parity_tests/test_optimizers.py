@@ -12,8 +12,10 @@ import pytest
 import torch
 from flax import nnx
 
+import jaxformer.norms
 import jaxformer.optimizers as candidate
 import torch_ref.config
+import torch_ref.norms
 import torch_ref.optimizers as reference
 import torch_ref.train_step
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
@@ -140,6 +142,14 @@ def test_clipping_is_torchs(pair, size, max_norm):
         assert after == pytest.approx(max_norm, rel=1e-5)
     else:
         assert after == pytest.approx(float(norm), rel=1e-15)
+
+
+def test_a_norm_with_a_row_a_head_does_not_decay():
+    kept = {"scale": False, "bias": False}
+    assert candidate.decay_mask(get_parameters(jaxformer.norms.LayerNorm((3, 5)))) == kept
+    assert reference.decay_mask(torch_ref.norms.LayerNorm((3, 5))) == {
+        "weight": False, "bias": False
+    }  # fmt: skip
 
 
 def test_the_same_parameters_decay(pair):
