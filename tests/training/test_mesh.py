@@ -189,6 +189,12 @@ ALL_PARTS = [
     {"positions": "relative", "head_bias": True, "norm": "rms_norm"},
     {"block": "parallel", "shared_norm": True, "positions": "alibi"},
     {"block": "post_norm", "positions": "sinusoidal", "final_norm": False},
+    {
+        "block": "output_norm",
+        "activation": "xielu",
+        "query_key_norm": True,
+        "query_key_norm_over": "own_head",
+    },
     BERT,
 ]
 
