@@ -129,8 +129,8 @@ def test_the_same_call_arguments(name, cls):
     ],
 )
 def test_settings_are_the_same_text(name):
-    twin = ROOT / "torch_ref" / f"{name}.py"
-    assert (ROOT / "jaxformer" / f"{name}.py").read_text() == twin.read_text()
+    twin = ROOT / "torch_ref" / name
+    assert (ROOT / "jaxformer" / name).read_text() == twin.read_text()
 
 
 def imports(tree: ast.AST) -> set[str]:
