@@ -27,6 +27,7 @@ class PortOptions:
 
     Reads and writes .safetensors and .pt files, Hugging Face folders and the folders of training
     runs. Everything is read back and compared, and a certificate says what became of every array.
+    `jaxformer port --list` alone prints the model types of Hugging Face that are known.
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
@@ -81,6 +82,11 @@ class PortOptions:
 
 def run(arguments: Sequence[str]) -> None:
     """Runs ``jaxformer port``."""
+    if list(arguments) == ["--list"]:
+        from jaxformer.porting.model_types import list_model_types
+
+        print(list_model_types(), end="")
+        return
     port(parse(PortOptions, "jaxformer port", arguments), arguments)
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.cli.main import main
 from jaxformer.porting.checkpoint import open_checkpoint
+from jaxformer.porting.dialects import HUGGING_FACE
 from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, run_rejected, same
 from tests.support.tiny import snapshot
 
@@ -285,3 +286,11 @@ def test_a_single_module_is_ported_too(empty_folder):
     port("ff.pt", "twin.pt", "--as", "torch_ref")
     twin = torch.load("twin.pt", weights_only=True)["model"]
     assert torch.equal(twin["down_proj.weight"], state["net.3.weight"])
+
+
+def test_the_list_of_model_types_is_printed(capsys):
+    assert main(["port", "--list"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["model", "type", "state", "parts"]
+    assert [line.split()[0] for line in lines] == list(HUGGING_FACE)
+    assert "llama" in {line.split()[0] for line in lines if "ported, generation  Rotary" in line}

@@ -10,6 +10,8 @@ import pytest
 from jaxformer import positions
 from jaxformer.porting.api import from_torch
 from jaxformer.porting.dialects import HUGGING_FACE
+from jaxformer.porting.model_types import model_types
+from tests.support.hugging_face import table
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.proof import Proof
 from tests.support.hugging_face.running import (
@@ -41,6 +43,10 @@ def test_every_model_type_has_two_cases():
     assert min(counts.values()) > 1, counts
 
 
+def test_the_page_of_model_types_is_up_to_date():
+    assert table.out_of_date() == [], "run: python docs/write_models.py"
+
+
 @pytest.fixture(scope="module", params=first_of_each(CASES, lambda name: CASES[name].dialect))
 def proof(request):
     return Proof(request.param)
@@ -59,6 +65,13 @@ def test_outputs_are_equal_without_a_mask(proof):
     found = proof.without_mask()
     assert found["outputs"] <= 1e-12
     assert found["as_it_is"] <= proof.case.as_it_is
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("dialect", HUGGING_FACE)
+def test_the_parts_of_a_model_type_are_those_that_are_listed(dialect):
+    (listed,) = (t.parts for t in model_types() if t.name == dialect)
+    assert list(listed) == table.parts_of_dialect(dialect)
 
 
 @pytest.mark.parametrize("name", full_except(MAKES_TEXT, lambda name: name in ("gpt2", "llama")))

@@ -14,26 +14,26 @@ from tests.support.tiers import first_of_each, full_except
 from tests.support.verified import changed, verify
 
 NAMES = first_of_each(CASES, lambda name: CASES[name].dialect)
+# Of each type the first case, in any order of names.
+PLAINEST = list({case.dialect: name for name, case in reversed(CASES.items())}.values())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_comes_back_the_same(name, tmp_path):
-    trip = round_trip(Proof(name), tmp_path)
-    back = load(CASES[name], trip.back)
+    case, trip = CASES[name], round_trip(Proof(name), tmp_path)
+    back = load(case, trip.back)
     assert bits_of(back.state_dict()) == bits_of(trip.source.state_dict())
-    assert different_settings(trip.source.config, back.config) == {}
+    assert different_settings(trip.source.config, back.config, case.without_effect) == {}
     ids = torch.as_tensor(tokens())
     assert torch.equal(back(ids)[0], trip.source(ids)[0])
     back.save_pretrained(tmp_path / "again")
     first, again = (
         (f / "model.safetensors").read_bytes() for f in (trip.folder, tmp_path / "again")
     )
-    if again != first and name == "gpt_neox":
-        pytest.xfail("the head has its name of transformers 5 alone")
     assert again == first
 
 
-@pytest.mark.parametrize("name", full_except(list(CASES), lambda name: name in ("gpt2", "llama")))
+@pytest.mark.parametrize("name", full_except(PLAINEST, lambda name: name in ("gpt2", "llama")))
 def test_verify_sees_no_difference_and_one_wrong_setting(name, tmp_path):
     trip = round_trip(Proof(name), tmp_path)
     few = ("--mode", "forward", "--length", 16)

@@ -47,6 +47,7 @@ class Case:
         pad_token: what stands in the padded places.
         copies: parameters that transformers has twice and uses once: the one that is not used, by
             name, and the one that is.
+        without_effect: settings that need not come back, because in this model nothing reads them.
         std: how far the weights of the model that writes are moved; larger ones make a text that
             does not repeat its last token.
         as_it_is: the most that float32 tables, and what ``notes`` names, make of the outputs.
@@ -61,6 +62,7 @@ class Case:
     counts_tokens: bool = False
     pad_token: int = 0
     copies: Mapping[str, str] = field(default_factory=dict)
+    without_effect: frozenset[str] = frozenset()
     std: float = 0.5
     as_it_is: float = 1e-5
     notes: str = ""

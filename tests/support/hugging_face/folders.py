@@ -53,7 +53,9 @@ def load(case: Case, folder: Path) -> Any:
     return model.eval()
 
 
-def different_settings(source: Any, back: Any) -> dict[str, tuple[Any, Any]]:
+def different_settings(
+    source: Any, back: Any, without_effect: frozenset[str] = frozenset()
+) -> dict[str, tuple[Any, Any]]:
     """The settings of two configs of transformers that are not equal: name, both values.
 
     Those that only the second has are left out: other versions of transformers read them.
@@ -67,7 +69,7 @@ def different_settings(source: Any, back: Any) -> dict[str, tuple[Any, Any]]:
     return {
         name: (value, after.get(name))
         for name, value in before.items()
-        if name not in NOT_THE_MODEL and value != after.get(name)
+        if name not in NOT_THE_MODEL | without_effect and value != after.get(name)
     }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -109,9 +110,10 @@ def in_float32() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """What both sides call float32 is float64.
+    """What both sides call float32 is float64, in the tables of positions too.
 
-    A model of transformers must be built and run within.
+    A model of transformers must be built and run within. What is called bfloat16 stays so: Falcon
+    rounds its biases to it in every dtype, and jaxformer does the same.
     """
     with contextlib.ExitStack() as stack:
         # Tables that were computed before, and those that are computed within, are of no use.
@@ -122,17 +124,23 @@ def in_float64() -> Iterator[None]:
         stack.callback(torch.set_default_dtype, before)
         torch.set_default_dtype(torch.float64)
         for module in TABLE_MODULES:
-            stack.enter_context(mock.patch.object(module, "np", _Wide()))
+            for name in vars(module).keys() & {"np", "jnp"}:
+                wide = _Wide(getattr(module, name))
+                stack.enter_context(mock.patch.object(module, name, wide))
+        kept = mock.patch.object(jax.lax, "reduce_precision", lambda x, exponent, mantissa: x)
+        stack.enter_context(kept)
         yield
 
 
 class _Wide:
-    """numpy, whose float32 is float64."""
+    """A module of arrays, whose float32 is float64."""
 
-    float32 = np.float64
+    def __init__(self, module: Any):
+        self._module = module
+        self.float32 = module.float64
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        return getattr(self._module, name)
 
 
 def _forget_tables() -> None:

@@ -35,6 +35,8 @@ CASES = {
             "max_window_layers": 1,
             "tie_word_embeddings": True,
         },
+        # It says which layers have a window; layer_types says it too.
+        without_effect=frozenset({"max_window_layers"}),
     ),
     "qwen3": Case("qwen3", "Qwen3ForCausalLM", {**GROUPED, "head_dim": 10}),
     "qwen3 window bias": Case(
