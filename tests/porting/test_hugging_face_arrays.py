@@ -65,13 +65,13 @@ UNSUPPORTED = [
     ("llama", {"hidden_act": "mish"}, _unsupported("hidden_act", "'mish'")),
     (
         "llama",
-        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-        _unsupported("rope_type", "'yarn'"),
+        {"rope_parameters": {"rope_type": "axial", "factor": 2.0}},
+        _unsupported("rope_type", "'axial'"),
     ),
     (
         "llama",
-        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        _unsupported("rope_type", "'dynamic'"),
+        {"rope_scaling": {"type": "su", "factor": 2.0}},
+        _unsupported("rope_type", "'su'"),
     ),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters has no factor"),
     (
@@ -87,7 +87,7 @@ UNSUPPORTED = [
     (
         "qwen2",
         {"rope_parameters": {"rope_type": "longrope"}},
-        _unsupported("rope_type", "'longrope'"),
+        "rope_parameters has no short_factor",
     ),
     (
         "gemma",

@@ -7,9 +7,9 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,
     SIZES,
-    RotaryPositions,
     usual_sizes,
 )
+from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import BOOLEAN, Flag, Mapped, Required

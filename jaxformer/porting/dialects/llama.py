@@ -9,11 +9,11 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     FEED_FORWARD_WIDTH,
     GATED_ACTIVATIONS,
     KEY_VALUE_HEADS,
-    RotaryPositions,
     SlidingWindow,
     even_head_width,
     usual_sizes,
 )
+from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import (

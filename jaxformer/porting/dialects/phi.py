@@ -8,9 +8,9 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     FEED_FORWARD_WIDTH,
     KEY_VALUE_HEADS,
     SIZES,
-    RotaryPositions,
     usual_sizes,
 )
+from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped

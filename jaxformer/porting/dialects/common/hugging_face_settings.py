@@ -1,25 +1,20 @@
 """Rows of the tables of settings that several of Hugging Face's families share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.porting.mapping.settings import (
-    FLOAT,
-    INTEGER,
     Choices,
     Mapped,
     Required,
     Row,
     Values,
-    read_settings,
     unsupported,
-    write_settings,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
-from jaxformer.porting.mapping.unread_settings import Inert, check_all_read
 
 
 def usual_sizes(
@@ -92,95 +87,6 @@ KEY_VALUE_HEADS = Mapped(
     written_from="key_value_heads",
 )
 ATTENTION_DROPOUT = Mapped("attention_dropout", "attention_dropout", 0.0)
-
-
-def _is_scaled(values: Values) -> bool:
-    return bool(values["rotary_scaling"] != "none")
-
-
-def _is_llama3(values: Values) -> bool:
-    return bool(values["rotary_scaling"] == "llama3")
-
-
-ROTARY_KINDS = Choices({"default": "none", "linear": "linear", "llama3": "llama3"})
-ROPE_PARAMETERS = (
-    Mapped(("rope_type", "type"), "rotary_scaling", "default", ROTARY_KINDS),
-    Mapped("rope_theta", "rotary_base", translation=FLOAT),
-    Mapped("partial_rotary_factor", "rotary_fraction", translation=FLOAT, omit=1.0),
-    Mapped("factor", "rotary_scaling_factor", translation=FLOAT, applies=_is_scaled),
-    Mapped("low_freq_factor", "rotary_low_frequency_factor", translation=FLOAT, applies=_is_llama3),
-    Mapped(
-        "high_freq_factor", "rotary_high_frequency_factor", translation=FLOAT, applies=_is_llama3
-    ),
-    Mapped(
-        "original_max_position_embeddings",
-        "rotary_original_context_length",
-        lambda source_model, values: values["context_length"],
-        INTEGER,
-        applies=_is_llama3,
-    ),
-    # Of other kinds of scaling than the three that are known.
-    Inert(
-        (
-            "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
-            "short_factor", "long_factor", "finetuned",
-        )
-    ),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RotaryPositions(Row):
-    """Rotary positions, in the forms of transformers before and since version 5.
-
-    ``rope_parameters`` holds all; before, ``rope_theta`` and the share stood beside a
-    ``rope_scaling``. Both forms are read and written.
-
-    Attributes:
-        fraction: the share of a head that is turned where the config.json does not say; None where
-            a whole head always is.
-        base_name: the older name of ``rope_theta``, beside ``rope_scaling``.
-        fraction_name: that of ``partial_rotary_factor``.
-    """
-
-    fraction: float | None = None
-    base_name: str = "rope_theta"
-    fraction_name: str = "partial_rotary_factor"
-
-    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
-        """Gives the fields of rotary positions."""
-        # As in transformers, the older form goes first.
-        forms = ("rope_scaling", "rope_parameters")
-        found = [source_model.setting(name, default={}) for name in forms]
-        given: Any = found[0] or found[1]
-        if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
-            raise unsupported("rope_parameters", "be one for all layers", given)
-        outside = {
-            "rope_theta": source_model.setting(self.base_name, default=1e4),
-            "partial_rotary_factor": source_model.setting(
-                self.fraction_name, default=self.fraction or 1.0
-            ),
-        }
-        inside = {name: value for name, value in given.items() if value is not None}
-        parameters = SourceModel(
-            {}, kind="rope_parameters", config=outside | inside, ignore=source_model.ignore
-        )
-        fraction = parameters.config["partial_rotary_factor"]
-        if self.fraction is None and fraction != 1.0:
-            raise unsupported("partial_rotary_factor", "be 1", fraction)
-        fields = read_settings(ROPE_PARAMETERS, parameters, values)
-        check_all_read(parameters, {}, "rope_parameters")
-        return {**fields, "positions": "rotary"}
-
-    def write(self, config: TransformerLMConfig) -> dict[str, Any]:
-        """Gives both forms."""
-        parameters = write_settings(ROPE_PARAMETERS, config)
-        scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
-        return {
-            "rope_parameters": parameters,
-            "rope_theta": config.position.rotary.rotary_base,
-            "rope_scaling": scaling if _is_scaled(config.settings()) else None,
-        }
 
 
 @dataclass(frozen=True)
