@@ -12,7 +12,7 @@ from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
-from jaxformer.porting.dialects import choose_dialect, find_dialect
+from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
 from jaxformer.porting.formats.raw_checkpoints import (
     TOKEN_IDS,
     Moments,
@@ -23,6 +23,7 @@ from jaxformer.porting.formats.raw_checkpoints import (
 )
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.casts import cast
+from jaxformer.porting.mapping.matching import unwrap
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, read_optimizer
 from jaxformer.porting.mapping.plans import Plan, plan_import
 
@@ -69,7 +70,10 @@ class Checkpoint:
         tensors = self.raw.tensors
         found = choose_dialect(tensors, self.dialect, config=self.config, force=self.force)
         ignore = (*self.ignore, *ignore)
-        kinds = [kind for kind in self._kinds() if found.for_class([kind])]
+        if not (ignore or self.force):
+            check_class(found, unwrap(tensors), self.config)
+        named = [found.equivalents.get(kind, kind) for kind in self._kinds()]
+        kinds = [kind for kind in named if found.for_class([kind])]
         return plan_import(tensors, found, kinds=kinds, config=self.config, ignore=ignore)
 
     def _kinds(self) -> list[str]:
@@ -104,6 +108,30 @@ class Checkpoint:
                 "leave it out with --weights-only"
             ) from error
 
+    def origin_of(self, plan: Plan) -> Mapping[str, Any]:
+        """Returns the dialect and class that the arrays came from, and their order there.
+
+        A run remembers where it was ported from, or what it was fine-tuned from.
+
+        Args:
+            plan: what ``plan`` returned.
+        """
+        if plan.origin.dialect.name == "jaxformer":
+            return dict(self.raw.record.get("origin") or {})
+        return {
+            "dialect": plan.origin.dialect.name,
+            "class": plan.origin.kind,
+            "order": list(plan.order),
+        }
+
+    def files_beside(self) -> dict[str, Path]:
+        """Returns the files that travel with the weights, by the names that copies get."""
+        files = {path.name: path for path in self.raw.companions}
+        if self.tokenizer_file is not None:
+            # One that was given by hand may have any name.
+            files["tokenizer.json"] = self.tokenizer_file
+        return files
+
     def tokenizer(self, vocab_size: int) -> Tokenizer | None:
         """Returns the tokenizer, or None if it is unknown.
 
@@ -133,8 +161,15 @@ class Checkpoint:
         return ids[:1]
 
     def last_ids(self) -> list[int]:
-        """Returns the ids that end a text."""
-        return _ids(self.token_ids.get("eos_token_id"))
+        """Returns the ids that end a text, those of generation_config.json too.
+
+        Raises:
+            CheckpointError: generation_config.json is no JSON object.
+        """
+        file = self.files_beside().get("generation_config.json")
+        more = {} if file is None else read_config(file)
+        found = (settings.get("eos_token_id") for settings in (self.token_ids, more))
+        return list(dict.fromkeys(i for ids in found for i in _ids(ids)))
 
 
 def open_checkpoint(

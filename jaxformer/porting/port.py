@@ -95,26 +95,17 @@ def _plan_output(
     order = None
     if target.format == "torch":
         order = _parameter_order(exported, imported if has_same_dialect else None, recorded)
-    origin: Mapping[str, Any] = {
-        "dialect": imported.origin.dialect.name,
-        "class": imported.origin.kind,
-        "order": list(imported.order),
-    }
-    companions = {path.name: path for path in checkpoint.raw.companions}
-    if checkpoint.tokenizer_file is not None:
-        # One that was given by hand may have any name.
-        companions["tokenizer.json"] = checkpoint.tokenizer_file
     step = checkpoint.raw.record.get("step") if optimizer is None else optimizer.count
     return Output(
         target.format,
         exported,
         vocabulary=checkpoint.vocabulary,
         token_ids=checkpoint.token_ids,
-        companions=companions,
+        companions=checkpoint.files_beside(),
         step=step or None,
         optimizer=optimizer,
         order=order,
-        origin=recorded if origin["dialect"] == "jaxformer" else origin,
+        origin=checkpoint.origin_of(imported),
         source_config=imported.origin.config if has_same_dialect else {},
     )
 

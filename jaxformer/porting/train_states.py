@@ -50,9 +50,12 @@ def read_warm_start(path: Path, *, fresh: bool, ignore: Sequence[str] = ()) -> W
         arrays["mu"] = {name: tensor.read() for name, tensor in optimizer.mu.items()}
         arrays["nu"] = {name: tensor.read() for name, tensor in optimizer.nu.items()}
         arrays["step"] = optimizer.count
-    # A vocabulary of characters is written with every checkpoint of the run.
-    file = checkpoint.tokenizer_file if checkpoint.vocabulary is None else None
-    return WarmStart(str(path), model, arrays, tokenizer, [] if file is None else [file])
+    files = checkpoint.files_beside()
+    if checkpoint.vocabulary is not None:
+        # It is written with every checkpoint of the run.
+        files.pop("tokenizer.json", None)
+    about = {"origin": checkpoint.origin_of(plan), "token_ids": checkpoint.token_ids}
+    return WarmStart(str(path), model, arrays, tokenizer, list(files.values()), about)
 
 
 def train_state_from_torch(

@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -46,7 +46,9 @@ class WarmStart:
             the state of its optimizer.
         tokenizer: of its text.
         files: copied into the run's folder, where readers of the run need them: a
-            ``tokenizer.json``.
+            ``tokenizer.json`` and what else lies beside the weights.
+        about: written with every checkpoint of the run, so that it can go back where it came from:
+            ``origin`` and ``token_ids``.
     """
 
     source: str
@@ -54,6 +56,7 @@ class WarmStart:
     arrays: Arrays
     tokenizer: Tokenizer
     files: Sequence[Path] = ()
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def step(self) -> int:

@@ -129,6 +129,8 @@ class TrainingLoop:
             else warm_start.source,
             "devices": strategy.description,
         }
+        about = start.manifest if warm_start is None else warm_start.about
+        self.manifest |= {k: about[k] for k in ("origin", "token_ids") if about.get(k)}
         self.saves_first = warm_start is not None and not start.manifest
         self.step, self.state = start.step, start.state
         # The validation loss of ``state``, and the step and loss of the newest checkpoint.

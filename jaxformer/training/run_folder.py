@@ -14,7 +14,7 @@ from typing import TextIO
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.distributed import processes
 from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError, UsageError
-from jaxformer.storage.durable_files import atomic_write_text
+from jaxformer.storage.durable_files import atomic_write_bytes, atomic_write_text
 from jaxformer.training.config import TrainConfig
 
 
@@ -110,7 +110,7 @@ class RunFolder:
         atomic_write_text(self.path / "config.json", json.dumps(config.to_dict(), indent=1))
         self._copied = [self.path / file.name for file in files]
         for file, copy in zip(files, self._copied, strict=True):
-            atomic_write_text(copy, file.read_text(encoding="utf-8"))
+            atomic_write_bytes(copy, file.read_bytes())
 
     def __enter__(self) -> "RunFolder":
         return self

@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -120,7 +123,7 @@ def start_run(
             notes = []
             state = strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
         else:
-            notes = [f"starting from {start.source}"]
+            start, notes = _widen(start, state_dtypes(spec.shapes))
             state = _load_warm_start(start, config.steps, strategy, dtype_cast)
         warnings = processes.on_primary(folder.checkpoints.tidy)
     notes += [] if dtype_cast is None else dtype_cast.notes()
@@ -141,6 +144,35 @@ def start_run(
 def draw_parameters(config: TransformerLMConfig, seed: int) -> Parameters:
     """Returns a model's initial parameters; to be compiled, as one by one they take much longer."""
     return split(TransformerLM(config, rngs=nnx.Rngs(seed)))[1]
+
+
+def _widen(start: WarmStart, dtypes: Mapping[str, np.dtype]) -> tuple[WarmStart, list[str]]:
+    """Changes weights to the dtypes that training keeps, where those hold every number exactly.
+
+    Args:
+        start: what to start from.
+        dtypes: those that training keeps, by ``group/path``.
+
+    Returns:
+        The same with wider arrays, and what to tell the user.
+    """
+    before: set[str] = set()
+
+    def widen(name: str, array: Any) -> Any:
+        dtype = dtypes.get(name, array.dtype)
+        if array.dtype == dtype or jnp.promote_types(array.dtype, dtype) != dtype:
+            return array
+        before.add(np.dtype(array.dtype).name)
+        return np.asarray(array).astype(dtype)
+
+    arrays = {
+        group: {name: widen(f"{group}/{name}", array) for name, array in found.items()}
+        if group in GROUPS
+        else found
+        for group, found in start.arrays.items()
+    }
+    exact = f", whose {' and '.join(sorted(before))} is kept as float32, exactly" if before else ""
+    return dataclasses.replace(start, arrays=arrays), [f"starting from {start.source}{exact}"]
 
 
 def _load_warm_start(

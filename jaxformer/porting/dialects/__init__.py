@@ -80,7 +80,7 @@ def detect_dialect(
     Raises:
         UsageError: no dialect fits, or several do; the message says how to name one.
     """
-    settings = config if isinstance(config, Mapping) else {}
+    settings = _settings(config)
     if "auto_map" in settings:
         raise UsageError(
             "the config names code of its own to run (auto_map), and there is no such feature: "
@@ -125,13 +125,20 @@ def choose_dialect(
         UsageError: there is no such dialect, or the config is of another; what ``detect_dialect``
             raises.
     """
+    method = _settings(config).get("quantization_config")
+    if method is not None:
+        kind = method.get("quant_method") if isinstance(method, Mapping) else method
+        raise UsageError(
+            f"the config has a quantization_config ({kind}), and quantised weights are not "
+            "supported: take the model before it was quantised"
+        )
     if name is None:
         return detect_dialect(tensors, config=config, module=module)
     dialect = find_dialect(name)
     if not dialect.model_types or force:
         return dialect
     model_type = _model_type(config, module)
-    classes = config.get("architectures") if isinstance(config, Mapping) else None
+    classes = _settings(config).get("architectures")
     differs = []
     if model_type is not None and model_type not in dialect.model_types:
         differs.append(f"its model_type is {model_type!r}, not {dialect.model_types[0]!r}")
@@ -149,6 +156,40 @@ def choose_dialect(
     return dialect
 
 
+def check_class(
+    dialect: StateDictAdapter, tensors: Mapping[str, StoredTensor], config: Any
+) -> None:
+    """Checks that a dialect has the class that a config.json names, if it names one.
+
+    Raises:
+        UsageError: it has not: the class is for another task.
+    """
+    classes = _settings(config).get("architectures")
+    if not dialect.model_types or not isinstance(classes, list) or not classes:
+        return
+    known = {*dialect.classes(), *dialect.equivalents}
+    if known & set(map(str, classes)):
+        return
+    starts = (dialect.prefix, *(s for m in dialect.module_mappings for s in m.outside))
+    heads = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in tensors)
+    inside = {f"{name.partition('.')[0]}.*" for name in tensors if name.startswith(starts)}
+    others = [pattern for pattern in heads if pattern not in inside]
+    has_body = bool(inside) and bool(others)
+    raise UsageError(
+        f"unsupported: the class {classes[0]}; {dialect.name} has {', '.join(dialect.classes())}",
+        *(
+            (f": leave out its head ({', '.join(others[:5])}) with ", Setting("ignore"))
+            if has_body
+            else ()
+        ),
+    )
+
+
+def _settings(config: Any) -> Mapping[str, Any]:
+    """Returns a source config, or nothing where the config is of another kind."""
+    return config if isinstance(config, Mapping) else {}
+
+
 def _packages(module: Any) -> list[str]:
     """Returns the packages that define a module's class and its bases."""
     return [] if module is None else [c.__module__.partition(".")[0] for c in type(module).__mro__]
@@ -156,7 +197,7 @@ def _packages(module: Any) -> list[str]:
 
 def _model_type(config: Any, module: Any) -> Any:
     """Returns the ``model_type`` of a config, or that of a module of transformers."""
-    found = config.get("model_type") if isinstance(config, Mapping) else None
+    found = _settings(config).get("model_type")
     if found is None and "transformers" in _packages(module):
         found = getattr(getattr(module, "config", None), "model_type", None)
     return found

@@ -1,8 +1,8 @@
 """Hugging Face's ``bert``: BERT (arXiv 1810.04805), its encoder and its masked-LM head.
 
-``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than either class has:
-import them with ``ignore=["bert.pooler.*", "cls.seq_relationship.*"]``, or ``ignore=["cls.*"]`` for
-the encoder.
+``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than it has, a pooler and
+a next-sentence head, which are left out; for the encoder with its pooler, give ``ignore=["cls.*"]``
+and the class ``BertModel``.
 """
 
 import numpy as np
@@ -112,6 +112,9 @@ DIALECTS = (
             "cls.predictions.bias": "cls.predictions.decoder.bias",
         },
         is_tied_by_default=True,
+        # The published files are of BertForPreTraining, though they name the other class.
+        superfluous=("bert.pooler.*", "cls.seq_relationship.*"),
+        equivalents={"BertForPreTraining": "BertForMaskedLM"},
         untied_names=frozenset({"cls.predictions.bias"}),
         defaults={
             **usual_sizes(30522, 768, 3072, 12, 12, 512, "gelu"),

@@ -40,6 +40,14 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+# The same with the name of a variant, and what only looks like one.
+VARIANTS = (
+    "model.*.safetensors",
+    "model.safetensors.index.*.json",
+    "pytorch_model.*.bin",
+    "pytorch_model.bin.index.*.json",
+)
+SHARD = re.compile(r"-\d+-of-\d+\.")
 ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
 KNOWN = (
     "a run folder, a Hugging Face folder, a .safetensors file or its index, or a file of torch.save"
@@ -76,9 +84,30 @@ def detect(path: str | Path) -> Kind:
         raise ResourceError(f"{path} cannot be read: {error}; check its permissions") from error
 
 
+def find_weights(folder: Path) -> Path | None:
+    """Returns the file of weights of a Hugging Face folder, or the index of several; None without.
+
+    A folder may have its weights under the name of a variant alone: ``model.fp16.safetensors``.
+
+    Raises:
+        CheckpointError: there are several variants and none without a name.
+    """
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return folder / name
+    for pattern in VARIANTS:
+        found = sorted(file for file in folder.glob(pattern) if not SHARD.search(file.name))
+        if len(found) > 1:
+            names = ", ".join(file.name for file in found)
+            raise CheckpointError(f"{folder} has several variants of the weights: name {names}")
+        if found:
+            return found[0]
+    return None
+
+
 def _folder(path: Path) -> Kind:
     names = {entry.name for entry in path.iterdir()}
-    if "config.json" in names and names & set(WEIGHTS):
+    if "config.json" in names and find_weights(path) is not None:
         return "huggingface"
     if _has_steps(path / "checkpoints"):
         return "run"

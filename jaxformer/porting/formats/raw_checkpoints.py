@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import CheckpointError, UsageError
-from jaxformer.porting.formats.detection import WEIGHTS, Kind, detect
+from jaxformer.porting.formats.detection import Kind, detect, find_weights
 from jaxformer.porting.formats.plain_pickle import read_plain_pickle
 from jaxformer.porting.formats.safetensors_files import (
     read_safetensors,
@@ -27,11 +27,13 @@ STATE_DICTS = ("model", "state_dict", "model_state_dict", "weights")
 CONFIGS = ("config", "model_args", "model_config", "hyper_parameters")
 OPTIMIZERS = ("optimizer", "optimizer_state_dict")
 STEPS = ("step", "iter_num", "global_step")
-# Files of a tokenizer, and settings of generation, beside the weights of a Hugging Face folder.
+# What lies beside the weights of a Hugging Face folder: files of a tokenizer, chat templates, and
+# settings of generation and of what prepares the inputs.
 COMPANIONS = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "chat_template.jinja",
-    "generation_config.json",
+    "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json", "chat_template.jinja", "chat_template.json",
+    "generation_config.json", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # The name of jaxformer's record in the metadata of a safetensors file.
@@ -162,7 +164,8 @@ def read_meta(path: Path) -> str:
 
 
 def _read_folder(path: Path) -> RawCheckpoint:
-    weights = next(path / name for name in WEIGHTS if (path / name).is_file())
+    weights = find_weights(path)
+    assert weights is not None
     kind = detect(weights)
     raw = dataclasses.replace(READERS[kind](weights, kind), kind="huggingface")
     return _with_sidecars(raw, path, read_config(path / "config.json"))

@@ -87,6 +87,8 @@ class ModuleMapping:
         prefix: the start of names in a whole model, which some files leave out.
         outside: the starts of names that never have the prefix.
         settings: returns, from a target module, the source settings that ``build`` needs.
+        superfluous: patterns of names that published files have and the class has not: they are
+            left out, as transformers does.
         translated: attributes of the target that ``build`` need not reproduce, because the rules
             make up for them.
     """
@@ -101,6 +103,7 @@ class ModuleMapping:
     outside: tuple[str, ...] = ()
     settings: Callable[[Any], dict[str, Any]] = lambda module: {}
     translated: frozenset[str] = frozenset()
+    superfluous: tuple[str, ...] = ()
 
     def rules_for(self, module: Any) -> Rules:
         """Returns the rules for one target module."""
@@ -121,6 +124,7 @@ class StateDictAdapter:
             expression, where the class has other names than all versions of transformers read.
         untied_names: second names of an array that a folder has too, because some version of
             transformers does not tie them.
+        equivalents: classes of a config.json whose files another class reads, by that class.
     """
 
     name: str
@@ -130,6 +134,7 @@ class StateDictAdapter:
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     published_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     untied_names: frozenset[str] = frozenset()
+    equivalents: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def published(self, name: str) -> str:
         """Returns the name that an array has in a folder."""

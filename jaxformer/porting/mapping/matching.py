@@ -74,6 +74,8 @@ def match_arrays(
     attempts = []
     for module_mapping in _candidates(dialect, kinds, config):
         named = _prefixed(tensors, dialect, module_mapping)
+        left = [n for n in named if any(fnmatchcase(n, p) for p in module_mapping.superfluous)]
+        named = {name: tensor for name, tensor in named.items() if name not in left}
         kind = next((k for k in kinds if k in module_mapping.source), module_mapping.source[0])
         source_model = SourceModel(
             {name: tensor.shape for name, tensor in named.items()},
@@ -91,7 +93,7 @@ def match_arrays(
         if problems:
             attempts.append((len(problems), _not_those_of(source_model, problems)))
             continue
-        return Match(module_mapping, kind, target, links, named, settings, dropped)
+        return Match(module_mapping, kind, target, links, named, settings, (*dropped, *left))
     raise min(attempts, key=lambda attempt: attempt[0])[1]
 
 

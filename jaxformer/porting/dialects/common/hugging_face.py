@@ -46,6 +46,8 @@ def language_model(
     old_names: Mapping[str, str] | None = None,
     published_names: Mapping[str, str] | None = None,
     untied_names: frozenset[str] = frozenset(),
+    superfluous: tuple[str, ...] = (),
+    equivalents: Mapping[str, str] | None = None,
 ) -> StateDictAdapter:
     """Returns the adapter of a model with a language-modelling head, and of its body alone.
 
@@ -67,6 +69,8 @@ def language_model(
         old_names: see ``StateDictAdapter``.
         published_names: see ``StateDictAdapter``.
         untied_names: see ``StateDictAdapter``.
+        superfluous: of the whole model, see ``ModuleMapping``.
+        equivalents: see ``StateDictAdapter``.
     """
     whole_class, body_class = classes
     body_buffers = tuple(buffers)
@@ -116,7 +120,14 @@ def language_model(
     return StateDictAdapter(
         name,
         (
-            module_mapping(whole_class, prefix, aliases=tied, prefix=prefix, outside=outside),
+            module_mapping(
+                whole_class,
+                prefix,
+                aliases=tied,
+                prefix=prefix,
+                outside=outside,
+                superfluous=superfluous,
+            ),
             module_mapping(body_class, ""),
         ),
         prefix=prefix,
@@ -124,6 +135,7 @@ def language_model(
         old_names=old_names or {},
         published_names=published_names or {},
         untied_names=untied_names,
+        equivalents=equivalents or {},
     )
 
 
