@@ -35,6 +35,8 @@ class SampleOptions:
     """What the text begins with; default a new line, or the model's own first token."""
     prompt_ids: str = ""
     """The same as ids (1,2,3), for a model without a tokenizer."""
+    chat: Switch = False
+    """Give --prompt as a message, in the model's chat template; standard output is the answer."""
     tokens: int = 500
     """How many tokens to write: characters, where the model was trained on such."""
     temperature: float = 0.8
@@ -95,6 +97,8 @@ class SampleOptions:
             raise ValueError("--step and --best exclude each other")
         if self.prompt and self.prompt_ids:
             raise ValueError("--prompt and --prompt-ids exclude each other")
+        if self.chat and not self.prompt:
+            raise ValueError("--chat needs --prompt: the message to the model")
         _parse_ids(self.prompt_ids)
 
 
@@ -126,7 +130,7 @@ def run(arguments: Sequence[str]) -> None:
     """
     options: SampleOptions = parse(SampleOptions, "jaxformer sample", arguments)
 
-    from jaxformer.data.text_generation import encode_prompt
+    from jaxformer.data.text_generation import encode_chat, encode_prompt
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.porting.checkpoint import in_float32, open_checkpoint, plan_language_model
 
@@ -152,7 +156,11 @@ def run(arguments: Sequence[str]) -> None:
         if not ids:
             raise
         tokenizer = None
-    prompt = encode_prompt(tokenizer, options.prompt, ids, checkpoint.first_ids(), options.unknown)
+    if options.chat:
+        prompt = encode_chat(tokenizer, options.prompt, checkpoint.files_beside())
+    else:
+        first = checkpoint.first_ids()
+        prompt = encode_prompt(tokenizer, options.prompt, ids, first, options.unknown)
 
     from jaxformer.porting.api import build
 

@@ -5,5 +5,6 @@ the mirror (``char_data``), as both frameworks must draw the same ones.
 
 - ``corpora``: the texts to train on, by name or path, with their hashes.
 - ``tokenizers``: text to ids and back with a Hugging Face ``tokenizer.json``.
+- ``chat``: a conversation as text, by the chat template beside a model.
 - ``text_generation``: a prompt to ids, generated ids to text as they come, and their speed.
 """

@@ -1,12 +1,15 @@
 """Text that a language model writes: a prompt to ids, new ids to text as they come, their speed."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxformer.data.chat import render_chat
+from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import UsageError
 
 
@@ -58,6 +61,24 @@ def encode_prompt(
     if first_ids:
         return Prompt(np.array(first_ids, np.int64), "")
     return Prompt(tokenizer.encode("\n", unknown="replace"), "")
+
+
+def encode_chat(tokenizer: Any, text: str, files: Mapping[str, Path]) -> Prompt:
+    """Returns the ids of a message to the model, of which nothing is shown.
+
+    Args:
+        tokenizer: a ``HuggingFaceTokenizer``.
+        text: of the message.
+        files: those beside the model's weights, by name; one has the chat template.
+
+    Raises:
+        UsageError: there is no such tokenizer, no chat template, or jinja2 is not installed.
+        TextError: the template rejects the message.
+    """
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise UsageError("--chat needs a tokenizer.json, and the model has none")
+    chat = render_chat([{"role": "user", "content": text}], files)
+    return Prompt(tokenizer.encode(chat, around_every_text=False).astype(np.int64), "")
 
 
 def decode_stream(

@@ -48,14 +48,18 @@ class HuggingFaceTokenizer:
         """Returns the number of tokens, added ones included."""
         return int(self._tokenizer.get_vocab_size())
 
-    def encode(self, text: str, *, unknown: str = "error") -> np.ndarray:
+    def encode(
+        self, text: str, *, unknown: str = "error", around_every_text: bool = True
+    ) -> np.ndarray:
         """Returns the ids of the text's tokens, (T,) int32, with those around every text.
 
         Args:
             text: any text.
             unknown: not used; the tokenizer's own settings decide about unknown characters.
+            around_every_text: False for a text that has them already, as of a chat template.
         """
-        return np.array(self._tokenizer.encode(text).ids, np.int32)
+        encoded = self._tokenizer.encode(text, add_special_tokens=around_every_text)
+        return np.array(encoded.ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids, without special tokens."""

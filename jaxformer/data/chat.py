@@ -1,0 +1,111 @@
+"""Chat templates: a conversation as the text that a model was trained to continue."""
+
+import datetime
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxformer.errors import TextError, UsageError
+from jaxformer.storage.local_files import LocalFile
+from jaxformer.storage.strict_json import parse_json
+
+MAX_BYTES = 16 << 20
+# Where a template stands, the first that is there counts.
+FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+
+
+def find_template(files: Mapping[str, Path]) -> str | None:
+    """Returns the chat template among the files beside a model's weights, or None without one.
+
+    Args:
+        files: by name.
+
+    Raises:
+        CheckpointError: one of them is damaged.
+    """
+    for name in FILES:
+        if name not in files:
+            continue
+        if name.endswith(".jinja"):
+            return _read(files[name]).decode("utf-8", "replace")
+        found = parse_json(_read(files[name]), str(files[name])).get("chat_template")
+        if isinstance(found, list):
+            # Several by name: the one for conversations is called default.
+            named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
+            found = named.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def render_chat(messages: Sequence[Mapping[str, str]], files: Mapping[str, Path]) -> str:
+    """Returns a conversation as text, with the start of the model's answer at its end.
+
+    A template is a program that comes with the model; it is run in the sandbox of jinja2, as
+    transformers does.
+
+    Args:
+        messages: each with a ``role`` and a ``content``.
+        files: those beside the model's weights, by name.
+
+    Raises:
+        UsageError: there is no template, or jinja2 is not installed.
+        TextError: the template rejects the conversation, or is none.
+        CheckpointError: one of the files is damaged.
+    """
+    template = find_template(files)
+    if template is None:
+        raise UsageError(
+            f"the model has no chat template: none of {', '.join(FILES)} beside it has one"
+        )
+    if importlib.util.find_spec("jinja2") is None:
+        raise UsageError("--chat needs the package jinja2: pip install 'jaxformer[hf]'")
+    import jinja2
+    import jinja2.sandbox
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+
+    def reject(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.globals["raise_exception"] = reject
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    environment.filters["tojson"] = _to_json
+    try:
+        return environment.from_string(template).render(
+            messages=list(messages), add_generation_prompt=True, **_special_tokens(files)
+        )
+    except jinja2.TemplateError as error:
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise TextError(f"the chat template rejects the prompt: {reason[0]}") from error
+    # A template may do with its values whatever raises an error in Python.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise TextError(f"the chat template fails: {error}") from error
+
+
+def _special_tokens(files: Mapping[str, Path]) -> dict[str, str]:
+    """Returns the special tokens as texts, which templates write: ``bos_token`` and others."""
+    found: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if name not in files:
+            continue
+        for key, value in parse_json(_read(files[name]), str(files[name])).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                found[key] = text
+    return found
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _read(path: Path) -> bytes:
+    file = LocalFile(path)
+    if file.size > MAX_BYTES:
+        raise TextError(f"{path} has {file.size} bytes, where settings have at most 16 MiB")
+    return file.bytes(0, file.size)
