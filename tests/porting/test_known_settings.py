@@ -8,7 +8,7 @@ import transformers
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
 from jaxformer.porting import from_torch, open_checkpoint
-from jaxformer.porting.dialects import HUGGING_FACE, find_dialect
+from jaxformer.porting.dialects import HUGGING_FACE, detect_dialect, find_dialect
 from jaxformer.porting.mapping.abstract_modules import build_abstract
 from jaxformer.porting.mapping.source_model import SourceModel
 from tests.support.hugging_face.cases import CASES
@@ -69,10 +69,15 @@ def test_a_dialect_that_contradicts_a_module_needs_force():
         from_torch(source.state_dict(), "llama", source.config.to_dict())
 
 
-def test_a_model_type_that_is_not_known_says_what_is_nearest(folder, changed):
-    changed(model_type="mistral3")
-    with pytest.raises(UsageError, match="'mistral3' is not known, the nearest is mistral: gpt2"):
+def test_a_model_type_that_is_not_known_says_what_is_nearest_and_what_is_missing(folder, changed):
+    changed(model_type="granit", embedding_multiplier=12.0, residual_multiplier=0.5)
+    with pytest.raises(UsageError) as caught:
         open_checkpoint(folder).plan()
+    words = "embedding_multiplier=12.0, residual_multiplier=0.5 does"
+    nearest = f"the nearest is llama, which does not know what {words}"
+    assert f"model_type 'granit' is not known, {nearest}" in str(caught.value)
+    with pytest.raises(UsageError, match="'mistrall' is not known, the nearest name is mistral:"):
+        detect_dialect({}, config={"model_type": "mistrall"})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ config, a module or the names of arrays; ``choose_dialect`` does the one or the 
 name that contradicts the config.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -90,11 +91,9 @@ def detect_dialect(
     model_type = _model_type(config, module)
     if model_type is not None:
         if model_type not in HUGGING_FACE:
-            near = difflib.get_close_matches(str(model_type), HUGGING_FACE, 1, 0.7)
+            near = _describe_nearest(str(model_type), settings)
             raise UsageError(
-                f"model_type {model_type!r} is not known"
-                + (f", the nearest is {near[0]}" if near else "")
-                + f": {', '.join(HUGGING_FACE)} are"
+                f"model_type {model_type!r} is not known{near}: {', '.join(HUGGING_FACE)} are"
             )
         return find_dialect(model_type)
     if module is not None and type(module).__module__.startswith("torch.nn."):
@@ -188,6 +187,38 @@ def check_class(
 def _settings(config: Any) -> Mapping[str, Any]:
     """Returns a source config, or nothing where the config is of another kind."""
     return config if isinstance(config, Mapping) else {}
+
+
+def _describe_nearest(model_type: str, settings: Mapping[str, Any]) -> str:
+    """Returns which known model type is nearest to an unknown one, and what it does not know.
+
+    That is the one whose table reads the most of the config; without one, that with the most
+    similar name.
+    """
+    from jaxformer.porting.dialects.common.known_settings import SHARED
+    from jaxformer.porting.mapping.settings import read_settings
+    from jaxformer.porting.mapping.source_model import SourceModel
+    from jaxformer.porting.mapping.unread_settings import listed
+
+    shared = SourceModel({}, config=settings)
+    with contextlib.suppress(UsageError):
+        read_settings(SHARED, shared)
+    own = len(shared.unread())
+    overlooked = {}
+    for name in HUGGING_FACE:
+        # One that rejects a setting is not near.
+        with contextlib.suppress(
+            JaxformerError, ArithmeticError, LookupError, TypeError, ValueError
+        ):
+            overlooked[name] = find_dialect(name).overlooks(settings)
+    similar = difflib.get_close_matches(model_type, HUGGING_FACE, len(HUGGING_FACE), 0.0)
+    nearest = min(similar, key=lambda name: len(overlooked.get(name, settings)), default=None)
+    if nearest in overlooked and own and 2 * len(overlooked[nearest]) < own:
+        left = overlooked[nearest]
+        unknown = f", which does not know what {listed(left)} does" if left else ""
+        return f", the nearest is {nearest}{unknown}"
+    close = difflib.get_close_matches(model_type, HUGGING_FACE, 1, 0.7)
+    return f", the nearest name is {close[0]}" if close else ""
 
 
 def _packages(module: Any) -> list[str]:

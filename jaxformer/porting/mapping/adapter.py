@@ -125,6 +125,7 @@ class StateDictAdapter:
         untied_names: second names of an array that a folder has too, because some version of
             transformers does not tie them.
         equivalents: classes of a config.json whose files another class reads, by that class.
+        overlooks: returns the settings of a config that no row of its table reads.
     """
 
     name: str
@@ -135,6 +136,7 @@ class StateDictAdapter:
     published_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     untied_names: frozenset[str] = frozenset()
     equivalents: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    overlooks: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: dict(config)
 
     def published(self, name: str) -> str:
         """Returns the name that an array has in a folder."""

@@ -39,18 +39,27 @@ def check_all_read(source_model: SourceModel, defaults: Values, reader: str) -> 
     Raises:
         UsageError: settings are left that nobody has read; all are listed.
     """
-    left = {
+    left = find_unread(source_model, defaults)
+    if left:
+        raise UsageError(
+            f"unsupported: {reader} does not know what the config's {listed(left)} does: if it has "
+            "no effect on the numbers, name it in ",
+            Setting("ignore"),
+        )
+
+
+def find_unread(source_model: SourceModel, defaults: Values) -> dict[str, Any]:
+    """Returns the settings that nobody has read and that are not what they are by default."""
+    return {
         name: value
         for name, value in source_model.unread().items()
         if name not in defaults or value != defaults[name]
     }
-    if left:
-        listed = ", ".join(f"{name}={_shortened(value)}" for name, value in sorted(left.items()))
-        raise UsageError(
-            f"unsupported: {reader} does not know what the config's {listed} does: if it has no "
-            "effect on the numbers, name it in ",
-            Setting("ignore"),
-        )
+
+
+def listed(settings: Values) -> str:
+    """Returns settings as a message lists them: ``a=1, b=2``."""
+    return ", ".join(f"{name}={_shortened(value)}" for name, value in sorted(settings.items()))
 
 
 def _shortened(value: Any) -> str:

@@ -19,7 +19,7 @@ from jaxformer.porting.mapping.rules import (
 )
 from jaxformer.porting.mapping.settings import BOOLEAN, Mapped, Row, read_settings, write_settings
 from jaxformer.porting.mapping.source_model import SourceModel
-from jaxformer.porting.mapping.unread_settings import check_all_read
+from jaxformer.porting.mapping.unread_settings import check_all_read, find_unread
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
 
@@ -89,6 +89,11 @@ def language_model(
             fields |= {"head": "none", "head_bias": False, "logit_soft_cap": None}
         return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
 
+    def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
+        source_model = SourceModel({}, kind=whole_class, config=config).with_defaults(defaults)
+        read_settings((*settings, *vocabulary, *SHARED), source_model)
+        return find_unread(source_model, DEFAULTS)
+
     def write(module: TransformerLM) -> dict[str, Any]:
         return {
             "model_type": name,
@@ -136,6 +141,7 @@ def language_model(
         published_names=published_names or {},
         untied_names=untied_names,
         equivalents=equivalents or {},
+        overlooks=overlooks,
     )
 
 
