@@ -43,13 +43,13 @@ def share_tables(
         A node for each rotary position whose table has a bug, or for the first one if none has.
     """
     found = reference_tables(torch_module, reference)
-    if found is None:
+    if not found:
         return []
-    reference_path, tables = found
     nodes = []
     for path, node in nnx.iter_modules(module):
         if not isinstance(node, Rotary):
             continue
+        reference_path, tables = nearest_tables(node, found)
         difference = table_difference(node.tables(len(tables[0])), tables)
         name = join_path(path)
         if difference is None:
@@ -92,19 +92,34 @@ def share_tables_of_length(
     return share_tables(module, torch_module, trace, share_wrong=False)
 
 
-def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> tuple[str, Tables] | None:
-    """Returns the reference's rotary tables and the path of the module that made them, if any."""
+def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> list[tuple[str, Tables]]:
+    """Returns the reference's rotary tables, each with the path of the module that made them.
+
+    There are several where layers differ: Gemma 3 asks one module twice.
+    """
     modules = torch_trace.modules_of(torch_module)
-    for path, call in reference.calls.items():
+    found = []
+    for path, first in reference.calls.items():
         if "Rotary" not in type(modules[path]).__name__:
             continue
-        if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
-            cos, sin = (a.reshape(-1, *a.shape[-2:])[0] for a in call.outputs)
-            half = cos.shape[-1] // 2
-            if np.array_equal(cos[:, :half], cos[:, half:]):
-                cos, sin = cos[:, :half], sin[:, :half]
-            return path, (cos, sin)
-    return None
+        for call in (first, *first.later):
+            if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
+                cos, sin = (a.reshape(-1, *a.shape[-2:])[0] for a in call.outputs)
+                half = cos.shape[-1] // 2
+                if np.array_equal(cos[:, :half], cos[:, half:]):
+                    cos, sin = cos[:, :half], sin[:, :half]
+                found.append((path, (cos, sin)))
+    return found
+
+
+def nearest_tables(node: Rotary, found: Sequence[tuple[str, Tables]]) -> tuple[str, Tables]:
+    """Returns of the reference's tables those that a rotary position's own are nearest to."""
+
+    def distance(tables: Tables) -> float:
+        difference = table_difference(node.tables(len(tables[0])), tables)
+        return float("inf") if difference is None else difference.error / difference.allowed
+
+    return min(found, key=lambda pair: distance(pair[1]))
 
 
 def give_tables(node: Rotary, tables: Tables) -> None:

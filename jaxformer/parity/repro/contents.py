@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from flax import nnx
 
 from jaxformer.errors import UsageError
 from jaxformer.parity.compare.reference_run import ReferenceRun
 from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.matching.modules import Pair
-from jaxformer.parity.matching.positions import reference_tables
+from jaxformer.parity.matching.positions import Tables, nearest_tables, reference_tables
 from jaxformer.parity.repro.modules import encode, run_reference
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.mapping.plans import Plan
+from jaxformer.positions import Rotary
 
 
 class ReproContents:
@@ -48,9 +50,9 @@ class ReproContents:
         self.reference, self.candidate, self.pair = reference, candidate, pair
         self.backward = backward
         self.arrays: dict[str, np.ndarray] = {}
-        tables = reference_tables(reference.module, reference.trace)
-        if tables is not None:
-            self.arrays |= {"tables/cos": tables[1][0], "tables/sin": tables[1][1]}
+        if found := reference_tables(reference.module, reference.trace):
+            _, (cos, sin) = self._tables_of(found)
+            self.arrays |= {"tables/cos": cos, "tables/sin": sin}
         self.reference_calls, traces = self._run_reference_modules()
         isolated = torch_trace.Trace(
             {path: trace.calls[""] for path, trace in zip(pair.reference, traces, strict=True)},
@@ -71,6 +73,14 @@ class ReproContents:
             self._expect_input_gradients(matched[0])
         if backward and reference.plan is not None:
             self._expect_parameter_gradients(reference.plan, traces)
+
+    def _tables_of(self, found: list[tuple[str, Tables]]) -> tuple[str, Tables]:
+        """Returns of the reference's rotary tables those of the module that is shown."""
+        owner, _ = jax_trace.resolve(self.candidate, self.pair.candidate[0])
+        for _, node in nnx.iter_modules(owner):
+            if isinstance(node, Rotary):
+                return nearest_tables(node, found)
+        return found[0]
 
     def _run_reference_modules(self) -> tuple[list[dict[str, Any]], list[torch_trace.Trace]]:
         """Runs each module of the reference by itself, called as in the whole model."""

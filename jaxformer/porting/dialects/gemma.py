@@ -1,28 +1,24 @@
-"""Hugging Face's ``gemma`` and ``gemma2`` (arXiv 2403.08295 and 2408.00118).
+"""Hugging Face's ``gemma``, ``gemma2``, ``gemma3_text`` (arXiv 2403.08295, 2408.00118, 2503.19786).
 
 Token embeddings are multiplied by sqrt(D). In bfloat16 transformers rounds that factor to bfloat16
 first (sqrt(3072) = 55.43 becomes 55.5), which is 0.1 % away from its own float32; here it is not.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     GATED_ACTIVATIONS,
     SlidingWindow,
     even_head_width,
     usual_sizes,
 )
+from jaxformer.porting.dialects.common.rotary_settings import RotaryByLayerType
 from jaxformer.porting.dialects.llama import (
     ATTENTION_BIAS,
-    OLD_BUFFERS,
     body,
+    llama_adapter,
     stack,
-    two_norm_body,
 )
-from jaxformer.porting.mapping.adapter import StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules
 from jaxformer.porting.mapping.settings import (
     Checked,
@@ -32,7 +28,6 @@ from jaxformer.porting.mapping.settings import (
     Mapped,
     Repeated,
     Required,
-    Row,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert
@@ -53,16 +48,24 @@ QUERY_SCALAR = Conversion(
     lambda number, values: 1 / math.sqrt(number),
     lambda scale, config: config.head_width if scale is None else round(scale**-2),
 )
-STACK = (
+HEAD_WIDTH = Mapped("head_dim", "head_dim", 256, written_from="head_width")
+OFFSET_NORMS = (
     Required("use_bidirectional_attention", False),
-    *stack(
-        Mapped("head_dim", "head_dim", 256, written_from="head_width"),
-        ATTENTION_BIAS,
-    ),
     Fixed("norm_unit_offset", True),
     Fixed("embedding_scale", lambda source_model, values: math.sqrt(values["d_model"])),
     Fixed("feed_forward_bias", False),
 )
+STACK = (*stack(HEAD_WIDTH, ATTENTION_BIAS), *OFFSET_NORMS)
+
+
+def _five_to_one(source_model: SourceModel, num_layers: int) -> list[str]:
+    """Returns Gemma 3's types of layers."""
+    names = ("sliding_window_pattern", "_sliding_window_pattern")
+    every = source_model.setting(*names, default=6)
+    return [
+        "sliding_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(num_layers)
+    ]
 
 
 def _alternating(source_model: SourceModel, num_layers: int) -> list[str]:
@@ -89,6 +92,20 @@ GEMMA2 = (
     Inert(("sliding_window_size",)),
     Fixed("branch_output_norm", True),
 )
+GEMMA3 = (
+    *stack(HEAD_WIDTH, ATTENTION_BIAS, rotary=None),
+    *OFFSET_NORMS,
+    Checked(even_head_width),
+    Mapped("hidden_activation", "activation", translation=GATED_ACTIVATIONS),
+    Mapped("query_pre_attn_scalar", "attention_scale", 256, QUERY_SCALAR),
+    Mapped("final_logit_softcapping", "logit_soft_cap", None, is_nullable=True),
+    SlidingWindow(_five_to_one),
+    RotaryByLayerType(base=1e6),
+    Fixed("branch_output_norm", True),
+    Fixed("query_key_norm", True),
+    # Its class has the last of these, and does not hand it to the attention.
+    Inert(("sliding_window_pattern", "_sliding_window_pattern", "attn_logit_softcapping")),
+)
 
 
 def _four_norm_body(module: TransformerLM) -> Rules:
@@ -101,42 +118,33 @@ def _four_norm_body(module: TransformerLM) -> Rules:
     )
 
 
-def _adapter(
-    name: str,
-    start: str,
-    settings: tuple[Row, ...],
-    rules: Callable[[TransformerLM], Rules],
-    **defaults: Any,
-) -> StateDictAdapter:
-    return language_model(
-        name,
-        settings,
-        rules,
-        classes=(f"{start}ForCausalLM", f"{start}Model"),
-        prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        is_tied_by_default=True,
-        defaults=defaults,
-        buffers=OLD_BUFFERS,
-        translated=frozenset({"interleaved"}),
-    )
-
-
 DIALECTS = (
-    _adapter(
+    llama_adapter(
         "gemma",
         "Gemma",
         GEMMA,
-        two_norm_body,
+        is_tied=True,
         **usual_sizes(256000, 3072, 24576, 28, 16, 8192, "gelu_pytorch_tanh"),
         num_key_value_heads=16,
     ),
-    _adapter(
+    llama_adapter(
         "gemma2",
         "Gemma2",
         GEMMA2,
         _four_norm_body,
+        is_tied=True,
         **usual_sizes(256000, 2304, 9216, 26, 8, 8192, "gelu_pytorch_tanh"),
+        hidden_activation="gelu_pytorch_tanh",
+        num_key_value_heads=4,
+    ),
+    llama_adapter(
+        "gemma3_text",
+        "Gemma3",
+        GEMMA3,
+        _four_norm_body,
+        body_class="Gemma3TextModel",
+        is_tied=True,
+        **usual_sizes(262208, 2304, 9216, 26, 8, 131072, "gelu_pytorch_tanh"),
         hidden_activation="gelu_pytorch_tanh",
         num_key_value_heads=4,
     ),

@@ -1,5 +1,6 @@
-"""Hugging Face's ``llama``, ``mistral``, ``qwen2`` and ``qwen3``: one stack in four settings."""
+"""Hugging Face's ``llama``, ``mistral``, ``ministral``, ``qwen2`` and ``qwen3``: one stack."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxformer.porting.dialects.common.buffers import inverse_frequencies
@@ -36,9 +37,19 @@ OLD_BUFFERS = (
 GATED_FEED_FORWARD = names(gate_proj="gate_proj", up_proj="up_proj", down_proj="down_proj")
 
 
-def body(module: TransformerLM, **norms: str) -> Rules:
-    """Returns the rules of the stack, whose blocks have these norms: target = source."""
-    queries_and_keys = {name: name for name in ("q_proj", "k_proj", "q_norm", "k_norm")}
+def body(
+    module: TransformerLM, *, q_norm: str = "q_norm", k_norm: str = "k_norm", **norms: str
+) -> Rules:
+    """Returns the rules of the stack.
+
+    Args:
+        module: the target.
+        q_norm: what the source calls the norm of queries.
+        k_norm: and that of keys.
+        norms: those of its blocks: target = source.
+    """
+    same = {"q_proj": "q_proj", "k_proj": "k_proj"}
+    queries_and_keys = {**same, "q_norm": q_norm, "k_norm": k_norm}
     attention = (*rotated(module, queries_and_keys), *names(v_proj="v_proj", o_proj="o_proj"))
     block = (
         *under("attention", "self_attn", attention),
@@ -76,12 +87,16 @@ NO_FEED_FORWARD_BIAS = (
 )
 
 
-def stack(head_width: Mapped, *attention_bias: Row) -> tuple[Row, ...]:
+ROTARY = RotaryPositions()
+
+
+def stack(head_width: Mapped, *attention_bias: Row, rotary: Row | None = ROTARY) -> tuple[Row, ...]:
     """Returns the rows that these families and Gemma have alike.
 
     Args:
         head_width: the row of the width of a head.
         attention_bias: the rows of the biases of an attention.
+        rotary: the row of rotary positions; None where it is to follow others.
     """
     return (
         Mapped("hidden_size", "d_model"),
@@ -94,9 +109,13 @@ def stack(head_width: Mapped, *attention_bias: Row) -> tuple[Row, ...]:
         Mapped("rms_norm_eps", "norm_eps", 1e-6),
         *attention_bias,
         ATTENTION_DROPOUT,
-        RotaryPositions(),
+        *([] if rotary is None else [rotary]),
         Fixed("norm", "rms_norm"),
     )
+
+
+def _all_sliding(source_model: SourceModel, num_layers: int) -> list[str]:
+    return ["sliding_attention"] * num_layers
 
 
 def _full_layers_first(source_model: SourceModel, num_layers: int) -> list[str]:
@@ -125,6 +144,12 @@ MISTRAL = (
     # Only transformers' ministral has layers of several types.
     Inert(("layer_types",)),
 )
+MINISTRAL = (
+    *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS),
+    GATED,
+    *NO_FEED_FORWARD_BIAS,
+    SlidingWindow(_all_sliding),
+)
 QWEN2 = (
     *stack(
         HEAD_WIDTH,
@@ -148,38 +173,67 @@ QWEN3 = (
 )
 
 
-def _adapter(name: str, start: str, settings: tuple[Row, ...], **defaults: Any) -> StateDictAdapter:
+def llama_adapter(
+    name: str,
+    start: str,
+    settings: tuple[Row, ...],
+    rules: Callable[[TransformerLM], Rules] = two_norm_body,
+    *,
+    body_class: str | None = None,
+    is_tied: bool = False,
+    buffers: tuple[Buffer, ...] = OLD_BUFFERS,
+    **defaults: Any,
+) -> StateDictAdapter:
+    """Returns the adapter of a family with LLaMA's names.
+
+    Args:
+        name: the ``model_type``.
+        start: of the names of its classes.
+        settings: its rows.
+        rules: of its body, from the target module.
+        body_class: the class of the body, default by the start of its name.
+        is_tied: whether the head is tied where config.json does not say.
+        buffers: of its body.
+        defaults: see ``language_model``.
+    """
     return language_model(
         name,
         settings,
-        two_norm_body,
-        classes=(f"{start}ForCausalLM", f"{start}Model"),
+        rules,
+        classes=(f"{start}ForCausalLM", body_class or f"{start}Model"),
         prefix="model.",
         tied={"lm_head.weight": "model.embed_tokens.weight"},
-        is_tied_by_default=False,
+        is_tied_by_default=is_tied,
         defaults=defaults,
-        buffers=OLD_BUFFERS,
+        buffers=buffers,
         translated=frozenset({"interleaved"}),
     )
 
 
 DIALECTS = (
-    _adapter("llama", "Llama", LLAMA, **usual_sizes(32000, 4096, 11008, 32, 32, 2048, "silu")),
-    _adapter(
+    llama_adapter("llama", "Llama", LLAMA, **usual_sizes(32000, 4096, 11008, 32, 32, 2048, "silu")),
+    llama_adapter(
         "mistral",
         "Mistral",
         MISTRAL,
         **usual_sizes(32000, 4096, 14336, 32, 32, 131072, "silu"),
         num_key_value_heads=8,
     ),
-    _adapter(
+    llama_adapter(
+        "ministral",
+        "Ministral",
+        MINISTRAL,
+        **usual_sizes(32000, 4096, 14336, 32, 32, 131072, "silu"),
+        num_key_value_heads=8,
+    ),
+    llama_adapter(
         "qwen2",
         "Qwen2",
         QWEN2,
         **usual_sizes(151936, 4096, 22016, 32, 32, 32768, "silu"),
         num_key_value_heads=32,
     ),
-    _adapter(
+    llama_adapter(
         "qwen3",
         "Qwen3",
         QWEN3,

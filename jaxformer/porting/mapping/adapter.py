@@ -32,12 +32,15 @@ class Buffer:
         written: whether it is exported; False where only old checkpoints have it.
         install: gives the target module the imported bits, where rounding makes them differ from
             the computed ones: a table of positions.
+        rounding: a relative error of the stored values beyond that of their dtype, where the
+            source has rounded them to a narrower one before.
     """
 
     source: str
     values: Callable[[Any, Shape | None], np.ndarray | None]
     written: bool = True
     install: Callable[[Any, np.ndarray], None] | None = None
+    rounding: float = 0.0
 
     def matches(self, name: str) -> bool:
         """Whether the array by this name is one of these buffers."""
@@ -58,7 +61,7 @@ class Buffer:
         if stored.dtype.kind in "biu":
             same = bool((stored == expected.astype(stored.dtype)).all())
             return None if same else "does not hold the computed values"
-        eps = 2.0**-22 + float(ml_dtypes.finfo(stored.dtype).eps)
+        eps = 2.0**-22 + self.rounding + float(ml_dtypes.finfo(stored.dtype).eps)
         position = np.arange(stored.shape[-2])[:, None] if stored.ndim > 1 else 0.0
         with np.errstate(invalid="ignore", over="ignore"):
             # As the file's dtype holds it: -1e9 is -inf in float16.

@@ -5,7 +5,7 @@ stood beside a ``rope_scaling``. Both forms are read and written.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
@@ -131,6 +131,7 @@ class RotaryPositions(Row):
         base_name: the older name of ``rope_theta``, beside ``rope_scaling``.
         fraction_name: that of ``partial_rotary_factor``.
         base: what ``rope_theta`` is where the config.json does not say.
+        usual: the parameters where the config.json has none.
         rows: of the parameters.
     """
 
@@ -138,6 +139,7 @@ class RotaryPositions(Row):
     base_name: str = "rope_theta"
     fraction_name: str = "partial_rotary_factor"
     base: float = 1e4
+    usual: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = PARAMETERS
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class RotaryPositions(Row):
         # As in transformers, the older form goes first.
         forms = ("rope_scaling", "rope_parameters")
         found = [source_model.setting(name, default={}) for name in forms]
-        given: Any = found[0] or found[1]
+        given: Any = found[0] or found[1] or self.usual
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
             raise unsupported("rope_parameters", "be one for all layers", given)
         return self.read_parameters(given, source_model, values)
