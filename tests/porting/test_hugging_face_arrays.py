@@ -99,7 +99,7 @@ UNSUPPORTED = [
         {"hidden_activation": "quick_gelu"},
         _unsupported("hidden_activation", "'quick_gelu'"),
     ),
-    ("gpt_neox", {"hidden_act": "relu2"}, _unsupported("hidden_act", "'relu2'")),
+    ("gpt_neox", {"hidden_act": "tanh"}, _unsupported("hidden_act", "'tanh'")),
     ("gpt_neox", {"head_dim": 10}, _unsupported("head_dim", "10")),
     (
         "bloom",

@@ -54,8 +54,39 @@ def _settings(draw, dialect):
     )
     window = {"sliding_window": draw(st.integers(1, 9)), "layer_types": kinds}
     plain = {**sizes, "intermediate_size": width, "type_vocab_size": draw(st.integers(1, 3))}
+    plain_turned = {**sizes, "intermediate_size": width, "partial_rotary_factor": 1.0}
+    gpt2 = {**sizes, "n_inner": draw(st.sampled_from([None, 7]))}
+    windows = {"attention_types": [[["local"], layers]], "window_size": 5}
     return {
-        "gpt2": {**sizes, "n_inner": draw(st.sampled_from([None, 7]))},
+        "gpt2": gpt2,
+        "gpt_bigcode": {**gpt2, "multi_query": draw(flag)},
+        "gpt_neo": {**sizes, **windows, "intermediate_size": width},
+        "gptj": {**gpt2, "rotary_dim": head_dim},
+        "codegen": {
+            **gpt2,
+            "hidden_size": 4 * heads * head_dim,
+            "num_attention_heads": 4 * heads,
+            "rotary_dim": head_dim,
+        },
+        "falcon": draw(
+            st.sampled_from(
+                [
+                    {**sizes, "bias": True},
+                    {**sizes, "multi_query": False, "parallel_attn": False, "alibi": True},
+                    {**sizes, "new_decoder_architecture": True, "num_kv_heads": groups},
+                ]
+            )
+        ),
+        "mpt": {k: v for k, v in sizes.items() if k != "max_position_embeddings"},
+        "persimmon": {**plain_turned, "qk_layernorm": draw(flag)},
+        "starcoder2": {**wider, "use_bias": draw(flag)},
+        "stablelm": {
+            **plain_turned,
+            "num_key_value_heads": groups,
+            "qk_layernorm": draw(flag),
+            "use_parallel_residual": draw(flag),
+        },
+        "nemotron": {**wider, "partial_rotary_factor": 1.0, "mlp_bias": draw(flag)},
         "llama": {**wider, "mlp_bias": draw(flag)},
         "mistral": {**wider, "sliding_window": draw(st.sampled_from([None, 5]))},
         "qwen2": {**stack, **window, "use_sliding_window": draw(flag)},

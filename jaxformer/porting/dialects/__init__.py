@@ -24,6 +24,16 @@ from jaxformer.porting.mapping.adapter import StateDictAdapter
 # The name of every dialect, and the file that declares it. Hugging Face's are named by model_type.
 HUGGING_FACE = {
     "gpt2": "gpt2",
+    "gpt_bigcode": "gpt2",
+    "gpt_neo": "gpt_neo",
+    "gptj": "gptj",
+    "codegen": "gptj",
+    "falcon": "falcon",
+    "mpt": "mpt",
+    "persimmon": "persimmon",
+    "starcoder2": "starcoder2",
+    "stablelm": "starcoder2",
+    "nemotron": "starcoder2",
     "llama": "llama",
     "mistral": "llama",
     "ministral": "llama",

@@ -48,8 +48,10 @@ APERTUS = (
 
 def _apertus_body(module: TransformerLM) -> Rules:
     xielu = under("blocks.*.feed_forward", "layers.*.mlp", names(xielu="act_fn"))
-    norms = {"attention_norm": "attention_layernorm", "feed_forward_norm": "feedforward_layernorm"}
-    return (*body(module, **norms), *xielu)
+    rules = body(
+        module, attention_norm="attention_layernorm", feed_forward_norm="feedforward_layernorm"
+    )
+    return (*rules, *xielu)
 
 
 def _constant(name: str) -> Buffer:

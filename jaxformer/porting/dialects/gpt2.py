@@ -1,37 +1,57 @@
-"""Hugging Face's ``gpt2``: GPT-2, with (in, out) matrices and one for queries, keys and values."""
+"""Hugging Face's ``gpt2`` and ``gpt_bigcode``: queries, keys and values in one matrix.
+
+GPT-2's matrices are (in, out). SantaCoder and StarCoder (arXiv 2301.03988, 2305.06161) have
+PyTorch's, and one key/value head for all.
+"""
 
 from jaxformer.porting.dialects.common.buffers import causal_mask, masked_score
 from jaxformer.porting.dialects.common.hugging_face import language_model
-from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS
+from jaxformer.porting.dialects.common.hugging_face_settings import (
+    ACTIVATIONS,
+    ACTIVATIONS_OF_TORCH,
+)
 from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.rules import Fused, Rule, names, under, untransposed
-from jaxformer.porting.mapping.settings import Mapped, Required
+from jaxformer.porting.mapping.rules import (
+    Fused,
+    FusedByHead,
+    Packing,
+    Rule,
+    Rules,
+    names,
+    under,
+    untransposed,
+)
+from jaxformer.porting.mapping.settings import Conversion, Flag, Mapped, Required
 from jaxformer.porting.mapping.unread_settings import Inert
-
-BLOCK = (
-    *under(
-        "attention",
-        "attn",
-        untransposed(
-            (
-                Rule(("q_proj", "k_proj", "v_proj"), ("c_attn",), Fused()),
-                *names(o_proj="c_proj"),
-            )
-        ),
-    ),
-    *under("feed_forward", "mlp", untransposed(names(up_proj="c_fc", down_proj="c_proj"))),
-    *names(attention_norm="ln_1", feed_forward_norm="ln_2"),
-)
-BODY = (
-    *names(token_embedding="wte", position_embedding="wpe", final_norm="ln_f"),
-    *under("blocks.*", "h.*", BLOCK),
-)
+from jaxformer.transformer_lm import TransformerLM
 
 
-SETTINGS = (
-    Required("scale_attn_weights", True),
-    Required("scale_attn_by_inverse_layer_idx", False),
-    Required("add_cross_attention", False),
+def body(packing: Packing) -> Rules:
+    """Returns the rules of the stack, with q, k and v packed so, and matrices (out, in)."""
+    qkv = Rule(("q_proj", "k_proj", "v_proj"), ("c_attn",), packing)
+    block = (
+        *under("attention", "attn", (qkv, *names(o_proj="c_proj"))),
+        *under("feed_forward", "mlp", names(up_proj="c_fc", down_proj="c_proj")),
+        *names(attention_norm="ln_1", feed_forward_norm="ln_2"),
+    )
+    return (
+        *names(token_embedding="wte", position_embedding="wpe", final_norm="ln_f"),
+        *under("blocks.*", "h.*", block),
+    )
+
+
+def _bigcode_body(module: TransformerLM) -> Rules:
+    return body(FusedByHead(module.config.key_value_heads))
+
+
+# The length of the context again, and a head for another task.
+NOT_READ = Inert(
+    (
+        "n_ctx", "n_special", "predict_special_tokens", "summary_type", "summary_use_proj",
+        "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+    )
+)  # fmt: skip
+STACK = (
     Mapped(("n_embd", "hidden_size"), "d_model"),
     Mapped(("n_head", "num_attention_heads"), "num_heads"),
     Mapped(("n_layer", "num_hidden_layers"), "num_layers"),
@@ -42,41 +62,63 @@ SETTINGS = (
     Mapped("embd_pdrop", "embedding_dropout", 0.0),
     Mapped("attn_pdrop", "attention_dropout", 0.0),
     Mapped("resid_pdrop", ("feed_forward_dropout", "output_dropout"), 0.0),
+    NOT_READ,
+)
+SETTINGS = (
+    Required("scale_attn_weights", True),
+    Required("scale_attn_by_inverse_layer_idx", False),
+    Required("add_cross_attention", False),
+    *STACK,
     # In which dtype the scores are computed.
     Inert(("reorder_and_upcast_attn",)),
-    # The length of the context again, and a head for another task.
+)
+MULTI_QUERY = Conversion(
+    lambda is_shared, values: 1 if is_shared else values["num_heads"],
+    lambda num_kv_heads, config: num_kv_heads == 1,
+)
+BIGCODE_SETTINGS = (
+    *STACK,
+    Mapped("activation_function", "activation", translation=ACTIVATIONS_OF_TORCH),
+    Mapped("multi_query", "num_kv_heads", True, MULTI_QUERY, written_from="key_value_heads"),
+    Mapped("scale_attn_weights", "attention_scale", True, Flag(None, 1.0)),
+    Required("add_cross_attention", False),
+    Required("num_key_value_heads", lambda values: values["num_kv_heads"]),
+    # In which dtype the scores are computed, and how an early server of it ran.
     Inert(
         (
-            "n_ctx", "n_special", "predict_special_tokens", "summary_type", "summary_use_proj",
-            "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+            "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner",
+            "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache",
+            "validate_runner_input",
         )
     ),
 )  # fmt: skip
+SMALLEST = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
+DROPOUTS = {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
 
 
 DIALECTS = (
     language_model(
         "gpt2",
         SETTINGS,
-        BODY,
+        untransposed(body(Fused())),
         classes=("GPT2LMHeadModel", "GPT2Model"),
         prefix="transformer.",
         tied={"lm_head.weight": "transformer.wte.weight"},
         is_tied_by_default=True,
-        defaults={
-            "vocab_size": 50257,
-            "n_embd": 768,
-            "n_head": 12,
-            "n_layer": 12,
-            "n_positions": 1024,
-            "activation_function": "gelu_new",
-            "embd_pdrop": 0.1,
-            "attn_pdrop": 0.1,
-            "resid_pdrop": 0.1,
-        },
+        defaults={**SMALLEST, **DROPOUTS, "activation_function": "gelu_new"},
         buffers=(
             Buffer("h.*.attn.bias", causal_mask, written=False),
             Buffer("h.*.attn.masked_bias", masked_score(-1e4), written=False),
         ),
+    ),
+    language_model(
+        "gpt_bigcode",
+        BIGCODE_SETTINGS,
+        _bigcode_body,
+        classes=("GPTBigCodeForCausalLM", "GPTBigCodeModel"),
+        prefix="transformer.",
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        is_tied_by_default=True,
+        defaults={**SMALLEST, **DROPOUTS, "activation_function": "gelu_pytorch_tanh"},
     ),
 )

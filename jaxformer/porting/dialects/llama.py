@@ -38,7 +38,14 @@ GATED_FEED_FORWARD = names(gate_proj="gate_proj", up_proj="up_proj", down_proj="
 
 
 def body(
-    module: TransformerLM, *, q_norm: str = "q_norm", k_norm: str = "k_norm", **norms: str
+    module: TransformerLM,
+    *,
+    q_norm: str = "q_norm",
+    k_norm: str = "k_norm",
+    neighbours: bool = False,
+    qkv: Rules | None = None,
+    feed_forward: Rules = GATED_FEED_FORWARD,
+    **norms: str,
 ) -> Rules:
     """Returns the rules of the stack.
 
@@ -46,14 +53,21 @@ def body(
         module: the target.
         q_norm: what the source calls the norm of queries.
         k_norm: and that of keys.
+        neighbours: see ``rotated``.
+        qkv: of the projections to queries, keys and values where they are no three of their own.
+        feed_forward: of the feed-forward.
         norms: those of its blocks: target = source.
     """
     same = {"q_proj": "q_proj", "k_proj": "k_proj"}
     queries_and_keys = {**same, "q_norm": q_norm, "k_norm": k_norm}
-    attention = (*rotated(module, queries_and_keys), *names(v_proj="v_proj", o_proj="o_proj"))
+    if qkv is None:
+        qkv = (
+            *rotated(module, queries_and_keys, neighbours=neighbours),
+            *names(v_proj="v_proj"),
+        )
     block = (
-        *under("attention", "self_attn", attention),
-        *under("feed_forward", "mlp", GATED_FEED_FORWARD),
+        *under("attention", "self_attn", (*qkv, *names(o_proj="o_proj"))),
+        *under("feed_forward", "mlp", feed_forward),
         *names(norms),
     )
     return (
@@ -62,10 +76,18 @@ def body(
     )
 
 
-def two_norm_body(module: TransformerLM) -> Rules:
-    """Returns the rules of the stack whose blocks normalise what enters their two branches."""
+def two_norm_body(module: TransformerLM, **more: Any) -> Rules:
+    """Returns the rules of the stack whose blocks normalise what enters their two branches.
+
+    Args:
+        module: the target.
+        more: see ``body``.
+    """
     return body(
-        module, attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm"
+        module,
+        attention_norm="input_layernorm",
+        feed_forward_norm="post_attention_layernorm",
+        **more,
     )
 
 
@@ -90,12 +112,18 @@ NO_FEED_FORWARD_BIAS = (
 ROTARY = RotaryPositions()
 
 
-def stack(head_width: Mapped, *attention_bias: Row, rotary: Row | None = ROTARY) -> tuple[Row, ...]:
-    """Returns the rows that these families and Gemma have alike.
+def stack(
+    head_width: Mapped,
+    *attention_bias: Row,
+    eps: str = "rms_norm_eps",
+    rotary: Row | None = ROTARY,
+) -> tuple[Row, ...]:
+    """Returns the rows that these families and their kin have alike.
 
     Args:
         head_width: the row of the width of a head.
         attention_bias: the rows of the biases of an attention.
+        eps: the name of what norms add to the variance.
         rotary: the row of rotary positions; None where it is to follow others.
     """
     return (
@@ -106,7 +134,7 @@ def stack(head_width: Mapped, *attention_bias: Row, rotary: Row | None = ROTARY)
         Mapped("num_hidden_layers", "num_layers"),
         Mapped("max_position_embeddings", "context_length"),
         FEED_FORWARD_WIDTH,
-        Mapped("rms_norm_eps", "norm_eps", 1e-6),
+        Mapped(eps, "norm_eps", 1e-6),
         *attention_bias,
         ATTENTION_DROPOUT,
         *([] if rotary is None else [rotary]),
@@ -182,6 +210,7 @@ def llama_adapter(
     body_class: str | None = None,
     is_tied: bool = False,
     buffers: tuple[Buffer, ...] = OLD_BUFFERS,
+    translated: frozenset[str] = frozenset({"interleaved"}),
     **defaults: Any,
 ) -> StateDictAdapter:
     """Returns the adapter of a family with LLaMA's names.
@@ -194,6 +223,7 @@ def llama_adapter(
         body_class: the class of the body, default by the start of its name.
         is_tied: whether the head is tied where config.json does not say.
         buffers: of its body.
+        translated: see ``ModuleMapping``.
         defaults: see ``language_model``.
     """
     return language_model(
@@ -206,7 +236,7 @@ def llama_adapter(
         is_tied_by_default=is_tied,
         defaults=defaults,
         buffers=buffers,
-        translated=frozenset({"interleaved"}),
+        translated=translated,
     )
 
 

@@ -44,6 +44,8 @@ class Case:
         attention: the path of transformers that is the reference: ``sdpa`` where ``eager`` rounds.
         counts_tokens: whether positions count from a row's first real token, and not from its
             first place.
+        left_padding: whether texts that are padded to their left are compared too; not where
+            transformers counts rounded positions from a row's first real token, see ``notes``.
         pad_token: what stands in the padded places.
         copies: parameters that transformers has twice and uses once: the one that is not used, by
             name, and the one that is.
@@ -60,6 +62,7 @@ class Case:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     attention: str = "eager"
     counts_tokens: bool = False
+    left_padding: bool = True
     pad_token: int = 0
     copies: Mapping[str, str] = field(default_factory=dict)
     without_effect: frozenset[str] = frozenset()

@@ -72,10 +72,11 @@ class Proof:
     def outputs_and_gradients(self) -> dict[str, float]:
         """Differences of the outputs, of the hidden states, and of each parameter's gradient.
 
-        One row is whole, one padded to its left, one to its right; padded places count nowhere.
+        One row is whole, one padded to its left (to its right where the case says so), one to its
+        right; padded places count nowhere.
         """
         real = np.ones((3, LENGTH), bool)
-        real[1, :57] = False
+        real[1, slice(57) if self.case.left_padding else slice(-57, None)] = False
         real[2, -71:] = False
         ids = np.where(real, tokens(3, real.shape), self.case.pad_token)
         labels = np.roll(ids, -1, axis=1)

@@ -9,7 +9,6 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import (
-    ONE_TO_ONE,
     FusedByHead,
     RotaryPermutation,
     Rule,
@@ -26,6 +25,7 @@ from jaxformer.transformer_lm import TransformerLM
 HEAD = names(lm_head="lm_head")
 # Written out because models trained here have no special tokens:
 # transformers' defaults would end texts at random.
+NO_HEAD = {"head": "none", "head_bias": False, "logit_scale": None, "logit_soft_cap": None}
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
@@ -86,7 +86,7 @@ def language_model(
         fields = read_settings((*settings, *vocabulary, *SHARED), source_model)
         check_all_read(source_model, DEFAULTS, name)
         if source_model.kind == body_class:
-            fields |= {"head": "none", "head_bias": False, "logit_soft_cap": None}
+            fields |= NO_HEAD
         return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
 
     def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,28 +145,43 @@ def language_model(
     )
 
 
-def rotated(module: TransformerLM, pairs: Mapping[str, str]) -> Rules:
+def rotated(module: TransformerLM, pairs: Mapping[str, str], *, neighbours: bool = False) -> Rules:
     """Returns rules for what a rotary embedding rotates, queries and keys: target = source.
 
-    transformers rotates the two halves of a head. Where the target rotates neighbours, the same
-    model has the outputs of every head in another order.
+    Most families rotate the two halves of a head. Where the target rotates neighbours, or the
+    source alone does, the same model has the outputs of every head in another order.
+
+    Args:
+        module: the target.
+        pairs: modules, target = source.
+        neighbours: whether the source rotates neighbours.
     """
-    packing = ONE_TO_ONE
-    attention = module.blocks[0].attention
-    if isinstance(attention.position, Rotary) and attention.position.interleaved:
-        packing = RotaryPermutation(attention.head_dim, attention.position.width)
-    return tuple(Rule((target,), (source,), packing) for target, source in pairs.items())
+    positions = [block.attention.position for block in module.blocks]
+    # A layer without rotary positions is the same model in any order that its q and k share.
+    rotary = next((each for each in positions if isinstance(each, Rotary)), None)
+    if rotary is None or rotary.interleaved == neighbours:
+        return names(pairs)
+    head_dim, width = module.config.head_width, rotary.width
+    own_norms = module.config.attention.query_key.query_key_norm_over == "own_head"
+
+    def rule(target: str, source: str) -> Rule:
+        by_row = own_norms and target in ("q_norm", "k_norm")
+        packing = RotaryPermutation(head_dim, width, neighbours, by_row)
+        return Rule((target,), (source,), packing)
+
+    return tuple(rule(*pair) for pair in pairs.items())
 
 
-def fused_block(module: TransformerLM, attention: str) -> Rules:
-    """Returns the rules of a block of BLOOM or GPT-NeoX, with q, k and v in one array by head.
+def fused_block(module: TransformerLM, attention: str, **norms: str) -> Rules:
+    """Returns the rules of a block of BLOOM or its kin, with q, k and v in one array by head.
 
     Args:
         module: the target.
         attention: what the source calls its attention.
+        norms: of the block, target = source, where they are not called as in these.
     """
     qkv = ("q_proj", "k_proj", "v_proj")
-    heads = FusedByHead(module.config.attention.num_heads)
+    heads = FusedByHead(module.config.key_value_heads)
     return (
         *under(
             "attention",
@@ -174,5 +189,11 @@ def fused_block(module: TransformerLM, attention: str) -> Rules:
             (Rule(qkv, ("query_key_value",), heads), *names(o_proj="dense")),
         ),
         *under("feed_forward", "mlp", names(up_proj="dense_h_to_4h", down_proj="dense_4h_to_h")),
-        *names(attention_norm="input_layernorm", feed_forward_norm="post_attention_layernorm"),
+        *names(
+            norms
+            or {
+                "attention_norm": "input_layernorm",
+                "feed_forward_norm": "post_attention_layernorm",
+            }
+        ),
     )

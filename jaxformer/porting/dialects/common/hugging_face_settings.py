@@ -41,10 +41,13 @@ ACTIVATIONS = Choices(
         "gelu_fast": "gelu_tanh",
         "gelu_pytorch_tanh": "gelu_tanh",
         "relu": "relu",
+        "relu2": "relu_squared",
         "silu": "silu",
         "swish": "silu",
     }
 )
+# Of families that write the tanh approximation by its name in PyTorch.
+ACTIVATIONS_OF_TORCH = Choices({"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS.table})
 GATED_ACTIVATIONS = Choices(
     {
         "silu": "swiglu",

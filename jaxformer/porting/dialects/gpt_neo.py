@@ -1,0 +1,115 @@
+"""Hugging Face's ``gpt_neo``: GPT-Neo, with a window in some layers and scores not scaled."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxformer.config import TransformerLMConfig
+from jaxformer.porting.dialects.common.buffers import masked_score
+from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face_settings import (
+    ACTIVATIONS,
+    ATTENTION_DROPOUT,
+    even_head_width,
+)
+from jaxformer.porting.dialects.gpt2 import NOT_READ
+from jaxformer.porting.mapping.adapter import Buffer
+from jaxformer.porting.mapping.rules import names, under
+from jaxformer.porting.mapping.settings import (
+    Checked,
+    Fixed,
+    Mapped,
+    Row,
+    Values,
+    unsupported,
+)
+from jaxformer.porting.mapping.source_model import SourceModel
+
+BLOCK = (
+    *under(
+        "attention",
+        "attn.attention",
+        names(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj"),
+    ),
+    *under("feed_forward", "mlp", names(up_proj="c_fc", down_proj="c_proj")),
+    *names(attention_norm="ln_1", feed_forward_norm="ln_2"),
+)
+BODY = (
+    *names(token_embedding="wte", position_embedding="wpe", final_norm="ln_f"),
+    *under("blocks.*", "h.*", BLOCK),
+)
+
+
+@dataclass(frozen=True)
+class AttentionTypes(Row):
+    """Which layers see a window: ``local`` ones; ``global`` ones see all.
+
+    ``attention_types`` has pairs of a pattern and how often it is repeated, ``attention_layers``
+    the same for each layer.
+    """
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Gives the window and the layers without it, or nothing."""
+        types = source_model.setting("attention_types", default=[[["global", "local"], 12]])
+        window = source_model.setting("window_size", default=256)
+        expanded = [kind for pattern, count in types for _ in range(count) for kind in pattern]
+        layers = source_model.setting("attention_layers", default=expanded)
+        if layers != expanded and "attention_types" in source_model.config:
+            raise unsupported("attention_layers", "be what attention_types says", layers)
+        if set(layers) - {"global", "local"} or len(layers) != values["num_layers"]:
+            count = values["num_layers"]
+            raise unsupported("attention_types", f"be global or local for {count} layers", types)
+        if "local" not in layers:
+            return {}
+        full = tuple(n for n, kind in enumerate(layers) if kind == "global")
+        return {"sliding_window": window, "full_attention_layers": full}
+
+    def write(self, config: TransformerLMConfig) -> dict[str, Any]:
+        """Gives the window, and the shortest pattern of layers."""
+        count, window = config.num_layers, config.attention.sliding_window
+        kinds = ["global" if config.window(n) is None else "local" for n in range(count)]
+        period = next(n for n in range(1, count + 1) if kinds == kinds[:n] * (count // n))
+        return {
+            "attention_types": [[kinds[:period], count // period]],
+            "window_size": 256 if window is None else window,
+        }
+
+
+SETTINGS = (
+    Mapped("hidden_size", "d_model"),
+    Mapped(("num_heads", "num_attention_heads"), "num_heads"),
+    Checked(even_head_width),
+    Mapped(("num_layers", "num_hidden_layers"), "num_layers"),
+    Mapped("max_position_embeddings", "context_length"),
+    Mapped("intermediate_size", "d_ff", None),
+    Mapped("activation_function", "activation", translation=ACTIVATIONS),
+    Mapped("layer_norm_epsilon", "norm_eps", 1e-5),
+    AttentionTypes(),
+    ATTENTION_DROPOUT,
+    Mapped("embed_dropout", "embedding_dropout", 0.0),
+    Mapped("resid_dropout", ("feed_forward_dropout", "output_dropout"), 0.0),
+    NOT_READ,
+    Fixed("attention_scale", 1.0),
+    Fixed("qkv_bias", False),
+)
+
+
+DIALECTS = (
+    language_model(
+        "gpt_neo",
+        SETTINGS,
+        BODY,
+        classes=("GPTNeoForCausalLM", "GPTNeoModel"),
+        prefix="transformer.",
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        is_tied_by_default=True,
+        defaults={
+            "vocab_size": 50257,
+            "hidden_size": 2048,
+            "num_heads": 16,
+            "num_layers": 24,
+            "max_position_embeddings": 2048,
+            "activation_function": "gelu_new",
+        },
+        buffers=(Buffer("h.*.attn.attention.masked_bias", masked_score(-1e9), written=False),),
+    ),
+)

@@ -1,0 +1,118 @@
+"""Hugging Face's ``gptj`` and ``codegen``: parallel branches with one norm, pairs of neighbours.
+
+GPT-J-6B, and CodeGen (arXiv 2203.13474), whose queries, values and keys are in one array.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxformer.errors import UsageError
+from jaxformer.porting.dialects.common.buffers import causal_mask, masked_score
+from jaxformer.porting.dialects.common.hugging_face import language_model, rotated
+from jaxformer.porting.dialects.common.hugging_face_settings import even_head_width
+from jaxformer.porting.dialects.gpt2 import STACK
+from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
+from jaxformer.porting.mapping.rules import FusedByHead, Rule, Rules, names, under
+from jaxformer.porting.mapping.settings import (
+    Checked,
+    Conversion,
+    Fixed,
+    Mapped,
+    Required,
+    Row,
+    Values,
+)
+from jaxformer.transformer_lm import TransformerLM
+
+# CodeGen was trained on this many devices, each of which has its share of the heads.
+CODEGEN_SHARES = 4
+
+
+def _fraction(width: int, values: Values) -> float:
+    """Returns the share of a head that is turned, of which the head's width makes ``width``."""
+    head_width = even_head_width(values)
+    fraction = width / head_width
+    return fraction if int(head_width * fraction) == width else math.nextafter(fraction, math.inf)
+
+
+ROTARY_WIDTH = Conversion(_fraction, lambda fraction, config: int(config.head_width * fraction))
+SETTINGS = (
+    *STACK,
+    Mapped("rotary_dim", "rotary_fraction", translation=ROTARY_WIDTH),
+    Required("rotary", True),
+    Required("scale_attn_weights", True),
+    Fixed("positions", "rotary"),
+    Fixed("rotary_interleaved", True),
+    Fixed("block", "parallel"),
+    Fixed("shared_norm", True),
+    Fixed("qkv_bias", False),
+    Fixed("output_bias", False),
+    Fixed("head_bias", True),
+)
+
+
+def _check_shares(values: Values) -> None:
+    if values["num_heads"] % CODEGEN_SHARES:
+        raise UsageError(
+            f"num_attention_heads must be divisible by {CODEGEN_SHARES}: got {values['num_heads']}"
+        )
+
+
+def _separate(module: TransformerLM) -> Rules:
+    queries_and_keys = {"q_proj": "q_proj", "k_proj": "k_proj"}
+    return (*rotated(module, queries_and_keys, neighbours=True), *names(v_proj="v_proj"))
+
+
+def _fused(module: TransformerLM) -> Rules:
+    return (Rule(("q_proj", "v_proj", "k_proj"), ("qkv_proj",), FusedByHead(CODEGEN_SHARES)),)
+
+
+def _adapter(
+    name: str,
+    start: str,
+    settings: tuple[Row, ...],
+    projections: Callable[[TransformerLM], Rules],
+    mask: str,
+    **more: Any,
+) -> StateDictAdapter:
+    def body(module: TransformerLM) -> Rules:
+        block = (
+            *under("attention", "attn", (*projections(module), *names(o_proj="out_proj"))),
+            *under("feed_forward", "mlp", names(up_proj="fc_in", down_proj="fc_out")),
+            *names(attention_norm="ln_1"),
+        )
+        return (
+            *names(token_embedding="wte", final_norm="ln_f"),
+            *under("blocks.*", "h.*", block),
+        )
+
+    return language_model(
+        name,
+        settings,
+        body,
+        classes=(f"{start}ForCausalLM", f"{start}Model"),
+        prefix="transformer.",
+        tied={"lm_head.weight": "transformer.wte.weight"},
+        is_tied_by_default=False,
+        defaults={
+            "vocab_size": 50400,
+            "n_embd": 4096,
+            "n_head": 16,
+            "n_layer": 28,
+            "n_positions": 2048,
+            "rotary_dim": 64,
+            "activation_function": "gelu_new",
+        },
+        buffers=(
+            Buffer(f"h.*.attn.{mask}", causal_mask, written=False),
+            Buffer("h.*.attn.masked_bias", masked_score(-1e9), written=False),
+        ),
+        **more,
+    )
+
+
+DIALECTS = (
+    _adapter("gptj", "GPTJ", SETTINGS, _separate, "bias", translated=frozenset({"interleaved"})),
+    _adapter("codegen", "CodeGen", (*SETTINGS, Checked(_check_shares)), _fused, "causal_mask"),
+)

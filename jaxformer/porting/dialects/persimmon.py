@@ -1,0 +1,54 @@
+"""Hugging Face's ``persimmon``: Persimmon-8B by Adept, GPT-NeoX with norms of queries and keys."""
+
+from jaxformer.porting.dialects.common.hugging_face import fused_block, language_model
+from jaxformer.porting.dialects.common.hugging_face_settings import (
+    ACTIVATIONS,
+    ATTENTION_DROPOUT,
+    FEED_FORWARD_WIDTH,
+    SIZES,
+    usual_sizes,
+)
+from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
+from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.settings import BOOLEAN, Mapped
+from jaxformer.transformer_lm import TransformerLM
+
+
+def _body(module: TransformerLM) -> Rules:
+    norms = names(q_norm="q_layernorm", k_norm="k_layernorm")
+    block = (
+        *fused_block(module, "self_attn"),
+        *under("attention", "self_attn", norms),
+    )
+    return (
+        *names(token_embedding="embed_tokens", final_norm="final_layernorm"),
+        *under("blocks.*", "layers.*", block),
+    )
+
+
+SETTINGS = (
+    *SIZES,
+    FEED_FORWARD_WIDTH,
+    Mapped("hidden_act", "activation", translation=ACTIVATIONS),
+    Mapped("layer_norm_eps", "norm_eps", 1e-5),
+    ATTENTION_DROPOUT,
+    Mapped("hidden_dropout", "feed_forward_dropout", 0.0),
+    RotaryPositions(fraction=0.5),
+    # What readers before transformers 5 take in place of rope_parameters.
+    Mapped("partial_rotary_factor", "rotary_fraction", is_read=False),
+    Mapped("qk_layernorm", "query_key_norm", True, BOOLEAN),
+)
+
+
+DIALECTS = (
+    language_model(
+        "persimmon",
+        SETTINGS,
+        _body,
+        classes=("PersimmonForCausalLM", "PersimmonModel"),
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        is_tied_by_default=False,
+        defaults=usual_sizes(262144, 4096, 16384, 36, 64, 16384, "relu2"),
+    ),
+)
