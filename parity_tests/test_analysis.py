@@ -174,7 +174,7 @@ def test_gradient_norms_agree_by_the_naming_rule(name):
     scale = max(reference.values())
     for key, norm in candidate.items():
         assert abs(norm - reference[torch_name(key)]) <= 1e-12 * scale, key
-        zero = key.endswith("k_proj.bias") and CONFIGS[name].score_soft_cap is None
+        zero = key.endswith("k_proj.bias") and CONFIGS[name].attention.score_soft_cap is None
         assert zero == (norm < 1e-12 * scale), key
     assert all(parameter.grad is None for parameter in twin.parameters())
 

@@ -47,6 +47,8 @@ def unflatten(cls: type, settings: Mapping[str, Any]) -> Any:
 def from_dict(cls: type, values: Any) -> Any:
     """Builds the config class ``cls`` from what ``flatten`` and then JSON made of an instance.
 
+    What ``dataclasses.asdict`` made of it is read too.
+
     Lists, which is what JSON makes of tuples, become tuples again.
 
     Raises:
@@ -54,7 +56,7 @@ def from_dict(cls: type, values: Any) -> Any:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{cls.__name__} must be an object: got {type(values).__name__}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in _spread(values).items()}
     types = setting_types(cls)
     check_types(types, {name: value for name, value in values.items() if name in types})
     return unflatten(cls, values)
@@ -87,6 +89,14 @@ def default_settings(cls: Any) -> dict[str, Any]:
 def required_settings(cls: type) -> set[str]:
     """Returns the names of the settings of a config class that have no default."""
     return setting_types(cls).keys() - default_settings(cls).keys()
+
+
+def _spread(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by name, from settings and objects of settings by the names of parts."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _spread(value) if isinstance(value, Mapping) else {name: value}
+    return found
 
 
 def _check_names(cls: type, settings: Mapping[str, Any], given: Iterable[Any] = ()) -> None:
@@ -132,7 +142,8 @@ class Settings:
     """The base of the dataclasses at the root of a tree, which are declared with ``init=False``.
 
     They are made of whole parts, of settings by name, or of both: a setting by name then replaces
-    the part's. So ``replace`` takes the name of any setting too.
+    the part's. So ``replace`` takes the name of any setting too. A part may also be a dict, as
+    ``dataclasses.asdict`` makes it.
 
     Raises:
         ValueError: a setting is unknown, missing, out of its range or does not fit the others.
@@ -141,7 +152,7 @@ class Settings:
     def __init__(self, **settings: Any):
         cls = type(self)
         parts = {name: value for name, value in settings.items() if is_dataclass(value)}
-        leaves = {name: value for name, value in settings.items() if name not in parts}
+        leaves = _spread({name: value for name, value in settings.items() if name not in parts})
         _check_names(cls, leaves, parts.values())
         for name, value in _field_values(cls, leaves, parts).items():
             object.__setattr__(self, name, value)

@@ -139,6 +139,21 @@ def test_layers_survive_json():
     assert hash(again) == hash(model)
 
 
+def test_a_config_is_made_of_parts_settings_and_what_asdict_gives():
+    model = TransformerLMConfig(**MODEL, norm="rms_norm", rotary_scaling="yarn")
+    assert TransformerLMConfig(**dataclasses.asdict(model)) == model
+    assert TransformerLMConfig(**vars(model)) == model
+    assert (
+        from_dict(TransformerLMConfig, json.loads(json.dumps(dataclasses.asdict(model)))) == model
+    )
+    assert eval(repr(model)) == model  # noqa: S307
+    other = dataclasses.replace(model, num_heads=2)
+    assert other == model.replace(num_heads=2)
+    assert other.attention.num_heads == 2
+    with pytest.raises(ValueError, match="unknown TransformerLMConfig settings: nheads"):
+        model.replace(nheads=2)
+
+
 def test_a_stored_config_with_unknown_or_missing_settings_is_refused():
     values = PRESETS["nano"]().to_dict()
     with pytest.raises(ValueError, match="unknown TrainConfig settings: momentum, speed"):
