@@ -146,7 +146,7 @@ def test_a_config_is_made_of_parts_settings_and_what_asdict_gives():
     assert (
         from_dict(TransformerLMConfig, json.loads(json.dumps(dataclasses.asdict(model)))) == model
     )
-    assert eval(repr(model)) == model  # noqa: S307
+    assert eval(repr(model)) == model
     other = dataclasses.replace(model, num_heads=2)
     assert other == model.replace(num_heads=2)
     assert other.attention.num_heads == 2
