@@ -47,6 +47,12 @@ HUGGING_FACE = {
     "gpt_neox": "gpt_neox",
     "bloom": "bloom",
     "bert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
+    "camembert": "bert",
+    "electra": "bert",
+    "megatron-bert": "bert",
+    "ernie": "bert",
     "phi": "phi",
     "opt": "opt",
 }

@@ -1,9 +1,19 @@
-"""Hugging Face's ``bert``: BERT (arXiv 1810.04805), its encoder and its masked-LM head.
+"""Hugging Face's ``bert`` and its kin: BERT (arXiv 1810.04805), its encoder and masked-LM head.
 
-``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than it has, a pooler and
-a next-sentence head, which are left out; for the encoder with its pooler, give ``ignore=["cls.*"]``
-and the class ``BertModel``.
+- ``roberta``, ``xlm-roberta`` and ``camembert`` (arXiv 1907.11692, 1911.02116, 1911.03894) count
+  positions from the row after that of the padding token. transformers gives padding, by its id,
+  no position: pass ``positions`` that count real tokens where a text has some.
+- ``electra`` (arXiv 2003.10555): embeddings may be narrower. Its generator is ported, and of the
+  discriminator the body.
+- ``megatron-bert`` (arXiv 1909.08053) normalises what enters a branch.
+- ``ernie`` (arXiv 1904.09223), without the embedding of tasks that later ones have.
+
+``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than either class has:
+import them with ``ignore=["bert.pooler.*", "cls.seq_relationship.*"]``, or ``ignore=["cls.*"]`` for
+the encoder.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -12,50 +22,84 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     FEED_FORWARD_WIDTH,
     SIZES,
+    narrow_embedding,
     usual_sizes,
 )
-from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.rules import Shape, names, under
-from jaxformer.porting.mapping.settings import Conversion, Fixed, Mapped, Required, Values
+from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
+from jaxformer.porting.mapping.rules import Rules, Shape, names, under
+from jaxformer.porting.mapping.settings import Conversion, Fixed, Mapped, Required, Row, Values
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
-BLOCK = (
-    *under(
-        "attention",
-        "attention",
-        names(q_proj="self.query", k_proj="self.key", v_proj="self.value", o_proj="output.dense"),
-    ),
-    *under("feed_forward", "", names(up_proj="intermediate.dense", down_proj="output.dense")),
-    *names(attention_norm="attention.output.LayerNorm", feed_forward_norm="output.LayerNorm"),
+
+def body(attention_norm: str, feed_forward_norm: str, **more: str) -> Rules:
+    """Returns the rules of the encoder, whose blocks have these norms.
+
+    Args:
+        attention_norm: the name of a block's first norm.
+        feed_forward_norm: that of its second.
+        more: other modules that are only renamed: target = source.
+    """
+    projections = names(
+        q_proj="self.query", k_proj="self.key", v_proj="self.value", o_proj="output.dense"
+    )
+    block = (
+        *under("attention", "attention", projections),
+        *under("feed_forward", "", names(up_proj="intermediate.dense", down_proj="output.dense")),
+        *names(attention_norm=attention_norm, feed_forward_norm=feed_forward_norm),
+    )
+    return (
+        *names(
+            token_embedding="embeddings.word_embeddings",
+            position_embedding="embeddings.position_embeddings",
+            token_type_embedding="embeddings.token_type_embeddings",
+            embedding_norm="embeddings.LayerNorm",
+            pooler="pooler.dense",
+            **more,
+        ),
+        *under("blocks.*", "encoder.layer.*", block),
+    )
+
+
+def masked_lm_head(proj: str, norm: str, decoder: str) -> Rules:
+    """Returns the rules of a masked-LM head: of its matrix, its norm and what makes logits."""
+    return (*under("head_transform", "", names(proj=proj, norm=norm)), *names(lm_head=decoder))
+
+
+BODY = body("attention.output.LayerNorm", "output.LayerNorm")
+MEGATRON_BODY = body("attention.ln", "ln", final_norm="encoder.ln")
+ELECTRA_BODY = body(
+    "attention.output.LayerNorm", "output.LayerNorm", embedding_projection="embeddings_project"
 )
-BODY = (
-    *names(
-        token_embedding="embeddings.word_embeddings",
-        position_embedding="embeddings.position_embeddings",
-        token_type_embedding="embeddings.token_type_embeddings",
-        embedding_norm="embeddings.LayerNorm",
-        pooler="pooler.dense",
-    ),
-    *under("blocks.*", "encoder.layer.*", BLOCK),
+BERT_HEAD = masked_lm_head(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
 )
-HEAD = (
-    *under(
-        "head_transform",
-        "cls.predictions.transform",
-        names(proj="dense", norm="LayerNorm"),
-    ),
-    *names(lm_head="cls.predictions.decoder"),
+ROBERTA_HEAD = masked_lm_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder")
+ELECTRA_HEAD = masked_lm_head(
+    "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
 )
 
 
 def _has_pooler(source_model: SourceModel, values: Values) -> bool:
-    return source_model.kind == "BertModel" and source_model.has("pooler")
+    return source_model.kind.endswith("Model") and source_model.has("pooler")
 
 
-SETTINGS = (
-    *SIZES,
+MASKED_LM = (
+    Fixed("causal", False),
+    Fixed("head", "masked_lm"),
+    Fixed("head_bias", True),
+)
+POST_NORM = (
+    Fixed("block", "post_norm"),
+    Fixed("embedding_norm", True),
+    Fixed("final_norm", False),
+)
+# transformers' gelu, whatever the activation of the blocks is.
+GELU_HEAD = Fixed("head_activation", "gelu")
+KIN = (
     # BertModel always has at least one type.
     Mapped(
         "type_vocab_size",
@@ -71,13 +115,13 @@ SETTINGS = (
     Required("add_cross_attention", False),
     Mapped("attention_probs_dropout_prob", "attention_dropout", 0.0),
     Mapped("hidden_dropout_prob", ("residual_dropout", "embedding_dropout"), 0.0),
-    Fixed("block", "post_norm"),
-    Fixed("embedding_norm", True),
-    Fixed("final_norm", False),
-    Fixed("causal", False),
-    Fixed("head", "masked_lm"),
-    Fixed("head_bias", True),
+    *MASKED_LM,
     Fixed("pooler", _has_pooler),
+)
+BERT = (
+    *SIZES,
+    *KIN,
+    *POST_NORM,
     # In which language it was trained, and a pooler of Google's own code.
     Inert(
         (
@@ -86,48 +130,137 @@ SETTINGS = (
         )
     ),
 )  # fmt: skip
+ROBERTA = (
+    # Before the sizes, whose last it changes: the table has the rows of all ids up to this one too.
+    Mapped(
+        "pad_token_id",
+        "position_offset",
+        translation=Conversion(lambda pad, values: pad + 1, lambda first, config: first - 1),
+    ),
+    *SIZES[:-1],
+    Mapped(
+        "max_position_embeddings",
+        "context_length",
+        translation=Conversion(
+            lambda rows, values: rows - values["position_offset"],
+            lambda length, config: length + config.position.position_offset,
+        ),
+    ),
+    *KIN,
+    *POST_NORM,
+    GELU_HEAD,
+)
+ELECTRA = (
+    *SIZES,
+    *KIN,
+    *POST_NORM,
+    GELU_HEAD,
+    narrow_embedding("embedding_size"),
+    Inert(("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")),
+)
+MEGATRON = (*SIZES, *KIN, Fixed("embedding_norm", False))
+ERNIE = (*SIZES, *KIN, *POST_NORM, Required("use_task_id", False), Inert(("task_type_vocab_size",)))
 
 
 def _position_ids(module: TransformerLM, shape: Shape | None) -> np.ndarray:
-    return np.arange(module.config.context_length)[None]
+    config = module.config
+    return np.arange(config.context_length + config.position.position_offset)[None]
 
 
 def _token_type_ids(module: TransformerLM, shape: Shape | None) -> np.ndarray:
-    return np.zeros((1, module.config.context_length), np.int64)
+    return np.zeros_like(_position_ids(module, shape))
 
 
-DIALECTS = (
-    language_model(
-        "bert",
-        SETTINGS,
-        BODY,
-        classes=("BertForMaskedLM", "BertModel"),
-        prefix="bert.",
-        head=HEAD,
-        outside=("cls.",),
-        tied={
-            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-            # One array by two names, even where the matrix is not tied: transformers then adds
-            # the decoder's and leaves the other unused.
-            "cls.predictions.bias": "cls.predictions.decoder.bias",
-        },
+POSITION_IDS = Buffer("embeddings.position_ids", _position_ids, written=False)
+
+
+def _adapter(
+    name: str,
+    start: str,
+    settings: tuple[Row, ...],
+    *,
+    prefix: str = "bert.",
+    rules: Rules = BODY,
+    head: Rules = BERT_HEAD,
+    outside: str = "cls.",
+    bias: str | None = "cls.predictions.bias",
+    **defaults: Any,
+) -> StateDictAdapter:
+    """Returns the adapter of one of the kin.
+
+    Args:
+        name: the dialect's.
+        start: of the names of its classes.
+        settings: its rows.
+        prefix: of the body's names in the whole model.
+        rules: of the body.
+        head: rules of the head.
+        outside: how the head's names begin.
+        bias: a second name of the decoder's bias.
+        defaults: of its settings.
+    """
+    decoder = head[-1].source[0]
+    tied = {f"{decoder}.weight": f"{prefix}embeddings.word_embeddings.weight"}
+    if bias is not None:
+        # One array by two names, even where the matrix is not tied: transformers then adds
+        # the decoder's and leaves the other unused.
+        tied[bias] = f"{decoder}.bias"
+    return language_model(
+        name,
+        settings,
+        rules,
+        classes=(f"{start}ForMaskedLM", f"{start}Model"),
+        prefix=prefix,
+        head=head,
+        outside=(outside,),
+        tied=tied,
         is_tied_by_default=True,
-        # The published files are of BertForPreTraining, though they name the other class.
-        superfluous=("bert.pooler.*", "cls.seq_relationship.*"),
-        equivalents={"BertForPreTraining": "BertForMaskedLM"},
-        untied_names=frozenset({"cls.predictions.bias"}),
-        defaults={
-            **usual_sizes(30522, 768, 3072, 12, 12, 512, "gelu"),
-            "attention_probs_dropout_prob": 0.1,
-            "hidden_dropout_prob": 0.1,
-        },
-        buffers=(
-            Buffer("embeddings.position_ids", _position_ids, written=False),
-            Buffer("embeddings.token_type_ids", _token_type_ids, written=False),
-        ),
+        defaults={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, **defaults},
+        buffers=(POSITION_IDS, Buffer("embeddings.token_type_ids", _token_type_ids, written=False)),
         old_names={
             r"\.LayerNorm\.gamma$": ".LayerNorm.weight",
             r"\.LayerNorm\.beta$": ".LayerNorm.bias",
         },
+    )
+
+
+def _roberta(name: str, start: str, vocab_size: int) -> StateDictAdapter:
+    return _adapter(
+        name,
+        start,
+        ROBERTA,
+        prefix="roberta.",
+        head=ROBERTA_HEAD,
+        outside="lm_head.",
+        bias="lm_head.bias",
+        **BASE | {"vocab_size": vocab_size, "pad_token_id": 1},
+    )
+
+
+BASE = usual_sizes(30522, 768, 3072, 12, 12, 512, "gelu")
+DIALECTS = (
+    _adapter("bert", "Bert", BERT, **BASE),
+    _roberta("roberta", "Roberta", 50265),
+    _roberta("xlm-roberta", "XLMRoberta", 30522),
+    _roberta("camembert", "Camembert", 30522),
+    _adapter(
+        "electra",
+        "Electra",
+        ELECTRA,
+        prefix="electra.",
+        rules=ELECTRA_BODY,
+        head=ELECTRA_HEAD,
+        outside="generator_",
+        bias=None,
+        **usual_sizes(30522, 256, 1024, 12, 4, 512, "gelu"),
+        embedding_size=128,
     ),
+    _adapter(
+        "megatron-bert",
+        "MegatronBert",
+        MEGATRON,
+        rules=MEGATRON_BODY,
+        **usual_sizes(29056, 1024, 4096, 24, 16, 512, "gelu"),
+    ),
+    _adapter("ernie", "Ernie", ERNIE, prefix="ernie.", **BASE),
 )

@@ -8,6 +8,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.porting.mapping.settings import (
     Choices,
+    Conversion,
     Mapped,
     Required,
     Row,
@@ -89,6 +90,21 @@ KEY_VALUE_HEADS = Mapped(
     lambda source_model, values: values["num_heads"],
     written_from="key_value_heads",
 )
+
+
+def narrow_embedding(name: str) -> Mapped:
+    """Returns the row of the width of token embeddings, which may be that of the model."""
+    return Mapped(
+        name,
+        "embedding_width",
+        lambda source_model, values: values["d_model"],
+        Conversion(
+            lambda width, values: None if width == values["d_model"] else width,
+            lambda width, config: config.embedding_width,
+        ),
+    )
+
+
 ATTENTION_DROPOUT = Mapped("attention_dropout", "attention_dropout", 0.0)
 
 

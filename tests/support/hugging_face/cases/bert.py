@@ -1,9 +1,37 @@
-"""BERT."""
+"""BERT and its kin."""
+
+from typing import Any
 
 from tests.support.hugging_face.case import SIZES, Case
 
 # transformers ties the two only together with the matrix, and then uses one of them.
 BIASES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+ROBERTA_BIASES = {"lm_head.bias": "lm_head.decoder.bias"}
+
+
+def roberta(dialect: str, start: str) -> dict[str, Case]:
+    """The cases of one of the types whose positions count real tokens."""
+
+    def case(name: str, **settings: Any) -> Case:
+        is_body = name == "Model"
+        return Case(
+            dialect,
+            f"{start}{name}",
+            {**SIZES, **settings},
+            counts_tokens=True,
+            pad_token=settings.get("pad_token_id", 1),
+            copies={} if is_body else ROBERTA_BIASES,
+        )
+
+    return {
+        dialect: case("ForMaskedLM", type_vocab_size=1, layer_norm_eps=1e-5),
+        f"{dialect} untied relu pad": case(
+            "ForMaskedLM", tie_word_embeddings=False, hidden_act="relu", pad_token_id=0
+        ),
+        f"{dialect} body": case("Model", pad_token_id=2),
+    }
+
+
 CASES = {
     "bert": Case("bert", "BertModel", SIZES),
     "bert no pooler": Case(
@@ -18,4 +46,35 @@ CASES = {
         {**SIZES, "tie_word_embeddings": False, "hidden_act": "relu"},
         copies=BIASES,
     ),
+    **roberta("roberta", "Roberta"),
+    **roberta("xlm-roberta", "XLMRoberta"),
+    **roberta("camembert", "Camembert"),
+    "electra": Case("electra", "ElectraForMaskedLM", {**SIZES, "embedding_size": 14}),
+    "electra wide untied relu": Case(
+        "electra",
+        "ElectraForMaskedLM",
+        {**SIZES, "embedding_size": 24, "tie_word_embeddings": False, "hidden_act": "relu"},
+    ),
+    "electra narrow untied": Case(
+        "electra",
+        "ElectraForMaskedLM",
+        {**SIZES, "embedding_size": 34, "tie_word_embeddings": False},
+    ),
+    "electra body": Case("electra", "ElectraModel", {**SIZES, "embedding_size": 14}),
+    "megatron-bert": Case("megatron-bert", "MegatronBertForMaskedLM", SIZES, copies=BIASES),
+    "megatron-bert untied": Case(
+        "megatron-bert",
+        "MegatronBertForMaskedLM",
+        {**SIZES, "tie_word_embeddings": False, "hidden_act": "gelu_new", "type_vocab_size": 3},
+        copies=BIASES,
+    ),
+    "megatron-bert body": Case("megatron-bert", "MegatronBertModel", SIZES),
+    "ernie": Case("ernie", "ErnieForMaskedLM", SIZES, copies=BIASES),
+    "ernie untied": Case(
+        "ernie",
+        "ErnieForMaskedLM",
+        {**SIZES, "tie_word_embeddings": False, "hidden_act": "relu", "type_vocab_size": 4},
+        copies=BIASES,
+    ),
+    "ernie body": Case("ernie", "ErnieModel", SIZES),
 }
