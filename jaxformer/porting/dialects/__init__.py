@@ -55,6 +55,10 @@ HUGGING_FACE = {
     "ernie": "bert",
     "phi": "phi",
     "opt": "opt",
+    "distilbert": "distilbert",
+    "openai-gpt": "gpt2",
+    "biogpt": "opt",
+    "xglm": "opt",
 }
 DIALECTS = {
     "jaxformer": "jaxformer",

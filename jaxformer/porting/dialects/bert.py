@@ -201,10 +201,9 @@ def _adapter(
     """
     decoder = head[-1].source[0]
     tied = {f"{decoder}.weight": f"{prefix}embeddings.word_embeddings.weight"}
-    if bias is not None:
-        # One array by two names, even where the matrix is not tied: transformers then adds
-        # the decoder's and leaves the other unused.
-        tied[bias] = f"{decoder}.bias"
+    # One array by two names, even where the matrix is not tied: transformers then adds the
+    # decoder's and leaves the other unused.
+    copies = {bias: f"{decoder}.bias"} if bias else {}
     return language_model(
         name,
         settings,
@@ -213,8 +212,9 @@ def _adapter(
         prefix=prefix,
         head=head,
         outside=(outside,),
-        tied=tied,
+        tied=tied | copies,
         is_tied_by_default=True,
+        untied_names=frozenset(copies),
         defaults={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, **defaults},
         buffers=(POSITION_IDS, Buffer("embeddings.token_type_ids", _token_type_ids, written=False)),
         old_names={

@@ -1,6 +1,6 @@
-"""Hugging Face's ``gpt2`` and ``gpt_bigcode``: queries, keys and values in one matrix.
+"""Hugging Face's ``gpt2``, ``openai-gpt`` and ``gpt_bigcode``: queries, keys, values in one matrix.
 
-GPT-2's matrices are (in, out). SantaCoder and StarCoder (arXiv 2301.03988, 2305.06161) have
+GPT-2's matrices are (in, out), as those of the GPT before it, which is post-norm. SantaCoder and StarCoder (arXiv 2301.03988, 2305.06161) have
 PyTorch's, and one key/value head for all.
 """
 
@@ -21,13 +21,19 @@ from jaxformer.porting.mapping.rules import (
     under,
     untransposed,
 )
-from jaxformer.porting.mapping.settings import Conversion, Flag, Mapped, Required
+from jaxformer.porting.mapping.settings import Choices, Conversion, Fixed, Flag, Mapped, Required
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 
-def body(packing: Packing) -> Rules:
-    """Returns the rules of the stack, with q, k and v packed so, and matrices (out, in)."""
+def body(packing: Packing, tokens: str = "wte", positions: str = "wpe") -> Rules:
+    """Returns the rules of the stack, with q, k and v packed so, and matrices (out, in).
+
+    Args:
+        packing: of queries, keys and values.
+        tokens: the name of the token embedding.
+        positions: that of the positions.
+    """
     qkv = Rule(("q_proj", "k_proj", "v_proj"), ("c_attn",), packing)
     block = (
         *under("attention", "attn", (qkv, *names(o_proj="c_proj"))),
@@ -35,7 +41,7 @@ def body(packing: Packing) -> Rules:
         *names(attention_norm="ln_1", feed_forward_norm="ln_2"),
     )
     return (
-        *names(token_embedding="wte", position_embedding="wpe", final_norm="ln_f"),
+        *names(token_embedding=tokens, position_embedding=positions, final_norm="ln_f"),
         *under("blocks.*", "h.*", block),
     )
 
@@ -51,18 +57,21 @@ NOT_READ = Inert(
         "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     )
 )  # fmt: skip
-STACK = (
+SIZES_AND_DROPOUTS = (
     Mapped(("n_embd", "hidden_size"), "d_model"),
     Mapped(("n_head", "num_attention_heads"), "num_heads"),
     Mapped(("n_layer", "num_hidden_layers"), "num_layers"),
     Mapped(("n_positions", "max_position_embeddings"), "context_length"),
-    Mapped("n_inner", "d_ff", None),
-    Mapped("activation_function", "activation", translation=ACTIVATIONS),
     Mapped("layer_norm_epsilon", "norm_eps", 1e-5),
     Mapped("embd_pdrop", "embedding_dropout", 0.0),
     Mapped("attn_pdrop", "attention_dropout", 0.0),
     Mapped("resid_pdrop", ("feed_forward_dropout", "output_dropout"), 0.0),
     NOT_READ,
+)
+STACK = (
+    *SIZES_AND_DROPOUTS,
+    Mapped("n_inner", "d_ff", None),
+    Mapped("activation_function", "activation", translation=ACTIVATIONS),
 )
 SETTINGS = (
     Required("scale_attn_weights", True),
@@ -71,6 +80,14 @@ SETTINGS = (
     *STACK,
     # In which dtype the scores are computed.
     Inert(("reorder_and_upcast_attn",)),
+)
+# OpenAI's gelu is the approximation.
+FIRST_ACTIVATIONS = Choices({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"})
+FIRST_SETTINGS = (
+    *SIZES_AND_DROPOUTS,
+    Mapped("afn", "activation", translation=FIRST_ACTIVATIONS),
+    Fixed("block", "post_norm"),
+    Fixed("final_norm", False),
 )
 MULTI_QUERY = Conversion(
     lambda is_shared, values: 1 if is_shared else values["num_heads"],
@@ -94,6 +111,10 @@ BIGCODE_SETTINGS = (
 )  # fmt: skip
 SMALLEST = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
 DROPOUTS = {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
+OLD_BUFFERS = (
+    Buffer("h.*.attn.bias", causal_mask, written=False),
+    Buffer("h.*.attn.masked_bias", masked_score(-1e4), written=False),
+)
 
 
 DIALECTS = (
@@ -106,10 +127,18 @@ DIALECTS = (
         tied={"lm_head.weight": "transformer.wte.weight"},
         is_tied_by_default=True,
         defaults={**SMALLEST, **DROPOUTS, "activation_function": "gelu_new"},
-        buffers=(
-            Buffer("h.*.attn.bias", causal_mask, written=False),
-            Buffer("h.*.attn.masked_bias", masked_score(-1e4), written=False),
-        ),
+        buffers=OLD_BUFFERS,
+    ),
+    language_model(
+        "openai-gpt",
+        FIRST_SETTINGS,
+        untransposed(body(Fused(), "tokens_embed", "positions_embed")),
+        classes=("OpenAIGPTLMHeadModel", "OpenAIGPTModel"),
+        prefix="transformer.",
+        tied={"lm_head.weight": "transformer.tokens_embed.weight"},
+        is_tied_by_default=True,
+        defaults={**SMALLEST, **DROPOUTS, "vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
+        buffers=OLD_BUFFERS,
     ),
     language_model(
         "gpt_bigcode",

@@ -1,14 +1,31 @@
-"""Hugging Face's ``opt``: OPT (arXiv 2205.01068); position t has row t + 2 of the learned table."""
+"""Hugging Face's ``opt``, ``biogpt`` and ``xglm``; position t has row t + 2 of the table.
+
+OPT (arXiv 2205.01068) and BioGPT (arXiv 2210.10341) learn the table, XGLM (arXiv 2112.10668) has
+sinusoids.
+"""
+
+import math
 
 from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
+    FEED_FORWARD_WIDTH,
+    SIZES,
     even_head_width,
+    narrow_embedding,
     usual_sizes,
 )
-from jaxformer.porting.mapping.rules import names, under
-from jaxformer.porting.mapping.settings import BOOLEAN, Conversion, Fixed, Flag, Mapped, Required
+from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.settings import (
+    BOOLEAN,
+    Choices,
+    Conversion,
+    Fixed,
+    Flag,
+    Mapped,
+    Required,
+)
 from jaxformer.porting.mapping.unread_settings import Inert
 
 BLOCK = (
@@ -20,18 +37,15 @@ BLOCK = (
     *under("feed_forward", "", names(up_proj="fc1", down_proj="fc2")),
     *names(attention_norm="self_attn_layer_norm", feed_forward_norm="final_layer_norm"),
 )
-BODY = under(
-    "",
-    "decoder",
-    (
-        *names(
-            token_embedding="embed_tokens",
-            position_embedding="embed_positions",
-            final_norm="final_layer_norm",
-        ),
+
+
+def body(final_norm: str, **more: str) -> Rules:
+    """Returns the rules of a stack, from the name of its final norm and further pairs of names."""
+    return (
+        *names(token_embedding="embed_tokens", position_embedding="embed_positions"),
+        *names(final_norm=final_norm, **more),
         *under("blocks.*", "layers.*", BLOCK),
-    ),
-)
+    )
 
 
 # Only a pre-norm model has a final norm, and some of those are without.
@@ -39,14 +53,21 @@ FINAL_NORM = Conversion(
     lambda is_removed, values: values["block"] == "pre_norm" and not is_removed,
     lambda final_norm, config: config.block.block == "pre_norm" and not final_norm,
 )
-SETTINGS = (
-    Mapped("hidden_size", "d_model"),
-    Mapped("word_embed_proj_dim", "d_model", is_read=False),
-    Mapped("num_attention_heads", "num_heads"),
-    Required("head_dim", even_head_width),
-    Required("word_embed_proj_dim", lambda values: values["d_model"]),
-    Mapped("num_hidden_layers", "num_layers"),
-    Mapped("max_position_embeddings", "context_length"),
+SCALED_EMBEDDING = Mapped(
+    "scale_embedding",
+    "embedding_scale",
+    True,
+    Conversion(
+        lambda is_scaled, values: math.sqrt(values["d_model"]) if is_scaled else None,
+        lambda scale, config: scale is not None,
+    ),
+)
+# Of training alone: the share of whole layers that are dropped.
+LAYER_DROP = Required("layerdrop", 0.0)
+OPT = (
+    *SIZES,
+    narrow_embedding("word_embed_proj_dim"),
+    Fixed("projected_embeddings", "tokens"),
     Mapped("ffn_dim", "d_ff", written_from="feed_forward_width"),
     Mapped("activation_function", "activation", translation=ACTIVATIONS),
     Mapped("do_layer_norm_before", "block", True, Flag("pre_norm", "post_norm")),
@@ -55,18 +76,64 @@ SETTINGS = (
     Required("layer_norm_elementwise_affine", True, is_written=True),
     ATTENTION_DROPOUT,
     Mapped("dropout", "residual_dropout", 0.0),
-    Required("layerdrop", 0.0),
+    LAYER_DROP,
     # transformers has no dropout there, and ffn_dim is the width that it reads.
     Inert(("activation_dropout", "intermediate_size")),
     Fixed("position_offset", 2),
+)
+BIOGPT = (
+    *SIZES,
+    FEED_FORWARD_WIDTH,
+    Mapped("hidden_act", "activation", translation=ACTIVATIONS),
+    SCALED_EMBEDDING,
+    Mapped("attention_probs_dropout_prob", "attention_dropout", 0.0),
+    Mapped("hidden_dropout_prob", ("residual_dropout", "embedding_dropout"), 0.0),
+    Mapped("activation_dropout", "hidden_dropout", 0.0),
+    LAYER_DROP,
+    # Its norms add 1e-5 whatever it is.
+    Inert(("layer_norm_eps",)),
+    Fixed("position_offset", 2),
+)
+XGLM = (
+    Mapped(("d_model", "hidden_size"), "d_model"),
+    Mapped(("attention_heads", "num_attention_heads"), "num_heads"),
+    Required("head_dim", even_head_width),
+    Mapped(("num_layers", "num_hidden_layers"), "num_layers"),
+    Mapped("max_position_embeddings", "context_length"),
+    Mapped("ffn_dim", "d_ff", written_from="feed_forward_width"),
+    Mapped("activation_function", "activation", translation=ACTIVATIONS),
+    SCALED_EMBEDDING,
+    ATTENTION_DROPOUT,
+    Mapped("dropout", ("residual_dropout", "embedding_dropout"), 0.0),
+    Mapped("activation_dropout", "hidden_dropout", 0.0),
+    LAYER_DROP,
+    Required("add_cross_attention", False),
+    # The row of this id is zero in the table of sinusoids; no position has the first two.
+    Mapped(
+        "pad_token_id",
+        "position_offset",
+        1,
+        Choices({None: 2, 0: 2, 1: 2}),
+        is_nullable=True,
+    ),
+    Fixed("positions", "sinusoidal"),
+    Fixed("sinusoid_halves", True),
 )
 
 
 DIALECTS = (
     language_model(
         "opt",
-        SETTINGS,
-        BODY,
+        OPT,
+        under(
+            "",
+            "decoder",
+            body(
+                "final_layer_norm",
+                embedding_projection="project_in",
+                output_projection="project_out",
+            ),
+        ),
         classes=("OPTForCausalLM", "OPTModel"),
         prefix="model.",
         tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
@@ -75,6 +142,42 @@ DIALECTS = (
             **usual_sizes(50272, 768, 3072, 12, 12, 2048, "relu"),
             "ffn_dim": 3072,
             "activation_function": "relu",
+            "dropout": 0.1,
+        },
+    ),
+    language_model(
+        "biogpt",
+        BIOGPT,
+        body("layer_norm"),
+        classes=("BioGptForCausalLM", "BioGptModel"),
+        prefix="biogpt.",
+        head=names(lm_head="output_projection"),
+        outside=("output_projection.",),
+        tied={"output_projection.weight": "biogpt.embed_tokens.weight"},
+        is_tied_by_default=True,
+        defaults={
+            **usual_sizes(42384, 1024, 4096, 24, 16, 1024, "gelu"),
+            "attention_probs_dropout_prob": 0.1,
+            "hidden_dropout_prob": 0.1,
+        },
+    ),
+    language_model(
+        "xglm",
+        XGLM,
+        body("layer_norm"),
+        classes=("XGLMForCausalLM", "XGLMModel"),
+        prefix="model.",
+        tied={"lm_head.weight": "model.embed_tokens.weight"},
+        is_tied_by_default=True,
+        defaults={
+            "vocab_size": 256008,
+            "d_model": 1024,
+            "attention_heads": 16,
+            "num_layers": 24,
+            "max_position_embeddings": 2048,
+            "ffn_dim": 4096,
+            "activation_function": "gelu",
+            "attention_dropout": 0.1,
             "dropout": 0.1,
         },
     ),

@@ -205,7 +205,7 @@ def source_states(model: Any, num_blocks: int) -> Iterator[list[torch.Tensor]]:
         found.append(arguments[0] if arguments else more["hidden_states"])
 
     def leave(module: Any, arguments: Any, result: Any) -> None:
-        found.append(result[0] if isinstance(result, tuple) else result)
+        found.append(result[0] if isinstance(result, tuple | list) else result)
 
     handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
     handles += [block.register_forward_hook(leave) for block in blocks]

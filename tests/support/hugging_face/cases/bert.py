@@ -6,6 +6,13 @@ from tests.support.hugging_face.case import SIZES, Case
 
 # transformers ties the two only together with the matrix, and then uses one of them.
 BIASES = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+DISTILBERT = {
+    "dim": 24,
+    "n_heads": 4,
+    "n_layers": 2,
+    "hidden_dim": 44,
+    "max_position_embeddings": 320,
+}
 ROBERTA_BIASES = {"lm_head.bias": "lm_head.decoder.bias"}
 
 
@@ -77,4 +84,13 @@ CASES = {
         copies=BIASES,
     ),
     "ernie body": Case("ernie", "ErnieModel", SIZES),
+    "distilbert": Case("distilbert", "DistilBertForMaskedLM", DISTILBERT),
+    "distilbert untied relu": Case(
+        "distilbert",
+        "DistilBertForMaskedLM",
+        {**DISTILBERT, "tie_word_embeddings": False, "activation": "relu"},
+    ),
+    "distilbert sinusoids body": Case(
+        "distilbert", "DistilBertModel", {**DISTILBERT, "sinusoidal_pos_embds": True}
+    ),
 }

@@ -1,4 +1,4 @@
-"""GPT-2, BLOOM and OPT."""
+"""GPT-2 and its forerunner, BLOOM, OPT, BioGPT and XGLM."""
 
 from tests.support.hugging_face.case import SIZES, Case
 
@@ -8,6 +8,14 @@ OPT = {
     **{k: v for k, v in SIZES.items() if k != "intermediate_size"},
     "ffn_dim": 44,
     "word_embed_proj_dim": 24,
+}
+# Position 0 has the third row of XGLM's table.
+XGLM = {
+    "d_model": 24,
+    "attention_heads": 4,
+    "num_layers": 2,
+    "ffn_dim": 44,
+    "max_position_embeddings": 320,
 }
 
 CASES = {
@@ -42,4 +50,38 @@ CASES = {
         "opt", "OPTForCausalLM", {**OPT, "_remove_final_layer_norm": True}, counts_tokens=True
     ),
     "opt body": Case("opt", "OPTModel", OPT, counts_tokens=True),
+    "opt projected": Case(
+        "opt",
+        "OPTForCausalLM",
+        {**OPT, "word_embed_proj_dim": 14, "do_layer_norm_before": False},
+        counts_tokens=True,
+    ),
+    "opt projected untied": Case(
+        "opt",
+        "OPTForCausalLM",
+        {**OPT, "word_embed_proj_dim": 34, "tie_word_embeddings": False},
+        counts_tokens=True,
+    ),
+    "opt projected body": Case(
+        "opt", "OPTModel", {**OPT, "word_embed_proj_dim": 14}, counts_tokens=True
+    ),
+    "openai-gpt": Case("openai-gpt", "OpenAIGPTLMHeadModel", GPT2),
+    "openai-gpt untied relu": Case(
+        "openai-gpt", "OpenAIGPTLMHeadModel", {**GPT2, "tie_word_embeddings": False, "afn": "relu"}
+    ),
+    "openai-gpt body": Case("openai-gpt", "OpenAIGPTModel", {**GPT2, "afn": "silu"}),
+    "biogpt": Case("biogpt", "BioGptForCausalLM", SIZES),
+    "biogpt unscaled untied": Case(
+        "biogpt",
+        "BioGptForCausalLM",
+        {**SIZES, "scale_embedding": False, "tie_word_embeddings": False, "hidden_act": "relu"},
+    ),
+    "biogpt body": Case("biogpt", "BioGptModel", SIZES),
+    "xglm": Case("xglm", "XGLMForCausalLM", XGLM),
+    "xglm unscaled untied": Case(
+        "xglm",
+        "XGLMForCausalLM",
+        {**XGLM, "scale_embedding": False, "tie_word_embeddings": False, "pad_token_id": 0},
+    ),
+    "xglm body": Case("xglm", "XGLMModel", {**XGLM, "activation_function": "gelu_new"}),
 }
