@@ -57,6 +57,8 @@ def _settings(draw, dialect):
     plain_turned = {**sizes, "intermediate_size": width, "partial_rotary_factor": 1.0}
     gpt2 = {**sizes, "n_inner": draw(st.sampled_from([None, 7]))}
     windows = {"attention_types": [[["local"], layers]], "window_size": 5}
+    # The table of positions has rows for the padding's id and those below it.
+    roberta = {**plain, "max_position_embeddings": draw(st.integers(3, 9)), "pad_token_id": 1}
     return {
         "gpt2": gpt2,
         "gpt_bigcode": {**gpt2, "multi_query": draw(flag)},
@@ -99,12 +101,18 @@ def _settings(draw, dialect):
             "use_parallel_residual": draw(flag),
         },
         "bloom": {k: v for k, v in sizes.items() if k != "max_position_embeddings"},
-        "bert": plain,
+        **dict.fromkeys(("bert", "megatron-bert", "ernie"), plain),
+        **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), roberta),
+        "electra": {**plain, "embedding_size": draw(st.sampled_from([5, heads * head_dim]))},
+        "distilbert": {**sizes, "hidden_dim": width},
+        "openai-gpt": sizes,
+        "biogpt": {**sizes, "intermediate_size": width, "scale_embedding": draw(flag)},
+        "xglm": {**sizes, "hidden_size": 4 * heads, "ffn_dim": width},
         "phi": {**stack, "partial_rotary_factor": 1.0, "qk_layernorm": draw(flag)},
         "opt": {
             **sizes,
             "ffn_dim": width,
-            "word_embed_proj_dim": heads * head_dim,
+            "word_embed_proj_dim": draw(st.sampled_from([5, heads * head_dim])),
             "enable_bias": draw(flag),
             "do_layer_norm_before": draw(flag),
         },
@@ -149,8 +157,9 @@ def test_any_arrays_come_back_bit_for_bit(dialect, data):
     for parameter in parameters.values():
         by_parameter.setdefault(parameter, _random_array(rng, tuple(parameter.shape)))
     arrays = {name: by_parameter[parameter] for name, parameter in parameters.items()}
-    if "cls.predictions.bias" in arrays:
-        arrays["cls.predictions.bias"] = arrays["cls.predictions.decoder.bias"]
+    for start in ("cls.predictions", "lm_head"):
+        if f"{start}.decoder.bias" in arrays:
+            arrays[f"{start}.bias"] = arrays[f"{start}.decoder.bias"]
     settings = {**config.to_dict(), "class": kind.__name__}
     back = to_torch(from_torch(arrays, config=settings))
     assert bits_of(back) == bits_of(arrays)

@@ -8,9 +8,9 @@
 - ``megatron-bert`` (arXiv 1909.08053) normalises what enters a branch.
 - ``ernie`` (arXiv 1904.09223), without the embedding of tasks that later ones have.
 
-``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than either class has:
-import them with ``ignore=["bert.pooler.*", "cls.seq_relationship.*"]``, or ``ignore=["cls.*"]`` for
-the encoder.
+``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than it has, a pooler and
+a next-sentence head, which are left out; for the encoder with its pooler, give ``ignore=["cls.*"]``
+and the class ``BertModel``.
 """
 
 from typing import Any
@@ -214,6 +214,11 @@ def _adapter(
         outside=(outside,),
         tied=tied | copies,
         is_tied_by_default=True,
+        # Published files are of BertForPreTraining, though they name the other class.
+        superfluous=(f"{prefix}pooler.*", "cls.seq_relationship.*"),
+        equivalents=(
+            {f"{start}ForPreTraining": f"{start}ForMaskedLM"} if head is BERT_HEAD else {}
+        ),
         untied_names=frozenset(copies),
         defaults={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, **defaults},
         buffers=(POSITION_IDS, Buffer("embeddings.token_type_ids", _token_type_ids, written=False)),

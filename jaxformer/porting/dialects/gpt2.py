@@ -1,7 +1,7 @@
 """Hugging Face's ``gpt2``, ``openai-gpt`` and ``gpt_bigcode``: queries, keys, values in one matrix.
 
-GPT-2's matrices are (in, out), as those of the GPT before it, which is post-norm. SantaCoder and StarCoder (arXiv 2301.03988, 2305.06161) have
-PyTorch's, and one key/value head for all.
+GPT-2's matrices are (in, out), as those of the GPT before it, which is post-norm. SantaCoder and
+StarCoder (arXiv 2301.03988, 2305.06161) have PyTorch's, and one key/value head for all.
 """
 
 from jaxformer.porting.dialects.common.buffers import causal_mask, masked_score
