@@ -115,7 +115,7 @@ UNSUPPORTED = [
     ),
     ("phi", {"head_dim": 10}, _unsupported("head_dim", "10")),
     ("phi", {"num_attention_heads": 5}, "hidden_size must be divisible by num_attention_heads"),
-    ("opt", {"word_embed_proj_dim": 12}, _unsupported("word_embed_proj_dim", "12")),
+    ("opt", {"layerdrop": 0.1}, _unsupported("layerdrop", "0.1")),
     (
         "opt",
         {"layer_norm_elementwise_affine": False},
