@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity.matching.modules import Pair, pair_by_map, pair_modules
+from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.trace import torch_trace
 from jaxformer.parity.trace.memory import release
 from jaxformer.porting.api import build, import_plan
@@ -143,7 +144,7 @@ class ReferenceRun:
     def _recorded(self) -> set[str]:
         if self.plan is None:
             return {"", *(self.names or {}).values()}
-        tables = {p for p, m in self.modules.items() if "Rotary" in type(m).__name__}
+        tables = {path for path, module in self.modules.items() if computes_tables(module)}
         pairs = self.pairs_with(self.plan.module)
         return tables | {path for pair in pairs for path in pair.reference}
 

@@ -1,8 +1,9 @@
-"""Positions of both sides: rotary tables, ALiBi slopes and position ids.
+"""Positions of both sides: rotary tables, sinusoids, ALiBi slopes and position ids.
 
 Cosines and sines are float32 functions of position · frequency, and the powers of two libraries
 differ in the last bit: at position 5000 that is 3e-4 of the table. It would look like a bug of
 every attention. So the tables are judged separately, and then both sides use the reference's.
+The same is true of sinusoids that transformers computes and does not save (XGLM).
 """
 
 import contextlib
@@ -18,23 +19,25 @@ from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.mapping.position_tables import PositionTable
-from jaxformer.positions import LearnedPositions, Rotary
+from jaxformer.positions import LearnedPositions, Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 
 # Cosines and sines (T, width / 2).
 Tables = tuple[np.ndarray, np.ndarray]
+# Words in the names of the reference's classes that compute tables when they are called.
+ROTARY, SINUSOIDAL = "Rotary", "SinusoidalPositionalEmbedding"
 
 
 def share_tables(
     module: Any, torch_module: Any, reference: torch_trace.Trace, *, share_wrong: bool = True
 ) -> list[Node]:
-    """Gives the candidate's rotary positions the tables that a module of the reference made.
+    """Gives the candidate's positions the tables that a module of the reference made.
 
     An angle is accurate to a few units in the last place of float32, so an entry may be off by
     2^-22 · (1 + position).
 
     Args:
-        module: the candidate, whose rotary positions are changed.
+        module: the candidate, whose rotary or sinusoidal positions are changed.
         torch_module: the reference.
         reference: a pass of it, with positions 0 … T - 1.
         share_wrong: whether to replace tables with a bug too, so that no other module shows it.
@@ -44,7 +47,7 @@ def share_tables(
     """
     found = reference_tables(torch_module, reference)
     if not found:
-        return []
+        return _share_sinusoids(module, torch_module, reference, share_wrong)
     nodes = []
     for path, node in nnx.iter_modules(module):
         if not isinstance(node, Rotary):
@@ -71,13 +74,43 @@ def share_tables(
     return bugs or nodes[:1]
 
 
+def computes_tables(module: Any) -> bool:
+    """Whether a module of the reference computes tables of positions when it is called."""
+    return any(word in type(module).__name__ for word in (ROTARY, SINUSOIDAL))
+
+
+def _share_sinusoids(
+    module: Any, torch_module: Any, reference: torch_trace.Trace, share_wrong: bool
+) -> list[Node]:
+    """Does what ``share_tables`` does for the sinusoids that are added to token embeddings."""
+    node = getattr(module, "position_embedding", None)
+    modules = torch_trace.modules_of(torch_module)
+    paths = [path for path in reference.calls if SINUSOIDAL in type(modules[path]).__name__]
+    if not paths or not isinstance(node, SinusoidalPositions):
+        return []
+    call = reference.calls[paths[0]]
+    rows = call.outputs[0].reshape(-1, *call.outputs[0].shape[-2:])[0]
+    difference = table_difference((node.rows(),), (rows,))
+    if difference is None:
+        difference = Difference(float("inf"), 1.0, 0.0)
+    elif share_wrong or not difference.is_bug:
+        node.table = PositionTable(_pad_rows(rows, node.max_length))
+    return [
+        Node(
+            "position_embedding", paths[0], "SinusoidalPositions", type(modules[paths[0]]).__name__,
+            depth=0, order=call.order, forward=difference,
+            message="its rows differ: check the offset and the order of sines and cosines",
+        )
+    ]  # fmt: skip
+
+
 def share_tables_of_length(
     module: Any, torch_module: Any, call: Callable[[Any, Any], Any], length: int
 ) -> list[Node]:
     """Runs the reference on ``length`` tokens and shares its tables, except those with a bug.
 
     Args:
-        module: the candidate, whose rotary positions are changed.
+        module: the candidate, whose rotary or sinusoidal positions are changed.
         torch_module: the reference, in float64.
         call: how the reference is called with ids (1, T).
         length: T.
@@ -87,7 +120,7 @@ def share_tables_of_length(
         torch_module,
         [torch.zeros((1, length), dtype=torch.int64)],
         call=lambda module, inputs: call(module, inputs[0]),
-        keep=lambda path: "Rotary" in type(torch_module.get_submodule(path)).__name__,
+        keep=lambda path: computes_tables(torch_module.get_submodule(path)),
     )
     return share_tables(module, torch_module, trace, share_wrong=False)
 
@@ -100,7 +133,7 @@ def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> list[tu
     modules = torch_trace.modules_of(torch_module)
     found = []
     for path, first in reference.calls.items():
-        if "Rotary" not in type(modules[path]).__name__:
+        if ROTARY not in type(modules[path]).__name__:
             continue
         for call in (first, *first.later):
             if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
@@ -127,7 +160,9 @@ def give_tables(node: Rotary, tables: Tables) -> None:
     node.cos, node.sin = (PositionTable(_pad_rows(table, node.max_length)) for table in tables)
 
 
-def table_difference(candidate: Tables, reference: Tables) -> Difference | None:
+def table_difference(
+    candidate: Sequence[np.ndarray], reference: Sequence[np.ndarray]
+) -> Difference | None:
     """Returns the worst entry, judged at its position; None if the shapes do not fit."""
     length = reference[0].shape[0]
     if any(

@@ -104,8 +104,20 @@ def in_float32() -> Iterator[None]:
         mock.patch.object(torch, "float", torch.float64),
         mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
         wide_slopes(),
+        _default_float64(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _default_float64() -> Iterator[None]:
+    """Numbers that have no dtype are float64 in PyTorch too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager
@@ -120,9 +132,6 @@ def in_float64() -> Iterator[None]:
         _forget_tables()
         stack.callback(_forget_tables)
         stack.enter_context(in_float32())
-        before = torch.get_default_dtype()
-        stack.callback(torch.set_default_dtype, before)
-        torch.set_default_dtype(torch.float64)
         for module in TABLE_MODULES:
             for name in vars(module).keys() & {"np", "jnp"}:
                 wide = _Wide(getattr(module, name))

@@ -9,7 +9,6 @@ OPT = {
     "ffn_dim": 44,
     "word_embed_proj_dim": 24,
 }
-# Position 0 has the third row of XGLM's table.
 XGLM = {
     "d_model": 24,
     "attention_heads": 4,
@@ -53,7 +52,7 @@ CASES = {
     "opt projected": Case(
         "opt",
         "OPTForCausalLM",
-        {**OPT, "word_embed_proj_dim": 14, "do_layer_norm_before": False},
+        {**OPT, "word_embed_proj_dim": 34, "do_layer_norm_before": False},
         counts_tokens=True,
     ),
     "opt projected untied": Case(
@@ -65,9 +64,12 @@ CASES = {
     "opt projected body": Case(
         "opt", "OPTModel", {**OPT, "word_embed_proj_dim": 14}, counts_tokens=True
     ),
-    "openai-gpt": Case("openai-gpt", "OpenAIGPTLMHeadModel", GPT2),
+    "openai-gpt": Case("openai-gpt", "OpenAIGPTLMHeadModel", GPT2, std=0.8),
     "openai-gpt untied relu": Case(
-        "openai-gpt", "OpenAIGPTLMHeadModel", {**GPT2, "tie_word_embeddings": False, "afn": "relu"}
+        "openai-gpt",
+        "OpenAIGPTLMHeadModel",
+        {**GPT2, "tie_word_embeddings": False, "afn": "relu"},
+        std=0.8,
     ),
     "openai-gpt body": Case("openai-gpt", "OpenAIGPTModel", {**GPT2, "afn": "silu"}),
     "biogpt": Case("biogpt", "BioGptForCausalLM", SIZES),
@@ -82,6 +84,7 @@ CASES = {
         "xglm",
         "XGLMForCausalLM",
         {**XGLM, "scale_embedding": False, "tie_word_embeddings": False, "pad_token_id": 0},
+        std=1.0,
     ),
     "xglm body": Case("xglm", "XGLMModel", {**XGLM, "activation_function": "gelu_new"}),
 }
