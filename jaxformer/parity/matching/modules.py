@@ -77,7 +77,11 @@ def pair_modules(
     reference_paths = set(reference)
     leaves = _pairs_of_leaves(links, reference_paths)
     pairs: dict[PairKey, Pair] = {("",): Pair(("",), ("",))}
-    scopes = [*_scopes(mapping.rules_for(module), candidate_paths)]
+    rules = mapping.rules_for(module)
+    scopes = [*_scopes(rules, candidate_paths)]
+    # OLMo's norms have no parameters that would pair them.
+    empty = [p for p in candidate_paths if not any(_is_within(e.candidate, p) for e in leaves)]
+    scopes += _renamed(rules, empty)
     # A module of the same name on both sides needs no rule.
     scopes += [(path, path) for path in candidate_paths if path]
     for path, other in scopes:
@@ -161,6 +165,14 @@ def _scopes(rules: Iterable[Rule], paths: Sequence[str]) -> Iterator[tuple[str, 
                 for path, indices in _match_paths(candidate, paths):
                     yield path, _fill_indices(reference, indices)
             around = reference
+
+
+def _renamed(rules: Iterable[Rule], paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields the candidate and reference paths of the modules that rules pair one to one."""
+    for rule in rules:
+        if len(rule.target) == len(rule.source) == 1 and rule.packing is ONE_TO_ONE:
+            for path, indices in _match_paths(rule.target[0], paths):
+                yield path, _fill_indices(rule.source[0], indices)
 
 
 def _have_same_leaves(candidate: str, reference: str, leaves: Iterable[Pair]) -> bool:

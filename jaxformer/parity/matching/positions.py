@@ -141,6 +141,9 @@ def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> list[tu
                 half = cos.shape[-1] // 2
                 if np.array_equal(cos[:, :half], cos[:, half:]):
                     cos, sin = cos[:, :half], sin[:, :half]
+                elif np.array_equal(cos[:, ::2], cos[:, 1::2]):
+                    # Of neighbours: Cohere's.
+                    cos, sin = cos[:, ::2], sin[:, ::2]
                 found.append((path, (cos, sin)))
     return found
 

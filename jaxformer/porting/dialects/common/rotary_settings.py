@@ -26,6 +26,7 @@ from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert, check_all_read
 from jaxformer.position_tables import yarn_attention_factor
 
+TRAINED_LENGTH = "original_max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 KINDS = Choices(
     {
@@ -150,7 +151,10 @@ class RotaryPositions(Row):
         given: Any = found[0] or found[1] or self.usual
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
             raise unsupported("rope_parameters", "be one for all layers", given)
-        return self.read_parameters(given, source_model, values)
+        # What stands beside them goes first.
+        length = source_model.setting(TRAINED_LENGTH, default=None)
+        beside = {} if length is None else {TRAINED_LENGTH: length}
+        return self.read_parameters({**given, **beside}, source_model, values)
 
     def read_parameters(
         self, given: Mapping[str, Any], source_model: SourceModel, values: Values
@@ -163,9 +167,6 @@ class RotaryPositions(Row):
             ),
         }
         inside = {name: value for name, value in given.items() if value is not None}
-        trained = "original_max_position_embeddings"
-        if (length := source_model.setting(trained, default=None)) is not None:
-            inside[trained] = length
         parameters = SourceModel(
             {}, kind="rope_parameters", config=outside | inside, ignore=source_model.ignore
         )
@@ -206,6 +207,8 @@ class RotaryByLayerType(RotaryPositions):
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
         """Gives the fields of rotary positions; the rows above have given the window."""
+        # transformers does not look for it beside parameters that each type of layer has.
+        source_model.read.add(TRAINED_LENGTH)
         older = source_model.setting("rope_scaling", default={}) or {}
         newer = source_model.setting("rope_parameters", default={}) or {}
         if not all(isinstance(form, Mapping) for form in (older, newer)):

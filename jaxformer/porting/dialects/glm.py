@@ -1,0 +1,103 @@
+"""Hugging Face's ``phi3``, ``glm`` and ``glm4`` (arXiv 2404.14219, 2406.12793): fused arrays.
+
+A gate and what it is multiplied by are one array, in Phi-3 queries, keys and values too.
+"""
+
+import dataclasses
+
+from jaxformer.porting.dialects.common.hugging_face_settings import usual_sizes
+from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
+from jaxformer.porting.dialects.llama import (
+    GATED,
+    HEAD_WIDTH,
+    NO_ATTENTION_BIAS,
+    NO_FEED_FORWARD_BIAS,
+    body,
+    llama_adapter,
+    stack,
+    two_norm_body,
+)
+from jaxformer.porting.mapping.rules import Fused, Rule, Rules, names
+from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped
+from jaxformer.porting.mapping.unread_settings import Inert
+from jaxformer.transformer_lm import TransformerLM
+
+QKV = (Rule(("q_proj", "k_proj", "v_proj"), ("qkv_proj",), Fused()),)
+GATE = (
+    Rule(("gate_proj", "up_proj"), ("gate_up_proj",), Fused()),
+    *names(down_proj="down_proj"),
+)
+# What readers before transformers 5 take in place of rope_parameters.
+OLD_FRACTION = Mapped("partial_rotary_factor", "rotary_fraction", is_read=False)
+PHI3 = (
+    *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS, rotary=RotaryPositions(fraction=1.0)),
+    GATED,
+    *NO_FEED_FORWARD_BIAS,
+    # null says that there is none.
+    Mapped("sliding_window", "sliding_window", None, is_nullable=True),
+    dataclasses.replace(OLD_FRACTION, omit=1.0),
+    # Phi-3's class reads it here alone.
+    Mapped(
+        "original_max_position_embeddings",
+        "rotary_original_context_length",
+        is_read=False,
+        applies=lambda values: values["rotary_scaling"] == "longrope",
+    ),
+    Mapped("resid_pdrop", "residual_dropout", 0.0),
+    # Its class has no such dropout.
+    Inert(("embd_pdrop",)),
+)
+GLM = (
+    *stack(
+        Mapped("head_dim", "head_dim", 128, written_from="head_width"),
+        Mapped("attention_bias", "qkv_bias", True, BOOLEAN),
+        Fixed("output_bias", False),
+        rotary=RotaryPositions(fraction=0.5),
+    ),
+    OLD_FRACTION,
+    GATED,
+    *NO_FEED_FORWARD_BIAS,
+    Fixed("rotary_interleaved", True),
+)
+SIZES = {
+    **usual_sizes(151552, 4096, 13696, 40, 32, 131072, "silu"),
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1.5625e-7,
+}
+
+
+def _phi3_body(module: TransformerLM) -> Rules:
+    return two_norm_body(module, qkv=QKV, feed_forward=GATE)
+
+
+def _glm_body(module: TransformerLM) -> Rules:
+    return two_norm_body(module, neighbours=True, feed_forward=GATE)
+
+
+def _glm4_body(module: TransformerLM) -> Rules:
+    return body(
+        module,
+        neighbours=True,
+        feed_forward=GATE,
+        attention_norm="input_layernorm",
+        attention_output_norm="post_self_attn_layernorm",
+        feed_forward_norm="post_attention_layernorm",
+        feed_forward_output_norm="post_mlp_layernorm",
+    )
+
+
+DIALECTS = (
+    llama_adapter(
+        "phi3",
+        "Phi3",
+        PHI3,
+        _phi3_body,
+        # Halves and neighbours cannot change places within one array.
+        translated=frozenset(),
+        **usual_sizes(32064, 3072, 8192, 32, 32, 4096, "silu"),
+        rms_norm_eps=1e-5,
+        original_max_position_embeddings=4096,
+    ),
+    llama_adapter("glm", "Glm", GLM, _glm_body, **SIZES),
+    llama_adapter("glm4", "Glm4", (*GLM, Fixed("branch_output_norm", True)), _glm4_body, **SIZES),
+)
