@@ -33,7 +33,7 @@ CASES = {
             },
         },
     ),
-    "glm": Case("glm", "GlmForCausalLM", {**WIDE, "head_dim": 12}),
+    "glm": Case("glm", "GlmForCausalLM", {**WIDE, "head_dim": 16}),
     "glm no bias tied whole": Case(
         "glm",
         "GlmForCausalLM",
