@@ -13,6 +13,7 @@ from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.hugging_face.case import VOCAB
+from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.running import (
     assert_close,
     build,
@@ -276,8 +277,9 @@ def test_models_that_were_never_ported_are_exported(name):
     )
     plan = export_plan(target, dialect)
     settings = plan.module_mapping.settings(target)
+    attention = next(case.attention for case in CASES.values() if case.dialect == dialect)
     with in_float64():
-        source = build(plan.origin.kind, settings).double()
+        source = build(plan.origin.kind, settings, attention=attention).double()
     source.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target, dialect).items()})
     again = from_torch(source, dialect)
     ids = tokens(6)

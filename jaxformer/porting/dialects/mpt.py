@@ -71,8 +71,12 @@ class Nested(Row):
         return {self.source: write_settings(self.rows, config)}
 
 
+# transformers 5 takes no zero that is not an integer.
+RATE = Conversion(
+    lambda rate, values: float(rate), lambda rate, config: int(rate) if rate == int(rate) else rate
+)
 ATTENTION = (
-    Mapped("attn_pdrop", ("attention_dropout", "residual_dropout"), 0),
+    Mapped("attn_pdrop", ("attention_dropout", "residual_dropout"), 0, RATE),
     # Zero bounds nothing.
     Mapped("clip_qkv", "qkv_clip", None, Conversion(lambda bound, values: bound or None)),
     Mapped("softmax_scale", "attention_scale", None),
