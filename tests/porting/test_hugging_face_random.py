@@ -81,11 +81,15 @@ def _settings(draw, dialect):
         ),
         "mpt": {k: v for k, v in sizes.items() if k != "max_position_embeddings"},
         "persimmon": {**plain_turned, "qk_layernorm": draw(flag)},
-        "starcoder2": {**wider, "use_bias": draw(flag)},
+        "starcoder2": {
+            **{k: v for k, v in wider.items() if k != "attention_bias"},
+            "use_bias": draw(flag),
+        },
         "stablelm": {
             **plain_turned,
             "num_key_value_heads": groups,
-            "qk_layernorm": draw(flag),
+            # Its norms have an array a head, which must share a dtype.
+            "qk_layernorm": False,
             "use_parallel_residual": draw(flag),
         },
         "nemotron": {**wider, "partial_rotary_factor": 1.0, "mlp_bias": draw(flag)},

@@ -99,10 +99,10 @@ BIGCODE_SETTINGS = (
     Mapped("multi_query", "num_kv_heads", True, MULTI_QUERY, written_from="key_value_heads"),
     Mapped("scale_attn_weights", "attention_scale", True, Flag(None, 1.0)),
     Required("add_cross_attention", False),
-    Required("num_key_value_heads", lambda values: values["num_kv_heads"]),
-    # In which dtype the scores are computed, and how an early server of it ran.
+    # multi_query again, in which dtype the scores are computed, and how an early server ran.
     Inert(
         (
+            "num_key_value_heads",
             "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner",
             "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache",
             "validate_runner_input",
