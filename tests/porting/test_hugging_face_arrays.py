@@ -33,7 +33,8 @@ def test_transformers_builds_the_same_from_what_comes_back(name):
     case = CASES[name]
     source = randomize(build_case(case), copies=case.copies).float()
     target = from_torch(source)
-    again = build(case.kind, export_plan(target).module_mapping.settings(target), **case.arguments)
+    settings = export_plan(target).module_mapping.settings(target)
+    again = build(case.kind, settings, attention=case.attention, **case.arguments)
     again.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target).items()}, strict=True)
     ids = torch.as_tensor(tokens())
     assert torch.equal(again(ids)[0], source(ids)[0])

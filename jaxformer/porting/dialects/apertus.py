@@ -61,8 +61,8 @@ def _constant(name: str) -> Buffer:
         xielu = getattr(module.blocks[0].feed_forward, "xielu", None)
         return None if xielu is None else np.array(getattr(xielu, name), np.float32)
 
-    # transformers builds it in the dtype of the config.json, which may be bfloat16.
-    return Buffer(f"layers.*.mlp.act_fn.{name}", values, rounding=2.0**-8)
+    # transformers builds it in the dtype of the config.json: 1e-6 has five bits in float16.
+    return Buffer(f"layers.*.mlp.act_fn.{name}", values, rounding=2.0**-5)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,9 @@ def different_settings(
         if isinstance(rope, dict) and "rope_type" in rope:
             # The older name of the same.
             rope.pop("type", None)
+        if isinstance(inner := settings.get("attn_config"), dict):
+            # MPT's is a config of its own, which says of the file what the outer one says.
+            inner.pop("dtype", None)
     return {
         name: (value, after.get(name))
         for name, value in before.items()

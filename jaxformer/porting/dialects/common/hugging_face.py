@@ -1,6 +1,7 @@
 """The adapter of a family of Hugging Face, from its rules and its table of settings."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from flax import nnx
@@ -116,7 +117,7 @@ def language_model(
             TransformerLM,
             build,
             rules(start),
-            buffers=tuple(Buffer(start + b.source, b.values, b.written) for b in body_buffers),
+            buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
             settings=write,
             translated=translated,
             **more,
