@@ -23,8 +23,8 @@ from parity_tests.harness import JAX, TORCH, Side
 DOCUMENT = Path(__file__).parent.parent / "docs/families.md"
 FAMILIES = ("prepost", "encdec", "charlm", "unified", "minimal")
 FILES = (
-    "layers", "masks", "norms", "positions", "attention", "feed_forward", "blocks", "config",
-    "transformer_lm", "encoder_decoder", "generation", "char_data",
+    "layers", "masks", "norms", "positions", "attention", "attention_core", "feed_forward",
+    "blocks", "config", "transformer_lm", "encoder_decoder", "generation", "char_data",
 )  # fmt: skip
 
 

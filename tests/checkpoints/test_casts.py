@@ -109,12 +109,20 @@ def test_a_number_that_float32_cannot_hold_is_refused(rewrite, capsys):
 
 
 def test_a_run_that_starts_from_another_dtype(rewrite, whole_text, capsys):
-    rewrite(all_to(ml_dtypes.bfloat16, "parameters"))
+    rewrite(all_to(np.float64, "parameters"))
     start = ["--steps", 31, "--init-from", "run", "--eval-interval", 100]
     assert main(train_arguments(whole_text, "new", *start)) == 4
     err = capsys.readouterr().err
-    assert f"parameters/{TABLE} is bfloat16" in err
+    assert f"parameters/{TABLE} is float64" in err
     assert "--cast" in err
     assert not Path("new").exists()
     assert main(train_arguments(whole_text, "new", *start, "--cast")) == 0
-    assert "from bfloat16 to float32: largest rounding error 0" in capsys.readouterr().out
+    assert "from float64 to float32: largest rounding error 0" in capsys.readouterr().out
+
+
+@pytest.mark.tier("full")
+def test_a_run_that_starts_from_a_narrower_dtype_needs_no_cast(rewrite, whole_text, capsys):
+    rewrite(all_to(ml_dtypes.bfloat16, "parameters"))
+    start = ["--steps", 31, "--init-from", "run", "--eval-interval", 100]
+    assert main(train_arguments(whole_text, "new", *start)) == 0
+    assert "whose bfloat16 is kept as float32, exactly" in capsys.readouterr().out

@@ -70,12 +70,12 @@ def test_a_dialect_that_contradicts_a_module_needs_force():
 
 
 def test_a_model_type_that_is_not_known_says_what_is_nearest_and_what_is_missing(folder, changed):
-    changed(model_type="granit", embedding_multiplier=12.0, residual_multiplier=0.5)
+    changed(model_type="lama", embedding_factor=12.0, residual_factor=0.5)
     with pytest.raises(UsageError) as caught:
         open_checkpoint(folder).plan()
-    words = "embedding_multiplier=12.0, residual_multiplier=0.5 does"
+    words = "embedding_factor=12.0, residual_factor=0.5 does"
     nearest = f"the nearest is llama, which does not know what {words}"
-    assert f"model_type 'granit' is not known, {nearest}" in str(caught.value)
+    assert f"model_type 'lama' is not known, {nearest}" in str(caught.value)
     with pytest.raises(UsageError, match="'mistrall' is not known, the nearest name is mistral:"):
         detect_dialect({}, config={"model_type": "mistrall"})
 

@@ -4,6 +4,7 @@ A mutant changes one module of one side and says which modules a report must nam
 the debugger.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any

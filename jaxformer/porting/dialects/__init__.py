@@ -288,6 +288,8 @@ def _find_by_arrays(
         except JaxformerError:
             continue
         fitting.append(dialect)
+    # A model of Hugging Face has a config.json that names its type.
+    fitting = [dialect for dialect in fitting if not dialect.model_types] or fitting
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
