@@ -207,7 +207,8 @@ def soft_cap(subject: Subject, candidate: Any, random: Random) -> Mutated | None
 
 
 def embedding_scale(subject: Subject, candidate: Any, random: Random) -> Mutated | None:
-    if getattr(getattr(candidate, "config", None), "embedding_scale", None) is None:
+    config = getattr(candidate, "config", None)
+    if config is None or config.embedding.embedding_scale is None:
         return None
     candidate.config = dataclasses.replace(candidate.config, embedding_scale=None)
     return subject.mutated("", "forward", "no embedding scale")

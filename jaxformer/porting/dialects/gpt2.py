@@ -53,9 +53,9 @@ def _bigcode_body(module: TransformerLM) -> Rules:
 # The length of the context again, and a head for another task.
 NOT_READ = Inert(
     (
-        "n_ctx", "intermediate_size", "n_special",
-            "predict_special_tokens", "summary_type", "summary_use_proj",
-        "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+        "n_ctx", "intermediate_size", "n_special", "predict_special_tokens", "summary_type",
+        "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+        "summary_first_dropout",
     )
 )  # fmt: skip
 SIZES_AND_DROPOUTS = (
