@@ -4,6 +4,7 @@ A setting has one name, which is unique in its tree: the field's. Files and the 
 settings by it alone, so that a setting may move from one part to another and every file still
 loads. ``flatten`` gives that form and ``unflatten`` reads it.
 
+>>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
 ... class Wheel:
 ...     radius: float = 1.0
