@@ -10,7 +10,7 @@ from jaxformer.parity.matching.alignment import TensorAlignment, align_tensors, 
 from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.parity.trace.padding import Padding
-from jaxformer.porting.mapping.rules import ONE_TO_ONE
+from jaxformer.porting.mapping.packings import ONE_TO_ONE
 
 Array = np.ndarray | None
 

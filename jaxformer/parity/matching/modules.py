@@ -12,7 +12,8 @@ from flax import nnx
 from jaxformer.layers import Dropout
 from jaxformer.parameters import join_path
 from jaxformer.porting.mapping.adapter import ModuleMapping
-from jaxformer.porting.mapping.rules import ONE_TO_ONE, Link, Packing, Rule
+from jaxformer.porting.mapping.packings import ONE_TO_ONE, Packing
+from jaxformer.porting.mapping.rules import Link, Rule
 
 # The candidate's tied head is a method of the embedding; the reference's is a module.
 TIED_HEAD = "token_embedding.attend"

@@ -21,8 +21,8 @@ from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
 from jaxformer.porting.mapping.naming import export_arrays
+from jaxformer.porting.mapping.packings import RotaryPermutation
 from jaxformer.porting.mapping.plans import Plan
-from jaxformer.porting.mapping.rules import RotaryPermutation
 
 # The arrays whose order of features depends on the rotary layout.
 ROTATED = re.compile(r"attention\.(q|k)_(proj|norm)\.")

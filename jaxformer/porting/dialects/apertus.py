@@ -24,7 +24,8 @@ from jaxformer.porting.dialects.llama import (
     stack,
 )
 from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.rules import Rules, Shape, names, under
+from jaxformer.porting.mapping.packings import Shape
+from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import Choices, Fixed, Mapped, Required, Values
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert

@@ -26,7 +26,8 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     usual_sizes,
 )
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
-from jaxformer.porting.mapping.rules import Rules, Shape, names, under
+from jaxformer.porting.mapping.packings import Shape
+from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import Conversion, Fixed, Mapped, Required, Row, Values
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert

@@ -13,7 +13,8 @@ from jaxformer.feed_forward import FeedForward
 from jaxformer.porting.dialects.common.reading import alike, demand_activation, layer_norm
 from jaxformer.porting.dialects.common.signatures import CausalAttention, CausalBlock
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
-from jaxformer.porting.mapping.rules import ArrayPerHead, Rule, Rules, Shape, names, under
+from jaxformer.porting.mapping.packings import ArrayPerHead, Shape
+from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 
 HEAD = {"q_proj": "Q_weights", "k_proj": "K_weights", "v_proj": "V_weights"}

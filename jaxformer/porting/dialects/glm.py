@@ -17,7 +17,8 @@ from jaxformer.porting.dialects.llama import (
     stack,
     two_norm_body,
 )
-from jaxformer.porting.mapping.rules import Fused, Rule, Rules, names
+from jaxformer.porting.mapping.packings import Fused
+from jaxformer.porting.mapping.rules import Rule, Rules, names
 from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM

@@ -11,16 +11,8 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS_OF_TORCH,
 )
 from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.rules import (
-    Fused,
-    FusedByHead,
-    Packing,
-    Rule,
-    Rules,
-    names,
-    under,
-    untransposed,
-)
+from jaxformer.porting.mapping.packings import Fused, FusedByHead, Packing
+from jaxformer.porting.mapping.rules import Rule, Rules, names, under, untransposed
 from jaxformer.porting.mapping.settings import Choices, Conversion, Fixed, Flag, Mapped, Required
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM

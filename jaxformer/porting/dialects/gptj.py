@@ -13,7 +13,8 @@ from jaxformer.porting.dialects.common.hugging_face import language_model, rotat
 from jaxformer.porting.dialects.common.hugging_face_settings import even_head_width
 from jaxformer.porting.dialects.gpt2 import STACK
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
-from jaxformer.porting.mapping.rules import FusedByHead, Rule, Rules, names, under
+from jaxformer.porting.mapping.packings import FusedByHead
+from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import (
     Checked,
     Conversion,

@@ -13,7 +13,8 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import even_head_width
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
-from jaxformer.porting.mapping.rules import Fused, Rule, names, under
+from jaxformer.porting.mapping.packings import Fused
+from jaxformer.porting.mapping.rules import Rule, names, under
 from jaxformer.porting.mapping.settings import (
     Checked,
     Conversion,

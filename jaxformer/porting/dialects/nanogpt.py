@@ -8,7 +8,8 @@ from flax import nnx
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.reading import alike, demand_activation, layer_norm, one_eps
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
-from jaxformer.porting.mapping.rules import Fused, Rule, Shape, names, under
+from jaxformer.porting.mapping.packings import Fused, Shape
+from jaxformer.porting.mapping.rules import Rule, names, under
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 

@@ -19,7 +19,8 @@ from jaxformer.porting.dialects.llama import (
     stack,
     two_norm_body,
 )
-from jaxformer.porting.mapping.rules import RowPerHead, Rule, Rules, names
+from jaxformer.porting.mapping.packings import RowPerHead
+from jaxformer.porting.mapping.rules import Rule, Rules, names
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
     Fixed,

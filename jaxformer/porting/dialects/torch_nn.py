@@ -31,7 +31,8 @@ from jaxformer.porting.dialects.common.torch_signatures import (
     TorchEncoder,
 )
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
-from jaxformer.porting.mapping.rules import Fused, Rule, names, under
+from jaxformer.porting.mapping.packings import Fused
+from jaxformer.porting.mapping.rules import Rule, names, under
 from jaxformer.porting.mapping.settings import unsupported
 from jaxformer.porting.mapping.source_model import SourceModel
 

@@ -5,7 +5,8 @@ weight is read. It has the abstract target module, the links between arrays, and
 converted when they are read.
 
 - ``naming``: the rule between jaxformer and torch_ref, which all others build on.
-- ``rules``, ``settings``: tables of arrays and of settings, read in both directions.
+- ``rules``, ``settings``: tables of arrays and of settings, read in both directions;
+  ``packings``: arrays that are fused or reordered; ``unread_settings``: those that nobody reads.
 - ``adapter``: the declaration of a code base; ``source_model``: what its builders read.
 - ``abstract_modules``, ``validation``: target modules without weights, from untrusted settings.
 - ``matching``: finds the class that arrays belong to; ``plans``: plans of imports and exports.

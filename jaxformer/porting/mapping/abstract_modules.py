@@ -12,7 +12,7 @@ from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
 from jaxformer.parameters import join_path
 from jaxformer.porting.mapping.adapter import ModuleMapping
-from jaxformer.porting.mapping.rules import Shape
+from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.validation import check_config
 from jaxformer.positions import RotaryScaling

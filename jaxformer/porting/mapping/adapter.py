@@ -14,7 +14,8 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from jaxformer.porting.mapping.rules import Rules, Shape
+from jaxformer.porting.mapping.packings import Shape
+from jaxformer.porting.mapping.rules import Rules
 from jaxformer.porting.mapping.source_model import SourceModel
 
 

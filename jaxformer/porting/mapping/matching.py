@@ -18,7 +18,8 @@ from jaxformer.porting.mapping.abstract_modules import (
     parameter_shapes,
 )
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
-from jaxformer.porting.mapping.rules import Link, Shape, link
+from jaxformer.porting.mapping.packings import Shape
+from jaxformer.porting.mapping.rules import Link, link
 from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
 from jaxformer.porting.mapping.transfer import Tensors
 from jaxformer.porting.mapping.validation import check_settings

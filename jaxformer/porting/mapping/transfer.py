@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.rules import Link, Shape, contiguous
+from jaxformer.porting.mapping.packings import Shape
+from jaxformer.porting.mapping.rules import Link, contiguous
 
 Tensors = Mapping[str, StoredTensor]
 

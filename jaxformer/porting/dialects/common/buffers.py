@@ -7,8 +7,8 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.porting.mapping.adapter import Buffer
+from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.position_tables import install_table
-from jaxformer.porting.mapping.rules import Shape
 from jaxformer.positions import Rotary, SinusoidalPositions
 from jaxformer.transformer_lm import TransformerLM
 

@@ -9,14 +9,8 @@ from flax import nnx
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
-from jaxformer.porting.mapping.rules import (
-    FusedByHead,
-    RotaryPermutation,
-    Rule,
-    Rules,
-    names,
-    under,
-)
+from jaxformer.porting.mapping.packings import FusedByHead, RotaryPermutation
+from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import BOOLEAN, Mapped, Row, read_settings, write_settings
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import check_all_read, find_unread
