@@ -14,6 +14,7 @@ from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped
+from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -49,6 +50,8 @@ SETTINGS = (
     Mapped("resid_pdrop", "residual_dropout", 0.0),
     # What readers before transformers 5 take in place of rope_parameters.
     Mapped("partial_rotary_factor", "rotary_fraction", is_read=False),
+    # Its class always has these biases.
+    Inert(("attention_bias",)),
     Fixed("block", "parallel"),
     Fixed("shared_norm", True),
     Fixed("head_bias", True),
