@@ -261,7 +261,7 @@ class MultiHeadAttention(nnx.Module):
     def _heads(
         self, x: Float[Array, "B T _"], num_heads: int, norm: LayerNorm | RMSNorm | None = None
     ) -> Float[Array, "B T N H"]:
-        """A projection, cut and normalised where this comes before the heads are told apart."""
+        """A projection, clipped and, with ``norm``, normalised before it is split into heads."""
         if self.qkv_clip is not None:
             x = in_float32(functools.partial(_clip, self.qkv_clip), x)
         if norm is not None:

@@ -21,7 +21,7 @@ from jaxformer.positions import ALiBi, Rotary, alibi_slopes
 
 HALF, ORIGINAL = 24, 512
 SHORT, LONG = (tuple(1 + step * i for i in range(HALF)) for step in (0.05, 0.7))
-# Of transformers, and ours.
+# Settings of transformers, and of RotaryScaling.
 KINDS = {
     "linear": ({"factor": 3.0}, {"factor": 3.0}),
     "llama3": (
@@ -55,7 +55,7 @@ KINDS = {
 
 def pair(kind: str, base: float) -> tuple[LlamaConfig, RotaryScaling]:
     """The same scaling on both sides."""
-    foreign, ours = KINDS[kind]
+    foreign, scaling = KINDS[kind]
     kind = kind.partition("-")[0]
     config = LlamaConfig(
         hidden_size=4 * HALF, num_attention_heads=2, head_dim=2 * HALF,
@@ -63,7 +63,7 @@ def pair(kind: str, base: float) -> tuple[LlamaConfig, RotaryScaling]:
         rope_parameters={"rope_type": kind, "rope_theta": base, **foreign}
         | ({} if kind == "dynamic" else {"original_max_position_embeddings": ORIGINAL}),
     )  # fmt: skip
-    return config, RotaryScaling(kind, original_context_length=ORIGINAL, **ours)
+    return config, RotaryScaling(kind, original_context_length=ORIGINAL, **scaling)
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
@@ -74,9 +74,9 @@ def test_frequencies_are_those_of_transformers(kind, base):
         grows = kind.startswith("dynamic") and length > ORIGINAL
         seq_len = torch.tensor(length) if grows else length
         found, factor = ROPE_INIT_FUNCTIONS[scaling.kind](config, "cpu", seq_len=seq_len)
-        ours = rotary_frequencies(2 * HALF, base, scaling, length)
+        candidate = rotary_frequencies(2 * HALF, base, scaling, length)
         # torch's float32 powers are an ulp or two off the correctly rounded ones.
-        np.testing.assert_allclose(ours, found.numpy(), rtol=4 * 2.0**-23, atol=0)
+        np.testing.assert_allclose(candidate, found.numpy(), rtol=4 * 2.0**-23, atol=0)
         assert scaling.table_factor == factor
 
 
@@ -89,8 +89,8 @@ def test_tables_follow_the_length_as_in_transformers(kind, length):
     rotary = Rotary(2 * HALF, 3 * ORIGINAL, scaling=scaling)
     # What one ulp or two of a frequency turn in so many positions, and one rounding.
     allowed = 4 * 2.0**-23 * length * scaling.table_factor + 2.0**-22
-    for table, theirs in zip(rotary.tables(length), found, strict=True):
-        assert np.max(np.abs(table[:length] - theirs[0, :, :HALF].numpy())) <= allowed
+    for table, reference in zip(rotary.tables(length), found, strict=True):
+        assert np.max(np.abs(table[:length] - reference[0, :, :HALF].numpy())) <= allowed
 
 
 def test_the_base_grows_as_hunyuan_lets_it():
@@ -99,8 +99,8 @@ def test_the_base_grows_as_hunyuan_lets_it():
         hidden_size=4 * HALF, num_attention_heads=2, head_dim=2 * HALF, rope_parameters=parameters
     )
     found = HunYuanDenseV1RotaryEmbedding(config).inv_freq.numpy()
-    ours = rotary_frequencies(2 * HALF, 10000.0, RotaryScaling("ntk", 1000.0))
-    np.testing.assert_allclose(ours, found, rtol=4 * 2.0**-23, atol=0)
+    candidate = rotary_frequencies(2 * HALF, 10000.0, RotaryScaling("ntk", 1000.0))
+    np.testing.assert_allclose(candidate, found, rtol=4 * 2.0**-23, atol=0)
 
 
 def test_sinusoids_in_halves_are_those_of_xglm():
@@ -121,8 +121,8 @@ def test_the_bias_in_bfloat16_is_that_of_falcon_to_the_bit(heads):
     keys = 1000
     found = build_alibi_tensor(torch.ones((1, keys), dtype=torch.int64), heads, torch.float32)
     scheme = ALiBi(heads, in_bfloat16=True, scale=1.0)
-    ours = scheme.bias(np.zeros((1, 1, heads, 1)), np.arange(keys)[None] - (keys - 1))
-    np.testing.assert_array_equal(np.asarray(ours)[0, :, 0], found.numpy()[:, 0])
+    candidate = scheme.bias(np.zeros((1, 1, heads, 1)), np.arange(keys)[None] - (keys - 1))
+    np.testing.assert_array_equal(np.asarray(candidate)[0, :, 0], found.numpy()[:, 0])
 
 
 def test_longrope_wants_a_factor_for_each_pair():

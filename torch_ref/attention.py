@@ -226,7 +226,7 @@ class MultiHeadAttention(nn.Module):
     def _heads(
         self, x: torch.Tensor, num_heads: int, norm: LayerNorm | RMSNorm | None = None
     ) -> torch.Tensor:
-        """A projection, cut and normalised where this comes before the heads are told apart."""
+        """A projection, clipped and, with ``norm``, normalised before it is split into heads."""
         if self.qkv_clip is not None:
             x = x.clamp(-self.qkv_clip, self.qkv_clip)
         if norm is not None:

@@ -36,7 +36,12 @@ def test_a_folder_comes_back_the_same(name, tmp_path):
 # verify takes for bugs the last bits of rotary tables that these compute within the attention, and
 # what Nemotron's ill-conditioned case makes of rounding.
 MISJUDGED = ("gptj", "codegen", "nemotron")
-JUDGED = [name for name in PLAINEST if CASES[name].dialect not in MISJUDGED]
+JUDGED = [
+    pytest.param(name, marks=pytest.mark.xfail(reason="verify calls rounding a bug", strict=True))
+    if CASES[name].dialect in MISJUDGED
+    else name
+    for name in PLAINEST
+]
 
 
 @pytest.mark.parametrize("name", full_except(JUDGED, lambda name: name in ("gpt2", "llama")))

@@ -132,15 +132,15 @@ class Proof:
         assert found.keys() == expected.keys()
         worst = 0.0
         for name, gradient in found.items():
-            theirs = expected[name].read()
+            reference_gradient = expected[name].read()
             if name.endswith("k_proj.bias"):
                 # Without positions in between it adds the same to all scores of a query, which the
                 # softmax does not see.
                 noise = 1e-12 * np.abs(found[name.replace("k_proj", "q_proj")]).max()
-                if np.abs(theirs).max() <= noise:
+                if np.abs(reference_gradient).max() <= noise:
                     assert np.abs(gradient).max() <= noise, name
                     continue
-            worst = max(worst, difference(gradient, theirs, name))
+            worst = max(worst, difference(gradient, reference_gradient, name))
         return worst
 
     def texts(self) -> tuple[np.ndarray, np.ndarray]:

@@ -56,8 +56,8 @@ def measure(name: str) -> dict[str, float]:
     found |= more | {"outputs": max(found["outputs"], more["outputs"])}
     found["tokens"] = 0
     if proof.case.makes_text:
-        ours, theirs = proof.texts()
-        found["tokens"] = int((ours == theirs).all() and ours.shape[1])
+        candidate, reference = proof.texts()
+        found["tokens"] = int((candidate == reference).all() and candidate.shape[1])
     return found
 
 

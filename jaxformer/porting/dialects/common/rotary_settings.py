@@ -99,9 +99,9 @@ PARAMETERS = (
     ),
     Mapped("low_freq_factor", "rotary_low_frequency_factor", translation=FLOAT, applies=_LLAMA3),
     Mapped("high_freq_factor", "rotary_high_frequency_factor", translation=FLOAT, applies=_LLAMA3),
-    Mapped("beta_fast", "rotary_beta_fast", 32.0, FLOAT, applies=_is("yarn")),
-    Mapped("beta_slow", "rotary_beta_slow", 1.0, FLOAT, applies=_is("yarn")),
-    Mapped("truncate", "rotary_truncate", True, BOOLEAN, applies=_is("yarn")),
+    Mapped("beta_fast", "rotary_beta_fast", 32.0, FLOAT, omit=32.0, applies=_is("yarn")),
+    Mapped("beta_slow", "rotary_beta_slow", 1.0, FLOAT, omit=1.0, applies=_is("yarn")),
+    Mapped("truncate", "rotary_truncate", True, BOOLEAN, omit=True, applies=_is("yarn")),
     Mapped(
         "attention_factor",
         "rotary_attention_factor",
