@@ -200,8 +200,8 @@ def own_changes(dialect):
 def test_no_setting_of_its_own_is_silently_ignored(dialect):
     with in_float64():
         counts = check(dialect, own_changes(dialect))
-    # The check can fail: all three outcomes are there.
-    assert min(counts.values()) > 0, counts
+    # The check can fail: all three outcomes are there, and of GPT-2's many settings often.
+    assert min(counts.values()) > (5 if dialect == "gpt2" else 0), counts
 
 
 @pytest.mark.filterwarnings("ignore")
