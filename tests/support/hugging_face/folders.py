@@ -15,6 +15,8 @@ from tests.support.ported import port
 
 # What a config.json says of the file and not of the model.
 NOT_THE_MODEL = {"_name_or_path", "transformers_version"}
+# What transformers takes for settings of YaRN that are not there.
+YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,14 @@ def different_settings(
     """
     before, after = (json.loads(config.to_json_string(use_diff=False)) for config in (source, back))
     for settings in (before, after):
-        rope = settings.get("rope_parameters")
-        if isinstance(rope, dict) and "rope_type" in rope:
-            # The older name of the same.
-            rope.pop("type", None)
+        rope = settings.get("rope_parameters") or {}
+        for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+            if "rope_type" in parameters:
+                # The older name of the same.
+                parameters.pop("type", None)
+            if parameters.get("rope_type") == "yarn":
+                # A setting that is not there means the same as its default.
+                parameters.update({**YARN_DEFAULTS, **parameters})
         if isinstance(inner := settings.get("attn_config"), dict):
             # MPT's is a config of its own, which says of the file what the outer one says.
             inner.pop("dtype", None)
