@@ -30,6 +30,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxformer.hardware.nvidia_driver import skip_version_check_without_driver
+
 __version__ = "0.1.0"
 
 
@@ -49,3 +51,7 @@ def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str],
         return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
 
     return get
+
+
+# JAX must not have looked for its devices: whoever imports a part of jaxformer comes here first.
+skip_version_check_without_driver()

@@ -21,6 +21,7 @@ from jaxformer.errors import (
     is_out_of_memory,
 )
 from jaxformer.hardware.huge_pages import reexec_with_huge_pages
+from jaxformer.hardware.nvidia_driver import check_requested_platform
 
 USAGE = """\
 usage: jaxformer COMMAND [OPTIONS]
@@ -99,6 +100,7 @@ def as_flag(setting: Setting) -> str:
 def _run(command: str, arguments: Sequence[str]) -> int:
     if command not in COMMANDS:
         raise UsageError(f"there is no command {command}: use {' or '.join(COMMANDS)}")
+    check_requested_platform()
     return importlib.import_module(COMMANDS[command]).run(arguments) or 0
 
 

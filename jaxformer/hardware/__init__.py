@@ -7,6 +7,7 @@ come out.
 - ``memory``: how much memory devices and this machine have, and how much is in use.
 - ``compilation_cache``: compiled programs kept between runs.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.
+- ``nvidia_driver``: whether an NVIDIA GPU can be used, found before JAX looks.
 - ``user_folders``: the user's cache folder.
 - ``units``: counts, sizes, times and rates as text.
 """
