@@ -174,6 +174,8 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
     elif port.checkpoint.tokenizer_file is not None:
         copied = "copied" if output.is_folder else "left where it is, for sample's --meta"
         rows["tokenizer"] = f"{port.checkpoint.tokenizer_file.name}: {copied}"
+    elif hasattr(imported.module, "config") and hasattr(imported.module.config, "vocab_size"):
+        rows["vocabulary"] = "unknown: name a meta.pkl or tokenizer.json with --meta"
     if imported.origin.buffers and target.format != "torch" and not port.has_same_dialect:
         rows["tables"] = (
             f"the last bits of {', '.join(imported.origin.buffers)} differ from what jaxformer "

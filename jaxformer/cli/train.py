@@ -19,7 +19,7 @@ from jaxformer.cli.arguments import Preset, Switch, parse, peek, peek_all, prese
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.presets import PRESETS
+from jaxformer.training.presets import PRESETS, TOKEN_PRESETS, fine_tuning
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -31,7 +31,7 @@ PROCESS_FLAGS = {"--coordinator", "--num-processes", "--process-id", "--distribu
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train a character language model.
+    """Train a language model, of characters or of tokens.
 
     Settings come from the preset; every one of them can be given here. A resumed run takes its
     settings from its own folder.
@@ -49,6 +49,8 @@ class TrainOptions:
     state where it has one; its settings then stand in place of the preset's model."""
     fresh_optimizer: Switch = False
     """With --init-from: take the weights alone, and begin at step 0."""
+    meta: Path | None = None
+    """With --init-from: nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside it."""
     ignore: tuple[str, ...] = ()
     """With --init-from: arrays to leave out, by name or pattern, and settings without effect."""
     cast: Switch = False
@@ -66,6 +68,8 @@ class TrainOptions:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
+        if self.meta is not None and self.init_from is None:
+            raise ValueError("--meta goes with --init-from: a new run has --tokenizer")
         if self.profile is not None and self.profile < 1:
             raise ValueError(f"--profile must be at least 1 step: got {self.profile}")
 
@@ -147,8 +151,11 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
             Path(source),
             fresh="--fresh-optimizer" in arguments,
             ignore=peek_all(arguments, "--ignore"),
+            meta=None if (meta := peek(arguments, "--meta")) is None else Path(meta),
         )
         config = dataclasses.replace(config, model=start.model)
+        if peek(arguments, "--preset") is None and not start.step:
+            config = fine_tuning(config)
     default = TrainOptions(config=config)
     options: TrainOptions = parse(TrainOptions, "jaxformer train", arguments, default)
     config = options.config
@@ -159,6 +166,13 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
             from jaxformer.data.tokenizers import tokenizer_in
 
             tokenizer = tokenizer_in(out, vocabulary)
+
+    if preset in TOKEN_PRESETS and not resume and start is None and config.tokenizer is None:
+        raise UsageError(
+            f"--preset {preset} is a model of tokens, and {config.data} is a text: say what makes "
+            "tokens of it with --tokenizer (a tokenizer.json, a folder of Hugging Face, or chars), "
+            "or start from a model with --init-from"
+        )
 
     from jaxformer.data.corpora import load_corpus
 

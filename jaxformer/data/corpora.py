@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 import os
+import re
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ TINY_SHAKESPEARE_URL = (
     "6f9487a6fe5b420b7ca9afb0d7c078e37c1d1b4e/data/tinyshakespeare/input.txt"
 )
 NAMES = ("python-docs", "tiny-shakespeare")
+# Files that hold records or are compressed.
+PACKED = re.compile(r"\.(jsonl|ndjson|parquet|arrow|gz|zst)$", re.IGNORECASE)
 # Memory for each byte of a file: the byte, its character, and its id in four bytes.
 BYTES_PER_BYTE = 6
 
@@ -54,7 +57,22 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
         if path.exists():
             what = f"is a {'folder' if path.is_dir() else 'device or a pipe'}, not a text file"
         raise UsageError(f"--data {name}: {what}; known names are {', '.join(NAMES)}")
+    _check_is_text(path)
     return _corpus(str(path), _read_text(path, encoding))
+
+
+def _check_is_text(path: Path) -> None:
+    """Rejects by its name what is no plain text."""
+    if path.suffix == ".bin":
+        raise TextError(
+            f"{path} is no text: if it holds the ids of tokens, give its folder, --data "
+            f"{path.parent}"
+        )
+    if PACKED.search(path.name):
+        raise TextError(
+            f"{path} is no plain text: make a folder of tokens of it, with jaxformer tokenize "
+            f"{path} --tokenizer T --out FOLDER, and give --data FOLDER"
+        )
 
 
 def _corpus(name: str, text: str) -> Corpus:
@@ -103,6 +121,11 @@ def _read_text(path: Path, encoding: str) -> str:
         ) from None
     except UnicodeError as error:
         raise TextError(f"{path} is not {encoding} ({error}): name its --encoding") from None
+    if "\0" in text:
+        raise TextError(
+            f"{path} has a NUL at position {text.index(chr(0))} and is no text: if it holds ids of "
+            f"tokens, give its folder, --data {path.parent}; name a text's encoding with --encoding"
+        )
     return text.replace("\r\n", "\n")
 
 

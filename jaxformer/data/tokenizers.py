@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxformer.char_data import CharTokenizer
+from jaxformer.data.encoding import PIECE_CHARACTERS, cut_text, encode_piece
 from jaxformer.errors import TextError, UsageError
 from jaxformer.storage.local_files import LocalFile
 
@@ -53,13 +54,28 @@ class HuggingFaceTokenizer:
     ) -> np.ndarray:
         """Returns the ids of the text's tokens, (T,) int32, with those around every text.
 
+        A long text is encoded in pieces, which bounds the memory that it takes.
+
         Args:
             text: any text.
             unknown: not used; the tokenizer's own settings decide about unknown characters.
             around_every_text: False for a text that has them already, as of a chat template.
         """
-        encoded = self._tokenizer.encode(text, add_special_tokens=around_every_text)
-        return np.array(encoded.ids, np.int32)
+        if len(text) <= PIECE_CHARACTERS:
+            encoded = self._tokenizer.encode(text, add_special_tokens=around_every_text)
+            return np.array(encoded.ids, np.int32)
+        first, last = self._around_every_text() if around_every_text else ([], [])
+        pieces = (encode_piece(self._tokenizer, piece) for piece in cut_text(text))
+        return np.concatenate([np.array(first, np.int32), *pieces, np.array(last, np.int32)])
+
+    def _around_every_text(self) -> tuple[list[int], list[int]]:
+        """The ids that stand before and after the tokens of every text."""
+        alone = self._tokenizer.encode("a", add_special_tokens=False).ids
+        whole = self._tokenizer.encode("a", add_special_tokens=True).ids
+        for place in range(len(whole) - len(alone) + 1):
+            if whole[place : place + len(alone)] == alone:
+                return whole[:place], whole[place + len(alone) :]
+        return [], []
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids, without special tokens."""
@@ -71,3 +87,29 @@ def tokenizer_in(folder: Path, vocabulary: str | None) -> CharTokenizer | Huggin
     if vocabulary is None:
         return HuggingFaceTokenizer(folder / "tokenizer.json")
     return CharTokenizer(vocabulary)
+
+
+def load_tokenizer(name: str) -> tuple[CharTokenizer | HuggingFaceTokenizer | None, Path | None]:
+    """Returns the tokenizer that ``--tokenizer`` names, and its ``tokenizer.json``.
+
+    Args:
+        name: a ``tokenizer.json``, a folder that has one, or ``chars``.
+
+    Returns:
+        None and None for ``chars``, which knows its vocabulary once it has seen the text.
+
+    Raises:
+        UsageError: there is no such file, or the package ``tokenizers`` is not installed.
+        TextError: the file is no tokenizer.
+    """
+    if name == "chars":
+        return None, None
+    path = Path(name)
+    if path.is_dir():
+        path /= "tokenizer.json"
+    if not path.is_file():
+        raise UsageError(
+            f"--tokenizer {name}: there is no {path}; give a tokenizer.json, a folder with one, or "
+            "chars"
+        )
+    return HuggingFaceTokenizer(path), path

@@ -31,7 +31,7 @@ def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[s
         DeviceError: the mesh or the batch does not divide over the devices.
     """
     config, corpus = experiment.config, len(experiment.validation_ids)
-    windows, _ = evaluation_windows(corpus, config.model.context_length)
+    windows, _ = evaluation_windows(corpus, config.window)
     strategy = _make_strategy(experiment, devices)
     parameters = strategy.spec.state_shapes().parameters
     shapes = strategy.evaluation_shapes(

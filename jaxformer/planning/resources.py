@@ -166,7 +166,7 @@ def _counted(experiment: Experiment, mesh: dict[str, int], step: StepEstimate) -
         "gradients": step.gradients,
         "activations": step.activations,
         "corpus": experiment.train_ids.nbytes + experiment.validation_ids.nbytes,
-        "tokens_per_step": config.batch_size * config.model.context_length,
+        "tokens_per_step": config.batch_size * config.window,
         "operations_per_step": step.model_operations,
     }
 

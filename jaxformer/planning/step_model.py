@@ -128,7 +128,7 @@ class _StepModel:
         self.width = 2 if config.dtype == "bfloat16" else FLOAT32
         self.block = _BlockWidths.of(model, mesh["tensor"])
         batches = config.accumulation * mesh["data"] * mesh["fsdp"]
-        self.tokens = config.batch_size * model.context_length // batches
+        self.tokens = config.batch_size * config.window // batches
         self.stored = self._elements(lambda row: math.prod(row.part))
         # Of a block, as a device computes with it.
         self.whole_block = sum(
@@ -207,15 +207,15 @@ class _StepModel:
         """Returns in how many chunks the logits of a micro-batch are computed; one on a mesh."""
         if self.config.strategy == "mesh" and math.prod(self.mesh.values()) > 1:
             return 1
-        length = self.config.model.context_length
+        length = self.config.window
         rows = self.tokens // length
         return math.ceil(length / positions_at_once(rows, length, self._vocabulary(), self.width))
 
     def _operations(self) -> tuple[int, int]:
         """Returns a step's operations on all devices: of the model, and with what is repeated."""
         config = self.config
-        tokens = config.batch_size * config.model.context_length
-        length, layers = config.model.context_length, self.layers
+        tokens = config.batch_size * config.window
+        length, layers = config.window, self.layers
         forward = count_operations(self.module.blocks[0], length)
         again = (
             layers

@@ -22,19 +22,22 @@ from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
 
 
-def read_warm_start(path: Path, *, fresh: bool, ignore: Sequence[str] = ()) -> WarmStart:
+def read_warm_start(
+    path: Path, *, fresh: bool, ignore: Sequence[str] = (), meta: Path | None = None
+) -> WarmStart:
     """Reads the language model of a checkpoint, for a training run that starts from it.
 
     Args:
         path: a checkpoint of any format.
         fresh: whether to leave out the state of its optimizer.
         ignore: see ``open_checkpoint``.
+        meta: see ``open_checkpoint``.
 
     Raises:
         UsageError: it is no language model, or its tokenizer is unknown.
         CheckpointError: it is missing, damaged or incomplete.
     """
-    checkpoint = open_checkpoint(path, ignore=ignore)
+    checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
     plan = plan_language_model(checkpoint)
     model = plan.module.config
     if not model.causal or model.head.head != "linear":
@@ -42,7 +45,8 @@ def read_warm_start(path: Path, *, fresh: bool, ignore: Sequence[str] = ()) -> W
     tokenizer = checkpoint.tokenizer(model.vocab_size)
     if tokenizer is None:
         raise UsageError(
-            f"{path} does not say what its tokens are: put its meta.pkl or tokenizer.json beside it"
+            f"{path} does not say what its tokens are: name its meta.pkl or tokenizer.json with "
+            "--meta"
         )
     arrays: dict[str, Any] = {"parameters": {n: t.read() for n, t in plan.tensors.items()}}
     optimizer = None if fresh else checkpoint.optimizer_state(plan)
@@ -55,7 +59,7 @@ def read_warm_start(path: Path, *, fresh: bool, ignore: Sequence[str] = ()) -> W
         # It is written with every checkpoint of the run.
         files.pop("tokenizer.json", None)
     about = {"origin": checkpoint.origin_of(plan), "token_ids": checkpoint.token_ids}
-    return WarmStart(str(path), model, arrays, tokenizer, list(files.values()), about)
+    return WarmStart(str(path), model, arrays, tokenizer, files, about)
 
 
 def train_state_from_torch(

@@ -30,6 +30,11 @@ class TrainConfig:
     """A corpus by name (python-docs, tiny-shakespeare) or a text file by path."""
     encoding: str = "utf-8"
     """The encoding of a text file."""
+    tokenizer: str | None = None
+    """What makes tokens of a text: a tokenizer.json, a folder of Hugging Face, or chars; default
+    its characters, or the tokenizer of the model that a run starts from."""
+    block_size: int | None = None
+    """Tokens in a window; default the model's context length."""
     steps: int = 2000
     """How many optimizer steps to make."""
     seed: int = 1337
@@ -73,7 +78,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in (
             "steps", "batch_size", "accumulation", "devices", "steps_per_call", "eval_interval",
-            "eval_batch_size", "checkpoint_interval", "keep", "fsdp", "tensor",
+            "eval_batch_size", "checkpoint_interval", "keep", "fsdp", "tensor", "block_size",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -102,7 +107,17 @@ class TrainConfig:
                 "batch_size must be divisible by accumulation: got "
                 f"batch_size={self.batch_size}, accumulation={self.accumulation}"
             )
+        if self.window > self.model.context_length:
+            raise ValueError(
+                "block_size must be at most the model's context_length: got "
+                f"block_size={self.block_size}, context_length={self.model.context_length}"
+            )
         self._check_mesh()
+
+    @property
+    def window(self) -> int:
+        """How many tokens a window has."""
+        return self.block_size or self.model.context_length
 
     def _check_mesh(self) -> None:
         if self.strategy not in ("pmap", "mesh"):

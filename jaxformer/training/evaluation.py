@@ -26,7 +26,7 @@ class Evaluator:
         config, ids = experiment.config, experiment.validation_ids
         self._strategy = strategy
         self._tokens = strategy.place_tokens(ids)
-        self._starts, self._mask = evaluation_windows(len(ids), config.model.context_length)
+        self._starts, self._mask = evaluation_windows(len(ids), config.window)
         self._batch_size = strategy.evaluation_batch_size
         self._tokenizer = experiment.tokenizer
         self._prompt = experiment.sample_prompt

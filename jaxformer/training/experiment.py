@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from jaxformer.char_data import CharTokenizer, train_validation_split
 from jaxformer.checkpoints import Arrays
 from jaxformer.config import TransformerLMConfig
 from jaxformer.data.corpora import Corpus
+from jaxformer.data.tokenizers import load_tokenizer
 from jaxformer.errors import UsageError
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.layer_scan import scanned_layers
@@ -45,7 +46,7 @@ class WarmStart:
         arrays: ``parameters`` by path; also ``mu``, ``nu`` and ``step`` if the run continues with
             the state of its optimizer.
         tokenizer: of its text.
-        files: copied into the run's folder, where readers of the run need them: a
+        files: by name, copied into the run's folder, where readers of the run need them: a
             ``tokenizer.json`` and what else lies beside the weights.
         about: written with every checkpoint of the run, so that it can go back where it came from:
             ``origin`` and ``token_ids``.
@@ -55,7 +56,7 @@ class WarmStart:
     model: TransformerLMConfig
     arrays: Arrays
     tokenizer: Tokenizer
-    files: Sequence[Path] = ()
+    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -71,10 +72,12 @@ class Experiment:
     Attributes:
         config: with ``model.vocab_size`` set.
         corpus: the text.
-        tokenizer: of the corpus's characters, or that of the model it starts from.
+        tokenizer: of the corpus's characters, the one that the settings name, or that of the model
+            it starts from.
         train_ids: of the first 90 % of the text, int32.
         validation_ids: of the rest, int32.
         start: what it starts from; None for random weights.
+        files: by name, copied into the run's folder.
     """
 
     config: TrainConfig
@@ -83,6 +86,7 @@ class Experiment:
     train_ids: np.ndarray
     validation_ids: np.ndarray
     start: WarmStart | None = None
+    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def prepare(
@@ -100,35 +104,57 @@ class Experiment:
                 purpose.
             corpus: the text.
             start: what to start from.
-            tokenizer: of a resumed run that had a warm start; default that of ``start``, or one of
-                the corpus's own characters.
+            tokenizer: of a resumed run; default that of ``start``, the one that the settings name,
+                or one of the corpus's own characters.
 
         Raises:
             TextError: a split is shorter than a window, or holds what the tokenizer does not know.
-            UsageError: the vocabulary does not fit ``model.vocab_size``.
+            UsageError: the vocabulary does not fit ``model.vocab_size``, or there are two
+                tokenizers.
         """
+        files = {} if start is None else start.files
+        if tokenizer is None and start is not None:
+            if config.tokenizer is not None:
+                raise UsageError(
+                    f"{start.source} has a tokenizer of its own: leave out --tokenizer, or give "
+                    "another one with --meta"
+                )
+            tokenizer = start.tokenizer
+        if tokenizer is None and config.tokenizer is not None:
+            tokenizer, file = load_tokenizer(config.tokenizer)
+            files = {} if file is None else {"tokenizer.json": file}
         if tokenizer is None:
-            tokenizer = (
-                CharTokenizer.train_from_text(corpus.text) if start is None else start.tokenizer
-            )
+            tokenizer = CharTokenizer.train_from_text(corpus.text)
         train_ids, validation_ids = train_validation_split(
-            tokenizer.encode(corpus.text), config.model.context_length
+            tokenizer.encode(corpus.text), config.window
         )
         size = config.model.vocab_size or tokenizer.vocabulary_size()
         if size < tokenizer.vocabulary_size():
             raise UsageError(
                 f"--vocab-size {size} is less than the {tokenizer.vocabulary_size()} "
-                + (f"characters of {corpus.name}" if start is None else "tokens of the tokenizer")
+                + (
+                    f"characters of {corpus.name}"
+                    if isinstance(tokenizer, CharTokenizer) and start is None
+                    else "tokens of the tokenizer"
+                )
             )
         model = dataclasses.replace(config.model, vocab_size=size)
         config = dataclasses.replace(config, model=model)
-        return cls(config, corpus, tokenizer, train_ids, validation_ids, start)
+        return cls(config, corpus, tokenizer, train_ids, validation_ids, start, files)
 
     @property
     def vocabulary(self) -> str | None:
         """The characters in the order of their ids; None if tokens are not characters."""
         tokenizer = self.tokenizer
         return "".join(tokenizer.vocabulary) if isinstance(tokenizer, CharTokenizer) else None
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """How many bytes of UTF-8 a token stands for on average; None for characters."""
+        if self.vocabulary is not None:
+            return None
+        ids = self.validation_ids
+        return len(self.tokenizer.decode(ids).encode()) / len(ids)
 
     @property
     def sample_prompt(self) -> np.ndarray:

@@ -110,11 +110,12 @@ class TrainingLoop:
         self.evaluator = Evaluator(experiment, strategy)
         self.writes_samples = start.writes_samples
         self.tokens = strategy.place_tokens(experiment.train_ids)
-        self.windows = len(experiment.train_ids) - config.model.context_length
+        self.windows = len(experiment.train_ids) - config.window
+        self.bytes_per_token = experiment.bytes_per_token
         self.utilization = Utilization.of(
             count_training_operations(
                 merge(strategy.spec.definition, dict(strategy.spec.shapes)),
-                config.model.context_length,
+                config.window,
             ),
             strategy.devices,
             config.dtype,
@@ -215,7 +216,7 @@ class TrainingLoop:
     ) -> None:
         """Writes the numbers of each step of a call; ``seconds`` is what one of them took."""
         config = self.config
-        tokens_per_second = config.batch_size * config.model.context_length / seconds
+        tokens_per_second = config.batch_size * config.window / seconds
         utilization = self.utilization.record(tokens_per_second)
         for i in range(len(history["train_loss"])):
             record = {name: float(values[i]) for name, values in history.items()}
@@ -244,7 +245,13 @@ class TrainingLoop:
             self._diverge(self.step, subject, {"val_loss": val_loss})
         self.val_loss = val_loss
         reporter = self.log.reporter
-        reporter.evaluation(self.step, val_loss, time.perf_counter() - begin)
+        reporter.evaluation(
+            self.step,
+            val_loss,
+            time.perf_counter() - begin,
+            unit="token" if self.manifest["vocabulary"] is None else "char",
+            bytes_per_token=self.bytes_per_token,
+        )
         if self.writes_samples and not self._has_stopped():
             parameters = self.strategy.fetch(self.state.parameters)
             processes.on_primary(

@@ -46,7 +46,7 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
     from jaxformer.execution.chunked_loss import positions_at_once
 
     model = config.model
-    tokens = config.batch_size * model.context_length
+    tokens = config.batch_size * config.window
     width = 2 if config.dtype == "bfloat16" else 4
     parameters = count_matrices(model) // (config.fsdp * config.tensor)
     inputs, logits = (
@@ -54,8 +54,8 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
         for numbers in (model.num_layers * model.d_model, model.vocab_size or 0)
     )
     rows = config.batch_size // (config.accumulation * devices)
-    at_once = positions_at_once(rows, model.context_length, model.vocab_size or 0, width)
-    logits = logits * at_once // model.context_length
+    at_once = positions_at_once(rows, config.window, model.vocab_size or 0, width)
+    logits = logits * at_once // config.window
     gradients = width * parameters
     return {
         "state": KEPT_BYTES * parameters + gradients,

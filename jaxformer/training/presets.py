@@ -1,5 +1,7 @@
 """The settings that ``--preset`` names, free of JAX."""
 
+import dataclasses
+
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.training.config import TrainConfig
 
@@ -57,9 +59,9 @@ def char_lm() -> TrainConfig:
 def gpt2_small() -> TrainConfig:
     """Returns a recipe for GPT-2's smallest model: 12 layers, 12 heads, 768 wide, 50257 tokens.
 
-    ``train.py --preset gpt2-small --data FILE --dtype bfloat16``: 124 M parameters; wants a GPU or
-    TPU, and has not been measured there. ``--attention-dropout 0`` lets a fused kernel compute
-    attention, in a third of the memory. A character corpus uses the first rows of its vocabulary.
+    ``train.py --preset gpt2-small --data FOLDER --dtype bfloat16``: 124 M parameters; wants a GPU
+    or TPU, and has not been measured there. ``--attention-dropout 0`` lets a fused kernel compute
+    attention, in a third of the memory.
     """
     model = TransformerLMConfig(
         vocab_size=50257,
@@ -99,9 +101,9 @@ def llama_style() -> TrainConfig:
 def llama_1b() -> TrainConfig:
     """Returns a recipe for TinyLlama 1.1B (arXiv 2401.02385, sections 2.2 and 2.3): 22 layers.
 
-    ``train.py --preset llama-1b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat dots
-    --scan-layers``: steps of 2 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
-    trained here. A character corpus uses the first rows of its vocabulary.
+    ``train.py --preset llama-1b --data FOLDER --strategy mesh --fsdp N --dtype bfloat16 --remat
+    dots --scan-layers``: steps of 2 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
+    trained here.
     """
     return TrainConfig(
         model=_llama(
@@ -117,9 +119,9 @@ def llama_1b() -> TrainConfig:
 def llama_7b() -> TrainConfig:
     """Returns a recipe for Llama 2 7B (arXiv 2307.09288, section 2.2; widths of its weights).
 
-    ``train.py --preset llama-7b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat full
-    --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
-    trained here. A character corpus uses the first rows of its vocabulary.
+    ``train.py --preset llama-7b --data FOLDER --strategy mesh --fsdp N --dtype bfloat16 --remat
+    full --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
+    trained here.
     """
     return TrainConfig(
         model=_llama(
@@ -135,9 +137,9 @@ def llama_7b() -> TrainConfig:
 def llama_70b() -> TrainConfig:
     """Returns a recipe for Llama 2 70B (arXiv 2307.09288, section 2.2; widths of its weights).
 
-    ``train.py --preset llama-70b --data FILE --strategy mesh --fsdp N --dtype bfloat16 --remat full
-    --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
-    trained here. A character corpus uses the first rows of its vocabulary.
+    ``train.py --preset llama-70b --data FOLDER --strategy mesh --fsdp N --dtype bfloat16 --remat
+    full --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
+    trained here.
     """
     return TrainConfig(
         model=_llama(
@@ -220,3 +222,22 @@ PRESETS = {
     "llama-7b": llama_7b,
     "llama-70b": llama_70b,
 }
+
+# Their vocabulary is that of a tokenizer, and not the characters of a text.
+TOKEN_PRESETS = ("gpt2-small", "llama-1b", "llama-7b", "llama-70b")
+# In tokens. A model's own context may be a hundred times as long.
+FINE_TUNING_WINDOW = 1024
+
+
+def fine_tuning(config: TrainConfig) -> TrainConfig:
+    """Returns the settings with which weights of another run are trained further.
+
+    The learning rate is 5e-5, as in transformers' ``TrainingArguments``, and decays to a tenth.
+    """
+    return dataclasses.replace(
+        config,
+        optimizer=dataclasses.replace(
+            config.optimizer, learning_rate=5e-5, min_learning_rate=5e-6, warmup_steps=20
+        ),
+        block_size=min(config.model.context_length, FINE_TUNING_WINDOW),
+    )

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -87,30 +87,30 @@ class RunFolder:
             raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
         return lock
 
-    def begin(self, config: TrainConfig, files: Sequence[Path] = ()) -> None:
+    def begin(self, config: TrainConfig, files: Mapping[str, Path] | None = None) -> None:
         """Writes the settings and the owner of the lock: from here on the folder is this run's.
 
         Args:
             config: the settings.
-            files: copied into the folder.
+            files: copied into the folder, by the names of the copies.
         """
-        processes.on_primary(lambda: self._begin(config, files))
+        processes.on_primary(lambda: self._begin(config, files or {}))
 
     def seen_by(self) -> list[bool]:
         """Returns whether each process sees the run's settings, in the order of processes."""
         config = self.path / "config.json"
         return [bool(seen) for (seen,) in processes.all_gather_ints([int(config.exists())])]
 
-    def _begin(self, config: TrainConfig, files: Sequence[Path]) -> None:
+    def _begin(self, config: TrainConfig, files: Mapping[str, Path]) -> None:
         assert self._lock is not None
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(f"{socket.gethostname()}, process {os.getpid()}, run {uuid.uuid4().hex}")
         self._lock.flush()
         atomic_write_text(self.path / "config.json", json.dumps(config.to_dict(), indent=1))
-        self._copied = [self.path / file.name for file in files]
-        for file, copy in zip(files, self._copied, strict=True):
-            atomic_write_bytes(copy, file.read_bytes())
+        self._copied = [self.path / name for name in files]
+        for name, file in files.items():
+            atomic_write_bytes(self.path / name, file.read_bytes())
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -183,10 +183,12 @@ def stored_config(path: Path) -> TrainConfig:
 
 
 def stored_vocabulary(path: Path) -> tuple[bool, str | None]:
-    """Returns whether a run had a warm start, and the characters of its newest checkpoint."""
+    """Returns whether a run brought its tokenizer, and the characters of its newest checkpoint."""
     checkpoints = CheckpointFolder(Path(path) / "checkpoints")
     for step in reversed(checkpoints.steps()):
         with contextlib.suppress(CheckpointError):
             manifest = checkpoints.manifest(step)
-            return bool(manifest.get("init_from")), manifest.get("vocabulary")
+            settings = manifest.get("config")
+            named = isinstance(settings, dict) and settings.get("tokenizer")
+            return bool(manifest.get("init_from") or named), manifest.get("vocabulary")
     return False, None

@@ -128,7 +128,7 @@ def start_run(
         warnings = processes.on_primary(folder.checkpoints.tidy)
     notes += [] if dtype_cast is None else dtype_cast.notes()
     step = int(strategy.fetch(state.step))
-    folder.begin(config, () if start is None else start.files)
+    folder.begin(config, experiment.files)
     warnings += _warn_unshared(folder)
     writes_samples = config.sample_tokens > 0
     reason = processes.broadcast(too_large_for_samples(config, device_memory(devices)))
@@ -239,6 +239,14 @@ def _warn_unshared(folder: RunFolder) -> list[str]:
     ]
 
 
+def _describe_data(experiment: Experiment) -> str:
+    characters, known = len(experiment.corpus.text), experiment.tokenizer.vocabulary_size()
+    if experiment.vocabulary is not None:
+        return f"{characters:,} characters, {known} different"
+    tokens = len(experiment.train_ids) + len(experiment.validation_ids)
+    return f"{characters:,} characters as {tokens:,} tokens of {known:,}"
+
+
 def _summarize(experiment: Experiment, strategy: Strategy, folder: Path) -> dict[str, str]:
     config, model = experiment.config, experiment.config.model
     size = format_count(sum(p.size for p in strategy.spec.shapes.values()))
@@ -247,8 +255,7 @@ def _summarize(experiment: Experiment, strategy: Strategy, folder: Path) -> dict
     return {
         "model": f"{model.num_layers} layers, {model.attention.num_heads} heads, "
         f"{model.d_model} wide, context {model.context_length}, {size} parameters",
-        "data": f"{experiment.corpus.name}, {len(experiment.corpus.text):,} characters, "
-        f"{experiment.tokenizer.vocabulary_size()} different",
+        "data": f"{experiment.corpus.name}, {_describe_data(experiment)}",
         "steps": f"{config.steps} of {config.batch_size} windows, {config.dtype}",
         "devices": f"{len(devices)} × {devices[0].device_kind}{hosts}, jax {jax.__version__}",
         "folder": str(folder),

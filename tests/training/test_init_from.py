@@ -9,6 +9,10 @@ import torch
 
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.cli.main import main
+from jaxformer.config import TransformerLMConfig
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.presets import fine_tuning
+from jaxformer.training.run_folder import stored_config
 from parity_tests.families import nanogpt
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
@@ -159,3 +163,29 @@ def test_a_text_with_other_characters_is_rejected(checkpoint, tmp_path, capsys):
     flags = ["--steps", 6, "--out", tmp_path / "run", *FLAGS]
     assert run("--init-from", checkpoint, "--data", other, *flags) == 3
     assert "é" in capsys.readouterr().err
+
+
+def test_meta_names_the_vocabulary_and_weights_alone_are_trained_gently(
+    checkpoint, text, tmp_path, capsys
+):
+    """nanoGPT keeps meta.pkl in its data folder, beside no checkpoint."""
+    meta = checkpoint.with_name("meta.pkl").rename(tmp_path / "meta.pkl")
+    flags = ["--fresh-optimizer", "--steps", 1, "--out", tmp_path / "run", *FLAGS]
+    arguments = ["--init-from", checkpoint, "--data", text, *flags]
+    assert run(*arguments) == 2
+    assert "--meta" in capsys.readouterr().err
+    assert run(*arguments, "--meta", meta) == 0
+    config = stored_config(tmp_path / "run")
+    assert config.optimizer.learning_rate == 5e-5
+    assert config.block_size == SETTINGS["block_size"]
+
+
+def test_a_window_of_fine_tuning_is_bounded():
+    model = TransformerLMConfig(d_model=8, num_heads=2, num_layers=1, context_length=131_072)
+    assert fine_tuning(TrainConfig(model=model)).window == 1024
+
+
+def test_a_port_without_a_vocabulary_says_so(checkpoint, tmp_path, capsys):
+    checkpoint.with_name("meta.pkl").unlink()
+    assert main(["port", str(checkpoint), str(tmp_path / "model")]) == 0
+    assert "vocabulary   unknown: name a meta.pkl" in capsys.readouterr().err

@@ -92,13 +92,29 @@ class Reporter:
             left = (self._steps - step) * ms / 1000
             self.console.print(f"step {step}/{self._steps} · {numbers} · ETA {format_clock(left)}")
 
-    def evaluation(self, step: int, val_loss: float, seconds: float) -> None:
-        """Shows a validation loss, in nats per token, and the seconds that it took."""
+    def evaluation(
+        self,
+        step: int,
+        val_loss: float,
+        seconds: float,
+        *,
+        unit: str = "char",
+        bytes_per_token: float | None = None,
+    ) -> None:
+        """Shows a validation loss.
+
+        Args:
+            step: steps made so far.
+            val_loss: in nats per token.
+            seconds: that it took.
+            unit: what a token is: char or token.
+            bytes_per_token: of the text, on average, if that is known.
+        """
         better = not val_loss >= self._val_loss
         self._val_loss = val_loss
         self.console.print(
-            f"[bold]step {step}[/] · validation loss [bold]{val_loss:.4f}[/] nats/char · "
-            f"{val_loss / math.log(2):.4f} bits/char · {seconds:.1f} s"
+            f"[bold]step {step}[/] · validation loss [bold]{val_loss:.4f}[/] nats/{unit} · "
+            f"{_describe_loss(val_loss, unit, bytes_per_token)} · {seconds:.1f} s"
             + ("" if better else " · [yellow]higher than before")
         )
 
@@ -118,3 +134,15 @@ class Reporter:
     def close(self) -> None:
         """Takes the progress bar away."""
         self._bar.stop()
+
+
+def _describe_loss(loss: float, unit: str, bytes_per_token: float | None) -> str:
+    """A loss in the units in which it is compared with those of other models."""
+    bits = loss / math.log(2)
+    if unit == "char":
+        return f"{bits:.4f} bits/char"
+    # exp overflows beyond 709.
+    perplexity = f"perplexity {math.exp(min(loss, 700)):.2f}"
+    if bytes_per_token is None:
+        return perplexity
+    return f"{perplexity} · {bits / bytes_per_token:.4f} bits/byte"

@@ -62,7 +62,7 @@ class StepSpec:
             seed=config.seed,
             batch_size=config.batch_size,
             accumulation=config.accumulation,
-            context_length=model.context_length,
+            context_length=config.window,
             compute_dtype=jnp.dtype(jnp.bfloat16) if config.dtype == "bfloat16" else None,
             uses_dropout=any(
                 rate > 0 for name, rate in model.settings().items() if name.endswith("_dropout")

@@ -1,0 +1,64 @@
+"""Tokenizers that are made on the spot, one of each kind that is in use."""
+
+import functools
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from jaxformer.data.corpora import load_corpus
+
+SIZE = 500
+
+
+@functools.cache
+def corpus():
+    return load_corpus("python-docs").text
+
+
+@functools.cache
+def tokenizer(kind="gpt2"):
+    """Returns a tokenizer of some 500 tokens: gpt2, llama, unigram or bert."""
+    special = ["<|endoftext|>"]
+    if kind == "gpt2":
+        made = tokenizers.Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=SIZE,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+    elif kind == "llama":
+        # Words are not split off before, and a space stands before every text.
+        made = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+        made.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+        trainer = trainers.BpeTrainer(
+            vocab_size=SIZE, special_tokens=["<unk>", *special], show_progress=False
+        )
+    elif kind == "unigram":
+        made = tokenizers.Tokenizer(models.Unigram())
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(
+            vocab_size=SIZE,
+            special_tokens=["<unk>", *special],
+            unk_token="<unk>",
+            show_progress=False,
+        )
+    else:
+        made = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        made.normalizer = normalizers.BertNormalizer()
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=SIZE, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+        )
+    lines = corpus()[:40_000].splitlines(keepends=True)
+    made.train_from_iterator(lines, trainer)
+    if kind == "bert":
+        ids = [(name, made.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        made.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=ids
+        )
+    return made
