@@ -26,7 +26,7 @@ WIDTH, BOX, HEIGHT, STEP, TOP = 1000, 236, 74, 102, 16
 # layers that pyproject.toml enforces.
 PLACES = {
     "cli": (0, 500),
-    "inspection": (1, 170), "parity": (1, 500), "planning": (1, 830),
+    "inspection": (1, 125), "parity": (1, 375), "api": (1, 625), "planning": (1, 875),
     "porting": (2, 335),
     "training": (3, 580),
     "checkpoints": (4, 330), "data": (4, 700),

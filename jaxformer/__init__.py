@@ -1,5 +1,10 @@
 """Transformers in JAX that compute the same as their PyTorch twins.
 
+``import jaxformer`` offers what ``__all__`` lists. Each name is imported when it is first used, so
+the import itself costs nothing and needs no JAX: ``load`` and ``train`` for whole models, the model
+classes and their parts, ``from_torch`` and ``to_torch``, ``compare``, the settings, ``presets`` and
+``errors``.
+
 Every component here has a twin of the same name in ``torch_ref``: same file, same class,
 same constructor keywords, same attribute paths.
 
@@ -27,12 +32,125 @@ A local variable whose layout matters carries it: ``q_BTNH``. Masks are boolean,
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jaxformer import errors
 from jaxformer.hardware.nvidia_driver import skip_version_check_without_driver
 
+if TYPE_CHECKING:
+    from jaxformer.api.model import Model, load
+    from jaxformer.api.runs import TrainResult, train
+    from jaxformer.attention import LayerCache, MultiHeadAttention
+    from jaxformer.attention_core import scaled_dot_product_attention
+    from jaxformer.blocks import OutputNormBlock, ParallelBlock, PostNormBlock, PreNormBlock
+    from jaxformer.char_data import CharTokenizer, TokenIdsDataset, batch_at
+    from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
+    from jaxformer.config_parts import (
+        AttentionConfig,
+        BlockConfig,
+        EmbeddingConfig,
+        FeedForwardConfig,
+        HeadConfig,
+        LayerPattern,
+        LMEmbeddingConfig,
+        NormConfig,
+        QueryKeyNormConfig,
+    )
+    from jaxformer.config_positions import PositionConfig, RotaryConfig, RotaryScalingConfig
+    from jaxformer.data.tokenizers import HuggingFaceTokenizer
+    from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
+    from jaxformer.feed_forward import FeedForward, GatedFeedForward
+    from jaxformer.generation import generate, stream
+    from jaxformer.layers import Dropout, Embedding, Linear
+    from jaxformer.losses import cross_entropy
+    from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
+    from jaxformer.norms import LayerNorm, RMSNorm
+    from jaxformer.optimizers import make_optimizer
+    from jaxformer.parity.compare.generation import compare_generation
+    from jaxformer.parity.compare.modules import assert_parity, compare
+    from jaxformer.parity.compare.training import compare_training
+    from jaxformer.parity.report.model import Report
+    from jaxformer.porting.api import from_torch, to_torch
+    from jaxformer.positions import (
+        ALiBi,
+        LearnedPositions,
+        RelativePositions,
+        Rotary,
+        SinusoidalPositions,
+    )
+    from jaxformer.training import presets
+    from jaxformer.training.config import TrainConfig
+    from jaxformer.transformer_lm import TransformerLM
+
 __version__ = "0.1.0"
+__all__ = [
+    "ALiBi",
+    "AttentionConfig",
+    "BlockConfig",
+    "CharTokenizer",
+    "Decoder",
+    "Dropout",
+    "Embedding",
+    "EmbeddingConfig",
+    "Encoder",
+    "EncoderDecoder",
+    "EncoderDecoderConfig",
+    "FeedForward",
+    "FeedForwardConfig",
+    "GatedFeedForward",
+    "HeadConfig",
+    "HuggingFaceTokenizer",
+    "LMEmbeddingConfig",
+    "LayerCache",
+    "LayerNorm",
+    "LayerPattern",
+    "LearnedPositions",
+    "Linear",
+    "Model",
+    "MultiHeadAttention",
+    "NormConfig",
+    "OptimizerConfig",
+    "OutputNormBlock",
+    "ParallelBlock",
+    "PositionConfig",
+    "PostNormBlock",
+    "PreNormBlock",
+    "QueryKeyNormConfig",
+    "RMSNorm",
+    "RelativePositions",
+    "Report",
+    "Rotary",
+    "RotaryConfig",
+    "RotaryScalingConfig",
+    "SinusoidalPositions",
+    "TokenIdsDataset",
+    "TrainConfig",
+    "TrainResult",
+    "TransformerLM",
+    "TransformerLMConfig",
+    "assert_parity",
+    "batch_at",
+    "causal_mask",
+    "combine_masks",
+    "compare",
+    "compare_generation",
+    "compare_training",
+    "cross_entropy",
+    "errors",
+    "from_torch",
+    "generate",
+    "load",
+    "make_optimizer",
+    "padding_mask",
+    "presets",
+    "scaled_dot_product_attention",
+    "stream",
+    "to_torch",
+    "train",
+    "window_mask",
+]
 
 
 def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
@@ -48,9 +166,74 @@ def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str],
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        module = importlib.import_module(f"{package}.{modules[name]}")
+        if not hasattr(module, name):
+            # The name is that of a module.
+            importlib.import_module(f"{module.__name__}.{name}")
+        value = getattr(module, name)
+        # A subpackage of the same name, imported meanwhile, would stand in its place.
+        setattr(sys.modules[package], name, value)
+        return value
 
     return get
+
+
+# The public names, by the module that defines them.
+_PUBLIC = {
+    "api.model": ("Model", "load"),
+    "api.runs": ("TrainResult", "train"),
+    "attention": ("LayerCache", "MultiHeadAttention"),
+    "attention_core": ("scaled_dot_product_attention",),
+    "blocks": ("OutputNormBlock", "ParallelBlock", "PostNormBlock", "PreNormBlock"),
+    "char_data": ("CharTokenizer", "TokenIdsDataset", "batch_at"),
+    "config": ("EncoderDecoderConfig", "OptimizerConfig", "TransformerLMConfig"),
+    "config_parts": (
+        "AttentionConfig",
+        "BlockConfig",
+        "EmbeddingConfig",
+        "FeedForwardConfig",
+        "HeadConfig",
+        "LayerPattern",
+        "LMEmbeddingConfig",
+        "NormConfig",
+        "QueryKeyNormConfig",
+    ),
+    "config_positions": ("PositionConfig", "RotaryConfig", "RotaryScalingConfig"),
+    "data.tokenizers": ("HuggingFaceTokenizer",),
+    "encoder_decoder": ("Decoder", "Encoder", "EncoderDecoder"),
+    "feed_forward": ("FeedForward", "GatedFeedForward"),
+    "generation": ("generate", "stream"),
+    "layers": ("Dropout", "Embedding", "Linear"),
+    "losses": ("cross_entropy",),
+    "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
+    "norms": ("LayerNorm", "RMSNorm"),
+    "optimizers": ("make_optimizer",),
+    "parity.compare.generation": ("compare_generation",),
+    "parity.compare.modules": ("assert_parity", "compare"),
+    "parity.compare.training": ("compare_training",),
+    "parity.report.model": ("Report",),
+    "porting.api": ("from_torch", "to_torch"),
+    "positions": (
+        "ALiBi",
+        "LearnedPositions",
+        "RelativePositions",
+        "Rotary",
+        "SinusoidalPositions",
+    ),
+    "training.config": ("TrainConfig",),
+    "transformer_lm": ("TransformerLM",),
+    "training": ("presets",),
+}
+
+if not TYPE_CHECKING:
+    # A type checker would take any name for an attribute.
+    __getattr__ = lazy_attributes(
+        __name__, {name: module for module, names in _PUBLIC.items() for name in names}
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 # JAX must not have looked for its devices: whoever imports a part of jaxformer comes here first.

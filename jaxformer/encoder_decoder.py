@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -12,6 +13,7 @@ from jaxformer.config import EncoderDecoderConfig, TransformerConfig
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear
 from jaxformer.positions import embed_tokens
+from jaxformer.prompts import check_tokens
 
 Hidden = Float[Array, "B T D"]
 
@@ -197,6 +199,7 @@ class EncoderDecoder(nnx.Module):
         return self.decoder(self.target_embedding_dropout(x), memory, target_mask, memory_mask)
 
     def _embed(self, tokens: Int[Array, "B T"], embedding: Embedding, norm: Norm | None) -> Hidden:
+        check_tokens(tokens)
         x = embed_tokens(
             tokens,
             embedding,
@@ -205,3 +208,8 @@ class EncoderDecoder(nnx.Module):
             scale=self.config.embedding.embedding_scale,
         )
         return x if norm is None else norm(x)
+
+    def __repr__(self) -> str:
+        """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        return f"<EncoderDecoder, {count:,} parameters: {self.config}>"

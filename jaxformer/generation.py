@@ -143,10 +143,10 @@ def stream(
         raise ValueError("only a causal model can generate: got causal=False")
     if model.config.head.head == "none":
         raise ValueError("only a model with a head can generate: got head='none'")
-    if not greedy and key is None:
-        raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
     vocab_size, _ = model.token_embedding.embedding[...].shape
     rows = read_prompt(prompt_BT, mask, vocab_size)
+    if not greedy and key is None:
+        raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
     for token in stop_tokens:
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")

@@ -1,8 +1,26 @@
-"""Reads a batch of prompts of different lengths."""
+"""Checks what models read: batches of tokens, and prompts of different lengths."""
 
 from typing import Any
 
 import numpy as np
+
+
+def check_tokens(tokens: Any) -> None:
+    """Checks that a model is called with a batch of ids.
+
+    Raises:
+        ValueError: they are no array, not (B, T), or no integers.
+    """
+    if not hasattr(tokens, "ndim") or not hasattr(tokens, "dtype"):
+        raise ValueError(
+            "tokens must be an array of integer ids with shape (B, T), such as "
+            f"jnp.array([[1, 2, 3]]): got {type(tokens).__name__}"
+        )
+    if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
+        raise ValueError(
+            "tokens must be integer ids with shape (B, T): got "
+            f"{tokens.dtype} with shape {tuple(tokens.shape)}"
+        )
 
 
 def read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]:
@@ -17,6 +35,11 @@ def read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]:
     Raises:
         ValueError: one of these is not so.
     """
+    if isinstance(prompt_BT, str):
+        raise ValueError(
+            "the prompt must be ids (B, T), and this is text: encode it, or call "
+            f"jaxformer.load(...).generate: got {prompt_BT[:40]!r}"
+        )
     prompt = np.asarray(prompt_BT)
     if prompt.ndim != 2 or prompt.size == 0:
         raise ValueError(f"the prompt must be (B, T) with B, T >= 1: got shape {prompt.shape}")

@@ -1,5 +1,6 @@
 """The language model: GPT, LLaMA, BERT or a character model, by its settings."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -19,6 +20,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear, in_float32
 from jaxformer.positions import embed_tokens
+from jaxformer.prompts import check_tokens
 
 
 class TransformerLM(nnx.Module):
@@ -87,7 +89,8 @@ class TransformerLM(nnx.Module):
             return_weights: also return each layer's attention weights.
 
         Raises:
-            ValueError: more tokens than ``context_length``, or types of a model that has none.
+            ValueError: the tokens are no ids (B, T), or more than ``context_length``; or there are
+                types, and the model has none.
         """
         hidden = self.hidden(
             tokens,
@@ -115,6 +118,7 @@ class TransformerLM(nnx.Module):
         return_weights: bool = False,
     ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], list[Float[Array, "B N T S"]]]:
         """Returns the residual stream after the final norm. Arguments as in ``__call__``."""
+        check_tokens(tokens)
         length = tokens.shape[1]
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
@@ -204,3 +208,8 @@ class TransformerLM(nnx.Module):
         if self.pooler is None:
             raise ValueError("pooled needs a pooler: got pooler=False")
         return in_float32(jnp.tanh, self.pooler(hidden[:, 0]))
+
+    def __repr__(self) -> str:
+        """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        return f"<TransformerLM, {count:,} parameters: {self.config}>"

@@ -12,6 +12,7 @@ from torch_ref.config import EncoderDecoderConfig, TransformerConfig
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
 from torch_ref.positions import embed_tokens
+from torch_ref.prompts import check_tokens
 
 Hidden = torch.Tensor
 
@@ -193,6 +194,7 @@ class EncoderDecoder(nn.Module):
         return self.decoder(self.target_embedding_dropout(x), memory, target_mask, memory_mask)
 
     def _embed(self, tokens: torch.Tensor, embedding: Embedding, norm: Norm | None) -> Hidden:
+        check_tokens(tokens)
         x = embed_tokens(
             tokens,
             embedding,

@@ -1,6 +1,26 @@
-"""Reads a batch of prompts of different lengths."""
+"""Checks what models read: batches of tokens, and prompts of different lengths."""
+
+from typing import Any
 
 import torch
+
+
+def check_tokens(tokens: Any) -> None:
+    """Checks that a model is called with a batch of ids.
+
+    Raises:
+        ValueError: they are no tensor, not (B, T), or no integers.
+    """
+    if not isinstance(tokens, torch.Tensor):
+        raise ValueError(
+            "tokens must be a tensor of integer ids with shape (B, T), such as "
+            f"torch.tensor([[1, 2, 3]]): got {type(tokens).__name__}"
+        )
+    if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise ValueError(
+            "tokens must be integer ids with shape (B, T): got "
+            f"{tokens.dtype} with shape {tuple(tokens.shape)}"
+        )
 
 
 def read_prompt(
@@ -17,6 +37,10 @@ def read_prompt(
     Raises:
         ValueError: one of these is not so.
     """
+    if isinstance(prompt_BT, str):
+        raise ValueError(
+            f"the prompt must be ids (B, T), and this is text: encode it: got {prompt_BT[:40]!r}"
+        )
     shape = tuple(prompt_BT.shape)
     if len(shape) != 2 or prompt_BT.numel() == 0:
         raise ValueError(f"the prompt must be (B, T) with B, T >= 1: got shape {shape}")

@@ -18,6 +18,7 @@ from torch_ref.config import TransformerLMConfig
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
 from torch_ref.positions import embed_tokens
+from torch_ref.prompts import check_tokens
 
 
 class TransformerLM(nn.Module):
@@ -85,7 +86,8 @@ class TransformerLM(nn.Module):
             return_weights: also return each layer's attention weights, (B, N, T, S).
 
         Raises:
-            ValueError: more tokens than ``context_length``, or types of a model that has none.
+            ValueError: the tokens are no ids (B, T), or more than ``context_length``; or there are
+                types, and the model has none.
         """
         hidden = self.hidden(
             tokens,
@@ -113,6 +115,7 @@ class TransformerLM(nn.Module):
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """Returns the residual stream (B, T, D) after the final norm; arguments as ``forward``."""
+        check_tokens(tokens)
         length = tokens.shape[1]
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:

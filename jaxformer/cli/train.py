@@ -19,7 +19,7 @@ from jaxformer.cli.arguments import Preset, Switch, parse, peek, peek_all, prese
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.presets import PRESETS, TOKEN_PRESETS, fine_tuning
+from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -167,12 +167,8 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
 
             tokenizer = tokenizer_in(out, vocabulary)
 
-    if preset in TOKEN_PRESETS and not resume and start is None and config.tokenizer is None:
-        raise UsageError(
-            f"--preset {preset} is a model of tokens, and {config.data} is a text: say what makes "
-            "tokens of it with --tokenizer (a tokenizer.json, a folder of Hugging Face, or chars), "
-            "or start from a model with --init-from"
-        )
+    if not resume and start is None:
+        check_tokenizer(preset, config)
 
     from jaxformer.data.corpora import load_corpus
 

@@ -20,6 +20,9 @@ class HuggingFaceTokenizer:
     Args:
         path: the file.
 
+    Attributes:
+        path: as given.
+
     Raises:
         UsageError: the package is not installed.
         TextError: the file is not such a tokenizer.
@@ -35,6 +38,7 @@ class HuggingFaceTokenizer:
             )
         import tokenizers
 
+        self.path = path
         file = LocalFile(path)
         if file.size > MAX_BYTES:
             raise TextError(f"{path} has {file.size} bytes, where a tokenizer has at most 256 MiB")

@@ -3,6 +3,7 @@
 import dataclasses
 
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.errors import Setting, UsageError
 from jaxformer.training.config import TrainConfig
 
 
@@ -227,6 +228,22 @@ PRESETS = {
 TOKEN_PRESETS = ("gpt2-small", "llama-1b", "llama-7b", "llama-70b")
 # In tokens. A model's own context may be a hundred times as long.
 FINE_TUNING_WINDOW = 1024
+
+
+def check_tokenizer(preset: str, config: TrainConfig) -> None:
+    """Checks that a new run of a preset for tokens says what makes tokens of its text.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if preset in TOKEN_PRESETS and config.tokenizer is None:
+        raise UsageError(
+            f"the preset {preset} is a model of tokens, and {config.data} is a text: say what "
+            "makes tokens of it with ",
+            Setting("tokenizer"),
+            " (a tokenizer.json, a folder of Hugging Face, or chars), or start from a model with ",
+            Setting("init_from"),
+        )
 
 
 def fine_tuning(config: TrainConfig) -> TrainConfig:

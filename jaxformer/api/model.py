@@ -1,0 +1,275 @@
+"""``Model``: a module with its tokenizer, which writes text and is saved in any format."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import jax
+import numpy as np
+
+from jaxformer.char_data import CharTokenizer, Unknown
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.data.text_generation import decode_stream, encode_prompt
+from jaxformer.data.tokenizers import HuggingFaceTokenizer
+from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.errors import Setting, UsageError
+from jaxformer.generation import stream
+from jaxformer.hardware.units import format_count
+from jaxformer.parameters import get_parameters
+from jaxformer.porting.api import build
+from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32, open_checkpoint
+from jaxformer.porting.formats.raw_checkpoints import RawCheckpoint
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
+from jaxformer.porting.port import plan_port, write_port
+from jaxformer.porting.targets import choose_target
+from jaxformer.transformer_lm import TransformerLM
+
+Ids = Sequence[int] | np.ndarray
+
+
+class Model:
+    """A model with its tokenizer: it writes text, and is saved in any format.
+
+    Args:
+        module: the NNX module; it may be trained further, and is saved as it then is.
+        tokenizer: makes ids of text and text of ids. Without one the model reads and writes ids.
+
+    Attributes:
+        module: as given.
+
+    Raises:
+        UsageError: the module is none of the whole models.
+    """
+
+    def __init__(self, module: TransformerLM | EncoderDecoder, tokenizer: Tokenizer | None = None):
+        if type(module) not in MODEL_OF_CONFIG.values():
+            known = " or ".join(cls.__name__ for cls in MODEL_OF_CONFIG.values())
+            raise UsageError(f"a Model holds a {known}: got {type(module).__name__}")
+        self.module = module
+        self._tokenizer = tokenizer
+        # Where it was loaded from, and whose names its arrays had there.
+        self._source: Checkpoint | None = None
+        self._origin: Mapping[str, Any] = {}
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint) -> "Model":
+        """Returns the model of an open checkpoint; see ``load``."""
+        plan = checkpoint.plan()
+        if type(plan.module) not in MODEL_OF_CONFIG.values():
+            raise UsageError(
+                f"{checkpoint.path} holds a {plan.origin.kind}, which is a part of a model: give "
+                "its arrays to jaxformer.from_torch"
+            )
+        holds_float64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+        model = cls(build(plan if holds_float64 else in_float32(plan)))
+        model._source, model._origin = checkpoint, checkpoint.origin_of(plan)
+        return model
+
+    @property
+    def config(self) -> TransformerLMConfig | EncoderDecoderConfig:
+        """The settings of the module."""
+        return self.module.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if the model has none.
+
+        Raises:
+            UsageError: it needs a package that is not installed.
+            TextError: it does not fit the model.
+        """
+        if self._tokenizer is None and self._source is not None:
+            config = self.config
+            if isinstance(config, TransformerLMConfig):
+                self._tokenizer = self._source.tokenizer(config.vocab_size or 0)
+            else:
+                self._tokenizer = self._source.tokenizer(config.target_vocab_size)
+        return self._tokenizer
+
+    @overload
+    def generate(self, prompt: str = "", tokens: int = 200, **settings: Any) -> str: ...
+
+    @overload
+    def generate(self, prompt: Ids, tokens: int = 200, **settings: Any) -> np.ndarray: ...
+
+    def generate(
+        self, prompt: str | Ids = "", tokens: int = 200, **settings: Any
+    ) -> str | np.ndarray:
+        """Returns what follows a prompt: text after text, ids after ids.
+
+        Args:
+            prompt: a text, or ids (T,) or (B, T), int.
+            tokens: the most tokens to make; a text ends earlier with the model's own last token.
+            settings: those of ``stream``.
+
+        Returns:
+            Text; for ids, ids int32 of shape (n,) or (B, n).
+
+        Raises:
+            UsageError: the model cannot write, or has no tokenizer for a text.
+            TextError: the prompt has a character that the tokenizer does not know.
+            ValueError: a setting is out of its range, or an id outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            return "".join(self.stream(prompt, tokens, **settings))
+        ids = np.asarray(prompt)
+        chunks = self._chunks(ids[None] if ids.ndim == 1 else ids, tokens, **settings)
+        made = np.concatenate([np.zeros((len(np.atleast_2d(ids)), 0), np.int32), *chunks], axis=1)
+        return made[0] if ids.ndim == 1 else made
+
+    def stream(
+        self,
+        prompt: str = "",
+        tokens: int = 200,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        greedy: bool = False,
+        seed: int = 0,
+        unknown: Unknown = "error",
+    ) -> Iterator[str]:
+        """Yields what follows a prompt, piece by piece, as it is made.
+
+        Args:
+            prompt: a text; an empty one begins as the model's texts do.
+            tokens: the most tokens to make.
+            temperature: below 1 the probable becomes more probable, above 1 less.
+            top_k: choose among the k most probable tokens.
+            top_p: choose among the most probable tokens that together reach this probability.
+            greedy: always take the most probable token.
+            seed: the same seed makes the same text.
+            unknown: what to do with characters that the model does not know.
+
+        Raises:
+            UsageError: the model cannot write, or has no tokenizer.
+            TextError: the prompt has a character that the tokenizer does not know.
+            ValueError: a setting is out of its range.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise UsageError(
+                "the model has no tokenizer: load it with ",
+                Setting("meta"),
+                ", or give and get ids instead of text",
+            )
+        first = [] if self._source is None else self._source.first_ids()
+        ids = encode_prompt(tokenizer, prompt, (), first, unknown).ids
+        chunks = self._chunks(
+            ids[None], tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy,
+            seed=seed,
+        )  # fmt: skip
+        return decode_stream(tokenizer, ids, chunks, self._last_ids())
+
+    def save(
+        self,
+        path: str | Path,
+        format: Literal["torch", "jax", "hf"] | None = None,
+        *,
+        dialect: str | None = None,
+        dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None,
+        overwrite: bool = False,
+    ) -> Path:
+        """Writes the model, reads it back and compares, as ``jaxformer port`` does.
+
+        Args:
+            path: ``NAME.safetensors``, ``NAME.pt``, or a folder. A certificate of every array is
+                written into the folder, or beside the file.
+            format: a PyTorch file, a run's folder or a Hugging Face folder; default by the name.
+            dialect: whose names the arrays get; default those that they came with, else
+                torch_ref's.
+            dtype: what the weights are rounded to; default their own.
+            overwrite: replace what an earlier ``save`` has written.
+
+        Returns:
+            The path.
+
+        Raises:
+            UsageError: something is there already, or no dialect can hold the model.
+            ResourceError: the disk is full or may not be written to.
+        """
+        path = Path(path)
+        target = choose_target(path, format, overwrite=overwrite, dialect=dialect, dtype=dtype)
+        port = plan_port(self._checkpoint(path), target)
+        write_port(port, source="a model in memory", command=f"{self!r}.save({str(path)!r})")
+        return path
+
+    def __repr__(self) -> str:
+        """Returns what the model is, in one line."""
+        count = sum(array.size for array in get_parameters(self.module).values())
+        origin = "" if self._source is None else f", from {self._source.path}"
+        kind = type(self.module).__name__
+        return f"<Model: {kind}, {format_count(count)} parameters{origin}>"
+
+    def _chunks(
+        self, prompt_BT: np.ndarray, tokens: int, *, seed: int = 0, **settings: Any
+    ) -> Iterator[np.ndarray]:
+        module, config = self.module, self.config
+        if not isinstance(module, TransformerLM) or not isinstance(config, TransformerLMConfig):
+            raise UsageError(
+                f"a {type(module).__name__} writes no text: only a language model does"
+            )
+        if not config.causal or config.head.head == "none":
+            raise UsageError("only a causal language model with a head writes text")
+        settings = {"temperature": 0.8, **settings}
+        return stream(
+            module,
+            prompt_BT,
+            tokens,
+            key=jax.random.key(seed),
+            stop_tokens=[i for i in self._last_ids() if 0 <= i < (config.vocab_size or 0)],
+            **settings,
+        )
+
+    def _last_ids(self) -> list[int]:
+        return [] if self._source is None else self._source.last_ids()
+
+    def _checkpoint(self, path: Path) -> Checkpoint:
+        """Returns the module, as it is now, in the form in which ports read a checkpoint."""
+        source = self._source
+        tokenizer, vocabulary, file = self._tokenizer, None, None
+        companions: Mapping[str, Path] = {}
+        record: dict[str, Any] = {"dialect": "jaxformer", "config": self.config.settings()}
+        if source is not None:
+            companions, vocabulary = source.files_beside(), source.vocabulary
+            file = source.tokenizer_file
+            record |= {"origin": dict(self._origin), "token_ids": source.token_ids}
+        if isinstance(tokenizer, CharTokenizer):
+            vocabulary = "".join(tokenizer.vocabulary)
+        elif isinstance(tokenizer, HuggingFaceTokenizer):
+            file = tokenizer.path
+        tensors = {
+            name: StoredTensor.of(np.asarray(array))
+            for name, array in get_parameters(self.module).items()
+        }
+        raw = RawCheckpoint("run", (), tensors, record, tuple(companions.values()))
+        return Checkpoint(
+            path, raw, "jaxformer", self.config, vocabulary, file, record.get("token_ids", {})
+        )
+
+
+def load(path: str | Path, **options: Any) -> Model:
+    """Loads a model from a checkpoint of any format.
+
+    Weights in float64 are rounded to float32 unless JAX is set to hold float64.
+
+    Args:
+        path: a run's folder, a ``.safetensors`` or ``.pt`` file, or a Hugging Face folder.
+        options: ``dialect``, ``config``, ``meta``, ``step``, ``best``, ``ignore`` and ``force`` of
+            ``jaxformer.porting.open_checkpoint``.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or its arrays do not fit; all problems are listed.
+        UnsafeFileError: opening it could do harm.
+        UsageError: its dialect or a setting is unknown, or it holds a part of a model alone.
+        ResourceError: it cannot be read.
+    """
+    checkpoint = open_checkpoint(path, **options)
+    for warning in checkpoint.raw.warnings:
+        warnings.warn(warning, stacklevel=2)
+    return Model.of_checkpoint(checkpoint)

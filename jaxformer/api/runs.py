@@ -1,0 +1,150 @@
+"""``train``: a training run from a program, and what it has left in its folder."""
+
+import base64
+import dataclasses
+import functools
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from jaxformer.api.model import Model, load
+from jaxformer.data.corpora import load_corpus
+from jaxformer.data.tokenizers import tokenizer_in
+from jaxformer.errors import UsageError
+from jaxformer.hardware.compilation_cache import use_compilation_cache
+from jaxformer.porting.train_states import read_warm_start
+from jaxformer.training import loop
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.experiment import Experiment
+from jaxformer.training.logging.metrics import Tracker, read_metrics
+from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning
+from jaxformer.training.resume_checks import check_settings
+from jaxformer.training.run_folder import stored_config, stored_vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a training run has left.
+
+    Attributes:
+        folder: of the run: checkpoints, metrics and settings.
+        config: its settings, completed by the text.
+        metrics: the records of ``metrics.jsonl``: one a step, and one an evaluation.
+    """
+
+    folder: Path
+    config: TrainConfig
+    metrics: Sequence[dict[str, Any]] = dataclasses.field(repr=False)
+
+    @property
+    def train_loss(self) -> float | None:
+        """The training loss of the last step, in nats per token."""
+        return self._last("train_loss")
+
+    @property
+    def val_loss(self) -> float | None:
+        """The loss over the whole validation split at the end, in nats per token."""
+        return self._last("val_loss")
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The trained model, of the last checkpoint."""
+        return load(self.folder)
+
+    @functools.cached_property
+    def best_model(self) -> Model:
+        """The model of the kept checkpoint with the lowest validation loss."""
+        return load(self.folder, best=True)
+
+    def __repr__(self) -> str:
+        """Returns the run and its losses, in one line."""
+        losses = {"training loss": self.train_loss, "validation loss": self.val_loss}
+        found = [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
+        return (
+            f"<TrainResult: {', '.join([str(self.folder), f'{self.config.steps} steps', *found])}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Returns the same for a notebook, with the loss curve if it was drawn."""
+        picture = self.folder / "loss.png"
+        text = f"<p>{escape(repr(self)[1:-1])}</p>"
+        if not picture.is_file():
+            return text
+        data = base64.b64encode(picture.read_bytes()).decode()
+        return f'{text}<img alt="loss curve" width="640" src="data:image/png;base64,{data}">'
+
+    def _last(self, name: str) -> float | None:
+        values = (record[name] for record in reversed(self.metrics) if name in record)
+        return next(values, None)
+
+
+def train(
+    config: TrainConfig | str | None = None,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    init_from: str | Path | None = None,
+    trackers: Sequence[Tracker] = (),
+    download: bool = False,
+    **settings: Any,
+) -> TrainResult:
+    """Trains a model as ``train.py`` does, and returns what the run has left.
+
+    Args:
+        config: the settings, or the name of a preset; default ``nano``, with ``init_from`` the
+            settings for training a model further.
+        out: the run's folder; default ``runs/`` and the name of the preset.
+        resume: continue the run in that folder, from its newest checkpoint and with its settings.
+        init_from: a checkpoint whose model, and optimizer's state if it has one, to start from.
+        trackers: metrics services to write to, beside ``metrics.jsonl``.
+        download: fetch a corpus of jaxformer that is not on this machine.
+        settings: fields of ``TrainConfig`` that replace those of ``config``.
+
+    Raises:
+        UsageError: there is no such preset or setting, or the settings do not fit each other.
+        JaxformerError: the run cannot be made; see ``jaxformer.errors`` for the kinds.
+        DivergedError: a loss, a gradient or the state is not finite; that state is not saved.
+        StoppedError: SIGINT or SIGTERM came; everything is saved.
+    """
+    preset = config if isinstance(config, str) else "nano" if config is None else None
+    folder = Path(out) if out is not None else Path("runs") / (preset or "run")
+    if resume and init_from is not None:
+        raise UsageError("resume continues the run that is there: leave out init_from")
+    start = None if init_from is None else read_warm_start(Path(init_from), fresh=False)
+    before = stored_config(folder) if resume else None
+    if before is not None:
+        chosen = before
+    elif isinstance(config, TrainConfig):
+        chosen = config
+    else:
+        chosen = _preset(preset or "nano")
+    if start is not None:
+        chosen = dataclasses.replace(chosen, model=start.model)
+        if config is None and not start.step:
+            chosen = fine_tuning(chosen)
+    fields = {field.name for field in dataclasses.fields(TrainConfig)}
+    if unknown := sorted(settings.keys() - fields):
+        raise UsageError(
+            f"train has no setting {', '.join(unknown)}: the settings of a model and of the "
+            "optimizer are in config.model and config.optimizer"
+        )
+    final = dataclasses.replace(chosen, **settings)
+    tokenizer = None
+    if before is not None:
+        check_settings(before, final)
+        started, vocabulary = stored_vocabulary(folder)
+        tokenizer = tokenizer_in(folder, vocabulary) if started else None
+    elif start is None and preset is not None:
+        check_tokenizer(preset, final)
+    corpus = load_corpus(final.data, encoding=final.encoding, download=download)
+    use_compilation_cache()
+    experiment = Experiment.prepare(final, corpus, start=start, tokenizer=tokenizer)
+    loop.train(experiment, folder, resume=resume, trackers=trackers)
+    return TrainResult(folder, experiment.config, read_metrics(folder / "metrics.jsonl"))
+
+
+def _preset(name: str) -> TrainConfig:
+    if name not in PRESETS:
+        raise UsageError(f"preset {name} is unknown: choose among {', '.join(PRESETS)}")
+    return PRESETS[name]()

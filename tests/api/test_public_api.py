@@ -1,0 +1,78 @@
+"""``import jaxformer``: cheap, complete, documented, and typed."""
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxformer
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("jax", "flax", "numpy", "torch", "rich", "tyro")
+
+
+def typed_names():
+    """The module of every name that a type checker sees in the package."""
+    tree = ast.parse((ROOT / "jaxformer/__init__.py").read_text("utf-8"))
+    block = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    return {alias.name: node.module for node in block.body for alias in node.names}
+
+
+def test_the_import_brings_nothing_heavy():
+    code = f"import jaxformer, sys; print([n for n in {HEAVY} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_a_type_checker_sees_what_is_there():
+    lazy = {name: f"jaxformer.{m}" for m, names in jaxformer._PUBLIC.items() for name in names}
+    assert typed_names() == lazy
+    assert sorted(jaxformer.__all__) == jaxformer.__all__ == sorted({*lazy, "errors"})
+    assert set(dir(jaxformer)) >= set(jaxformer.__all__)
+
+
+@pytest.mark.parametrize("name", jaxformer.__all__)
+def test_every_name_is_there_and_documented(name):
+    found = getattr(jaxformer, name)
+    documentation = inspect.getdoc(found)
+    assert documentation
+    first = documentation.partition("\n\n")[0]
+    assert first.endswith((".", ":")), first
+    if inspect.isclass(found) or inspect.isfunction(found):
+        assert found.__name__ == name
+
+
+def test_a_name_is_the_function_whatever_was_imported_before():
+    from jaxformer.parity.compare.modules import compare as the_function
+
+    assert jaxformer.compare is the_function
+
+
+def test_a_wrong_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'TransformerXL'"):
+        jaxformer.TransformerXL  # noqa: B018
+
+
+@pytest.mark.tier("full")
+def test_a_program_of_a_user_is_typed(tmp_path):
+    program = Path(__file__).with_name("typed_program.py")
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-incremental",
+        "--config-file",
+        "/dev/null",
+    ]
+    done = subprocess.run(
+        [*command, "--follow-imports=silent", program], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout
