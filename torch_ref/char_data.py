@@ -142,13 +142,15 @@ def train_validation_split(
 
 
 def window_starts(seed: int, step: int, batch_size: int, num_windows: int) -> np.ndarray:
-    """Returns where the windows of one batch begin, int32 (B,): a function of its arguments.
+    """Returns where the windows of one batch begin, (B,): a function of its arguments.
+
+    They are int32, or int64 where there are more windows than that has numbers.
 
     Drawn with replacement from [0, num_windows) by the counter-based generator Philox
     (Salmon et al., 2011), so any step can be had without those before it.
     """
     bits = np.random.Philox(key=[seed, 0], counter=[0, 0, 0, step]).random_raw(batch_size)
-    return (bits % np.uint64(num_windows)).astype(np.int32)
+    return (bits % np.uint64(num_windows)).astype(np.int32 if num_windows <= 2**31 else np.int64)
 
 
 def batch_at(

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.api.model import Model, load
-from jaxformer.data.corpora import load_corpus
 from jaxformer.data.tokenizers import tokenizer_in
 from jaxformer.errors import UsageError
 from jaxformer.hardware.compilation_cache import use_compilation_cache
+from jaxformer.porting.data import load_data
 from jaxformer.porting.train_states import read_warm_start
 from jaxformer.training import loop
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.logging.metrics import Tracker, read_metrics
-from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning
+from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning, fit_vocabulary
 from jaxformer.training.resume_checks import check_settings
 from jaxformer.training.run_folder import stored_config, stored_vocabulary
 
@@ -137,7 +137,8 @@ def train(
         tokenizer = tokenizer_in(folder, vocabulary) if started else None
     elif start is None and preset is not None:
         check_tokenizer(preset, final)
-    corpus = load_corpus(final.data, encoding=final.encoding, download=download)
+        final = fit_vocabulary(preset, final)
+    corpus = load_data(final, download=download)
     use_compilation_cache()
     experiment = Experiment.prepare(final, corpus, start=start, tokenizer=tokenizer)
     loop.train(experiment, folder, resume=resume, trackers=trackers)

@@ -26,8 +26,9 @@ from jaxformer.hardware.nvidia_driver import check_requested_platform
 USAGE = """\
 usage: jaxformer COMMAND [OPTIONS]
 
-  train     train a character language model (the same as train.py)
+  train     train a language model (the same as train.py)
   sample    write text with a trained or a ported model
+  tokenize  make a folder of tokens of texts, to train on
   port      move a checkpoint between PyTorch and JAX
   verify    run two checkpoints side by side, and name the first place where they differ
   inspect   list what is in a checkpoint, or draw what is inside a model: attention, gradients,
@@ -40,6 +41,7 @@ jaxformer COMMAND --help lists a command's options.
 COMMANDS = {
     "train": "jaxformer.cli.train",
     "sample": "jaxformer.cli.sample",
+    "tokenize": "jaxformer.cli.tokenize",
     "port": "jaxformer.cli.port",
     "verify": "jaxformer.cli.verify",
     "inspect": "jaxformer.cli.inspect",

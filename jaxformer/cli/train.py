@@ -19,7 +19,7 @@ from jaxformer.cli.arguments import Preset, Switch, parse, peek, peek_all, prese
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning
+from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning, fit_vocabulary
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -169,10 +169,12 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
 
     if not resume and start is None:
         check_tokenizer(preset, config)
+        if peek(arguments, "--vocab-size") is None:
+            config = fit_vocabulary(preset, config)
 
-    from jaxformer.data.corpora import load_corpus
+    from jaxformer.porting.data import load_data
 
-    corpus = load_corpus(config.data, encoding=config.encoding, download=options.download)
+    corpus = load_data(config, download=options.download)
 
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.training.experiment import Experiment

@@ -52,10 +52,15 @@ def load_corpus(name: str, *, encoding: str = "utf-8", download: bool = False) -
         text = _tiny_shakespeare(download).decode("utf-8")
         return _corpus(name, text)
     path = Path(name)
+    if path.is_dir():
+        raise UsageError(
+            f"--data {name}: is a folder, not a text file, and holds no tokens: jaxformer tokenize "
+            "makes such a folder of texts"
+        )
     if not path.is_file():
         what = "does not exist"
         if path.exists():
-            what = f"is a {'folder' if path.is_dir() else 'device or a pipe'}, not a text file"
+            what = "is a device or a pipe, not a text file"
         raise UsageError(f"--data {name}: {what}; known names are {', '.join(NAMES)}")
     _check_is_text(path)
     return _corpus(str(path), _read_text(path, encoding))

@@ -81,9 +81,36 @@ class HuggingFaceTokenizer:
                 return whole[:place], whole[place + len(alone) :]
         return [], []
 
+    def to_json(self) -> str:
+        """Returns it as a ``tokenizer.json`` has it."""
+        return str(self._tokenizer.to_str())
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of the ids, without special tokens."""
         return str(self._tokenizer.decode([int(i) for i in ids]))
+
+
+class TokenNumbers:
+    """Stands for a tokenizer that is unknown: the text of an id is its number.
+
+    Args:
+        size: how many different ids there are.
+    """
+
+    def __init__(self, size: int):
+        self._size = size
+
+    def vocabulary_size(self) -> int:
+        """Returns how many different ids there are."""
+        return self._size
+
+    def encode(self, text: str) -> np.ndarray:
+        """Returns the ids whose numbers stand in the text, int32 (T,)."""
+        return np.array([int(word) for word in text.split()], np.int32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the numbers, each after a space."""
+        return "".join(f" {int(i)}" for i in ids)
 
 
 def tokenizer_in(folder: Path, vocabulary: str | None) -> CharTokenizer | HuggingFaceTokenizer:

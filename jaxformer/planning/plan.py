@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from jaxformer.data.corpora import load_corpus
 from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.programs import compile_for_topology, compile_run, describe_tpu_slice
 from jaxformer.planning.resources import (
@@ -11,6 +10,7 @@ from jaxformer.planning.resources import (
     estimate_from_programs,
 )
 from jaxformer.planning.topologies import Topology
+from jaxformer.porting.data import load_data
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.memory import check_countable
@@ -33,7 +33,7 @@ def find_plan(
         config: of the run.
         topology: such as ``v5e:2x2`` or ``H100:8``; None stands for this machine.
         model_only: compile nothing for the topology.
-        download: see ``load_corpus``.
+        download: see ``load_data``.
 
     Raises:
         JaxformerError: one of its kinds, for whatever training would reject before its first step.
@@ -44,7 +44,7 @@ def find_plan(
     else:
         check_devices(config, wanted.count)
         devices = [] if model_only else _abstract_devices(topology, wanted)
-    corpus = load_corpus(config.data, encoding=config.encoding, download=download)
+    corpus = load_data(config, download=download)
     experiment = Experiment.prepare(config, corpus)
     check_countable(experiment.config)
     if wanted is not None and not devices:

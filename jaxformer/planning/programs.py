@@ -49,7 +49,8 @@ def _make_strategy(experiment: Experiment, devices: Sequence[jax.Device]) -> Str
 
 
 def _compile_steps(experiment: Experiment, strategy: Strategy) -> Any:
-    corpus, steps = len(experiment.train_ids), experiment.config.steps_per_call
+    corpus = None if experiment.is_streamed else len(experiment.train_ids)
+    steps = experiment.config.steps_per_call
     shapes = strategy.step_shapes(strategy.spec.state_shapes(), corpus, steps)
     return strategy.compile_steps(*shapes)
 

@@ -165,7 +165,7 @@ def _counted(experiment: Experiment, mesh: dict[str, int], step: StepEstimate) -
         "moments": step.moments,
         "gradients": step.gradients,
         "activations": step.activations,
-        "corpus": experiment.train_ids.nbytes + experiment.validation_ids.nbytes,
+        "corpus": getattr(experiment.train_ids, "nbytes", 0) + experiment.validation_ids.nbytes,
         "tokens_per_step": config.batch_size * config.window,
         "operations_per_step": step.model_operations,
     }

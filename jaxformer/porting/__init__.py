@@ -8,6 +8,7 @@ array. PyTorch need not be installed to port files.
 - ``api``: ``from_torch`` and ``to_torch``, for modules in memory.
 - ``checkpoint``: ``open_checkpoint`` and ``load_model``, for files and folders of any format.
 - ``train_states``: training that starts from a checkpoint or changes the framework in mid-run.
+- ``data``: what a run trains on by its name; nanoGPT's pickle is read here.
 - ``port``: plans and writes a port; ``targets`` chooses format and dialect, ``writers`` writes each
   format, ``certificate`` records what was done.
 - ``formats/``: files. ``mapping/``: which array becomes which. ``dialects/``: one file a code base.

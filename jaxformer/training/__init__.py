@@ -1,13 +1,15 @@
-"""Training: from settings and a text to checkpoints of a trained model.
+"""Training: from settings and a text or tokens to checkpoints of a trained model.
 
-In go a ``TrainConfig`` and a ``Corpus``; out come the run's folder with its checkpoints,
-``metrics.jsonl`` and a picture of the losses. A run passes through the files in this order:
+In go a ``TrainConfig`` and a ``Corpus`` or ``TokenCorpus``; out come the run's folder with its
+checkpoints, ``metrics.jsonl`` and a picture of the losses. A run passes through the files in this
+order:
 
 - ``config`` and ``presets``: its settings, free of JAX.
 - ``experiment``: settings completed by the corpus, token ids, and what the run starts from.
 - ``startup``: checks (``memory``, ``resume_checks``), the strategy, the first or restored state.
 - ``run_folder``: the lock and the settings on disk; ``state_arrays``: a state as a checkpoint.
-- ``loop``: steps, evaluations and checkpoints, planned by ``step_scheduler``.
+- ``loop``: steps, evaluations and checkpoints, planned by ``step_scheduler``; ``batches`` gives the
+  windows of each step.
 - ``evaluation``, ``divergence``, ``profiling``: what happens between the steps.
 
 ``parallel`` has the step on several devices, ``logging`` what the run reports.

@@ -1,6 +1,7 @@
 """The settings of a training run, free of JAX."""
 
 import dataclasses
+import os
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,7 +28,8 @@ class TrainConfig:
     model: TransformerLMConfig
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     data: str = "python-docs"
-    """A corpus by name (python-docs, tiny-shakespeare) or a text file by path."""
+    """A corpus by name (python-docs, tiny-shakespeare), a text file by path, or a folder of tokens
+    (of jaxformer tokenize or nanoGPT)."""
     encoding: str = "utf-8"
     """The encoding of a text file."""
     tokenizer: str | None = None
@@ -37,6 +39,11 @@ class TrainConfig:
     """Tokens in a window; default the model's context length."""
     steps: int = 2000
     """How many optimizer steps to make."""
+    resident_tokens: int = 1 << 24
+    """Tokens of a folder that may lie on every device, in four bytes each; more are read from the
+    disk as they are needed, which changes no number."""
+    sampling: Literal["random", "epoch"] = "random"
+    """How windows are drawn: at random, or each once in every epoch."""
     seed: int = 1337
     """Seed of initial weights, batches and dropout."""
     batch_size: int = 12
@@ -66,6 +73,8 @@ class TrainConfig:
     """Steps that one call of the compiled function makes."""
     eval_interval: int = 250
     """Steps between evaluations, each over the whole validation split, with a text sample."""
+    eval_tokens: int | None = None
+    """Tokens of the validation split to evaluate, from its beginning; default all of them."""
     eval_batch_size: int | None = None
     """Windows that one call of the evaluation takes on each device; default what suits it."""
     sample_tokens: int = 200
@@ -79,6 +88,7 @@ class TrainConfig:
         for name in (
             "steps", "batch_size", "accumulation", "devices", "steps_per_call", "eval_interval",
             "eval_batch_size", "checkpoint_interval", "keep", "fsdp", "tensor", "block_size",
+            "eval_tokens", "resident_tokens",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -93,6 +103,8 @@ class TrainConfig:
             raise ValueError(f"seed must be in [0, 2^63): got {self.seed}")
         if self.dtype not in ("float32", "bfloat16"):
             raise ValueError(f"dtype must be float32 or bfloat16: got {self.dtype!r}")
+        if self.sampling not in ("random", "epoch"):
+            raise ValueError(f"sampling must be random or epoch: got {self.sampling!r}")
         if self.remat not in ("none", "dots", "full"):
             raise ValueError(f"remat must be none, dots or full: got {self.remat!r}")
         if self.attention_kernel not in ("auto", "plain", "cudnn", "splash"):
@@ -118,6 +130,12 @@ class TrainConfig:
     def window(self) -> int:
         """How many tokens a window has."""
         return self.block_size or self.model.context_length
+
+    @property
+    def data_is_tokens(self) -> bool:
+        """Whether ``data`` is a folder of tokens, and not a text."""
+        files = ("index.json", "train.bin", "val.bin")
+        return any(os.path.isfile(os.path.join(self.data, file)) for file in files)
 
     def _check_mesh(self) -> None:
         if self.strategy not in ("pmap", "mesh"):

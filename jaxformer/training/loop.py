@@ -1,5 +1,6 @@
 """The training loop: steps, evaluations and checkpoints until a run is done."""
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -9,12 +10,12 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from jaxformer.char_data import window_starts
 from jaxformer.costs import count_training_operations
 from jaxformer.distributed import processes
-from jaxformer.errors import ResourceError, StoppedError
+from jaxformer.errors import ResourceError, StoppedError, TextError
 from jaxformer.hardware.accelerators import Utilization
 from jaxformer.parameters import merge
+from jaxformer.training.batches import make_batches
 from jaxformer.training.divergence import all_finite, not_finite, report_divergence
 from jaxformer.training.evaluation import Evaluator
 from jaxformer.training.experiment import Experiment
@@ -69,7 +70,9 @@ def train(
             try:
                 with Profile(folder.path / "profile", traced, log.reporter) as profile:
                     scheduler = StepScheduler(stop, profile, experiment.config.steps_per_call)
-                    TrainingLoop(experiment, start, folder, log, scheduler).run()
+                    loop = TrainingLoop(experiment, start, folder, log, scheduler)
+                    with contextlib.closing(loop.batches):
+                        loop.run()
             except RuntimeError as error:
                 processes.exit_if_peer_lost(error)
                 raise
@@ -109,8 +112,7 @@ class TrainingLoop:
         self.scheduler = scheduler
         self.evaluator = Evaluator(experiment, strategy)
         self.writes_samples = start.writes_samples
-        self.tokens = strategy.place_tokens(experiment.train_ids)
-        self.windows = len(experiment.train_ids) - config.window
+        self.batches = make_batches(experiment, strategy)
         self.bytes_per_token = experiment.bytes_per_token
         self.utilization = Utilization.of(
             count_training_operations(
@@ -173,8 +175,7 @@ class TrainingLoop:
 
     def _compile(self) -> None:
         """Makes no step, so that the time of the first step is that of a step alone."""
-        starts = np.zeros((self.config.steps_per_call, self.config.batch_size), np.int32)
-        self.state, _ = self.strategy.train(self.state, self.tokens, starts, 0)
+        self.state, _ = self.strategy.train(self.state, *self.batches.take(self.step, 0), 0)
 
     def _is_due(self, interval: int) -> bool:
         return self.step >= self.config.steps or (self.step > 0 and self.step % interval == 0)
@@ -198,22 +199,28 @@ class TrainingLoop:
 
     def _train(self, count: int) -> None:
         """Makes so many steps in one call."""
-        config = self.config
-        starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
-        for i in range(count):
-            starts[i] = window_starts(config.seed, self.step + i, config.batch_size, self.windows)
         begin = time.perf_counter()
+        tokens, starts = self._take(count)
         with jax.profiler.StepTraceAnnotation("train", step_num=self.step + 1):
-            self.state, history = self.strategy.train(self.state, self.tokens, starts, count)
+            self.state, history = self.strategy.train(self.state, tokens, starts, count)
         self.val_loss = None
         made = len(history["train_loss"])
         seconds = time.perf_counter() - begin
         self.scheduler.record(self.step, made, seconds)
-        self._record_steps(history, starts, seconds / made)
+        self._record_steps(history, seconds / made)
 
-    def _record_steps(
-        self, history: dict[str, np.ndarray], starts: np.ndarray, seconds: float
-    ) -> None:
+    def _take(self, count: int) -> tuple[Any, Any]:
+        """The windows of the next steps; if they cannot be read, what is done is saved first."""
+        try:
+            return self.batches.take(self.step, count)
+        except TextError as error:
+            if processes.count() > 1 or self.step == 0:
+                raise
+            self._save()
+            self.folder.checkpoints.wait()
+            raise TextError(f"{error}; {self.folder.checkpoints.last_saved()}") from error
+
+    def _record_steps(self, history: dict[str, np.ndarray], seconds: float) -> None:
         """Writes the numbers of each step of a call; ``seconds`` is what one of them took."""
         config = self.config
         tokens_per_second = config.batch_size * config.window / seconds
@@ -221,8 +228,14 @@ class TrainingLoop:
         for i in range(len(history["train_loss"])):
             record = {name: float(values[i]) for name, values in history.items()}
             step = self.step + 1
-            self._write(step=step, **record, tokens_per_second=tokens_per_second, **utilization)
-            self.last_record = {**record, "window_starts": starts[i].tolist()}
+            self._write(
+                step=step,
+                **record,
+                tokens_seen=step * config.batch_size * config.window,
+                tokens_per_second=tokens_per_second,
+                **utilization,
+            )
+            self.last_record = {**record, "window_starts": self.batches.starts(step - 1).tolist()}
             if not (math.isfinite(record["train_loss"]) and math.isfinite(record["grad_norm"])):
                 self._diverge(step, f"step {step}", {})
             self.step = step
@@ -239,7 +252,10 @@ class TrainingLoop:
         val_loss = self.evaluator.validation_loss(self.state.parameters, self._has_stopped)
         if val_loss is None:
             return
-        self._write(step=self.step, val_loss=val_loss)
+        numbers = {"val_loss": val_loss}
+        if self.bytes_per_token is not None:
+            numbers["val_bits_per_byte"] = val_loss / math.log(2) / self.bytes_per_token
+        self._write(step=self.step, **numbers)
         if not math.isfinite(val_loss):
             subject = f"the evaluation after step {self.step}"
             self._diverge(self.step, subject, {"val_loss": val_loss})

@@ -236,7 +236,7 @@ def check_tokenizer(preset: str, config: TrainConfig) -> None:
     Raises:
         UsageError: it does not.
     """
-    if preset in TOKEN_PRESETS and config.tokenizer is None:
+    if preset in TOKEN_PRESETS and config.tokenizer is None and not config.data_is_tokens:
         raise UsageError(
             f"the preset {preset} is a model of tokens, and {config.data} is a text: say what "
             "makes tokens of it with ",
@@ -244,6 +244,16 @@ def check_tokenizer(preset: str, config: TrainConfig) -> None:
             " (a tokenizer.json, a folder of Hugging Face, or chars), or start from a model with ",
             Setting("init_from"),
         )
+
+
+def fit_vocabulary(preset: str, config: TrainConfig) -> TrainConfig:
+    """Returns the settings of a preset for tokens without its own vocabulary.
+
+    The model then has as many rows as the tokenizer of its data has tokens.
+    """
+    if preset not in TOKEN_PRESETS:
+        return config
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=None))
 
 
 def fine_tuning(config: TrainConfig) -> TrainConfig:

@@ -13,6 +13,7 @@ from flax import nnx
 
 from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
 from jaxformer.config import TransformerLMConfig
+from jaxformer.data.token_folders import TokenCorpus
 from jaxformer.distributed import processes
 from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.execution.attention_backends import slowed_by_dropout
@@ -240,7 +241,12 @@ def _warn_unshared(folder: RunFolder) -> list[str]:
 
 
 def _describe_data(experiment: Experiment) -> str:
-    characters, known = len(experiment.corpus.text), experiment.tokenizer.vocabulary_size()
+    known = experiment.tokenizer.vocabulary_size()
+    if isinstance(experiment.corpus, TokenCorpus):
+        where = ", read from the disk as they are needed" if experiment.is_streamed else ""
+        train, validation = len(experiment.corpus.train), len(experiment.corpus.validation)
+        return f"{train:,} + {validation:,} tokens of {known:,}{where}"
+    characters = len(experiment.corpus.text)
     if experiment.vocabulary is not None:
         return f"{characters:,} characters, {known} different"
     tokens = len(experiment.train_ids) + len(experiment.validation_ids)

@@ -39,6 +39,7 @@ def test_a_text_becomes_tokens_of_the_named_tokenizer(docs, folder, tmp_path, ca
     assert capsys.readouterr().out.startswith("import")
 
 
+@pytest.mark.tier("full")
 def test_it_resumes_without_the_tokenizers_file(docs, folder, tmp_path):
     flags = ["--tokenizer", folder, "--decay-steps", 20]
     assert train(docs, tmp_path / "whole", *flags, "--steps", 20) == 0

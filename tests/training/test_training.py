@@ -33,7 +33,7 @@ def test_a_run_leaves_numbers_settings_checkpoints_and_a_picture(whole):
     assert {p.name for p in whole.iterdir()} >= {"config.json", "metrics.jsonl", "checkpoints"}
     assert (whole / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert steps(whole) == [10, 20, 30]
-    keys = {"step", "train_loss", "grad_norm", "learning_rate", "tokens_per_second"}
+    keys = {"step", "train_loss", "grad_norm", "learning_rate", "tokens_per_second", "tokens_seen"}
     trained = [r for r in records(whole) if "train_loss" in r]
     assert [r["step"] for r in trained] == list(range(1, 31))
     for record in trained:

@@ -31,9 +31,19 @@ class DeviceLoop:
     constrain: Callable[[TrainState], TrainState]
 
     def run_steps(
-        self, state: TrainState, tokens: Int[Array, "C"], starts: Int[Array, "n A b"], count: Array
+        self,
+        state: TrainState,
+        tokens: Int[Array, "C"] | None,
+        starts: Int[Array, "n A b"] | Int[Array, "n A b T+1"],
+        count: Array,
     ) -> tuple[TrainState, dict[str, Float[Array, "n"]], Int[Array, ""]]:
         """Makes ``count`` steps, or fewer if one is not finite, which it leaves out of the state.
+
+        Args:
+            state: before the steps.
+            tokens: the corpus; None if ``starts`` are the windows themselves.
+            starts: where the windows of each step begin.
+            count: how many steps to make.
 
         Returns:
             The next state, the metrics of each step, and how many were made, that one included.
@@ -88,9 +98,14 @@ class DeviceLoop:
 
 
 def cut_windows(
-    tokens: Int[Array, "C"], starts: Int[Array, "*batch"], length: int
+    tokens: Int[Array, "C"] | None, starts: Int[Array, "*batch"], length: int
 ) -> tuple[Int[Array, "*batch T"], Int[Array, "*batch T"]]:
-    """Returns inputs and targets of the windows that begin at ``starts``, int32."""
+    """Returns inputs and targets of the windows that begin at ``starts``, int32.
+
+    Without ``tokens`` the starts are the windows, (*batch, T+1).
+    """
+    if tokens is None:
+        return starts[..., :-1], starts[..., 1:]
     offsets = jnp.arange(length + 1).reshape((1,) * starts.ndim + (-1,))
     windows = tokens[starts[..., None] + offsets].astype(jnp.int32)
     return windows[..., :-1], windows[..., 1:]

@@ -97,6 +97,27 @@ class Strategy(abc.ABC):
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
         """Places a corpus, as ``train`` and ``evaluate`` take it."""
 
+    def place_windows(
+        self, read: Callable[[Int[np.ndarray, "R"]], Int[np.ndarray, "n R T+1"]], steps: int
+    ) -> Array:
+        """Places the windows of a call, as ``train`` takes them in place of their starts.
+
+        Args:
+            read: returns the windows of some rows of the batch, for every step; it is asked for
+                those of this process's devices alone.
+            steps: n, of one call.
+        """
+        rows = np.arange(self.spec.batch_size).reshape(self._batch_shape)
+
+        def part(index: Any) -> np.ndarray:
+            chosen = rows[index[1:-1]]
+            found = read(chosen.ravel())
+            found = np.pad(found, ((0, max(0, 2 - steps)), (0, 0), (0, 0)))
+            return found.reshape(len(found), *chosen.shape, found.shape[-1])
+
+        shape = (max(2, steps), *rows.shape, self.spec.context_length + 1)
+        return jax.make_array_from_callback(shape, self._input_sharding(2), part)
+
     @abc.abstractmethod
     def fetch(self, tree: Any) -> Any:
         """Returns placed arrays as numpy arrays; all processes call it together."""
@@ -130,16 +151,29 @@ class Strategy(abc.ABC):
         return x if jax.process_count() == 1 else place_array(x, self._input_sharding(axis))
 
     def train(
-        self, state: TrainState, tokens: Array, starts: Int[np.ndarray, "n B"], count: int
+        self,
+        state: TrainState,
+        tokens: Array | None,
+        starts: Int[np.ndarray, "n B"] | Array,
+        count: int,
     ) -> tuple[TrainState, dict[str, Float[np.ndarray, "n"]]]:
         """Makes ``count`` steps of at most n, each from the windows that begin at its ``starts``.
 
         The state is donated. Returns the next state and the metrics of each step. If a loss or
         gradient norm is not finite, its step is the last in the metrics and is not in the state.
+
+        Args:
+            state: placed.
+            tokens: placed; None if ``starts`` are windows.
+            starts: where the windows begin, or the windows that ``place_windows`` has placed.
+            count: how many steps to make.
         """
-        # For a single row XLA makes another program, whose losses differ in the last bit.
-        starts = np.pad(starts, ((0, max(0, 2 - len(starts))), (0, 0)))
-        shaped = self._place_input(starts.reshape(len(starts), *self._batch_shape), 2)
+        if tokens is None:
+            shaped = starts
+        else:
+            # For a single row XLA makes another program, whose losses differ in the last bit.
+            starts = np.pad(starts, ((0, max(0, 2 - len(starts))), (0, 0)))
+            shaped = self._place_input(starts.reshape(len(starts), *self._batch_shape), 2)
         arguments = (state, tokens, shaped, self._place_input(np.int32(count), None))
         if shaped.shape not in self._programs:
             self._programs[shaped.shape] = self.compile_steps(*arguments)
@@ -187,14 +221,14 @@ class Strategy(abc.ABC):
         return self._shards * min(batch_size, -(-windows // self._shards))
 
     def lower_steps(
-        self, state: TrainState, tokens: Array, starts: Any, count: Any
+        self, state: TrainState, tokens: Array | None, starts: Any, count: Any
     ) -> jax.stages.Lowered:
         """Returns the program behind ``train`` before it is compiled."""
         lowered: jax.stages.Lowered = self._steps.lower(state, tokens, starts, count)
         return lowered
 
     def compile_steps(
-        self, state: TrainState, tokens: Array, starts: Any, count: Any
+        self, state: TrainState, tokens: Array | None, starts: Any, count: Any
     ) -> jax.stages.Compiled:
         """Compiles the program behind ``train``; arguments may be ``jax.ShapeDtypeStruct``."""
         lowered = self.lower_steps(state, tokens, starts, count)
@@ -214,16 +248,17 @@ class Strategy(abc.ABC):
         ).compile()
         return compiled
 
-    def step_shapes(self, state: TrainState, corpus: int, steps: int) -> tuple[Any, ...]:
+    def step_shapes(self, state: TrainState, corpus: int | None, steps: int) -> tuple[Any, ...]:
         """Returns the shapes for ``compile_steps``.
 
         Args:
             state: its shapes, not placed.
-            corpus: its length, in tokens.
+            corpus: its length, in tokens; None if its ids stay on the disk.
             steps: of one call.
         """
-        tokens = jax.ShapeDtypeStruct((corpus,), np.int32)
-        starts = jax.ShapeDtypeStruct((max(2, steps), *self._batch_shape), np.int32)
+        tokens = None if corpus is None else jax.ShapeDtypeStruct((corpus,), np.int32)
+        window = () if corpus is not None else (self.spec.context_length + 1,)
+        starts = jax.ShapeDtypeStruct((max(2, steps), *self._batch_shape, *window), np.int32)
         count = jax.ShapeDtypeStruct((), np.int32)
         return self.abstract(state), self.abstract(tokens), starts, count
 

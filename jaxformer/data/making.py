@@ -1,0 +1,194 @@
+"""A folder of tokens from its settings: begun, gone on with, and checked."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxformer.data import encoders
+from jaxformer.data.encoders import EncoderSpec
+from jaxformer.data.shards import PROGRESS, read_progress, write_progress
+from jaxformer.data.sources import Source, find_sources
+from jaxformer.data.tokenization import Tokenization, tokenize
+from jaxformer.errors import DirectoryInUseError, ResourceError, TextError, UsageError
+from jaxformer.storage.durable_files import atomic_write_text, sha256_of_file
+from jaxformer.token_data import INDEX, TokenFolder
+
+ENCODER = ".encoder.json"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenSettings:
+    """The settings of a folder of tokens.
+
+    Attributes:
+        sources: files and folders of texts.
+        out: the folder to make.
+        tokenizer: a ``tokenizer.json``, a folder that has one, ``chars`` or ``bytes``.
+        train_bpe: in its place, the size of a tokenizer to train on the texts.
+        val: files and folders to validate with.
+        val_fraction: the share of the sources to validate with, if there is no ``val``.
+        field: of records.
+        end_of_text: the token after every document, or ``none``.
+        shard_tokens: ids of a shard.
+        workers: processes.
+    """
+
+    sources: tuple[Path, ...]
+    out: Path
+    tokenizer: str | None = None
+    train_bpe: int | None = None
+    val: tuple[Path, ...] = ()
+    val_fraction: float = 0.0005
+    field: str = "text"
+    end_of_text: str | None = None
+    shard_tokens: int = 1 << 26
+    workers: int = 1
+
+
+def make_folder(
+    settings: TokenSettings, report: Callable[[int, int, int], None] = lambda *numbers: None
+) -> dict[str, Any]:
+    """Makes a folder of tokens, or the rest of one that was begun; returns its index.
+
+    Args:
+        settings: of the folder.
+        report: called with the bytes of the sources, those read since the last call, and all
+            tokens so far.
+
+    Raises:
+        JaxformerError: it cannot be made; what is done stays, and the same call goes on from there.
+    """
+    if (settings.tokenizer is None) == (settings.train_bpe is None):
+        raise UsageError("one of --tokenizer and --train-bpe says what makes tokens of the texts")
+    fraction = 0.0 if settings.val else settings.val_fraction
+    sources = [(s, None) for s in find_sources(settings.sources, settings.field, fraction)]
+    validation = find_sources(settings.val, settings.field, 0.0) if settings.val else []
+    pairs: list[tuple[Source, str | None]] = [*sources, *((s, "val") for s in validation)]
+    total = sum(source.size() for source, _ in pairs)
+    stored = _as_json(settings, pairs)
+    _check_free(settings.out)
+    with _locked(settings.out):
+        if read_progress(settings.out) is None:
+            spec = _choose_encoder(settings, [source for source, _ in sources], pairs)
+            if spec.tokenizer is not None:
+                atomic_write_text(settings.out / TOKENIZER, spec.tokenizer)
+            atomic_write_text(settings.out / ENCODER, json.dumps(dataclasses.asdict(spec)))
+            write_progress(settings.out, {"settings": stored, "position": [0, 0], "splits": {}})
+        else:
+            spec = _read_encoder(settings.out / ENCODER)
+        what = Tokenization(
+            pairs, spec, settings.out, settings.shard_tokens, settings.workers, stored
+        )
+        index = tokenize(what, lambda done, tokens: report(total, done, tokens))
+        (settings.out / ENCODER).unlink()
+    (settings.out / ".lock").unlink()
+    return index
+
+
+def _check_free(folder: Path) -> None:
+    """Checks that a folder holds nothing but what this command has begun there."""
+    if (folder / INDEX).exists():
+        raise UsageError(f"{folder} holds tokens already: give another --out")
+    if folder.is_dir() and not (folder / PROGRESS).exists():
+        others = {p.name for p in folder.iterdir()} - {".lock", ENCODER, TOKENIZER}
+        if others:
+            raise UsageError(f"{folder} is not empty ({min(others)}): give another --out")
+
+
+def _as_json(settings: TokenSettings, pairs: list[tuple[Source, str | None]]) -> dict[str, Any]:
+    """What must stay the same while a folder is made."""
+    kept = {
+        name: getattr(settings, name)
+        for name in (
+            "tokenizer", "train_bpe", "val_fraction", "field", "end_of_text", "shard_tokens",
+        )
+    }  # fmt: skip
+    return {**kept, "sources": [[str(s.path), s.size(), split] for s, split in pairs]}
+
+
+def _choose_encoder(
+    settings: TokenSettings, sources: list[Source], pairs: list[tuple[Source, str | None]]
+) -> EncoderSpec:
+    def texts(chosen: list[Source], wanted: str | None) -> Iterator[str]:
+        for source in chosen:
+            for part in source.parts():
+                if wanted in (None, part.split):
+                    yield part.piece.text
+
+    if settings.train_bpe is not None:
+        return encoders.train_bpe(texts(sources, "train"), settings.train_bpe)
+    assert settings.tokenizer is not None
+    if settings.tokenizer == "chars":
+        return encoders.of_characters(texts([source for source, _ in pairs], None))
+    if settings.tokenizer == "bytes":
+        return encoders.of_bytes()
+    path = Path(settings.tokenizer)
+    path = path / TOKENIZER if path.is_dir() else path
+    if not path.is_file():
+        raise UsageError(
+            f"--tokenizer {settings.tokenizer}: there is no {path}; give a tokenizer.json, a "
+            "folder with one, chars or bytes"
+        )
+    return encoders.of_tokenizer(path, settings.end_of_text)
+
+
+def _read_encoder(path: Path) -> EncoderSpec:
+    try:
+        return EncoderSpec(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise TextError(f"{path} is damaged: remove the folder and begin again") from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Makes a folder if need be, and lets nobody else write to it."""
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DirectoryInUseError(
+            f"{folder} is in use by another process: wait for it, or give another --out"
+        ) from None
+    except OSError as error:
+        raise ResourceError(f"cannot write to {folder}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.close()
+        if not (folder / PROGRESS).exists() and not (folder / INDEX).exists():
+            # A command that fails before its first token leaves nothing behind.
+            for name in (".lock", ENCODER, TOKENIZER):
+                if made or name == ".lock":
+                    (folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir() if made else None
+
+
+def check_folder(path: Path) -> dict[str, Any]:
+    """Reads every file of a folder of tokens, and returns its index.
+
+    Raises:
+        TextError: a file is damaged or missing, or an id is outside of the vocabulary.
+    """
+    folder = TokenFolder(path)
+    if not folder.index:
+        raise UsageError(f"{path} has no {INDEX}, which has the hashes of its files")
+    expected = {TOKENIZER: folder.index.get("tokenizer_sha256")}
+    for split in folder.index["splits"].values():
+        for shard in split["shards"]:
+            expected[shard["file"]] = shard["sha256"]
+            expected[shard["documents"]["file"]] = shard["documents"]["sha256"]
+    for name, digest in expected.items():
+        file = folder.path / name
+        if digest is not None and not file.is_file():
+            raise TextError(f"{file} is missing: make the folder again")
+        if digest is not None and sha256_of_file(file, follow_links=True) != digest:
+            raise TextError(f"{file} is damaged: its SHA-256 is another; make the folder again")
+    return folder.index

@@ -1,0 +1,276 @@
+"""Folders of token ids: shards that are read by position, and windows of their ids.
+
+A folder has ``index.json``, which names its shards, or is one of nanoGPT: ``train.bin`` and
+``val.bin``, ids in uint16. A shard is a plain array of ids in the byte order of the machine, which
+is little-endian. Batches of windows are drawn as for texts (``char_data.batch_at``), or in epochs.
+"""
+
+import bisect
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxformer.errors import TextError
+
+INDEX = "index.json"
+FORMAT = "jaxformer-tokens"
+SPLITS = ("train", "val")
+DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+# The vocabulary of GPT-2, in whose ids nanoGPT's folders are that have no meta.pkl.
+GPT2_VOCABULARY = 50257
+# Of a file, so that one of any length is told from another in a moment.
+FINGERPRINT_BLOCKS, BLOCK_BYTES = 256, 1 << 16
+FEISTEL_ROUNDS = 6
+
+
+class TokenSplit:
+    """Reads the ids of one split from its shards, where they are needed.
+
+    Shards are read by position and not mapped into memory: mapped pages would count as memory of
+    the process, and a shard that is cut short would end it.
+
+    Args:
+        paths: of the shards, in order.
+        counts: how many ids each of them has.
+        dtype: of the ids, uint16 or uint32.
+        vocab_size: every id must be below it.
+
+    Raises:
+        TextError: a shard is missing, or has not as many ids as it should.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], counts: Sequence[int], dtype: np.dtype, vocab_size: int
+    ):
+        self.paths = list(paths)
+        self.dtype = dtype
+        self.vocab_size = vocab_size
+        self._ends = list(itertools.accumulate(counts))
+        self._files: dict[int, Any] = {}
+        for path, count in zip(paths, counts, strict=True):
+            size = path.stat().st_size if path.is_file() else -1
+            if size != count * dtype.itemsize:
+                found = "is missing" if size < 0 else f"has {size:,} bytes"
+                raise TextError(
+                    f"{path} {found}, and {count:,} ids of {dtype.name} have "
+                    f"{count * dtype.itemsize:,}: make the folder again"
+                )
+
+    def __len__(self) -> int:
+        """Returns how many ids there are."""
+        return self._ends[-1] if self._ends else 0
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Returns ``count`` ids from ``start`` on, int32.
+
+        Raises:
+            IndexError: there are fewer.
+            TextError: a shard was cut short, or an id is outside the vocabulary.
+        """
+        if start < 0 or start + count > len(self):
+            raise IndexError(
+                f"ids {start} to {start + count} are outside the {len(self)} there are"
+            )
+        found = np.empty(count, np.int32)
+        done = 0
+        while done < count:
+            shard = bisect.bisect_right(self._ends, start + done)
+            first = self._ends[shard - 1] if shard else 0
+            part = min(count - done, self._ends[shard] - start - done)
+            found[done : done + part] = self._read_shard(shard, start + done - first, part)
+            done += part
+        return found
+
+    def _read_shard(self, shard: int, start: int, count: int) -> np.ndarray:
+        path = self.paths[shard]
+        if shard not in self._files:
+            self._files[shard] = path.open("rb", buffering=0)
+        size = self.dtype.itemsize
+        data = os.pread(self._files[shard].fileno(), count * size, start * size)
+        if len(data) < count * size:
+            raise TextError(f"{path} was cut short while it was read: make the folder again")
+        ids = np.frombuffer(data, self.dtype)
+        if count and int(ids.max()) >= self.vocab_size:
+            place = int(np.argmax(ids >= self.vocab_size))
+            raise TextError(
+                f"{path} has id {ids[place]} at position {start + place}, outside of "
+                f"{self.vocab_size} tokens: its dtype or its tokenizer is another"
+            )
+        return ids
+
+
+class TokenFolder:
+    """Opens a folder of token ids.
+
+    Args:
+        path: of the folder.
+        vocab_size: of one of nanoGPT; default GPT-2's. Others have it in their index.
+
+    Attributes:
+        train: the ids to train on.
+        val: the ids to validate with.
+        index: what ``index.json`` says; empty for a folder of nanoGPT.
+
+    Raises:
+        TextError: there are no ids, or the folder is damaged.
+    """
+
+    def __init__(self, path: Path, vocab_size: int | None = None):
+        self.path = Path(path)
+        self.index: dict[str, Any] = {}
+        if (self.path / INDEX).is_file():
+            self.index = _read_index(self.path / INDEX)
+            self.vocab_size = self.index["vocab_size"]
+            splits = self.index["splits"]
+            self.dtype = DTYPES[self.index["dtype"]]
+        elif (self.path / "train.bin").is_file():
+            self.vocab_size = GPT2_VOCABULARY if vocab_size is None else vocab_size
+            self.dtype = DTYPES["uint16"]
+            splits = {name: {"shards": [self._bare_shard(f"{name}.bin")]} for name in SPLITS}
+        else:
+            raise TextError(
+                f"{self.path} holds no tokens: there is neither {INDEX} nor train.bin; make such a "
+                "folder with jaxformer tokenize"
+            )
+        self.train, self.val = (
+            TokenSplit(
+                [self.path / shard["file"] for shard in splits[name]["shards"]],
+                [shard["tokens"] for shard in splits[name]["shards"]],
+                self.dtype,
+                self.vocab_size,
+            )
+            for name in SPLITS
+        )
+
+    def _bare_shard(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        if not path.is_file():
+            raise TextError(f"{self.path} has no {name}, the ids of that split")
+        size = path.stat().st_size
+        if size % self.dtype.itemsize:
+            raise TextError(f"{path} has {size} bytes, which are no ids of uint16: it is cut short")
+        return {"file": name, "tokens": size // self.dtype.itemsize}
+
+    def fingerprint(self) -> str:
+        """Returns a SHA-256 that tells this folder from others.
+
+        It is that of the index, which has the hashes of the shards; of a folder of nanoGPT that of
+        the sizes of both files and of at most 256 blocks of each, evenly spread.
+        """
+        if self.index:
+            return hashlib.sha256((self.path / INDEX).read_bytes()).hexdigest()
+        found = hashlib.sha256()
+        for path in (*self.train.paths, *self.val.paths):
+            size = path.stat().st_size
+            blocks = -(-size // BLOCK_BYTES)
+            found.update(size.to_bytes(8, "little"))
+            with path.open("rb") as file:
+                spread = np.linspace(0, max(blocks - 1, 0), FINGERPRINT_BLOCKS, dtype=np.int64)
+                for block in np.unique(spread):
+                    file.seek(int(block) * BLOCK_BYTES)
+                    found.update(file.read(BLOCK_BYTES))
+        return found.hexdigest()
+
+
+class TokenWindows:
+    """Holds every window of T = ``block_size`` ids of a split, as ``TokenIdsDataset`` does.
+
+    Args:
+        split: the ids.
+        block_size: T, in tokens.
+
+    Raises:
+        TextError: the split holds no whole window.
+    """
+
+    def __init__(self, split: TokenSplit, block_size: int):
+        if len(split) <= block_size:
+            raise TextError(
+                f"a window of {block_size} tokens and its successor need {block_size + 1}: "
+                f"got {len(split)}"
+            )
+        self.split = split
+        self.block_size = block_size
+
+    def __len__(self) -> int:
+        """Returns how many windows there are."""
+        return len(self.split) - self.block_size
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns inputs and targets (T,) of window ``index``; a negative index is an error."""
+        window = self.split.read(index, self.block_size + 1)
+        return window[:-1], window[1:]
+
+
+def epoch_starts(
+    seed: int, step: int, batch_size: int, num_ids: int, block_size: int
+) -> np.ndarray:
+    """Returns where the windows of one batch begin, int64 (B,), in epochs without repetition.
+
+    The ids are cut into windows that follow each other, and every epoch goes through all of them in
+    an order of its own: a permutation that gives each place by itself (a Feistel network whose
+    values outside of the range are permuted again; Black and Rogaway, 2002), so any step can be had
+    without those before it.
+    """
+    windows = (num_ids - 1) // block_size
+    places = step * batch_size + np.arange(batch_size, dtype=np.int64)
+    starts = np.empty(batch_size, np.int64)
+    for epoch in np.unique(places // windows):
+        chosen = places // windows == epoch
+        order = permute(places[chosen] % windows, windows, seed, int(epoch))
+        starts[chosen] = order * block_size
+    return starts
+
+
+def permute(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns what stands at places of a permutation of [0, count), int64."""
+    half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.Philox(key=[seed, 1], counter=[0, 0, 0, epoch]).random_raw(FEISTEL_ROUNDS)
+    values = places.astype(np.uint64)
+    outside = np.ones(len(values), bool)
+    while outside.any():
+        left, right = values[outside] >> half, values[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right + key) & mask)
+        values[outside] = left << half | right
+        outside = values >= np.uint64(count)
+    return values.astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Returns 64-bit numbers whose every bit depends on all bits of ``x`` (SplitMix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
+
+
+def _read_index(path: Path) -> dict[str, Any]:
+    """Returns an index whose settings have the types and ranges that they must have."""
+    try:
+        index = json.loads(path.read_bytes())
+        if index["format"] != FORMAT or index["version"] != 1:
+            raise ValueError("it is of another format or version")
+        if index["dtype"] not in DTYPES:
+            raise ValueError(f"dtype is {index['dtype']!r}, not {' or '.join(DTYPES)}")
+        most = min(2**31, 2 ** (8 * DTYPES[index["dtype"]].itemsize))
+        if type(index["vocab_size"]) is not int or not 0 < index["vocab_size"] <= most:
+            raise ValueError(f"vocab_size is {index['vocab_size']!r}, of {index['dtype']}")
+        for name in SPLITS:
+            for shard in index["splits"][name]["shards"]:
+                if Path(shard["file"]).name != shard["file"]:
+                    raise ValueError(f"a shard is called {shard['file']!r}")
+                if type(shard["tokens"]) is not int or shard["tokens"] < 0:
+                    raise ValueError(f"{shard['file']} has {shard['tokens']!r} tokens")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+        raise TextError(f"{path} is no index of tokens: {reason}; make the folder again") from None
+    found: dict[str, Any] = index
+    return found

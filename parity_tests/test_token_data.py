@@ -1,0 +1,110 @@
+"""The same folder gives the same batches on both sides, and the same training."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import torch_ref.char_data
+import torch_ref.config
+import torch_ref.parameters
+import torch_ref.token_data
+import torch_ref.train_step
+import torch_ref.transformer_lm
+from jaxformer import char_data, token_data
+from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.parameters import split
+from jaxformer.porting import export_arrays
+from jaxformer.train_step import TrainState, train_step
+from jaxformer.transformer_lm import TransformerLM
+from tests.support.folders_of_tokens import write_folder, write_nanogpt
+from tests.support.tiers import full_after
+
+T, B, V, STEPS = 13, 7, 311, 100
+SIDES = [(token_data, char_data), (torch_ref.token_data, torch_ref.char_data)]
+
+
+def ids(count=4321):
+    # Not uniform, so that there is something to learn.
+    return (np.random.default_rng(0).random(count) ** 3 * V).astype(np.int64)
+
+
+@pytest.fixture(scope="module", params=["shards", "uint32", "nanogpt"])
+def folder(request, tmp_path_factory):
+    splits = {"train": ids(), "val": ids(200)}
+    path = tmp_path_factory.mktemp("tokens")
+    if request.param == "nanogpt":
+        return write_nanogpt(path, splits)
+    dtype = "uint32" if request.param == "uint32" else "uint16"
+    return write_folder(path, splits, vocab_size=V, shard=97, dtype=dtype)
+
+
+def batch(side, folder, sampling, step, seed=5):
+    tokens, chars = side
+    windows = tokens.TokenWindows(tokens.TokenFolder(folder).train, T)
+    if sampling == "random":
+        return chars.batch_at(windows, seed, step, B)
+    starts = tokens.epoch_starts(seed, step, B, len(windows.split), T)
+    rows = [windows[int(start)] for start in starts]
+    return np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows])
+
+
+@pytest.mark.parametrize("sampling", ["random", "epoch"])
+def test_batches_are_the_same_token_for_token(folder, sampling):
+    for step in (0, 1, 46, 12_345):
+        (a, b), (c, d) = (batch(side, folder, sampling, step) for side in SIDES)
+        np.testing.assert_array_equal(a, c)
+        np.testing.assert_array_equal(b, d)
+        assert a.shape == (B, T)
+        np.testing.assert_array_equal(a[:, 1:], b[:, :-1])
+
+
+def test_they_are_those_of_the_ids_in_memory(folder):
+    dataset = char_data.TokenIdsDataset(ids().astype(np.int32), T)
+    expected = char_data.batch_at(dataset, 5, 3, B)
+    for a, b in zip(batch(SIDES[0], folder, "random", 3), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_both_know_a_folder_by_the_same_fingerprint(folder):
+    first, second = (side[0].TokenFolder(folder) for side in SIDES)
+    assert first.fingerprint() == second.fingerprint()
+    assert (first.vocab_size, len(first.val)) == (second.vocab_size, len(second.val))
+
+
+@pytest.mark.parametrize("sampling", full_after(1, ["random", "epoch"]))
+def test_a_hundred_steps_on_a_folder_are_the_same(tmp_path, sampling, float64):
+    path = write_folder(tmp_path, {"train": ids(), "val": ids(50)}, vocab_size=V, shard=97)
+    config = TransformerLMConfig(
+        vocab_size=V, context_length=T, d_model=24, num_layers=2, num_heads=3, d_ff=40
+    )
+    optimizer = OptimizerConfig(learning_rate=3e-3, warmup_steps=20, decay_steps=STEPS)
+    definition, parameters = split(TransformerLM(config, rngs=nnx.Rngs(0)))
+    parameters = {name: p.astype("float32").astype("float64") for name, p in parameters.items()}
+    state = TrainState.create(parameters, optimizer)
+    step = jax.jit(functools.partial(train_step, definition=definition, optimizer=optimizer))
+
+    twin = torch_ref.transformer_lm.TransformerLM(
+        torch_ref.config.TransformerLMConfig(**config.settings())
+    ).double()
+    torch_ref.parameters.set_parameters(twin, export_arrays(parameters))
+    settings = torch_ref.config.OptimizerConfig(**dataclasses.asdict(optimizer))
+    reference = torch_ref.train_step.TrainState.create(twin, settings)
+
+    losses = []
+    for number in range(STEPS):
+        state, metrics = step(
+            state, [a[None] for a in batch(SIDES[0], path, sampling, number)], None
+        )
+        rows = batch(SIDES[1], path, sampling, number)
+        reference, expected = torch_ref.train_step.train_step(
+            reference, tuple(torch.from_numpy(a).long()[None] for a in rows), optimizer=settings
+        )
+        losses.append((float(metrics["train_loss"]), float(expected["train_loss"])))
+    candidate, twins = np.array(losses).T
+    np.testing.assert_allclose(candidate, twins, rtol=0, atol=1e-9)
+    assert candidate[-10:].mean() < candidate[:10].mean() - 0.3

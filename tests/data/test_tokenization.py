@@ -1,0 +1,335 @@
+"""Folders of tokens: the ids of one call, from every kind of file, and killed at any moment."""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxformer.cli.main import main
+from jaxformer.data import encoding, sources, tokenization
+from jaxformer.token_data import TokenFolder
+from tests.support.tiers import full_after
+from tests.support.tiny import ROOT, snapshot, train
+from tests.support.tokens import SIZE, corpus, tokenizer
+
+pyarrow = pytest.importorskip("pyarrow")
+zstandard = pytest.importorskip("zstandard")
+
+DOCUMENTS = [corpus()[begin : begin + 700] for begin in range(0, 42_000, 700)]
+END = "<|endoftext|>"
+RECORDS = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode()
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A tokenizer in a folder as Hugging Face saves it."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": END}}))
+    return folder
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """A text of a few thousand characters has many pieces."""
+    for module in (encoding, sources, tokenization):
+        monkeypatch.setattr(module, "PIECE_CHARACTERS", 1500, raising=False)
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 999)
+
+
+def tokenize(*arguments, workers=1):
+    return main(["tokenize", *map(str, arguments), "--workers", str(workers)])
+
+
+def expected(texts):
+    ids = []
+    for text in texts:
+        ids += tokenizer().encode(text, add_special_tokens=False).ids
+        ids.append(tokenizer().token_to_id(END))
+    return ids
+
+
+def ids_of(split):
+    return split.read(0, len(split)).tolist()
+
+
+def test_a_text_gives_the_ids_of_one_call(made, tmp_path, small_pieces, capsys):
+    text = corpus()[:30_000].replace(".", ". é🙂")
+    (tmp_path / "a.txt").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    flags = ["--tokenizer", made, "--val-fraction", 0.2, "--shard-tokens", 1000]
+    assert tokenize(tmp_path / "a.txt", *flags, "--out", tmp_path / "out") == 0
+    folder = TokenFolder(tmp_path / "out")
+    train_ids, val_ids = ids_of(folder.train), ids_of(folder.val)
+    cut = len(tokenizer().decode(train_ids[:-1]))
+    assert train_ids == expected([text[:cut]])
+    assert val_ids == expected([text[cut:]])
+    assert 0.78 < cut / len(text) < 0.84
+    assert folder.index["splits"]["val"]["bytes"] == len(text[cut:].encode())
+    assert [shard["tokens"] for shard in folder.index["splits"]["train"]["shards"]][:2] == [
+        1000
+    ] * 2
+    assert f"{SIZE:,} different tokens, uint16" in capsys.readouterr().out
+    assert tokenize("--check", "--out", tmp_path / "out") == 0
+
+
+def write_records(path):
+    """Writes the documents as records, in a file or folder of the kind that its name says."""
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in DOCUMENTS).encode()
+    table = pyarrow.table({"body": DOCUMENTS, "n": list(range(len(DOCUMENTS)))})
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        parquet.write_table(table, path, row_group_size=7)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(lines[:5000]) + gzip.compress(lines[5000:]))
+    elif path.suffix == ".zst":
+        path.write_bytes(zstandard.compress(lines[:5000]) + zstandard.compress(lines[5000:]))
+    elif path.suffix == ".jsonl":
+        path.write_bytes(lines)
+    else:
+        # As datasets.save_to_disk leaves it.
+        path.mkdir()
+        with (
+            pyarrow.OSFile(str(path / "data-00000-of-00001.arrow"), "wb") as file,
+            pyarrow.ipc.new_stream(file, table.schema) as stream,
+        ):
+            stream.write_table(table, max_chunksize=7)
+        state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+        (path / "state.json").write_text(json.dumps(state))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "dataset"])
+def test_records_are_documents_whatever_holds_them(made, tmp_path, name):
+    source = write_records(tmp_path / name)
+    flags = ["--tokenizer", made, "--field", "body", "--val-fraction", 0.1, "--shard-tokens", 999]
+    assert tokenize(source, *flags, "--out", tmp_path / "out") == 0
+    folder = TokenFolder(tmp_path / "out")
+    assert ids_of(folder.val) == expected(DOCUMENTS[::10])
+    assert ids_of(folder.train) == expected(d for i, d in enumerate(DOCUMENTS) if i % 10)
+    # Where documents begin, over all shards.
+    begins, before = [], 0
+    for shard in folder.index["splits"]["train"]["shards"]:
+        places = np.fromfile(tmp_path / "out" / shard["documents"]["file"], "<u8")
+        begins += (places + before).tolist()
+        before += shard["tokens"]
+    ids = np.array(ids_of(folder.train))
+    ends = np.flatnonzero(ids == tokenizer().token_to_id(END))
+    assert begins == [0, *(ends[:-1] + 1)]
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.zst"])
+def test_a_compressed_text_is_that_text(made, tmp_path, name):
+    text = corpus()[:20_000]
+    (tmp_path / "a.txt").write_text(text)
+    packed = gzip.compress if name.endswith("gz") else zstandard.compress
+    (tmp_path / name).write_bytes(packed(text.encode()))
+    for source, out in (("a.txt", "one"), (name, "two")):
+        flags = ["--tokenizer", made, "--val-fraction", 0.1, "--out", tmp_path / out]
+        assert tokenize(tmp_path / source, *flags) == 0
+    one, two = (TokenFolder(tmp_path / out) for out in ("one", "two"))
+    assert one.index == two.index
+
+
+def test_several_workers_make_the_same_files(made, tmp_path):
+    source = write_records(tmp_path / "a.jsonl")
+    for workers in (1, 2):
+        flags = ["--tokenizer", made, "--field", "body", "--val-fraction", 0.1]
+        assert tokenize(source, *flags, "--out", tmp_path / f"{workers}", workers=workers) == 0
+    same_files(tmp_path / "1", tmp_path / "2")
+
+
+def same_files(first, second):
+    names = sorted(path.name for path in first.iterdir())
+    assert names == sorted(path.name for path in second.iterdir())
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_ended_at_any_moment_it_goes_on(made, tmp_path, monkeypatch, small_pieces):
+    source = write_records(tmp_path / "a.jsonl")
+    flags = [source, "--tokenizer", made, "--field", "body", "--shard-tokens", 500]
+    flags += ["--val-fraction", 0.1, "--out"]
+    assert tokenize(*flags, tmp_path / "whole") == 0
+    generator = random.Random(3)
+    encode, attempts = tokenization.encode_parts, 0
+    # Half of the time what was done is stored, half of the time it is lost.
+    monkeypatch.setattr(tokenization, "SECONDS_PER_COMMIT", 0.0)
+
+    def fail_at_random(*arguments):
+        if generator.random() < 0.15:
+            raise OSError(28, "No space left on device")
+        return encode(*arguments)
+
+    monkeypatch.setattr(tokenization, "encode_parts", fail_at_random)
+    while (code := tokenize(*flags, tmp_path / "cut")) != 0:
+        assert code == 7
+        attempts += 1
+        for part in (tmp_path / "cut").glob(".*.part"):
+            with part.open("ab") as file:
+                file.write(b"written, and not yet known to be on the disk")
+    assert attempts > 3
+    same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.tier("full")
+def test_killed_at_random_it_goes_on(made, tmp_path):
+    (tmp_path / "a.txt").write_text(corpus() * 12)
+    flags = [tmp_path / "a.txt", "--tokenizer", made, "--shard-tokens", 300_000, "--out"]
+    assert tokenize(*flags, tmp_path / "whole") == 0
+    script = (
+        "import sys; from jaxformer.data import tokenization; "
+        "tokenization.SECONDS_PER_COMMIT = 0.05; "
+        "from jaxformer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, "tokenize", *flags, tmp_path / "cut", "--workers", "2"]
+    generator, kills = random.Random(1), 0
+    while True:
+        process = subprocess.Popen([str(part) for part in command], cwd=ROOT)
+        try:
+            assert process.wait(0.5 + 2 * generator.random() if kills < 10 else 300) == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+    assert kills
+    same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_tokenizer_is_trained_on_the_texts(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(corpus()[:50_000])
+    flags = ["--train-bpe", 400, "--val-fraction", 0.1, "--out", tmp_path / "out"]
+    assert tokenize(tmp_path / "a.txt", *flags) == 0
+    assert TokenFolder(tmp_path / "out").vocab_size == 400
+    assert train(tmp_path / "out", tmp_path / "run", "--steps", 10) == 0
+    assert "bits/byte" in capsys.readouterr().out
+    assert main(["sample", str(tmp_path / "run"), "--prompt", "the", "--tokens", "3"]) == 0
+
+
+@pytest.mark.parametrize("kind", full_after(1, ["chars", "bytes"]))
+def test_characters_and_bytes_are_tokens_too(tmp_path, kind, capsys):
+    text = "naïve café. " * 300
+    (tmp_path / "a.txt").write_text(text)
+    flags = ["--tokenizer", kind, "--val-fraction", 0.1, "--out", tmp_path / "out"]
+    assert tokenize(tmp_path / "a.txt", *flags) == 0
+    folder = TokenFolder(tmp_path / "out")
+    ids = ids_of(folder.train)
+    if kind == "bytes":
+        assert (bytes(ids[:-1]).decode() + "x").startswith("naïve")
+        assert ids[-1] == 256
+    else:
+        assert "".join(folder.index["vocabulary"][i] for i in ids) in text
+    assert train(tmp_path / "out", tmp_path / "run", "--steps", 2) == 0
+    assert main(["sample", str(tmp_path / "run"), "--prompt", "naï", "--tokens", "3"]) == 0
+    assert "naï" in capsys.readouterr().out
+
+
+def refused(tmp_path, capsys, arguments, code, *words):
+    """The command ends with one line, and leaves what was there as it was."""
+    before = snapshot(tmp_path)
+    assert tokenize(*arguments) == code
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1, error
+    for word in words:
+        assert word in error[0]
+    return snapshot(tmp_path) == before
+
+
+def test_what_cannot_work_is_rejected(made, tmp_path, capsys):
+    text = tmp_path / "a.txt"
+    text.write_text(corpus()[:3000])
+    out = ["--out", tmp_path / "out"]
+    use = ["--tokenizer", made, *out]
+    cases = [
+        ([text, *out], 2, ["--train-bpe"]),
+        ([text, "--tokenizer", made], 2, ["--out"]),
+        ([*use], 2, ["name a file"]),
+        ([tmp_path / "none", *use], 2, ["does not exist"]),
+        ([text, "--tokenizer", tmp_path / "none", *out], 2, ["there is no"]),
+        ([text, *use, "--val-fraction", 1], 2, ["must be in [0, 1)"]),
+        ([text, "--train-bpe", 100, *out], 2, ["at least 257"]),
+        ([text, *use, "--end-of-text", "nothing"], 2, ["nothing is no token"]),
+    ]
+    for arguments, code, words in cases:
+        assert refused(tmp_path, capsys, arguments, code, *words), arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"good \xff bad", ["is not utf-8: byte 0xff near offset 5"]),
+        ("a.txt", b"good \0 bad", ["NUL near offset 5"]),
+        ("a.jsonl", b'{"text": "a"}\nno json\n', ["line 2", "no JSON"]),
+        ("a.jsonl", b'{"body": "a"}\n', ["line 1", "has no 'text'", "--field"]),
+        ("a.jsonl", b'{"text": 3}\n', ["line 1", "no text"]),
+        ("a.jsonl.gz", b"no gzip", ["is damaged"]),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-20], ["cut short"]),
+        ("a.jsonl.zst", zstandard.compress(RECORDS)[:-9], ["cut short"]),
+        ("a.parquet", b"no parquet", ["cannot be read"]),
+    ],
+)
+def test_damaged_sources_are_named(made, tmp_path, capsys, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    arguments = [tmp_path / name, "--tokenizer", made, "--out", tmp_path / "out"]
+    refused(tmp_path, capsys, arguments, 3, name, *words)
+
+
+def test_other_settings_do_not_go_on(made, tmp_path, capsys, monkeypatch):
+    source = write_records(tmp_path / "a.jsonl")
+    flags = [source, "--tokenizer", made, "--field", "body", "--out", tmp_path / "out"]
+    monkeypatch.setattr(tokenization, "encode_parts", lambda *_: (_ for _ in ()).throw(KeyError()))
+    assert tokenize(*flags) == 1
+    monkeypatch.undo()
+    capsys.readouterr()
+    other = [*flags, "--val-fraction", 0.3]
+    assert refused(tmp_path, capsys, other, 2, "other settings (val_fraction)")
+    assert tokenize(*flags) == 0
+    capsys.readouterr()
+    assert refused(tmp_path, capsys, flags, 2, "holds tokens already")
+
+
+def test_an_empty_split_is_named(made, tmp_path, capsys):
+    source = write_records(tmp_path / "a.jsonl")
+    flags = [source, "--tokenizer", made, "--field", "body", "--out", tmp_path / "out"]
+    refused(tmp_path, capsys, [*flags, "--val-fraction", 0], 3, "val split is empty")
+
+
+def test_a_folder_with_other_files_is_left_alone(made, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "novel.txt").write_text("text")
+    (tmp_path / "a.txt").write_text("text")
+    flags = [tmp_path / "a.txt", "--tokenizer", made, "--out", tmp_path / "out"]
+    assert refused(tmp_path, capsys, flags, 2, "is not empty (novel.txt)")
+
+
+def test_check_finds_one_flipped_bit(made, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(corpus()[:5000])
+    flags = ["--tokenizer", made, "--val-fraction", 0.1, "--out", tmp_path / "out"]
+    assert tokenize(tmp_path / "a.txt", *flags) == 0
+    capsys.readouterr()
+    for name in ("train-00000.bin", "val-00000.documents", "tokenizer.json"):
+        path = tmp_path / "out" / name
+        whole = path.read_bytes()
+        path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        assert tokenize("--check", "--out", tmp_path / "out") == 3
+        assert f"{name} is damaged" in capsys.readouterr().err
+        path.write_bytes(whole)
+
+
+def test_separate_texts_to_validate_with(made, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for n in range(3):
+        (tmp_path / "texts" / f"{n}.txt").write_text(DOCUMENTS[n])
+    (tmp_path / "val.txt").write_text(DOCUMENTS[5])
+    flags = ["--val", tmp_path / "val.txt", "--tokenizer", made, "--out", tmp_path / "out"]
+    assert tokenize(tmp_path / "texts", *flags) == 0
+    folder = TokenFolder(tmp_path / "out")
+    assert ids_of(folder.train) == expected(DOCUMENTS[:3])
+    assert ids_of(folder.val) == expected(DOCUMENTS[5:6])
