@@ -126,6 +126,23 @@ class DeviceError(JaxformerError):
     exit_code = 9
 
 
+class DoesNotFitError(JaxformerError):
+    """A run that was planned needs more memory than its devices have.
+
+    Args:
+        needed: bytes of each device.
+        capacity: bytes that each has.
+        message: in one line, with settings that would fit.
+    """
+
+    exit_code = 10
+
+    def __init__(self, message: str, needed: int, capacity: int):
+        super().__init__(message)
+        self.needed = needed
+        self.capacity = capacity
+
+
 class StoppedError(JaxformerError):
     """A signal ended the run after its work was saved; ``exit_code`` is 128 + the signal.
 

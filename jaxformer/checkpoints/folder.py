@@ -14,6 +14,7 @@ from jaxformer.checkpoints.restoring import Accept, restore, restore_newest
 from jaxformer.checkpoints.saving import CheckpointWriter
 from jaxformer.distributed.control_plane import ControlPlane
 from jaxformer.errors import CheckpointError, JaxformerError, ResourceError
+from jaxformer.hardware.invocation import command
 from jaxformer.storage.durable_files import is_temporary, sync_path
 
 QUARANTINE = "quarantine"
@@ -181,7 +182,9 @@ class CheckpointFolder:
         """
         run, steps = self.folder.parent, self.steps()
         if not steps:
-            raise CheckpointError(f"{run} holds no checkpoint: train one with train.py --out {run}")
+            raise CheckpointError(
+                f"{run} holds no checkpoint: train one with {command('train', '--out', run)}"
+            )
         if step is not None and step not in steps:
             raise CheckpointError(f"{run} has no step {step}: it has {', '.join(map(str, steps))}")
         if best:

@@ -19,6 +19,32 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 Preset = Annotated[str, tyro.conf.arg(metavar="|".join(PRESETS))]
 
 
+# What other projects call a flag, by the command that has it under another name.
+_TRAINING = {
+    "--lr": "--learning-rate",
+    "--optimizer": "--learning-rate, --beta1, --beta2, --eps and --weight-decay, the settings of "
+    "AdamW: there is no other optimizer",
+    "--epochs": "--steps", "--max-steps": "--steps", "--max-iters": "--steps",
+    "--bs": "--batch-size", "--n-layer": "--num-layers", "--n-layers": "--num-layers",
+    "--n-head": "--num-heads", "--n-heads": "--num-heads", "--n-embd": "--d-model",
+    "--hidden-size": "--d-model", "--model": "--preset or --init-from",
+    "--checkpoint": "--init-from", "--resume-from": "--resume and --out",
+    "--output": "--out", "--output-dir": "--out", "--gpus": "--devices",
+    "--bf16": "--dtype bfloat16", "--grad-clip": "--clip-norm", "--warmup": "--warmup-steps",
+    "--grad-accum": "--accumulation", "--gradient-accumulation-steps": "--accumulation",
+    "--wandb": "--tracker wandb", "--tensorboard": "--tracker tensorboard",
+}  # fmt: skip
+_SAMPLING = {
+    "--temp": "--temperature", "--max-tokens": "--tokens", "--max-new-tokens": "--tokens",
+    "--num-samples": "--samples", "--length": "--tokens", "--start": "--prompt",
+}  # fmt: skip
+USUAL_NAMES = {
+    "jaxformer train": _TRAINING,
+    "jaxformer plan": _TRAINING,
+    "jaxformer sample": _SAMPLING,
+}
+
+
 def parse(
     options: Any,
     program: str,
@@ -50,9 +76,20 @@ def parse(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(_first_complaint(complaint.getvalue(), program)) from None
+        text = _first_complaint(complaint.getvalue(), program)
+        raise UsageError(_explain_usual_name(arguments, program) or text) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _explain_usual_name(arguments: Sequence[str], program: str) -> str | None:
+    """Returns what to write for a flag that is of other projects; None if there is none."""
+    names = USUAL_NAMES.get(program, {})
+    for argument in arguments:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag in names:
+            return f"there is no {flag}: use {names[flag]} (see {program} --help)"
+    return None
 
 
 def _first_complaint(complaint: str, program: str) -> str:

@@ -5,6 +5,7 @@ JAX and matplotlib are imported once the arguments are known to be good.
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import tyro
 
 from jaxformer.cli.arguments import Switch, is_path, parse
 from jaxformer.errors import ResourceError, UsageError
+from jaxformer.hardware.invocation import install
 
 # Tables of these sizes take a gigabyte or less, and show no more than smaller ones.
 MOST_POSITIONS, MOST_MASKED, MOST_HEAD_SIZE, MOST_KEYS = 2**17, 4096, 2**16, 512
@@ -38,8 +40,8 @@ A checkpoint is a run's folder, or any that jaxformer port reads. WHAT is one of
   scaling     what 1/sqrt(head size) does to a softmax
   costs       time and memory against text length and width, measured and fitted
 
-Each writes RUN/inspect/WHAT.png (inspect/WHAT.png beside a file) and prints its path; jaxformer
-inspect WHAT --help lists options.
+Each writes RUN/inspect/WHAT.png (inspect/WHAT.png beside a file), or WHAT-2.png where that is
+taken, and prints its path; jaxformer inspect WHAT --help lists options.
 """
 
 
@@ -291,11 +293,11 @@ def _list(options: TreeOptions) -> None:
 def _inspect(what: str, options: InspectOptions) -> None:
     """Writes the picture or numbers of one inspection and prints the path of each file."""
     home = options.path if options.path.is_dir() else options.path.parent
-    picture = options.out or home / "inspect" / f"{what}.png"
+    picture = options.out or _free_name(home / "inspect", what)
     is_drawn = picture.suffix != ".json"
     if is_drawn and importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
-            "a picture needs matplotlib: pip install 'jaxformer[plot]', or write the numbers "
+            f"a picture needs matplotlib: {install('plot')}, or write the numbers "
             "alone with --out FILE.json"
         )
 
@@ -321,6 +323,14 @@ def _inspect(what: str, options: InspectOptions) -> None:
             print(path)
     except OSError as error:
         raise ResourceError(f"cannot write {picture}: {error.strerror}") from error
+
+
+def _free_name(folder: Path, what: str) -> Path:
+    """Returns where a picture is written by default: no earlier picture or numbers are replaced."""
+    numbered = (f"{what}-{number}" for number in itertools.count(2))
+    names = itertools.chain([what], numbered)
+    free = (name for name in names if not any(folder.glob(f"{name}.*")))
+    return folder / f"{next(free)}.png"
 
 
 def _own_settings(options: InspectOptions) -> dict[str, Any]:

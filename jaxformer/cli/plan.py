@@ -3,12 +3,17 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import tyro
 
 from jaxformer.cli.arguments import Preset, Switch, parse, preset_name
+from jaxformer.errors import DoesNotFitError
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
+
+if TYPE_CHECKING:
+    from jaxformer.planning.resources import ResourceEstimate
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ def run(arguments: Sequence[str]) -> None:
     """Prints the resources that a training run would take.
 
     Raises:
+        DoesNotFitError: after the estimate is printed, if the devices have no room for the run.
         JaxformerError: one of its kinds, for whatever training would reject before its first step.
     """
     default = PlanOptions(config=PRESETS[preset_name(arguments)]())
@@ -61,3 +67,26 @@ def run(arguments: Sequence[str]) -> None:
         print(json.dumps(estimate.to_dict(), indent=1))
     else:
         print_table(estimate)
+    _check_room(estimate)
+
+
+def _check_room(estimate: "ResourceEstimate") -> None:
+    """Rejects a run for which its devices have no room, with the flags that would change that."""
+    if estimate.fits_here:
+        return
+    from jaxformer.hardware.units import format_memory
+    from jaxformer.planning.remedies import as_flags
+
+    assert estimate.capacity is not None
+    advice = (
+        "no --remat, --accumulation, --dtype or --fsdp makes it fit: use more or larger devices, "
+        "or a smaller model"
+        if estimate.remedy is None
+        else f"by a model's estimate it fits with {as_flags(estimate.remedy)}"
+    )
+    raise DoesNotFitError(
+        f"the run does not fit: it needs {format_memory(estimate.total)} of each device, which "
+        f"has {format_memory(estimate.capacity)}; {advice}",
+        estimate.total,
+        estimate.capacity,
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.errors import TextError, UsageError
+from jaxformer.hardware.invocation import install
 from jaxformer.storage.local_files import LocalFile
 from jaxformer.storage.strict_json import parse_json
 
@@ -61,7 +62,7 @@ def render_chat(messages: Sequence[Mapping[str, str]], files: Mapping[str, Path]
             f"the model has no chat template: none of {', '.join(FILES)} beside it has one"
         )
     if importlib.util.find_spec("jinja2") is None:
-        raise UsageError("--chat needs the package jinja2: pip install 'jaxformer[hf]'")
+        raise UsageError(f"--chat needs the package jinja2: {install('hf')}")
     import jinja2
     import jinja2.sandbox
 

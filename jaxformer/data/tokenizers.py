@@ -9,6 +9,7 @@ import numpy as np
 from jaxformer.char_data import CharTokenizer
 from jaxformer.data.encoding import PIECE_CHARACTERS, cut_text, encode_piece
 from jaxformer.errors import TextError, UsageError
+from jaxformer.hardware.invocation import install
 from jaxformer.storage.local_files import LocalFile
 
 MAX_BYTES = 256 << 20
@@ -33,7 +34,7 @@ class HuggingFaceTokenizer:
     def __init__(self, path: Path):
         if importlib.util.find_spec("tokenizers") is None:
             raise UsageError(
-                f"{path} needs the package tokenizers: pip install 'jaxformer[hf]', or give and "
+                f"{path} needs the package tokenizers: {install('hf')}, or give and "
                 "get ids with --prompt-ids"
             )
         import tokenizers

@@ -4,6 +4,7 @@ Nothing here knows of models or training. Device kinds go in; numbers and folder
 come out.
 
 - ``accelerators``: peaks, memory and links of known GPUs and TPUs; utilization of a run.
+- ``invocation``: commands as this user has to write them.
 - ``memory``: how much memory devices and this machine have, and how much is in use.
 - ``compilation_cache``: compiled programs kept between runs.
 - ``huge_pages``: restarts a program so that the C library uses pages of 2 MiB.

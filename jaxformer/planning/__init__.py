@@ -9,4 +9,5 @@ here; where nothing can compile for them, a model of a step replaces the compile
 - ``programs``: compiles a run's programs.  ``collectives``: reads what they send from their text.
 - ``step_model``: a step by arithmetic alone.  ``roofline``: the shortest time of a step.
 - ``resources``: the estimate, from compiled programs or from the model of a step.
+- ``remedies``: settings with which a run that does not fit would.
 """

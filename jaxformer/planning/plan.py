@@ -1,9 +1,11 @@
 """The plan of a run: its programs compiled for some devices, or estimated, never run."""
 
+import dataclasses
 from typing import Any
 
 from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.programs import compile_for_topology, compile_run, describe_tpu_slice
+from jaxformer.planning.remedies import find_remedy
 from jaxformer.planning.resources import (
     ResourceEstimate,
     estimate_from_model,
@@ -48,11 +50,15 @@ def find_plan(
     experiment = Experiment.prepare(config, corpus)
     check_countable(experiment.config)
     if wanted is not None and not devices:
-        return estimate_from_model(experiment, wanted)
-    with experiment.execution_settings():
-        compiled = compile_run if wanted is None else compile_for_topology
-        programs = compiled(experiment, devices)
-    return estimate_from_programs(experiment, devices, programs, wanted)
+        estimate = estimate_from_model(experiment, wanted)
+    else:
+        with experiment.execution_settings():
+            compiled = compile_run if wanted is None else compile_for_topology
+            programs = compiled(experiment, devices)
+        estimate = estimate_from_programs(experiment, devices, programs, wanted)
+    if estimate.fits_here:
+        return estimate
+    return dataclasses.replace(estimate, remedy=find_remedy(experiment.config, estimate))
 
 
 def _abstract_devices(name: str, topology: Topology) -> list[Any]:

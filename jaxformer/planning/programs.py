@@ -11,6 +11,7 @@ from jax.experimental import topologies
 from jaxformer.char_data import evaluation_windows
 from jaxformer.errors import DeviceError
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
+from jaxformer.hardware.invocation import install
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.parallel import StepSpec, Strategy, make_strategy
 
@@ -69,9 +70,7 @@ def describe_tpu_slice(name: str) -> Any:
         return topologies.get_topology_desc(platform="tpu", topology_name=name)
     except RuntimeError as error:
         if "not installed" in str(error):
-            raise DeviceError(
-                f"--topology {name} needs libtpu: pip install 'jaxformer[tpu]'"
-            ) from None
+            raise DeviceError(f"--topology {name} needs libtpu: {install('tpu')}") from None
         reason = str(error).strip().splitlines()[0]
         raise DeviceError(f"--topology {name}: {reason}; such as v5e:2x2 or v5p:2x2x1") from error
 

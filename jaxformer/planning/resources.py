@@ -43,6 +43,7 @@ class ResourceEstimate:
         capacity: bytes that a device has to offer; None where unknown.
         collectives: of a step, from the compiled program where there is one.
         roofline: the shortest time of a step, a model's estimate; None for unknown devices.
+        remedy: of a run that does not fit, settings with which it would; None if none were found.
     """
 
     source: Literal["compiled", "model"]
@@ -63,12 +64,18 @@ class ResourceEstimate:
     capacity: int | None
     collectives: tuple[Collective, ...]
     roofline: Roofline | None
+    remedy: dict[str, Any] | None = None
 
     @property
     def total(self) -> int:
         """Bytes at the peak: what stays, and the temporary bytes of the larger program."""
         programs = max(self.training, self.evaluation or 0)
         return self.parameters + self.moments + self.corpus + programs
+
+    @property
+    def fits_here(self) -> bool:
+        """Whether the devices of the run have room for it; True where that is unknown."""
+        return self.capacity is None or self.total <= self.capacity
 
     def fits(self) -> dict[str, bool]:
         """Returns whether each known accelerator has room for the run, by name."""

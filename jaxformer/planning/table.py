@@ -59,7 +59,8 @@ def _add_work(estimate: ResourceEstimate, table: Table) -> None:
     for one in estimate.collectives:
         table.add_row(one.kind, format_memory(int(one.sent)), _describe(one))
     roofline = estimate.roofline
-    if roofline is None:
+    if roofline is None or not estimate.fits_here:
+        # How fast a run is that cannot be made is no question.
         return
     if roofline.compute is not None and estimate.peak:
         words = f"what is computed, at the peak of {format_rate(estimate.peak)}"
@@ -76,8 +77,9 @@ def _add_work(estimate: ResourceEstimate, table: Table) -> None:
         )
     if roofline.seconds is not None and estimate.tokens_per_second is not None:
         a_day = f"{estimate.tokens_per_second * SECONDS_OF_A_DAY:.3g} tokens a day"
-        share = "" if roofline.utilization is None else f"{100 * roofline.utilization:.0f}% MFU, "
-        words = f"a step, if all else hides behind {roofline.bound}: {share}{a_day}, an estimate"
+        share = roofline.utilization
+        limit = "" if share is None else f"at most {100 * share:.0f}% MFU, "
+        words = f"a step, if all else hides behind {roofline.bound}: {limit}{a_day}, an estimate"
         table.add_row("no faster than", format_duration(roofline.seconds), words)
 
 
@@ -89,5 +91,5 @@ def _describe(one: Collective) -> str:
 def _verdict(estimate: ResourceEstimate) -> str:
     if estimate.capacity is None:
         return "of an unknown amount"
-    fits = "fits" if estimate.total <= estimate.capacity else "[bold red]does not fit[/]"
+    fits = "fits" if estimate.fits_here else "[bold red]does not fit[/]"
     return f"of {format_memory(estimate.capacity)}: {fits}"

@@ -16,6 +16,11 @@ from jaxformer.porting.writers import FOLDERS, Format
 
 CERTIFICATE = "certificate.json"
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+# Files of models that jaxformer does not write; a folder may have any other name.
+FOREIGN_SUFFIXES = (
+    ".onnx", ".gguf", ".ggml", ".h5", ".hdf5", ".keras", ".tflite", ".pb", ".npz", ".npy",
+    ".msgpack", ".pkl", ".pickle", ".pt2", ".ptl", ".mlmodel", ".engine", ".json", ".zip", ".tar",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +79,11 @@ def choose_target(
 
 def _choose_format(path: Path, to: str | None) -> Format:
     suffix = path.suffix.lower()
+    if suffix in FOREIGN_SUFFIXES:
+        raise UsageError(
+            f"{path}: jaxformer writes no {suffix} files: name a .safetensors or .pt file, or a "
+            "folder"
+        )
     if to == "hf":
         return "huggingface"
     if suffix == ".safetensors":

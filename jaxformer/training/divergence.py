@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool
 
 from jaxformer.checkpoints import Arrays
 from jaxformer.errors import DivergedError
+from jaxformer.hardware.invocation import command
 from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.training.run_folder import RunFolder
 
@@ -41,7 +42,7 @@ def report_divergence(
     raise DivergedError(
         f"{subject} is not finite{f' ({numbers})' if numbers else ''}, more in {path}; "
         + folder.checkpoints.last_saved()
-        + f": train.py --resume --out {folder.path} with a smaller --learning-rate"
+        + f": {command('train', '--resume', '--out', folder.path)} with a smaller --learning-rate"
     )
 
 

@@ -14,6 +14,7 @@ from jaxformer.costs import count_training_operations
 from jaxformer.distributed import processes
 from jaxformer.errors import ResourceError, StoppedError, TextError
 from jaxformer.hardware.accelerators import Utilization
+from jaxformer.hardware.invocation import command
 from jaxformer.parameters import merge
 from jaxformer.training.batches import make_batches
 from jaxformer.training.divergence import all_finite, not_finite, report_divergence
@@ -82,7 +83,7 @@ def _describe_recovery(folder: RunFolder) -> str:
     """What a run that has lost a process has saved, and how to resume it."""
     return (
         f"{folder.checkpoints.last_saved()}: "
-        f"start all processes again with train.py --resume --out {folder.path}"
+        f"start all processes again with {command('train', '--resume', '--out', folder.path)}"
     )
 
 
@@ -183,7 +184,7 @@ class TrainingLoop:
     def _stop(self, signal_number: int) -> NoReturn:
         error = StoppedError(
             f"stopped after step {self.step}; everything is saved, resume with: "
-            f"train.py --resume --out {self.folder.path}",
+            f"{command('train', '--resume', '--out', self.folder.path)}",
             signal_number,
         )
         error.already_reported = not processes.is_primary()

@@ -109,7 +109,7 @@ def test_wrong_settings_are_refused(refuse, text, flags, words):
 def test_a_service_without_its_package_is_refused(refuse, text, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refuse(train_arguments(text, "out", "--tracker", "wandb"), 2, "pip install 'jaxformer[wandb]'")
+    refuse(train_arguments(text, "out", "--tracker", "wandb"), 2, "[wandb]'")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_without_torch_the_extra_is_named(gpt2, tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert 'pip install "jaxformer[torch]"' in done.stderr
+    assert "[torch]'" in done.stderr
 
 
 def test_help_needs_neither_jax_nor_torch():

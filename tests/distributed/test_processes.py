@@ -76,7 +76,7 @@ def test_a_run_resumes_after_a_loss_and_a_signal_on_fewer_processes(together, ca
     assert "process" in line
     assert "died" in line
     assert f"step {saved()[-1]} is the last one saved" in line
-    assert "train.py --resume --out run" in line
+    assert "train --resume --out run" in line
 
     resume = ["train", "--out", "run", "--resume"]
     top = max(losses("run"))

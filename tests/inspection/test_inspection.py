@@ -199,7 +199,7 @@ def test_without_matplotlib_the_extra_is_named_and_the_numbers_remain(
         "find_spec",
         lambda name, *more: None if name == "matplotlib" else find(name, *more),
     )
-    refuse(["masks"], 2, "pip install 'jaxformer[plot]'")
+    refuse(["masks"], 2, "[plot]'")
     path = tmp_path / "masks.json"
     assert main(["inspect", "masks", str(run), "--out", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}\n"

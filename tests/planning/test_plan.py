@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -153,9 +155,44 @@ def test_devices_share_the_batch(text, capsys):
 
 def test_what_does_not_fit_is_said(text, capsys, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: 10 if name == "SC_PHYS_PAGES" else 4096)
-    assert main(["plan", "--data", str(text), *TINY]) == 0
-    out = capsys.readouterr().out
-    assert "of 40.0 KiB: does not fit" in out
+    assert main(["plan", "--data", str(text), *TINY]) == 10
+    printed = capsys.readouterr()
+    assert "of 40.0 KiB: does not fit" in printed.out
+    assert "no faster than" not in printed.out
+    [line] = printed.err.splitlines()
+    assert line.startswith("jaxformer: the run does not fit: it needs ")
+    assert "use more or larger devices" in line
+
+
+def test_the_flags_that_make_a_run_fit_do(capsys):
+    """Sixty-four GPUs for a model whose activations are not recomputed."""
+    command = ["plan", "--preset", "llama-7b", "--topology", "H100:64"]
+    command += ["--model-only", "--dtype", "bfloat16", "--strategy", "mesh", "--fsdp", "64"]
+    assert main([*command, "--json"]) == 10
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["remedy"] == {"remat": "full"}
+    flags = printed.err.partition("it fits with ")[2].split()
+    assert main([*command, *flags]) == 0
+
+
+def shown_plans():
+    """Every ``jaxformer plan`` that a document shows."""
+    texts = [
+        path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    ]
+    commands = re.findall(
+        r"^uv run .*jaxformer (plan .*)$", re.sub(r"\\\n", "", "\n".join(texts)), re.MULTILINE
+    )
+    return [shlex.split(command, comments=True) for command in commands]
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("command", shown_plans(), ids=" ".join)
+def test_the_plans_that_are_shown_fit(command):
+    if "--topology" not in command:
+        # A machine as this one may have any memory.
+        command = [*command, "--topology", "H100:1"]
+    assert main([*command, "--model-only"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -178,7 +215,7 @@ def test_a_topology_without_libtpu_is_refused(refuse, text, monkeypatch):
 
     monkeypatch.setattr(topologies, "get_topology_desc", missing)
     arguments = ["plan", "--data", text, *TINY, "--topology", "v5e:2x2"]
-    refuse(arguments, 9, "--topology v5e:2x2 needs libtpu", "pip install 'jaxformer[tpu]'")
+    refuse(arguments, 9, "--topology v5e:2x2 needs libtpu", "[tpu]'")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")

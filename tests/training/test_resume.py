@@ -65,7 +65,7 @@ def test_a_run_cut_at_an_odd_step_continues_bit_for_bit(
     assert train(whole_text, "run", *arguments) == code
     err = capsys.readouterr().err
     assert "stopped after step 13; everything is saved" in err
-    assert "train.py --resume --out run" in err
+    assert "train --resume --out run" in err
     assert err.count("\n") == 1
     assert steps("run") == [10, 13]
     assert manifest("run", 13)["val_loss"] is None, "it was not evaluated"

@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jaxformer.hardware.invocation import install
 from jaxformer.porting.formats.arrays import to_stored_tensors
 
 
@@ -25,9 +26,7 @@ def require_torch() -> Any:
     except ImportError as error:
         from jaxformer.errors import UsageError
 
-        raise UsageError(
-            'comparing with PyTorch needs torch: pip install "jaxformer[torch]"'
-        ) from error
+        raise UsageError(f"comparing with PyTorch needs torch: {install('torch')}") from error
     return torch
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from jaxformer.errors import ResourceError, UsageError
+from jaxformer.hardware.invocation import install
 from jaxformer.storage.durable_files import atomic_write_text
 
 Tracker = Literal["tensorboard", "wandb", "trackio"]
@@ -24,7 +25,7 @@ def check_trackers(trackers: Sequence[Tracker]) -> None:
     """
     for name in trackers:
         if importlib.util.find_spec(TRACKER_MODULES[name]) is None:
-            raise UsageError(f"--tracker {name} needs a package: pip install 'jaxformer[{name}]'")
+            raise UsageError(f"--tracker {name} needs a package: {install(name)}")
 
 
 class Sink(Protocol):

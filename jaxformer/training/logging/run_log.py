@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxformer.distributed import processes
+from jaxformer.hardware.invocation import command
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.logging.metrics import (
     MetricsFile,
@@ -86,4 +87,4 @@ class RunLog:
             f"done: {self._folder}"
             + (f", loss curve in {picture}" if drawn else " (no loss curve: matplotlib is missing)")
         )
-        self.reporter.note(f"write more with: jaxformer sample {self._folder}")
+        self.reporter.note(f"write more with: {command('sample', self._folder)}")

@@ -1,0 +1,96 @@
+"""What people stumble over who see jaxformer for the first time."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from jaxformer.cli.arguments import USUAL_NAMES
+from jaxformer.cli.main import main
+from jaxformer.hardware import invocation
+from tests.support.tiny import ROOT
+
+
+@pytest.mark.parametrize("program", USUAL_NAMES)
+def test_flags_of_other_projects_lead_to_flags_that_exist(program, capsys):
+    with pytest.raises(SystemExit):
+        main([program.partition(" ")[2], "--help"])
+    flags = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
+    for name, hint in USUAL_NAMES[program].items():
+        assert name not in flags
+        if program != "jaxformer plan":
+            assert set(re.findall(r"--[\w-]+", hint)) <= flags
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train --lr 1e-3", "there is no --lr: use --learning-rate (see jaxformer train --help)"),
+        ("train --lr=1e-3", "there is no --lr: use --learning-rate"),
+        ("train --optimizer adamw", "the settings of AdamW: there is no other optimizer"),
+        ("sample runs/x --max_new_tokens 9", "there is no --max-new-tokens: use --tokens"),
+        ("port a.pt x.onnx", "x.onnx: jaxformer writes no .onnx files: name a .safetensors"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(refuse, command, words):
+    refuse(command.split(), 2, words)
+
+
+def test_a_second_picture_leaves_the_first(whole, capsys):
+    names = []
+    for _ in range(2):
+        assert main(["inspect", "masks", str(whole), "--length", "5"]) == 0
+        names.append(capsys.readouterr().out.strip())
+    assert len(set(names)) == 2
+    assert names[1].endswith("masks-2.png")
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """A shell without uv in which jaxformer is on the path or not."""
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/jaxformer"])
+
+    def on_path(found):
+        monkeypatch.setattr("shutil.which", lambda name: found)
+
+    return on_path
+
+
+def test_commands_are_shown_as_the_user_can_write_them(shell, monkeypatch):
+    shell("/somewhere/bin/jaxformer")
+    assert invocation.command("sample", "runs/a b") == "jaxformer sample 'runs/a b'"
+    shell(None)
+    assert invocation.command("sample", "x") == f"{sys.executable} -m jaxformer sample x"
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert invocation.command("train", "--resume") == f"{sys.executable} train.py --resume"
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    assert invocation.command("train", "--resume") == "uv run train.py --resume"
+    assert invocation.command("sample", "x") == "uv run jaxformer sample x"
+
+
+def test_extras_are_installed_where_the_user_is(shell, monkeypatch, tmp_path):
+    assert invocation.install("plot") == f"pip install '{ROOT}[plot]'"
+    monkeypatch.setattr(invocation, "ROOT", tmp_path)
+    assert invocation.install("plot") == "pip install 'jaxformer[plot]'"
+    (tmp_path / "EXTERNALLY-MANAGED").touch()
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert invocation.install("plot").startswith("python3 -m venv .venv && .venv/bin/pip install ")
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    assert invocation.install("plot") == "run it with uv run --extra plot"
+
+
+@pytest.mark.tier("full")
+def test_the_command_that_is_shown_runs(whole):
+    line = invocation.command("sample", whole, "--tokens", 5)
+    done = subprocess.run(
+        shlex.split(line),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
