@@ -217,9 +217,9 @@ class OptimizerConfig:
     """
 
     learning_rate: float = 1e-3
-    """After warm-up."""
+    """The learning rate after warm-up."""
     min_learning_rate: float = 1e-4
-    """At the end of the cosine."""
+    """The learning rate at the end of the cosine."""
     warmup_steps: int = 100
     """Steps of linear warm-up."""
     decay_steps: int | None = None
@@ -227,13 +227,13 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     """Decoupled, on matrices and embeddings only."""
     beta1: float = 0.9
-    """Decay of the first moment."""
+    """The decay of AdamW's first moment."""
     beta2: float = 0.99
-    """Decay of the second moment."""
+    """The decay of AdamW's second moment."""
     eps: float = 1e-8
     """What is added to the root of the second moment."""
     clip_norm: float | None = 1.0
-    """Bound on the norm of all gradients together; None clips nothing."""
+    """The bound on the norm of all gradients together; None clips nothing."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -68,11 +68,11 @@ class AttentionConfig(Part):
     output_bias: bool = True
     """Whether the attention's output projection has one."""
     qkv_clip: float | None = None
-    """Bound on every entry of queries, keys and values (OLMo); default none."""
+    """The bound on every entry of queries, keys and values (OLMo); default none."""
     attention_scale: float | None = None
     """What scores are multiplied by; default 1/sqrt(H)."""
     score_soft_cap: float | None = None
-    """Bound on attention scores, by tanh; default none."""
+    """The bound on attention scores, by tanh; default none."""
     sliding_window: int | None = None
     """How many tokens a position sees on each side, itself included; default all."""
     attention_dropout: float = 0.0
@@ -103,7 +103,7 @@ class FeedForwardConfig(Part):
     d_ff: int | None = None
     """F, the feed-forward's width; default 4·D, or int(8·D / 3) where it is gated."""
     activation: Activation = "gelu"
-    """Of the feed-forward; gelu is the exact one, the last three are gated."""
+    """The activation of the feed-forward; gelu is the exact one, the last three are gated."""
     feed_forward_bias: bool = True
     """Whether the feed-forward's projections have biases."""
     hidden_dropout: float = 0.0
@@ -236,11 +236,11 @@ class HeadConfig(Part):
     head_bias: bool = False
     """Whether the output head has a bias."""
     head_activation: PlainActivation | None = None
-    """Of BERT's masked-LM head; default the feed-forward's (RoBERTa: gelu)."""
+    """The activation of BERT's masked-LM head; default the feed-forward's (RoBERTa: gelu)."""
     logit_scale: float | None = None
     """What logits are multiplied by; default 1."""
     logit_soft_cap: float | None = None
-    """Bound on logits, by tanh; default none."""
+    """The bound on logits, by tanh; default none."""
     pooler: bool = False
     """Whether the first token's output can be pooled (BERT)."""
 

@@ -134,7 +134,7 @@ class InitOptions(InspectOptions):
     """Draw the output of the run's model, untrained, for three initialisations."""
 
     seed: int = 0
-    """Of weights and tokens."""
+    """The seed of weights and tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,7 +197,7 @@ class ScalingOptions(InspectOptions):
     keys: int | None = None
     """How many keys each query chooses among; default the run's context, at most 256."""
     seed: int = 0
-    """Of queries and keys."""
+    """The seed of queries and keys."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

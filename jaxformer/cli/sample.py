@@ -34,7 +34,7 @@ class SampleOptions:
     prompt: str = ""
     """What the text begins with; default a new line, or the model's own first token."""
     prompt_ids: str = ""
-    """The same as ids (1,2,3), for a model without a tokenizer."""
+    """What the text begins with, as ids (1,2,3), for a model without a tokenizer."""
     chat: Switch = False
     """Give --prompt as a message, in the model's chat template; standard output is the answer."""
     tokens: int = 500

@@ -1,5 +1,7 @@
 """What people stumble over who see jaxformer for the first time."""
 
+import ast
+import itertools
 import os
 import re
 import shlex
@@ -94,3 +96,30 @@ def test_the_command_that_is_shown_runs(whole):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
+
+
+def helps():
+    """The help of every option of every command, by the option's place."""
+    for path in sorted(ROOT.glob("jaxformer/cli/*.py")) + [
+        ROOT / "jaxformer" / name
+        for name in ("config.py", "config_parts.py", "config_positions.py", "training/config.py")
+    ]:
+        for cls in ast.walk(ast.parse(path.read_text("utf-8"))):
+            body = cls.body if isinstance(cls, ast.ClassDef) else []
+            for field, text in itertools.pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    yield f"{path.name}:{cls.name}.{field.target.id}", text.value.value
+
+
+def test_every_help_stands_by_itself():
+    found = dict(helps())
+    assert len(found) > 150
+    # A word that leans on the option's name begins no sentence.
+    leaning = re.compile(r"(Of|After|At|By|From|To|On|Decay|Bound|In|It|They|[a-z]\w*)\b")
+    allowed = re.compile(r"(With|In) (--|its place)|nanoGPT's|[a-z0-9, ]+: ")
+    wrong = [
+        place
+        for place, text in found.items()
+        if not text.rstrip().endswith(".") or (leaning.match(text) and not allowed.match(text))
+    ]
+    assert wrong == []
