@@ -115,21 +115,23 @@ class Pair:
             (self.module.train if training else self.module.eval)()
             self.twin.train(training)
             set_parameters(self.module, self.parameters)
-        self.masks = self._record_masks() if training and self.is_module else {}
-        if self.is_module:
             self.definition, _ = split(self.module)
+        self.masks = self._record_masks() if training and self.is_module else {}
 
     def _record_masks(self) -> Arrays:
         """Records the keep-masks of one run, which both sides then use."""
-        places = jaxformer.layers.dropout_modules(self.module)
-        jaxformer.layers.seed_dropout(self.module, jax.random.key(3))
-        for place in places.values():
-            place.recording = True
-        self._call_jax(self.module, self.case.arguments(1.0))
-        masks = {p: np.asarray(d.last_keep) for p, d in places.items() if d.last_keep is not None}
-        for place in places.values():
-            place.recording, place.last_keep = False, None
-        jaxformer.layers.seed_dropout(self.module, None)
+
+        def run() -> dict[str, Any]:
+            module = merge(self.definition, self.parameters)
+            places = jaxformer.layers.dropout_modules(module)
+            jaxformer.layers.seed_dropout(module, jax.random.key(3))
+            for place in places.values():
+                place.recording = True
+            self._call_jax(module, self.case.arguments(1.0))
+            return {p: d.last_keep for p, d in places.items() if d.last_keep is not None}
+
+        # Jitted, one small program is compiled: nothing of the run but the masks is in it.
+        masks = {path: np.asarray(keep) for path, keep in jax.jit(run)().items()}
         if masks:
             torch_ref.layers.inject_keep_masks(
                 self.twin, {path: torch.from_numpy(mask.copy()) for path, mask in masks.items()}

@@ -5,15 +5,6 @@ from jaxformer.cli.main import main
 from tests.support.tiny import DROPOUT, TEXT, snapshot, train
 
 
-@pytest.fixture(autouse=True, scope="session")
-def compiled_programs(tmp_path_factory):
-    """Programs compiled by one test serve the others: nearly half of the time is saved."""
-    cache = str(tmp_path_factory.mktemp("programs"))
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
     """Every test stands in a folder of its own, with no cache to find data in."""

@@ -122,6 +122,8 @@ class Workbench:
             "PYTHONUNBUFFERED": "1",
             **changes,
         }
+        # The commands' own cache is part of what is tried: a kill may cut an entry.
+        environment.pop("JAX_COMPILATION_CACHE_DIR", None)
         Workbench._count += 1
         out, err = (self.folder / f".{name}-{Workbench._count}" for name in ("out", "err"))
         given = [str(a) for a in arguments]

@@ -38,7 +38,8 @@ def entries(cache):
 
 
 @pytest.mark.tier("full")
-def test_a_warm_cache_compiles_nothing_and_changes_no_bit(text, tmp_path):
+def test_a_warm_cache_compiles_nothing_and_changes_no_bit(text, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     cache = tmp_path / "cache" / "jaxformer" / "xla"
     flags = ["--decay-steps", 20, *DROPOUT]
     run(*train_arguments(text, "cold", "--steps", 20, *flags))
