@@ -11,17 +11,29 @@ from tests.support.tiers import first_of_each, full_except
 pytestmark = pytest.mark.optimized
 
 
-# The default tier proves outputs and gradients of every part, at usual lengths, and of some whole
-# models, and all else of the first case of each component.
-SOME_CASES = first_of_each(CASES, lambda case: case.component)
+# The default tier proves outputs and gradients of every part and of some whole models, at usual
+# lengths, and all else of the first case of each component, models with less.
+MODELS = ("transformer_lm", "encoder_decoder")
 SOME_MODELS = ("gpt2", "llama", "model")
-PARTS_AND_SOME_MODELS = full_except(
-    CASES,
-    lambda case: (
-        (case.component not in ("transformer_lm", "encoder_decoder") and "/far-" not in case.name)
-        or case.name.partition("/")[2] in SOME_MODELS
-    ),
-)
+SOME_CASES = first_of_each(CASES, lambda case: case.component)
+FIRST = {case.component: case for case in reversed(CASES)}
+FIRST_DROPOUT = {case.component: case for case in reversed(CASES) if case.dropout}.values()
+
+
+def is_quick(case):
+    name = case.name.partition("/")[2]
+    if case.component in MODELS:
+        return name in SOME_MODELS
+    return not name.startswith("far-") and not (case.component == "blocks" and "-" in name)
+
+
+def is_quick_rounding(case, dtype):
+    quick = dtype == "float32" or case.component not in (*MODELS, "blocks")
+    return quick and case is FIRST[case.component]
+
+
+PARTS_AND_SOME_MODELS = full_except(CASES, is_quick)
+ROUNDING = full_except([(case, dtype) for case in CASES for dtype in DTYPES], is_quick_rounding)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -44,8 +56,12 @@ def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
         judge_float64({"output": eager["output"]}, {"output": pair.jax(std)["output"]})
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pair", SOME_CASES, indirect=True, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("pair", "dtype"),
+    ROUNDING,
+    indirect=["pair"],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
 def test_what_is_left_is_rounding(pair, dtype):
     for std in pair.case.stds():
         figures = rounding_figures(pair, std, DTYPES[dtype])
@@ -55,7 +71,10 @@ def test_what_is_left_is_rounding(pair, dtype):
 
 @pytest.mark.parametrize(
     "case",
-    first_of_each([c for c in CASES if c.dropout], lambda case: case.component),
+    full_except(
+        [case for case in CASES if case.dropout],
+        lambda case: case in FIRST_DROPOUT and case.component != "encoder_decoder",
+    ),
     ids=lambda case: case.name,
 )
 def test_float64_agrees_with_dropout_on(case):

@@ -13,19 +13,22 @@ import torch
 import transformers
 
 
+def run(folder: Path) -> None:
+    """Loads a folder with the class that its config.json names, and saves what it computes."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    cls = getattr(transformers, config.architectures[0])
+    model, info = cls.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    wrong = {name: sorted(map(str, found)) for name, found in info.items() if found}
+    assert not wrong, (folder.name, wrong)
+    with torch.no_grad():
+        outputs = model.eval()(torch.as_tensor(np.load(folder / "ids.npy")))[0]
+    np.save(folder / "outputs.npy", outputs.double().numpy())
+
+
 def main() -> None:
-    """Loads every folder that is named with the class that its config.json names."""
-    for folder in map(Path, sys.argv[1:]):
-        config = transformers.AutoConfig.from_pretrained(folder)
-        cls = getattr(transformers, config.architectures[0])
-        model, info = cls.from_pretrained(
-            folder, output_loading_info=True, attn_implementation="eager"
-        )
-        wrong = {name: sorted(map(str, found)) for name, found in info.items() if found}
-        assert not wrong, (folder.name, wrong)
-        with torch.no_grad():
-            outputs = model.eval()(torch.as_tensor(np.load(folder / "ids.npy")))[0]
-        np.save(folder / "outputs.npy", outputs.double().numpy())
+    """Runs every folder that is named."""
+    for folder in sys.argv[1:]:
+        run(Path(folder))
     print(transformers.__version__)
 
 
