@@ -32,6 +32,7 @@ import jax
 import pytest
 import torch
 
+from tests.support.quick_compiling import compile_quickly
 from tests.support.tiers import TIERS, tier_of
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -74,16 +75,6 @@ def pytest_xdist_auto_num_workers() -> int:
         cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(cores, memory // WORKER_MEMORY))
-
-
-def compile_quickly(quickly: bool) -> None:
-    """Turns LLVM's optimisations off, or on again, here and in processes that tests start.
-
-    Most tests use tiny arrays, and compiling takes longer than running. What XLA fuses and where
-    it keeps its arrays stays as it is.
-    """
-    jax.config.update("jax_disable_most_optimizations", quickly)
-    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quickly))
 
 
 compile_quickly(True)
