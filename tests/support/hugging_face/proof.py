@@ -7,7 +7,6 @@ measured is saved for docs/models.md where the environment names a folder for it
 import functools
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ class Proof:
             with source_states(source, len(self.target.blocks)) as expected_states:
                 expected = run_source(source, ids, attention_mask=real.astype(int))
             _source_loss(expected, labels, real).backward()
-            step = _compiled(jax.value_and_grad(loss, has_aux=True))
+            step = jax.jit(jax.value_and_grad(loss, has_aux=True))
             (_, (found, states)), gradients = step(parameters, jnp.asarray(real)[:, None, None, :])
         assert len(states) == len(self.target.blocks) + 1
         return self.save(
@@ -170,15 +169,10 @@ class Proof:
         return figures
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``jax.jit``, with XLA's older code for fused operations, which takes a third to compile."""
-    return jax.jit(function, compiler_options={"xla_cpu_use_fusion_emitters": False})
-
-
 def _run_compiled(target: Any, ids: np.ndarray) -> list[Any]:
     """What ``run_target`` returns, as one program: odd shapes would compile every operation."""
     definition, parameters = split(target)
-    return _compiled(lambda parameters: run_target(merge(definition, parameters), ids))(parameters)
+    return jax.jit(lambda parameters: run_target(merge(definition, parameters), ids))(parameters)
 
 
 def _worst(found: list[Any], expected: list[torch.Tensor], real: np.ndarray | None = None) -> float:
