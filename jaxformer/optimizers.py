@@ -10,22 +10,28 @@ from jaxformer.parameters import Parameters
 
 
 def learning_rate(config: OptimizerConfig, step: Int[Array, ""] | int) -> Float[Array, ""]:
-    """Returns the rate of a step: linear warm-up, then half a cosine (arXiv 1608.03983, eq. 5).
+    """Returns the rate of a step: linear warm-up, then ``schedule``.
 
     At step s (from 0) of ``warmup_steps`` W the rate is learning_rate · (s + 1) / (W + 1); from W
-    on it follows the cosine, which reaches ``min_learning_rate`` at ``decay_steps``. With
-    ``decay_steps`` None it stays.
+    on it falls to ``min_learning_rate`` at ``decay_steps``: along half a cosine (arXiv 1608.03983,
+    eq. 5), along a line, or along a line over the last ``decay_share`` of these steps (wsd, arXiv
+    2405.18392, section 3). With ``decay_steps`` None, or constant, it stays.
     """
     # An int32 step times a Python float is float32 even where float64 is on.
     step = jnp.asarray(step, jnp.result_type(float))
     warm = config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-    if config.decay_steps is None:
+    if config.decay_steps is None or config.schedule == "constant":
         after = jnp.full_like(warm, config.learning_rate)
     else:
         span = max(config.decay_steps - config.warmup_steps, 1)
         share = jnp.clip((step - config.warmup_steps) / span, 0, 1)
-        cosine = 0.5 * (1 + jnp.cos(jnp.pi * share))
-        after = config.min_learning_rate + cosine * (
+        if config.schedule == "cosine":
+            height = 0.5 * (1 + jnp.cos(jnp.pi * share))
+        elif config.schedule == "linear":
+            height = 1 - share
+        else:
+            height = jnp.minimum((1 - share) / config.decay_share, 1)
+        after = config.min_learning_rate + height * (
             config.learning_rate - config.min_learning_rate
         )
     return jnp.where(step < config.warmup_steps, warm, after)

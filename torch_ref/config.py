@@ -205,6 +205,9 @@ class EncoderDecoderConfig(TransformerConfig):
         check_elements("target_vocab_size", self.target_vocab_size, "d_model", self.d_model)
 
 
+Schedule = Literal["cosine", "linear", "constant", "wsd"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The settings of AdamW (arXiv 1711.05101), its schedule and its clipping.
@@ -218,6 +221,11 @@ class OptimizerConfig:
 
     learning_rate: float = 1e-3
     """The learning rate after warm-up."""
+    schedule: Schedule = "cosine"
+    """How the rate falls after warm-up: along half a cosine, along a line, not at all, or along a
+    line in the last steps (warm-up, stable, decay; see decay_share)."""
+    decay_share: float = 0.2
+    """With the schedule wsd: the share of the steps after warm-up in which the rate falls."""
     min_learning_rate: float = 1e-4
     """The learning rate at the end of the cosine."""
     warmup_steps: int = 100
@@ -241,3 +249,6 @@ class OptimizerConfig:
         check_not_negative(self, "min_learning_rate", "warmup_steps", "weight_decay")
         for name in ("beta1", "beta2"):
             check_rate(self, name)
+        check_choice(self, "schedule", get_args(Schedule))
+        if not 0 < self.decay_share <= 1:
+            raise ValueError(f"decay_share must be in (0, 1]: got {self.decay_share}")

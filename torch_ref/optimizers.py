@@ -8,20 +8,26 @@ from torch_ref.config import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """Returns the rate of a step: linear warm-up, then half a cosine (arXiv 1608.03983, eq. 5).
+    """Returns the rate of a step: linear warm-up, then ``schedule``.
 
     At step s (from 0) of ``warmup_steps`` W the rate is learning_rate · (s + 1) / (W + 1); from W
-    on it follows the cosine, which reaches ``min_learning_rate`` at ``decay_steps``. With
-    ``decay_steps`` None it stays.
+    on it falls to ``min_learning_rate`` at ``decay_steps``: along half a cosine (arXiv 1608.03983,
+    eq. 5), along a line, or along a line over the last ``decay_share`` of these steps (wsd, arXiv
+    2405.18392, section 3). With ``decay_steps`` None, or constant, it stays.
     """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-    if config.decay_steps is None:
+    if config.decay_steps is None or config.schedule == "constant":
         return config.learning_rate
     span = max(config.decay_steps - config.warmup_steps, 1)
     share = min(max((step - config.warmup_steps) / span, 0), 1)
-    cosine = 0.5 * (1 + math.cos(math.pi * share))
-    return config.min_learning_rate + cosine * (config.learning_rate - config.min_learning_rate)
+    if config.schedule == "cosine":
+        height = 0.5 * (1 + math.cos(math.pi * share))
+    elif config.schedule == "linear":
+        height = 1 - share
+    else:
+        height = min((1 - share) / config.decay_share, 1)
+    return config.min_learning_rate + height * (config.learning_rate - config.min_learning_rate)
 
 
 def decay_mask(module: torch.nn.Module) -> dict[str, bool]:
