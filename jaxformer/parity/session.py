@@ -197,7 +197,7 @@ class ParitySession:
 
 def _call_candidate(module: Any, given: Sequence[Any]) -> Any:
     output = module(*given)
-    if getattr(module.config, "pooler", False):
+    if isinstance(module.config, TransformerLMConfig) and module.config.head.pooler:
         # The reference pools in the same call.
         module.pooled(output)
     return output

@@ -44,6 +44,7 @@ def export(name, folder):
     port(ported, back, "--as", case.dialect, "--to", "hf")
     ids = tokens(8)
     np.save(back / "ids.npy", ids)
+    (back / "attention.txt").write_text(case.attention)
     with torch.no_grad():
         return back, source(torch.as_tensor(ids))[0].double().numpy()
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import CheckpointError
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -25,7 +27,7 @@ def from_transformers(source: "Source") -> Any:
     import transformers
 
     cls = getattr(transformers, source.plan.origin.kind)
-    more = {"add_pooling_layer": False} if _has_no_pooler(source) else {}
+    more = {"add_pooling_layer": False} if _lacks_pooler(source, cls) else {}
     # A module has one dtype: the widest, which holds the values of the others exactly.
     dtypes = [getattr(torch, tensor.dtype.name) for tensor in source.plan.tensors.values()]
     with _quiet():
@@ -76,9 +78,10 @@ def _check_loaded(module: Any, source: "Source") -> None:
         )
 
 
-def _has_no_pooler(source: "Source") -> bool:
-    """Returns whether this is a BERT without a pooler, which transformers would add."""
-    return source.plan.origin.kind == "BertModel" and not getattr(source.config, "pooler", True)
+def _lacks_pooler(source: "Source", cls: type) -> bool:
+    """Returns whether a model has no pooler, and transformers would add one."""
+    adds = "add_pooling_layer" in inspect.signature(cls).parameters
+    return adds and isinstance(source.config, TransformerLMConfig) and not source.config.head.pooler
 
 
 def _wide(tensor: StoredTensor) -> np.ndarray:

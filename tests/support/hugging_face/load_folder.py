@@ -2,7 +2,8 @@
 
     python load_folder.py FOLDER ...
 
-A folder has ids.npy; outputs.npy is written beside it. It imports nothing of the project.
+A folder has ids.npy and, in attention.txt, the path of transformers that is the reference;
+outputs.npy is written beside them. It imports nothing of the project.
 """
 
 import sys
@@ -17,7 +18,10 @@ def run(folder: Path) -> None:
     """Loads a folder with the class that its config.json names, and saves what it computes."""
     config = transformers.AutoConfig.from_pretrained(folder)
     cls = getattr(transformers, config.architectures[0])
-    model, info = cls.from_pretrained(folder, output_loading_info=True, attn_implementation="eager")
+    attention = (folder / "attention.txt").read_text()
+    model, info = cls.from_pretrained(
+        folder, output_loading_info=True, attn_implementation=attention
+    )
     wrong = {name: sorted(map(str, found)) for name, found in info.items() if found}
     assert not wrong, (folder.name, wrong)
     with torch.no_grad():
