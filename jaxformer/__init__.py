@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from jaxformer.training.config import TrainConfig
     from jaxformer.transformer_lm import TransformerLM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ALiBi",
     "AttentionConfig",

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import tyro
 
 from jaxformer.errors import UsageError
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.config_files import read_toml
 from jaxformer.training.presets import PRESETS
 
 # A flag without a --no- form, which only settings that a preset may switch on need.
@@ -127,6 +129,17 @@ def preset_name(arguments: Sequence[str]) -> str:
     if preset not in PRESETS:
         raise UsageError(f"--preset {preset} is unknown: choose among {', '.join(PRESETS)}")
     return preset
+
+
+def read_settings(arguments: Sequence[str]) -> TrainConfig:
+    """Returns the settings of the preset, and in their place those of ``--config``.
+
+    Raises:
+        UsageError: there is no such preset or file, or the file cannot be read.
+    """
+    settings = PRESETS[preset_name(arguments)]()
+    file = peek(arguments, "--config")
+    return settings if file is None else read_toml(Path(file), settings)
 
 
 def run_folder(arguments: Sequence[str]) -> Path:

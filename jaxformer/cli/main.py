@@ -34,6 +34,7 @@ usage: jaxformer COMMAND [OPTIONS]
   inspect   list what is in a checkpoint, or draw what is inside a model: attention, gradients,
             init, norms, positions, masks, scaling, costs
   plan      estimate what training takes: memory, operations, where it fits
+  completions  make bash, zsh or fish complete these commands and their flags
 
 jaxformer COMMAND --help lists a command's options.
 """
@@ -46,6 +47,7 @@ COMMANDS = {
     "verify": "jaxformer.cli.verify",
     "inspect": "jaxformer.cli.inspect",
     "plan": "jaxformer.cli.plan",
+    "completions": "jaxformer.cli.completions",
 }
 
 

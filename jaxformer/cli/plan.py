@@ -3,14 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxformer.cli.arguments import Preset, Switch, parse, preset_name
+from jaxformer.cli.arguments import Preset, Switch, parse, read_settings
 from jaxformer.errors import DoesNotFitError
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.presets import PRESETS
 
 if TYPE_CHECKING:
     from jaxformer.planning.resources import ResourceEstimate
@@ -27,6 +27,8 @@ class PlanOptions:
     config: tyro.conf.OmitArgPrefixes[TrainConfig]
     preset: Preset = "nano"
     """Where the settings below come from."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """A TOML file with settings, see jaxformer train."""
     topology: str | None = None
     """Devices that need not be here: a TPU slice (v5e:2x2, v5p:2x2x1, v6e:4x4), for which the steps
     are compiled (needs the extra tpu), or GPUs (H100:8), which are estimated by a model."""
@@ -49,7 +51,7 @@ def run(arguments: Sequence[str]) -> None:
         DoesNotFitError: after the estimate is printed, if the devices have no room for the run.
         JaxformerError: one of its kinds, for whatever training would reject before its first step.
     """
-    default = PlanOptions(config=PRESETS[preset_name(arguments)]())
+    default = PlanOptions(config=read_settings(arguments))
     options: PlanOptions = parse(PlanOptions, "jaxformer plan", arguments, default)
 
     from jaxformer.hardware.compilation_cache import use_compilation_cache

@@ -11,15 +11,24 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from jaxformer.cli.arguments import Preset, Switch, parse, peek, peek_all, preset_name, run_folder
+from jaxformer.cli.arguments import (
+    Preset,
+    Switch,
+    parse,
+    peek,
+    peek_all,
+    preset_name,
+    read_settings,
+    run_folder,
+)
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.presets import PRESETS, check_tokenizer, fine_tuning, fit_vocabulary
+from jaxformer.training.presets import check_tokenizer, fine_tuning, fit_vocabulary
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -40,6 +49,9 @@ class TrainOptions:
     config: tyro.conf.OmitArgPrefixes[TrainConfig]
     preset: Preset = "nano"
     """Where the settings below come from."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """A TOML file with settings, such as a run's config.toml. They replace those of the preset, and
+    flags replace them."""
     out: Path | None = None
     """The run's folder; default runs/PRESET."""
     resume: Switch = False
@@ -137,13 +149,15 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     start = tokenizer = None
     if resume and source is not None:
         raise UsageError("--resume continues the run that is there: leave out --init-from")
+    if resume and peek(arguments, "--config") is not None:
+        raise UsageError("--resume takes the settings from the run's folder: leave out --config")
     if resume:
         from jaxformer.training.resume_checks import check_settings
         from jaxformer.training.run_folder import stored_config, stored_vocabulary
 
         config = before = stored_config(out)
     else:
-        config = PRESETS[preset]()
+        config = read_settings(arguments)
     if source is not None:
         from jaxformer.porting.train_states import read_warm_start
 
@@ -169,7 +183,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
 
     if not resume and start is None:
         check_tokenizer(preset, config)
-        if peek(arguments, "--vocab-size") is None:
+        if peek(arguments, "--vocab-size") is None and options.config_file is None:
             config = fit_vocabulary(preset, config)
 
     from jaxformer.porting.data import load_data

@@ -4,7 +4,7 @@ In go a ``TrainConfig`` and a ``Corpus`` or ``TokenCorpus``; out come the run's 
 checkpoints, ``metrics.jsonl`` and a picture of the losses. A run passes through the files in this
 order:
 
-- ``config`` and ``presets``: its settings, free of JAX.
+- ``config`` and ``presets``: its settings, free of JAX; ``config_files``: as a TOML file.
 - ``experiment``: settings completed by the corpus, token ids, and what the run starts from.
 - ``startup``: checks (``memory``, ``resume_checks``), the strategy, the first or restored state.
 - ``run_folder``: the lock and the settings on disk; ``state_arrays``: a state as a checkpoint.

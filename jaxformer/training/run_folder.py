@@ -16,6 +16,7 @@ from jaxformer.distributed import processes
 from jaxformer.errors import CheckpointError, DirectoryInUseError, ResourceError, UsageError
 from jaxformer.storage.durable_files import atomic_write_bytes, atomic_write_text
 from jaxformer.training.config import TrainConfig
+from jaxformer.training.config_files import to_toml
 
 
 class RunFolder:
@@ -108,6 +109,7 @@ class RunFolder:
         self._lock.write(f"{socket.gethostname()}, process {os.getpid()}, run {uuid.uuid4().hex}")
         self._lock.flush()
         atomic_write_text(self.path / "config.json", json.dumps(config.to_dict(), indent=1))
+        atomic_write_text(self.path / "config.toml", to_toml(config))
         self._copied = [self.path / name for name in files]
         for name, file in files.items():
             atomic_write_bytes(self.path / name, file.read_bytes())
@@ -129,7 +131,7 @@ class RunFolder:
     def _discard(self) -> None:
         for name in ("checkpoints", "tensorboard", "profile"):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("config.json", "metrics.jsonl", ".lock"):
+        for name in ("config.json", "config.toml", "metrics.jsonl", ".lock"):
             (self.path / name).unlink(missing_ok=True)
         for copy in self._copied:
             copy.unlink(missing_ok=True)

@@ -123,3 +123,22 @@ def test_every_help_stands_by_itself():
         if not text.rstrip().endswith(".") or (leaning.match(text) and not allowed.match(text))
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_flags(shell, capsys):
+    assert main(["completions", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"jaxformer completions {shell} > " in script
+    for word in ("inspect", "attention", "--learning-rate", "--temperature", "llama-70b"):
+        assert word in script
+
+
+def test_bash_completes(capsys, tmp_path):
+    assert main(["completions", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    words = "COMP_WORDS=(jaxformer train --batch); COMP_CWORD=2; $f jaxformer --batch train"
+    function = 'f=$(complete -p jaxformer | cut -d" " -f3)'
+    code = f'. "{tmp_path}/script"; {function}; {words}; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["--batch-size"]
