@@ -31,6 +31,8 @@ CPU = {
     "time_to_loss-nano": "time_to_loss.py --preset nano",
     "porting": "porting.py",
     "checkpointing-baby": "checkpointing.py --preset baby",
+    "tokenizing": "tokenizing.py --kills 10",
+    "token_folders-nano": "token_folders.py --preset nano --gigabytes 10",
 }
 GPU = {
     "training_step-gpt2-small": "training_step.py --preset gpt2-small --dtype bfloat16"

@@ -19,10 +19,12 @@ from typing import Any
 import measure
 
 RESULTS = Path(__file__).parent / "results"
-TARGETS = tuple(measure.ROOT / path for path in ("docs/speed.md", "docs/scale.md", "README.md"))
+TARGETS = tuple(
+    measure.ROOT / path for path in ("docs/speed.md", "docs/scale.md", "docs/data.md", "README.md")
+)
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
-    "checkpointing", "scale",
+    "checkpointing", "scale", "tokenizing", "token_folders",
 )  # fmt: skip
 Result = dict[str, Any]
 
@@ -77,6 +79,17 @@ def _notes(result: Result) -> list[str]:
     if "steps_per_turn" in result:
         untimed = result.get("untimed_steps_per_turn", 0)
         lines.append(f"Steps in a turn: {result['steps_per_turn']}, after {untimed} not timed.")
+    if result.get("kills"):
+        same = "the same as" if result["kills"]["identical"] else "other than"
+        lines.append(
+            f"Killed {result['kills']['kills']} times at random and started again, its files "
+            f"are {same} those of a run uncut."
+        )
+    if "tokens" in result and "memory" in result:
+        lines.append(
+            f"The folder has {result['tokens']:,} tokens. Reading them from the disk added "
+            f"{result['memory']['added'] / 2**20:.0f} MiB to the memory of the process."
+        )
     lines += [f"{side} failed: {error}." for side, error in result.get("failed", {}).items()]
     return lines
 

@@ -124,6 +124,7 @@ def resident_bytes() -> int:
 COLUMNS = {
     "ids": lambda row: row["side"],
     "ms a call": lambda row: f"{1000 * row['seconds']['median']:.2f}",
+    "at least": lambda row: f"{1000 * row['seconds']['min']:.2f}",
     "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
 }
 
