@@ -15,6 +15,7 @@ pytestmark = pytest.mark.optimized
 # lengths, and all else of the first case of each component, models with less.
 MODELS = ("transformer_lm", "encoder_decoder")
 SOME_MODELS = ("gpt2", "llama", "model")
+SOME_VARIANTS = ("multi-head", "grouped-query", "additive-bias", "soft-cap", "query-key-norm")
 SOME_CASES = first_of_each(CASES, lambda case: case.component)
 FIRST = {case.component: case for case in reversed(CASES)}
 FIRST_DROPOUT = {case.component: case for case in reversed(CASES) if case.dropout}.values()
@@ -24,7 +25,8 @@ def is_quick(case):
     name = case.name.partition("/")[2]
     if case.component in MODELS:
         return name in SOME_MODELS
-    return not name.startswith("far-") and not (case.component == "blocks" and "-" in name)
+    variant = case.component in ("blocks", "attention") and "-" in name
+    return not name.startswith("far-") and (not variant or name in SOME_VARIANTS)
 
 
 def is_quick_rounding(case, dtype):

@@ -160,7 +160,7 @@ def test_caches_have_the_shape_and_dtype_asked_for():
         assert int(cache.length) == twin.length == 0
 
 
-@pytest.mark.parametrize("name", ["learned", "rotary"])
+@pytest.mark.parametrize("name", full_after(1, ["learned", "rotary"]))
 def test_a_bfloat16_cache_rounds_the_same_on_both_sides(name):
     model, twin = pair(name)
     exact = generation.generate(model, prompts(), TOKENS, greedy=True)
