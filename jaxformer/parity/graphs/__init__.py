@@ -1,0 +1,23 @@
+"""Compares any JAX function with a PyTorch module, without names: by the values of their operators.
+
+In go a PyTorch module, a candidate of any framework (NNX, Linen, Equinox, Haiku, or a function and
+its parameters) and inputs. Out comes a ``GraphReport``: the verdict, each root cause with its source
+line on both sides, and what was covered.
+
+Both sides are run once, in float64, and each operator is recorded on a *tape*. Values that are equal
+on both tapes, whatever their layout, are *anchors*. Where a value of the candidate should be an
+anchor and is not, the operators since the last anchors hold a bug; the reference's value is put in
+its place, and the run goes on. So no bug hides another.
+
+- ``tape``: operators and their values; what an operator depends on; a part that is run again.
+- ``candidates``: the ways to call a candidate.
+- ``jax_tape``: a jaxpr, evaluated operator by operator with every float in float64.
+- ``torch_tape``: the operators of a PyTorch module, with every float in float64.
+- ``layouts``: whether two arrays hold the same numbers in another layout, and which.
+- ``matching``: which value of the reference a value of the candidate is.
+- ``parameters``: which parameters hold the same numbers, and which are wrong.
+- ``segments``: goes through the candidate's tape from anchor to anchor.
+- ``diagnosis``: what would make a wrong segment right.
+- ``report``: what was found.
+- ``compare``: all of it, in order.
+"""

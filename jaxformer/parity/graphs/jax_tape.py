@@ -1,0 +1,337 @@
+"""A JAX function, evaluated operator by operator with every float in float64.
+
+The function is traced to a jaxpr, so it does not matter which framework wrote it. Loops are unrolled
+and calls are inlined. A cast to a narrower float is left out, so that what remains of a difference is
+no rounding. Arrays that were computed before the call, such as tables in float32, stay as they are.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jaxformer.parity.graphs.candidates import Candidate
+from jaxformer.parity.graphs.tape import Tape, Value
+
+# Operators that call a jaxpr, with the name of the argument that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "jaxpr",
+    "xla_call": "call_jaxpr",
+    "run_state": "jaxpr",
+}
+# Operators that must see the bits of the dtype that they were written for.
+OWN_DTYPE = {"bitcast_convert_type", "nextafter", "pallas_call", "ffi_call", "custom_call"}
+LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "penzai", "chex", "optax")
+
+
+def record_jax(candidate: Candidate, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tape:
+    """Runs a candidate and returns its tape.
+
+    Args:
+        candidate: the model.
+        args: positional arguments, numpy arrays.
+        kwargs: named arguments: arrays are inputs, everything else is passed on.
+    """
+    arrays = {name: value for name, value in kwargs.items() if isinstance(value, np.ndarray)}
+    others = {name: value for name, value in kwargs.items() if name not in arrays}
+
+    def call(parameters: Any, args: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
+        return candidate.call(parameters, *args, **arrays, **others)
+
+    given = (candidate.parameters, list(args), arrays)
+    jaxpr = _trace(call, given)
+    tape = Tape()
+    with jax.enable_x64(True):
+        leaves = [
+            _in_float64(leaf)
+            for leaf in jax.tree.leaves(given, is_leaf=lambda leaf: leaf is None)
+            if leaf is not None
+        ]
+        names = [
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, _ in jax.tree_util.tree_flatten_with_path(given)[0]
+        ]
+        values = []
+        for name, leaf in zip(names, leaves, strict=True):
+            side, _, rest = name.partition(".")
+            values.append(tape.add(_host(leaf), "parameter" if side == "0" else "input", rest))
+        outputs = _Recorder(tape).run(jaxpr.jaxpr, _constants(tape, jaxpr.consts), values, "", "")
+    tape.outputs = [value for value in outputs if value.data.dtype.kind == "f"]
+    return tape
+
+
+def _trace(call: Callable[..., Any], given: Any) -> ClosedJaxpr:
+    """Returns the jaxpr: in float64 where the function allows it, else as the user runs it."""
+
+    def widened() -> Any:
+        return jax.tree.map(_in_float64, given)
+
+    with jax.enable_x64(True), contextlib.suppress(TypeError, ValueError):
+        return jax.make_jaxpr(call)(*widened())
+    narrow = jax.tree.map(_in_float32, given)
+    with jax.enable_x64(False):
+        return jax.make_jaxpr(call)(*narrow)
+
+
+def _is_number(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _in_float64(leaf: Any) -> Any:
+    if _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
+        return np.asarray(leaf).astype(np.float64)
+    return leaf
+
+
+def _in_float32(leaf: Any) -> Any:
+    if _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
+        return np.asarray(leaf).astype(np.float32)
+    if _is_number(leaf) and leaf.dtype == np.int64:
+        return np.asarray(leaf).astype(np.int32)
+    return leaf
+
+
+def _host(array: Any) -> Any:
+    """Returns an array on the host; random keys stay as they are."""
+    return np.asarray(array) if _is_number(array) else array
+
+
+def _constants(tape: Tape, arrays: Sequence[Any]) -> list[Value]:
+    return [_constant(tape, _in_float64(jnp.asarray(array))) for array in arrays]
+
+
+def _constant(tape: Tape, array: Any) -> Value:
+    return tape.add(_host(array), "constant")
+
+
+def exact_decimal(number: Any) -> Any:
+    """Returns a float32 number as the decimal number that was written: 0.1, not 0.10000000149."""
+    if isinstance(number, np.floating | float) or getattr(number, "dtype", None) == np.float32:
+        narrow = np.float32(number)
+        if np.isfinite(narrow) and float(narrow) == float(number):
+            return np.float64(str(narrow))
+    return number
+
+
+class _Recorder:
+    """Evaluates jaxprs onto a tape."""
+
+    def __init__(self, tape: Tape):
+        self.tape = tape
+
+    def run(
+        self,
+        jaxpr: Any,
+        constants: Sequence[Value],
+        arguments: Sequence[Value],
+        source: str,
+        module: str,
+    ) -> list[Value]:
+        """Evaluates a jaxpr and returns its outputs.
+
+        Args:
+            jaxpr: without its constants.
+            constants: of the jaxpr.
+            arguments: of the jaxpr.
+            source: where it was called.
+            module: whose call it was.
+        """
+        environment = dict(zip(jaxpr.constvars, constants, strict=True))
+        environment |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Value:
+            if isinstance(atom, Literal):
+                return _constant(self.tape, _literal(atom))
+            return environment[atom]
+
+        is_users = not source or _is_users_function(jaxpr)
+        for equation in jaxpr.eqns:
+            here = (source_of(equation) if is_users else "") or source
+            name = str(equation.source_info.name_stack)
+            inside = "/".join(part for part in (module, name) if part)
+            made = self._equation(equation, [read(atom) for atom in equation.invars], here, inside)
+            environment |= dict(zip(equation.outvars, made, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _closed(
+        self, closed: Any, values: Sequence[Value], source: str, module: str
+    ) -> list[Value]:
+        if not isinstance(closed, ClosedJaxpr):
+            return self.run(closed, [], values, source, module)
+        return self.run(closed.jaxpr, _constants(self.tape, closed.consts), values, source, module)
+
+    def _equation(
+        self, equation: Any, values: list[Value], source: str, module: str
+    ) -> Sequence[Value]:
+        name, params = equation.primitive.name, equation.params
+        if name in CALLS and CALLS[name] in params:
+            return self._closed(params[CALLS[name]], values, source, module)
+        if name == "scan":
+            return self._scan(params, values, source, module)
+        if name == "while":
+            return self._while(params, values, source, module)
+        if name == "cond":
+            branch = int(np.clip(values[0].data, 0, len(params["branches"]) - 1))
+            return self._closed(params["branches"][branch], values[1:], source, module)
+        run = _narrow(equation) if name in OWN_DTYPE else _wide(equation)
+        if name in OWN_DTYPE and name not in ("bitcast_convert_type", "nextafter"):
+            self.tape.opaque.add(name)
+        made = run(*(value.data for value in values))
+        numbers = {
+            key: float(value)
+            for key, value in params.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        return self.tape.record(
+            name, values, [_host(a) for a in made], run,
+            source=source, module=module, numbers=numbers,
+        )  # fmt: skip
+
+    def _scan(
+        self, params: Mapping[str, Any], values: list[Value], source: str, module: str
+    ) -> list[Value]:
+        fixed, count = params["num_consts"], params["num_carry"]
+        constants, carry = values[:fixed], values[fixed : fixed + count]
+        rows = values[fixed + count :]
+        length = params["length"]
+        stacked: list[list[Value]] = []
+        for step in range(length)[:: -1 if params["reverse"] else 1]:
+            one = [self._take(row, step, source, module) for row in rows]
+            made = self._closed(params["jaxpr"], [*constants, *carry, *one], source, module)
+            carry = made[:count]
+            stacked.append(made[count:])
+        if params["reverse"]:
+            stacked.reverse()
+        columns = [self._stack(list(c), source, module) for c in zip(*stacked, strict=True)]
+        return [*carry, *columns]
+
+    def _take(self, value: Value, step: int, source: str, module: str) -> Value:
+        def take(array: Any) -> list[Any]:
+            return [array[step]]
+
+        made = take(value.data)
+        return self.tape.record("index", [value], made, take, source=source, module=module)[0]
+
+    def _stack(self, values: list[Value], source: str, module: str) -> Value:
+        def stack(*arrays: Any) -> list[Any]:
+            return [np.stack(arrays)]
+
+        made = stack(*(value.data for value in values))
+        return self.tape.record("stack", values, made, stack, source=source, module=module)[0]
+
+    def _while(
+        self, params: Mapping[str, Any], values: list[Value], source: str, module: str
+    ) -> list[Value]:
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        condition, body = values[:first], values[first : first + second]
+        carry = values[first + second :]
+        while bool(
+            self._closed(params["cond_jaxpr"], [*condition, *carry], source, module)[0].data
+        ):
+            carry = self._closed(params["body_jaxpr"], [*body, *carry], source, module)
+        return carry
+
+
+def _literal(atom: Any) -> Any:
+    value = atom.val
+    dtype = atom.aval.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(exact_decimal(value) if dtype != np.float64 else value, np.float64)
+    return np.asarray(value, dtype)
+
+
+def _wide(equation: Any) -> Callable[..., Any]:
+    """Returns what an equation computes, with float64 in place of every float."""
+    primitive = equation.primitive
+    name = primitive.name
+    params = {key: _wide_dtype(value) for key, value in equation.params.items()}
+    if name in ("reduce_precision", "copy", "copy_p", "optimization_barrier"):
+        return lambda *arrays: list(arrays)
+    if name in ("dot_general", "conv_general_dilated"):
+        params["precision"] = None
+    many = primitive.multiple_results
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        with jax.enable_x64(True):
+            wide = [jnp.asarray(a) for a in _alike(equation, arrays)]
+            made = primitive.bind(*wide, **params)
+            return [_host(array) for array in (made if many else [made])]
+
+    return run
+
+
+def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:
+    """Yields arguments; integers have the dtype that the equation has."""
+    for atom, array in zip(equation.invars, arrays, strict=True):
+        dtype = atom.aval.dtype
+        if _is_number(array) and not jnp.issubdtype(dtype, jnp.floating):
+            yield np.asarray(array, dtype)
+        else:
+            yield array
+
+
+def _wide_dtype(value: Any) -> Any:
+    if isinstance(value, np.dtype | type) and value is not bool:
+        try:
+            return np.dtype(np.float64) if jnp.issubdtype(value, jnp.floating) else value
+        except TypeError:
+            return value
+    return value
+
+
+def _narrow(equation: Any) -> Callable[..., Any]:
+    """Returns what an equation computes in the dtypes that it was traced with, then in float64."""
+    primitive, params = equation.primitive, equation.params
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        with jax.enable_x64(True):
+            narrow = [
+                jnp.asarray(a, atom.aval.dtype) if _is_number(a) else a
+                for atom, a in zip(equation.invars, arrays, strict=True)
+            ]
+            made = primitive.bind(*narrow, **params)
+            made = made if primitive.multiple_results else [made]
+            return [_in_float64(_host(array)) for array in made]
+
+    return run
+
+
+_ROOTS = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in LIBRARIES)
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def _is_users(path: str) -> bool:
+    """Returns whether a file is neither of a library below the models nor of this package."""
+    return not (path.startswith(("<frozen", _HERE)) or any(root in path for root in _ROOTS))
+
+
+def source_of(equation: Any) -> str:
+    """Returns "path:line" of the innermost code of the user that made an equation, or ""."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if _is_users(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
+
+
+def _is_users_function(jaxpr: Any) -> bool:
+    """Returns whether a jaxpr is of a function of the user.
+
+    One of a function of JAX itself may come from a cache, with the traceback of its first call.
+    """
+    where = jaxpr.debug_info.func_src_info or ""
+    return " at " in where and _is_users(where.rpartition(" at ")[2])

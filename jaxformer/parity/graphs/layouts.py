@@ -1,0 +1,171 @@
+"""Whether two arrays hold the same numbers in different layouts, and in which.
+
+A layout is a way to get from the reference's array to the candidate's: split its axes, permute
+them, and reshape. This covers transposed kernels, heads split off the width, channels last, and
+batches folded into rows.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+# Above this number of axes the permutations are too many.
+MOST_AXES = 6
+SAMPLES = 64
+# Numbers of this size are what models write for minus infinity.
+INFINITE = 1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The way from the reference's layout to the candidate's.
+
+    Attributes:
+        split: the reference's shape with its axes split.
+        order: the permutation of these axes.
+        shape: of the candidate's array.
+    """
+
+    split: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Returns the reference's array in the candidate's layout."""
+        return array.reshape(self.split).transpose(self.order).reshape(self.shape)
+
+    def invert(self, array: np.ndarray) -> np.ndarray:
+        """Returns the candidate's array in the reference's layout, with its axes split."""
+        permuted = array.reshape([self.split[axis] for axis in self.order])
+        return permuted.transpose(np.argsort(self.order))
+
+    @property
+    def is_reshape(self) -> bool:
+        """Whether no number changes its place in memory."""
+        kept = [axis for axis in self.order if self.split[axis] != 1]
+        return kept == sorted(kept)
+
+
+def layouts(source: tuple[int, ...], target: tuple[int, ...]) -> Iterator[Layout]:
+    """Yields the layouts that lead from one shape to another, the simplest first."""
+    source = tuple(n for n in source if n != 1)
+    if math.prod(source) != math.prod(target):
+        return
+    yield Layout(source, tuple(range(len(source))), target)
+    seen = {(source, tuple(range(len(source))))}
+    wanted = tuple(n for n in target if n != 1)
+    for split in _splits(source, wanted):
+        if len(split) > MOST_AXES:
+            continue
+        for order in itertools.permutations(range(len(split))):
+            # Axes that stay neighbours are one axis.
+            if (split, order) in seen or not _fits([split[axis] for axis in order], wanted):
+                continue
+            seen.add((split, order))
+            yield Layout(split, order, target)
+
+
+def _splits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yields a shape as it is, and with axes split at sizes that the other shape has."""
+    yield shape
+    for axis, size in enumerate(shape):
+        for part in dict.fromkeys(wanted):
+            if 1 < part < size and size % part == 0:
+                for two in dict.fromkeys([(part, size // part), (size // part, part)]):
+                    yield (*shape[:axis], *two, *shape[axis + 1 :])
+
+
+def _fits(axes: list[int], wanted: tuple[int, ...]) -> bool:
+    """Returns whether a shape becomes another by joining neighbours, or by splitting."""
+    steps = [set(itertools.accumulate(shape, lambda a, b: a * b)) for shape in (axes, wanted)]
+    return steps[0] <= steps[1] or steps[1] <= steps[0]
+
+
+def sample_indices(size: int) -> np.ndarray:
+    """Returns indices spread over a flat array of this size, the same for each size."""
+    if size <= SAMPLES:
+        return np.arange(size)
+    return np.unique(np.random.default_rng(size).integers(0, size, SAMPLES))
+
+
+def find_layout(
+    reference: np.ndarray, candidate: np.ndarray, allowed: float
+) -> tuple[Layout, float] | None:
+    """Returns the first layout in which two arrays agree, and the largest difference.
+
+    Args:
+        reference: any shape.
+        candidate: as many numbers, any shape.
+        allowed: the largest difference that counts as equal.
+    """
+    at = sample_indices(candidate.size)
+    wanted = candidate.reshape(-1)[at]
+    for layout in layouts(reference.shape, candidate.shape):
+        if not is_close(_pick(reference, layout, at), wanted, allowed):
+            continue
+        error = distance(layout.apply(reference), candidate)
+        if error <= allowed:
+            return layout, error
+    return None
+
+
+def nearest_layout(reference: np.ndarray, candidate: np.ndarray) -> tuple[Layout, float] | None:
+    """Returns the layout in which two arrays differ least, and their distance.
+
+    The distance is the root mean square of the difference over that of the reference, on a sample;
+    infinities of the same sign are equal.
+    """
+    at = sample_indices(candidate.size)
+    wanted = candidate.reshape(-1)[at]
+    best: tuple[Layout, float] | None = None
+    for layout in layouts(reference.shape, candidate.shape):
+        picked = _pick(reference, layout, at)
+        both = is_finite(picked) & is_finite(wanted)
+        if not both.any():
+            continue
+        norm = float(np.sqrt(np.mean(picked[both] ** 2))) or 1.0
+        far = float(np.sqrt(np.mean((picked[both] - wanted[both]) ** 2))) / norm
+        far += 1 - float(np.mean(both | (picked == wanted)))
+        if best is None or far < 0.999 * best[1]:
+            best = layout, far
+    return best
+
+
+def _pick(array: np.ndarray, layout: Layout, at: np.ndarray) -> np.ndarray:
+    """Returns numbers of an array at flat indices of another layout, without copying the array."""
+    permuted = tuple(layout.split[axis] for axis in layout.order)
+    digits = np.unravel_index(at, permuted) if permuted else ()
+    digits_by_axis = [digits[layout.order.index(axis)] for axis in range(len(layout.split))]
+    if not digits_by_axis:
+        return array.reshape(-1)[at]
+    flat = np.ravel_multi_index(digits_by_axis, layout.split)
+    if array.flags.c_contiguous:
+        return array.reshape(-1)[flat]
+    return array[np.unravel_index(flat, array.shape)]
+
+
+def is_finite(array: np.ndarray) -> np.ndarray:
+    """Returns which numbers are neither infinite, nor NaN, nor stand for infinity."""
+    return np.abs(array) < INFINITE
+
+
+def is_close(one: np.ndarray, other: np.ndarray, allowed: float) -> bool:
+    """Returns whether no two numbers are further apart than allowed."""
+    return distance(one, other) <= allowed
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns the largest difference; infinite where only one side is finite."""
+    if one.size == 0:
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        far = np.abs(one - other)
+    if not float(far.max()) < INFINITE:
+        finite = is_finite(one), is_finite(other)
+        same = (one == other) | ((one != one) & (other != other))
+        same |= ~(finite[0] | finite[1]) & (np.sign(one) == np.sign(other))
+        far = np.where(same, 0.0, np.where(finite[0] & finite[1], far, np.inf))
+    return float(far.max())

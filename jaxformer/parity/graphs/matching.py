@@ -1,0 +1,126 @@
+"""Which value of the reference a value of the candidate is, found by their numbers.
+
+Values are looked up by what no change of layout changes: their count, and sums over them. What is
+found is then compared number by number.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxformer.parity.graphs.layouts import Layout, find_layout, is_finite
+from jaxformer.parity.graphs.tape import Tape, Value
+from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
+
+# How far sums of equal values may be apart: many times what single numbers may.
+SUMS_ALLOWED = 1e-8
+# Fewer numbers than this may be equal by chance.
+FEWEST = 4
+
+
+def largest(array: np.ndarray) -> float:
+    """Returns the largest finite magnitude."""
+    finite = np.abs(array[is_finite(array)]) if array.size else array
+    return float(finite.max()) if finite.size else 0.0
+
+
+def rounding_allowed(reference: np.ndarray) -> float:
+    """Returns the largest difference between two values that counts as rounding in float64."""
+    return MIDDLE * ROUNDOFF["float32"] * largest(reference)
+
+
+def moments(array: np.ndarray) -> np.ndarray:
+    """Returns sums of an array that no change of layout changes: of |x|, x, x², x·|x|³ and extremes.
+
+    Infinities and NaN are left out and counted.
+    """
+    flat = array.reshape(-1)
+    finite = is_finite(flat)
+    missing = flat.size - int(np.count_nonzero(finite))
+    if missing:
+        flat = flat[finite]
+    if not flat.size:
+        return np.array([missing, 0, 0, 0, 0, 0, 0], np.float64)
+    magnitude = np.abs(flat)
+    scale = float(magnitude.max()) or 1.0
+    unit = flat / scale
+    square = unit * unit
+    return np.array(
+        [
+            missing,
+            scale,
+            scale * float(magnitude.sum() / scale) / flat.size,
+            scale * float(unit.sum()) / flat.size,
+            scale * float(square.sum()) / flat.size,
+            scale * float((square * unit).sum()) / flat.size,
+            scale * (float(flat.max()) - float(flat.min())) / scale,
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A value of the reference that a value of the candidate equals.
+
+    Attributes:
+        value: of the reference.
+        layout: from the reference's to the candidate's.
+        error: the largest difference.
+    """
+
+    value: Value
+    layout: Layout
+    error: float
+
+
+class Index:
+    """The float values of the reference, to be looked up by their numbers.
+
+    Args:
+        tape: of the reference.
+    """
+
+    def __init__(self, tape: Tape):
+        self._by_size: dict[int, list[Value]] = defaultdict(list)
+        self._moments: dict[int, np.ndarray] = {}
+        for value in tape.values:
+            if value.data.dtype.kind == "f" and value.data.size >= FEWEST:
+                self._by_size[value.data.size].append(value)
+
+    def moments_of(self, value: Value) -> np.ndarray:
+        """Returns the moments of a value of the reference, computed once."""
+        if value.index not in self._moments:
+            self._moments[value.index] = moments(value.data)
+        return self._moments[value.index]
+
+    def find(self, array: np.ndarray, allowed: float = 0.0, slack: float = 1.0) -> list[Match]:
+        """Returns the values that an array equals, in the order of the reference's run.
+
+        Args:
+            array: of the candidate, floats.
+            allowed: the largest difference, of scale; default what rounding allows.
+            slack: how many times further apart the sums may be.
+        """
+        among = self._by_size.get(array.size, ())
+        if not among:
+            return []
+        own = moments(array)
+        size = own[1] or 1.0
+        tolerance = slack * SUMS_ALLOWED * size
+        found = []
+        for value in among:
+            other = self.moments_of(value)
+            if own[0] != other[0] or np.abs(own - other).max() > tolerance:
+                continue
+            limit = allowed * size if allowed else rounding_allowed(value.data)
+            layout = find_layout(value.data, array, limit)
+            if layout is not None:
+                found.append(Match(value, *layout))
+        return found
+
+
+def first_of(matches: Iterable[Match], indices: set[int]) -> Match | None:
+    """Returns the first match whose value is one of these."""
+    return next((match for match in matches if match.value.index in indices), None)

@@ -1,0 +1,260 @@
+"""The ATen operators of a PyTorch module, run in float64, with source lines and module paths."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.graphs.tape import Tape, Value
+from jaxformer.parity.trace.torch_values import floats, in_float64, require_torch
+
+# Operators that PyTorch computes in one piece, taken apart so that what is inside can be compared.
+DECOMPOSED = (
+    "addmm", "baddbmm", "linear", "native_layer_norm", "native_group_norm", "_softmax",
+    "_log_softmax", "gelu", "silu", "hardswish", "mish", "logit", "_fused_rms_norm",
+)  # fmt: skip
+
+
+def record_torch(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Tape, dict[str, list[Value]]]:
+    """Runs a copy of a module in float64, in evaluation mode.
+
+    Args:
+        module: it is not changed.
+        args: positional arguments; numpy arrays become tensors.
+        kwargs: named arguments.
+
+    Returns:
+        the tape, and of each module that was called, by path, the float values that it returned.
+    """
+    torch = require_torch()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    wide = in_float64(module)
+    tape = Tape()
+    recorder = make_recorder(tape)
+    for name, parameter in wide.named_parameters():
+        recorder.name(parameter, name)
+    for name, buffer in wide.named_buffers():
+        if buffer.dtype.is_floating_point:
+            recorder.name(buffer, name, "constant")
+    given = [_tensor(value) for value in args]
+    named = {name: _tensor(value) for name, value in kwargs.items()}
+    for name, value in [*enumerate(given), *named.items()]:
+        if isinstance(value, torch.Tensor):
+            recorder.name(value, str(name), "input")
+    returned: dict[str, list[Value]] = {}
+
+    def leave(path: str, output: Any) -> None:
+        found = [recorder.value(tensor) for tensor in floats(output)]
+        returned.setdefault(path, []).extend(found)
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    default = torch.get_default_dtype()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with (
+            torch.no_grad(),
+            _paths(wide, recorder.stack, leave),
+            sdpa_kernel(SDPBackend.MATH),
+            recorder,
+        ):
+            output = wide(*given, **named)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.set_default_dtype(default)
+    logits = [output.logits] if hasattr(output, "logits") else []
+    found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
+    tape.outputs = [recorder.value(tensor) for tensor in found]
+    return tape, returned
+
+
+def _tensor(value: Any) -> Any:
+    torch = require_torch()
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.array(value))
+    if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+        return value.double()
+    if isinstance(value, torch.Tensor) and value.dtype == torch.int32:
+        return value.long()
+    return value
+
+
+@contextmanager
+def _paths(module: Any, stack: list[str], leave: Callable[[str, Any], None]) -> Iterator[None]:
+    """Keeps the path of the module that is running on top of a stack."""
+    hooks = []
+    for path, inner in module.named_modules():
+
+        def enter(module: Any, args: Any, path: str = path) -> None:
+            stack.append(path)
+
+        def done(module: Any, args: Any, output: Any, path: str = path) -> None:
+            leave(path, output)
+            stack.pop()
+
+        hooks += [inner.register_forward_pre_hook(enter), inner.register_forward_hook(done)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def make_recorder(tape: Tape) -> Any:
+    """Returns a dispatch mode that records every operator onto a tape, in float64."""
+    torch = require_torch()
+    from torch._decomp import get_decompositions
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+    table = get_decompositions([getattr(aten, n) for n in DECOMPOSED if hasattr(aten, n)])
+    narrow = (torch.float32, torch.float16, torch.bfloat16)
+
+    def widen(value: Any) -> Any:
+        return torch.float64 if value in narrow and isinstance(value, torch.dtype) else value
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack: list[str] = []
+            # By identity; the tensors are kept, so that no other gets their identity.
+            self.known: dict[int, tuple[Any, Value, int]] = {}
+            self.by_storage: dict[int, list[Value]] = {}
+            self.writers: dict[int, list[Value]] = {}
+            self.versions: dict[int, int] = {}
+
+        def name(self, tensor: Any, name: str, kind: str = "parameter") -> None:
+            self.keep(tensor, tape.add(tensor.detach().cpu().numpy(), kind, name))
+
+        def keep(self, tensor: Any, value: Value) -> None:
+            storage = tensor.untyped_storage().data_ptr()
+            self.known[id(tensor)] = tensor, value, self.versions.get(storage, 0)
+            self.by_storage.setdefault(storage, []).append(value)
+
+        def value(self, tensor: Any) -> Value:
+            """Returns the value of a tensor; one that is not known is a constant."""
+            storage = tensor.untyped_storage().data_ptr()
+            version = self.versions.get(storage, 0)
+            found = self.known.get(id(tensor))
+            if found is not None and found[2] == version:
+                return found[1]
+            data = tensor.detach().cpu().numpy().copy()
+            if found is None:
+                value = tape.add(data, "constant")
+            else:
+                # Something wrote to memory that this tensor shares.
+                sources = [found[1], *(self.writers.get(storage, []))]
+                value = tape.record("written", sources, [data], lambda *_: [data])[0]
+            self.keep(tensor, value)
+            return value
+
+        def before_write(self, tensor: Any) -> None:
+            """Keeps what recorded values hold before an operator writes to their memory."""
+            storage = tensor.untyped_storage().data_ptr()
+            for value in self.by_storage.pop(storage, []):
+                value.data = value.data.copy()
+            self.versions[storage] = self.versions.get(storage, 0) + 1
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = {name: widen(value) for name, value in (kwargs or {}).items()}
+            args = tuple(widen(value) for value in args)
+            if func in table:
+                with self:
+                    return table[func](*args, **kwargs)
+            flat, rebuild = _flatten(args, kwargs)
+            inputs = [self.value(tensor) for tensor in flat]
+            written = [
+                arg
+                for arg, spec in zip(args, func._schema.arguments, strict=False)
+                if spec.alias_info is not None and spec.alias_info.is_write
+                if isinstance(arg, torch.Tensor)
+            ]
+            for tensor in written:
+                self.before_write(tensor)
+            out = func(*args, **kwargs)
+            out_flat = written or [t for t in _leaves(out) if isinstance(t, torch.Tensor)]
+            if not out_flat:
+                return out
+
+            def run(*arrays: Any) -> list[Any]:
+                tensors = [torch.from_numpy(np.array(array)) for array in arrays]
+                again_args, again_kwargs = rebuild(tensors)
+                made = func(*again_args, **again_kwargs)
+                return [t.numpy() for t in _leaves(made) if isinstance(t, torch.Tensor)]
+
+            numbers = {
+                spec.name: float(arg)
+                for arg, spec in zip(args, func._schema.arguments, strict=False)
+                if isinstance(arg, int | float) and not isinstance(arg, bool)
+            }
+            made = tape.record(
+                str(func).removeprefix("aten.").partition(".")[0], inputs,
+                [t.detach().cpu().numpy() for t in out_flat], run,
+                source=_source(), module=self.stack[-1] if self.stack else "", numbers=numbers,
+            )  # fmt: skip
+            for tensor, value in zip(out_flat, made, strict=True):
+                self.keep(tensor, value)
+                if written:
+                    self.writers.setdefault(tensor.untyped_storage().data_ptr(), []).append(value)
+            return out
+
+    return Recorder()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _flatten(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Returns the tensors of a call, and a function that puts others in their places."""
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, spec = tree_flatten((args, kwargs))
+    torch = require_torch()
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def rebuild(tensors: list[Any]) -> Any:
+        filled = list(others)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return tree_unflatten(filled, spec)
+
+    return [leaves[i] for i in places], rebuild
+
+
+_TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
+_OWN = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
+_MODULES = os.path.join("torch", "nn", "modules") + os.sep
+_SMALL_MODULES = ("module", "container", "linear", "normalization", "sparse", "dropout", "conv")
+
+
+def _source() -> str:
+    """Returns "path:line" of the innermost code outside of torch that runs, or of torch's module."""
+    frame = sys._getframe(1)
+    inside = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OWN):
+            if frame.f_code.co_name == record_torch.__name__:
+                return inside
+        elif _TORCH not in name:
+            return f"{name}:{frame.f_lineno}"
+        elif not inside and _MODULES in name:
+            # The line of torch's own model, where the model is torch's.
+            if os.path.basename(name).removesuffix(".py") not in _SMALL_MODULES:
+                inside = f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return inside

@@ -1,0 +1,130 @@
+"""Two small transformers in PyTorch, written as other people write them."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class GPT(nn.Module):
+    """Pre-norm, learned positions, erf GELU, fused projections, tied head."""
+
+    def __init__(self, vocab=61, width=24, heads=4, layers=3, context=16):
+        super().__init__()
+        self.wte = nn.Embedding(vocab, width)
+        self.wpe = nn.Embedding(context, width)
+        self.h = nn.ModuleList(GPTBlock(width, heads) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, ids):
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        for block in self.h:
+            x = block(x)
+        return self.head(self.ln_f(x))
+
+
+class GPTBlock(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.ln_2 = nn.LayerNorm(width)
+        self.fc = nn.Linear(width, 5 * width)
+        self.out = nn.Linear(5 * width, width)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = self.qkv(self.ln_1(x)).split(c, dim=2)
+        q, k, v = (y.view(b, t, self.heads, c // self.heads).transpose(1, 2) for y in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(b, t, c))
+        return x + self.out(F.gelu(self.fc(self.ln_2(x))))
+
+
+class Llama(nn.Module):
+    """RMS norm, rotary positions, grouped queries, a gated feed-forward, a window."""
+
+    def __init__(self, vocab=53, width=20, heads=4, kv_heads=2, head=6, ff=36, layers=2, window=5):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, width)
+        self.layers = nn.ModuleList(
+            LlamaLayer(width, heads, kv_heads, head, ff, window) for _ in range(layers)
+        )
+        self.norm = RMSNorm(width)
+        self.lm_head = nn.Linear(width, vocab, bias=False)
+        inverse = 10000.0 ** (-torch.arange(0, head, 2).float() / head)
+        self.register_buffer("inverse", inverse, persistent=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        angles = torch.arange(ids.shape[1])[:, None].float() * self.inverse
+        angles = torch.cat([angles, angles], -1)
+        cos, sin = angles.cos(), angles.sin()
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.lm_head(self.norm(x))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x):
+        x = x.float()
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps))
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, width, heads, kv_heads, head, ff, window):
+        super().__init__()
+        self.heads, self.kv_heads, self.head, self.window = heads, kv_heads, head, window
+        self.input_norm = RMSNorm(width)
+        self.q_proj = nn.Linear(width, heads * head, bias=False)
+        self.k_proj = nn.Linear(width, kv_heads * head, bias=False)
+        self.v_proj = nn.Linear(width, kv_heads * head, bias=False)
+        self.o_proj = nn.Linear(heads * head, width, bias=False)
+        self.post_norm = RMSNorm(width)
+        self.gate = nn.Linear(width, ff, bias=False)
+        self.up = nn.Linear(width, ff, bias=False)
+        self.down = nn.Linear(ff, width, bias=False)
+
+    def forward(self, x, cos, sin):
+        x = x + self.attend(self.input_norm(x), cos, sin)
+        y = self.post_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+    def attend(self, x, cos, sin):
+        b, t, _ = x.shape
+        q = self.q_proj(x).view(b, t, self.heads, self.head).transpose(1, 2)
+        k = self.k_proj(x).view(b, t, self.kv_heads, self.head).transpose(1, 2)
+        v = self.v_proj(x).view(b, t, self.kv_heads, self.head).transpose(1, 2)
+        q, k = q * cos + rotate(q) * sin, k * cos + rotate(k) * sin
+        k, v = (y.repeat_interleave(self.heads // self.kv_heads, dim=1) for y in (k, v))
+        scores = q @ k.transpose(2, 3) / math.sqrt(self.head)
+        query, key = torch.arange(t)[:, None], torch.arange(t)[None]
+        hidden = (key > query) | (key <= query - self.window)
+        scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        y = weights @ v
+        return self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
+
+
+def rotate(x):
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], -1)
+
+
+def perturbed(model, seed=0):
+    """Returns a model of which no parameter has the value that it started with."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
