@@ -34,6 +34,7 @@ A local variable whose layout matters carries it: ``q_BTNH``. Masks are boolean,
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jaxformer import errors
@@ -171,8 +172,12 @@ def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str],
             # The name is that of a module.
             importlib.import_module(f"{module.__name__}.{name}")
         value = getattr(module, name)
+        found = vars(sys.modules[package])
+        found[name] = value
         # A subpackage of the same name, imported meanwhile, would stand in its place.
-        setattr(sys.modules[package], name, value)
+        for other in modules:
+            if isinstance(found.get(other), ModuleType) and other != name:
+                get(other)
         return value
 
     return get

@@ -96,10 +96,15 @@ def assert_parity(torch_module: Any, jax_module: Any = None, *args: Any, **kwarg
         AssertionError: there is a bug; the message names every module that has one.
     """
     report = compare(torch_module, jax_module, *args, **kwargs)
+    reject_bugs(report)
+    return report
+
+
+def reject_bugs(report: Report) -> None:
+    """Raises an AssertionError that names every module with a bug."""
     if report.verdict == "bug":
         found = "; ".join(f"{n.path or 'the model'}: {n.message}" for n in report.root_causes)
         raise AssertionError(found)
-    return report
 
 
 def compare_with(

@@ -1,6 +1,7 @@
 """Compares a PyTorch module with a candidate of any framework, with no names given."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +12,13 @@ from jaxformer.parity.graphs.candidates import Candidate, as_candidate
 from jaxformer.parity.graphs.diagnosis import diagnose
 from jaxformer.parity.graphs.jax_tape import record_jax
 from jaxformer.parity.graphs.parameters import ParameterMatches, match_parameters
-from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause
-from jaxformer.parity.graphs.segments import Divergence, Walk
+from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause, shorten
+from jaxformer.parity.graphs.segments import Divergence, Table, Walk
 from jaxformer.parity.graphs.tape import Tape, Value
 from jaxformer.parity.graphs.torch_tape import record_torch
+
+# Differences above this share of scale are listed first, in the order of the run.
+SEVERE = 1e-3
 
 
 def compare_graphs(
@@ -76,10 +80,8 @@ def judge_tapes(
         for w in parameters.wrong
     }
     walk = Walk(reference, tape, corrected).run()
-    causes = sorted(
-        (_cause(divergence, walk) for divergence in walk.divergences),
-        key=lambda cause: (cause.is_consequence, -cause.error),
-    )
+    causes = _merge(_cause(divergence, walk) for divergence in walk.divergences)
+    causes.sort(key=lambda cause: cause.error < SEVERE)
     reached, missing = _modules(returned, walk)
     floats = [v for v in tape.values if v.is_activation]
     return GraphReport(
@@ -88,11 +90,7 @@ def judge_tapes(
         tuple(
             f"{w.candidate} is not {w.reference}: {w.message}" for w in parameters.wrong
         ),
-        tuple(
-            f"{table.value.data.shape} at {_source(table.value)}: {table.error:.1e} from the "
-            "reference's"
-            for table in walk.tables
-        ),
+        tuple(dict.fromkeys(map(_describe_table, walk.tables))),
         tuple(_incomplete(walk, parameters, tape)),
         Coverage(
             (len(reached), len(reached) + len(missing)),
@@ -105,8 +103,11 @@ def judge_tapes(
     )  # fmt: skip
 
 
-def _source(value: Value) -> str:
-    return value.producer.source if value.producer is not None else "a constant of the function"
+def _describe_table(table: Table) -> str:
+    producer = table.value.producer
+    where = shorten(producer.source) if producer is not None else "a constant of the function"
+    shape = tuple(table.value.data.shape)
+    return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
 
 
 def _cause(divergence: Divergence, walk: Walk) -> RootCause:
@@ -124,13 +125,25 @@ def _cause(divergence: Divergence, walk: Walk) -> RootCause:
         tuple(op.name for op in divergence.reference_operators),
         operator.module if operator else "",
         reference.module if reference else "",
-        divergence.is_consequence,
     )
+
+
+def _merge(causes: Iterable[RootCause]) -> list[RootCause]:
+    """Returns each cause once, with the number of its places and its largest error."""
+    found: dict[tuple[str, str, str], RootCause] = {}
+    for cause in causes:
+        key = cause.jax_source, cause.torch_source, cause.diagnosis
+        first = found.get(key, cause)
+        places = first.places + 1 if key in found else 1
+        error = max(first.error, cause.error)
+        found[key] = dataclasses.replace(first, places=places, error=error)
+    return list(found.values())
 
 
 def _modules(returned: Mapping[str, Sequence[Value]], walk: Walk) -> tuple[list[str], list[str]]:
     """Returns the modules of which an output was reached, and the others."""
-    reached, missing = [], []
+    reached: list[str] = []
+    missing: list[str] = []
     for path, values in returned.items():
         is_reached = any(value.index in walk.reached for value in values)
         (reached if is_reached else missing).append(path)

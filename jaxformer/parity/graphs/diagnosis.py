@@ -12,13 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.layouts import find_layout
+from jaxformer.parity.graphs.layouts import find_layout, layouts
 from jaxformer.parity.graphs.matching import largest, rounding_allowed
 from jaxformer.parity.graphs.segments import Divergence, Walk
-from jaxformer.parity.graphs.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.tape import Operator, Value
 
 # Formulas hold to this share of scale; a wrong formula is off by far more than rounding.
 FITS = 1e-9
+# The same where a number is put in the place of another.
+NUMBER_FITS = 1e-6
+# How many layouts of another input are tried.
+MOST_LAYOUTS = 8
+# Numbers that a reference may hold in a table and not in an operator: bases of rotary positions.
+COMMON_NUMBERS = (1.0, 2.0, 1e4, 5e5, 1e6)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +42,7 @@ class Diagnosis:
 
 def diagnose(divergence: Divergence, walk: Walk) -> Diagnosis:
     """Returns the first cause that explains a divergence; an empty text if none does."""
-    for attempt in (_other_function, _other_norm, _other_number, _other_mask, _simple_relation,
-                    _other_rows, _other_value):  # fmt: skip
+    for attempt in ATTEMPTS:
         with np.errstate(all="ignore"):
             found = attempt(divergence, walk)
         if found is not None:
@@ -86,34 +91,188 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _inputs(divergence: Divergence, walk: Walk) -> Iterator[np.ndarray]:
-    """Yields activations that enter the segment, in the candidate's layout."""
-    for value in divergence.boundary:
-        if value.is_activation:
-            yield walk.array(value)
+def _inputs(divergence: Divergence, walk: Walk) -> list[np.ndarray]:
+    """Returns activations that enter the segment, then those of which they are parts."""
+    entering = [value for value in divergence.boundary if value.is_activation]
+    whole = [
+        read
+        for value in entering
+        if value.producer is not None
+        for read in value.producer.inputs
+        if read.is_activation and read.data.size > value.data.size
+    ]
+    return [walk.array(value) for value in dict.fromkeys([*entering, *whole])]
+
+
+def _sides(divergence: Divergence) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what the candidate computes, and what it must be."""
+    return divergence.array, divergence.layout.apply(divergence.reference_value.data)
+
+
+def _both(
+    divergence: Divergence, identify: Callable[[np.ndarray], str], verb: str = "computes"
+) -> Diagnosis | None:
+    """Returns a diagnosis if both sides have a name, and not the same."""
+    own, right = (identify(wanted) for wanted in _sides(divergence))
+    if own and right and own != right:
+        return Diagnosis(f"the candidate {verb} {own}; the reference {verb} {right}")
+    return None
 
 
 def _other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
-    right = divergence.layout.apply(divergence.reference_value.data)
-    for x in _inputs(divergence, walk):
-        # Of a gated product the other factor is divided away.
-        others = [y for y in _inputs(divergence, walk) if y is not x and y.shape == right.shape]
-        if x.shape != right.shape:
-            continue
-        for gate in [None, *others]:
-            names = []
-            for wanted in (divergence.array, right):
-                made = (
-                    name
-                    for name, function in FUNCTIONS.items()
-                    if _fits(function(x) if gate is None else function(x) * gate, wanted)
-                )
-                names.append(next(made, ""))
-            if all(names) and names[0] != names[1]:
-                return Diagnosis(
-                    f"the candidate computes {names[0]}; the reference computes {names[1]}"
-                )
+    shape = divergence.array.shape
+    inputs = [x for x in _inputs(divergence, walk) if x.shape == shape]
+    for x in inputs:
+        # A part of the function, such as its tanh, may end the segment.
+        gates = [1.0, *(gate for gate in inputs if gate is not x), 1 / x, 2 / x]
+
+        def identify(wanted: np.ndarray, x: Any = x, gates: Any = tuple(gates)) -> str:
+            for name, function in FUNCTIONS.items():
+                made = function(x)
+                if any(_fits(made * gate, wanted) for gate in gates):
+                    return name
+                if _fits(2 * made / x - 1, wanted):
+                    return name
+            return ""
+
+        found = _both(divergence, identify)
+        if found is not None:
+            return found
     return None
+
+
+PAIRS: dict[str, Callable[[Any, Any], Any]] = {
+    "the sum": lambda a, b: a + b,
+    "the product": lambda a, b: a * b,
+    "the difference": lambda a, b: a - b,
+    "the first alone": lambda a, b: a,
+}
+
+
+def _other_combination(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Names how two activations are put together."""
+    shape = divergence.array.shape
+    values = [v for v in divergence.boundary if v.is_activation and v.data.shape == shape]
+    for one, other in itertools.permutations(values, 2):
+        a, b = walk.array(one), walk.array(other)
+
+        def identify(wanted: np.ndarray, a: Any = a, b: Any = b) -> str:
+            return next((n for n, f in PAIRS.items() if _fits(f(a, b), wanted)), "")
+
+        found = _both(divergence, identify)
+        if found is not None:
+            return found
+    return None
+
+
+def _other_softmax(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Names the axis of a softmax."""
+    for x in _inputs(divergence, walk):
+
+        def identify(wanted: np.ndarray, x: Any = x) -> str:
+            if wanted.shape != x.shape:
+                return ""
+            for axis in range(x.ndim):
+                raised = np.exp(x - x.max(axis, keepdims=True))
+                if _fits(raised / raised.sum(axis, keepdims=True), wanted):
+                    return f"a softmax along axis {axis}"
+            return ""
+
+        found = _both(divergence, identify)
+        if found is not None:
+            return found
+    return None
+
+
+def _other_rotation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Names the layout, base and first position of rotary positions."""
+    numbers = {*_numbers(divergence.operators), *_numbers(divergence.reference_operators)}
+    bases = sorted({n for n in numbers if n >= 100} | {1e4, 5e5, 1e6})
+    for x in _inputs(divergence, walk):
+        if x.shape != divergence.array.shape or x.ndim < 3 or x.shape[-1] % 2:
+            continue
+
+        def identify(wanted: np.ndarray, x: Any = x) -> str:
+            if _fits(x, wanted):
+                return "nothing"
+            for axis in range(x.ndim - 1):
+                for base, start, sign, is_interleaved in itertools.product(
+                    bases, (0, 1, -1), (1, -1), (False, True)
+                ):
+                    # The base's own tables may be in float32.
+                    turned = _rotate(x, axis, base, start, sign, is_interleaved)
+                    if np.abs(turned - wanted).max() <= 1e-5 * largest(wanted):
+                        pairs = "neighbours" if is_interleaved else "halves"
+                        back = " backwards" if sign < 0 else ""
+                        return f"{pairs}{back} with base {base:g}, the first position {start}"
+            return ""
+
+        found = _both(divergence, identify, "rotates")
+        if found is not None:
+            return found
+    return None
+
+
+def _rotate(
+    x: np.ndarray, axis: int, base: float, start: int, sign: int, is_interleaved: bool
+) -> np.ndarray:
+    size = x.shape[-1]
+    inverse = base ** -(np.arange(0, size, 2) / size)
+    angles = sign * (start + np.arange(x.shape[axis]))[:, None] * inverse
+    shape = [1] * x.ndim
+    shape[axis], shape[-1] = angles.shape
+    cos, sin = (f(angles).reshape(shape) for f in (np.cos, np.sin))
+    if is_interleaved:
+        one, two = x[..., ::2], x[..., 1::2]
+        pair = np.stack([one * cos - two * sin, two * cos + one * sin], -1)
+        return pair.reshape(x.shape)
+    one, two = np.split(x, 2, -1)
+    return np.concatenate([one * cos - two * sin, two * cos + one * sin], -1)
+
+
+def _other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Lets each operator read another value of the reference of the same size."""
+    made = {v.index for op in divergence.operators for v in op.outputs}
+    others = list(dict.fromkeys([
+        *divergence.reference_boundary,
+        *(v for op in divergence.reference_operators for v in op.outputs),
+        *walk.reference.parameters.values(),
+    ]))  # fmt: skip
+    for operator in reversed(divergence.operators):
+        for value in operator.inputs:
+            if value.index in made or value.is_constant or value.data.dtype.kind != "f":
+                continue
+            array = walk.array(value)
+            for other in others:
+                if other.is_weight != value.is_weight or other.data.size != array.size:
+                    continue
+                for layout in itertools.islice(
+                    layouts(other.data.shape, array.shape), MOST_LAYOUTS
+                ):
+                    if divergence.agrees({value.index: layout.apply(other.data)}, FITS):
+                        return Diagnosis(
+                            f"{operator.name} reads {_own_name(value, walk)}; it must read "
+                            f"{_where(other)}",
+                            operator,
+                        )
+    return None
+
+
+def _own_name(value: Value, walk: Walk) -> str:
+    """Returns a name for a value of the candidate, by the reference's where they are equal."""
+    if value.producer is None:
+        return value.name
+    matches = walk.matches.get(value.index)
+    return _where(matches[0].value) if matches else f"the result of {value.producer.name}"
+
+
+def _other_axes(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Finds the right numbers in another order of the axes."""
+    own, right = _sides(divergence)
+    found = find_layout(right, own, rounding_allowed(right))
+    if found is None or found[0].is_reshape:
+        return None
+    return Diagnosis("its numbers are right, but axes are transposed or split in another order")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,37 +301,51 @@ class _Norm:
 
 
 def _other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
-    """Identifies which norm each side computes, up to its scale and shift."""
-    numbers = {n for n in (*_numbers(divergence.operators), *_numbers(
-        divergence.reference_operators)) if 0 < n < 0.1}  # fmt: skip
-    numbers |= {1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 0.0}
-    right = divergence.layout.apply(divergence.reference_value.data)
+    """Identifies which norm each side computes, with its scale and shift or without."""
+    numbers = {*_numbers(divergence.operators), *_numbers(divergence.reference_operators)}
+    numbers = {n for n in numbers if 0 < n < 0.1} | {1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 0.0}
     for x in _inputs(divergence, walk):
-        if x.ndim == 0 or x.size < right.size or x.shape[-1] < 2:
+        if x.ndim == 0 or x.size < divergence.array.size or x.shape[-1] < 2:
             continue
-        names = []
-        for wanted in (divergence.array, right):
-            made = (
-                str(norm)
-                for flags in itertools.product((True, False), repeat=3)
-                for norm in (_Norm(*flags, eps) for eps in sorted(numbers))
-                if _is_norm(norm, x, wanted)
-            )
-            names.append(next(made, ""))
-        if all(names) and names[0] != names[1]:
-            return Diagnosis(f"the candidate computes {names[0]}; the reference {names[1]}")
+        size = x.shape[-1]
+        weights = [v for v in divergence.boundary if v.is_weight and v.data.size == size]
+        rows = [walk.array(v).reshape(-1) for v in weights]
+        rows += [
+            v.data.reshape(-1)
+            for v in divergence.reference_boundary
+            if v.is_weight and v.data.size == size
+        ]
+        norms = [
+            _Norm(centred, biased, inside, eps)
+            for centred, biased, inside in itertools.product((True, False), repeat=3)
+            for eps in sorted(numbers)
+        ]
+
+        def identify(wanted: np.ndarray, x: Any = x, rows: Any = rows, norms: Any = norms) -> str:
+            if wanted.shape == x.shape and any(_fits(x * row, wanted) for row in [1.0, *rows]):
+                return "no norm"
+            for norm in norms:
+                if _is_norm(norm, x, wanted, rows):
+                    return str(norm)
+            return ""
+
+        found = _both(divergence, identify)
+        if found is not None:
+            return found
     return None
 
 
-def _is_norm(norm: _Norm, x: np.ndarray, wanted: np.ndarray) -> bool:
-    """Returns whether an array is a norm of x, its root, or its root's inverse."""
+def _is_norm(norm: _Norm, x: np.ndarray, wanted: np.ndarray, rows: Sequence[Any]) -> bool:
+    """Returns whether an array is a norm of x, scaled and shifted, its root, or its inverse."""
     made = norm.apply(x, (x.ndim - 1,))
     if wanted.shape == x.shape:
-        return _fits(made, wanted)
+        return any(
+            _fits(made * scale + shift, wanted) for scale in [1.0, *rows] for shift in [0.0, *rows]
+        )
     first = x - x.mean(-1, keepdims=True) if norm.is_centred else x
-    column = np.take_along_axis(first, np.abs(first).argmax(-1)[..., None], -1)
-    normed = np.take_along_axis(made, np.abs(first).argmax(-1)[..., None], -1)
-    inverse = normed / column
+    largest_at = np.abs(first).argmax(-1)[..., None]
+    column = np.take_along_axis(first, largest_at, -1)
+    inverse = np.take_along_axis(made, largest_at, -1) / column
     if wanted.size != inverse.size:
         return False
     flat = wanted.reshape(inverse.shape)
@@ -192,12 +365,7 @@ def _numbers(operators: Sequence[Operator]) -> list[float]:
 
 def _other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Puts each number of the reference in the place of each of the candidate's."""
-    layout, wanted = divergence.layout, divergence.reference_value.data
-    right, limit = layout.apply(wanted), rounding_allowed(wanted)
-    theirs = _reference_numbers(divergence)
-    known = {i: a for i, a in divergence.arrays.items()}
-    made = {v.index for op in divergence.operators for v in op.outputs}
-    known = {i: a for i, a in known.items() if i not in made}
+    substitutes = _reference_numbers(divergence)
     for operator in divergence.operators:
         for value in operator.inputs:
             data = value.data
@@ -206,25 +374,31 @@ def _other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             if data.dtype.kind not in "fi":
                 continue
             number = float(data)
-            for other, name in theirs.items():
+            for other, name in substitutes.items():
                 if other == number or (data.dtype.kind == "i" and other != int(other)):
                     continue
-                given = {**known, value.index: np.full(data.shape, other, data.dtype)}
+                given = {value.index: np.full(data.shape, other, data.dtype)}
                 try:
-                    again = run_again(divergence.operators, given)[divergence.value.index]
+                    # The reference may have a table in float32.
+                    is_right = divergence.agrees(given, NUMBER_FITS)
                 except (TypeError, ValueError, IndexError):
                     continue
-                if again.shape == right.shape and np.abs(again - right).max() <= limit:
-                    return Diagnosis(
-                        f"the number {number:g} in {operator.name} must be {name}", operator
-                    )
+                if is_right:
+                    absent = {"mul": 1, "div": 1, "add": 0, "sub": 0, "pow": 1}.get(operator.name)
+                    extra = ": the reference has no such step" if absent == other else ""
+                    text = f"the number {number:g} in {operator.name} must be {name}{extra}"
+                    return Diagnosis(text, operator)
     return None
 
 
 def _reference_numbers(divergence: Divergence) -> dict[float, str]:
     """Returns the numbers of the reference's segment, and simple functions of them, with names."""
     numbers = dict.fromkeys(
-        [*_numbers(divergence.reference_operators), *_numbers(divergence.operators), 1.0, 2.0]
+        (
+            *_numbers(divergence.reference_operators),
+            *_numbers(divergence.operators),
+            *COMMON_NUMBERS,
+        )
     )
     sizes = {n for v in divergence.boundary for n in v.data.shape if n > 1}
     found = {number: f"{number:g}" for number in numbers if math.isfinite(number)}
@@ -285,9 +459,9 @@ def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:
             return ": it is not causal"
     if not extra.any() and (one == (key == query)).all():
         return ", by one: a token does not see itself"
-    distances = np.unique((query - key)[one])
-    if len(distances) == 1 and distances[0] > 0:
-        return f", by one: at the edge of a window of {distances[0] + bool(lost.any())} tokens"
+    distances = set((query - key)[one].tolist())
+    if len(distances) == 1 and min(distances) > 0:
+        return f", by one: at the edge of a window of {min(distances) + bool(lost.any())} tokens"
     columns = one.all(0)
     if (one == (columns[None] & one.any(1)[:, None])).all() and columns.any():
         return ", in whole keys: padding"
@@ -337,8 +511,9 @@ def _simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     ]
     if candidates:
         value = candidates[0][0]
-        return Diagnosis(f"a term is missing: what {_where(value)} gives")
-    for scale in {abs(n) for n in _numbers(divergence.reference_operators) if n}:
+        return Diagnosis(f"a term is missing: {_where(value)}")
+    numbers = (*_numbers(divergence.reference_operators), *_numbers(divergence.operators))
+    for scale in {abs(n) for n in numbers if n}:
         if scale > 1 and _fits(scale * np.tanh(own / scale), right):
             return Diagnosis(f"the reference caps it softly at {scale:g}")
         if scale > 1 and _fits(scale * np.tanh(right / scale), own):
@@ -359,9 +534,8 @@ def _is_broadcast(array: np.ndarray, row: np.ndarray) -> bool:
     if row.ndim != 1 or array.ndim == 0 or not row.any():
         return False
     for axis in range(array.ndim):
-        if array.shape[axis] == row.size:
-            if _fits(np.moveaxis(array, axis, -1), np.broadcast_to(row, (1, row.size))):
-                return True
+        if array.shape[axis] == row.size and _fits(np.moveaxis(array, axis, -1), row):
+            return True
     flat = array.reshape(-1, row.size) if array.size % row.size == 0 else array.reshape(1, -1)
     return flat.shape[-1] == row.size and _fits(flat, row[None])
 
@@ -401,13 +575,20 @@ def _other_value(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     if not matches:
         return None
     return Diagnosis(
-        f"it is what {_where(matches[0].value)} gives; the reference has what "
-        f"{_where(divergence.reference_value)} gives"
+        f"it equals {_where(matches[0].value)}; it must be {_where(divergence.reference_value)}"
     )
 
 
 def _where(value: Value) -> str:
     """Returns a name for a value of the reference."""
     if value.producer is None:
-        return value.name or value.kind
-    return f"{value.producer.module or 'the model'} ({value.producer.name})"
+        return f"the {value.kind} {value.name}".rstrip()
+    return f"the {value.producer.name} of {value.producer.module or 'the model'}"
+
+
+# The most specific first.
+ATTEMPTS = (
+    _other_function, _other_norm, _other_softmax, _other_combination, _other_mask,
+    _other_number, _other_rotation, _simple_relation, _other_axes, _other_rows, _other_input,
+    _other_value,
+)  # fmt: skip

@@ -1,8 +1,9 @@
 """A JAX function, evaluated operator by operator with every float in float64.
 
-The function is traced to a jaxpr, so it does not matter which framework wrote it. Loops are unrolled
-and calls are inlined. A cast to a narrower float is left out, so that what remains of a difference is
-no rounding. Arrays that were computed before the call, such as tables in float32, stay as they are.
+The function is traced to a jaxpr, so it does not matter which framework wrote it. Loops are
+unrolled and calls are inlined. A cast to a narrower float is left out, so that what remains of a
+difference is no rounding. Arrays that were computed before the call, such as tables in float32,
+stay as they are.
 """
 
 import contextlib

@@ -112,11 +112,18 @@ def find_layout(
     return None
 
 
-def nearest_layout(reference: np.ndarray, candidate: np.ndarray) -> tuple[Layout, float] | None:
+def nearest_layout(
+    reference: np.ndarray, candidate: np.ndarray, gain: float = 0.999
+) -> tuple[Layout, float] | None:
     """Returns the layout in which two arrays differ least, and their distance.
 
     The distance is the root mean square of the difference over that of the reference, on a sample;
     infinities of the same sign are equal.
+
+    Args:
+        reference: any shape.
+        candidate: as many numbers, any shape.
+        gain: a less simple layout must bring the distance down by this factor.
     """
     at = sample_indices(candidate.size)
     wanted = candidate.reshape(-1)[at]
@@ -129,7 +136,7 @@ def nearest_layout(reference: np.ndarray, candidate: np.ndarray) -> tuple[Layout
         norm = float(np.sqrt(np.mean(picked[both] ** 2))) or 1.0
         far = float(np.sqrt(np.mean((picked[both] - wanted[both]) ** 2))) / norm
         far += 1 - float(np.mean(both | (picked == wanted)))
-        if best is None or far < 0.999 * best[1]:
+        if best is None or far < gain * best[1]:
             best = layout, far
     return best
 

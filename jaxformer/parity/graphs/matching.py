@@ -32,7 +32,7 @@ def rounding_allowed(reference: np.ndarray) -> float:
 
 
 def moments(array: np.ndarray) -> np.ndarray:
-    """Returns sums of an array that no change of layout changes: of |x|, x, x², x·|x|³ and extremes.
+    """Returns sums over an array that no change of layout changes: of |x|, x, x², x³; and extremes.
 
     Infinities and NaN are left out and counted.
     """

@@ -1,7 +1,8 @@
 """Which parameters of the two sides hold the same numbers, and which almost do.
 
-Parameters are found by content, in any layout, whole or in rows: a fused projection holds the rows of
-three, a scanned model the layers of many. What matches nothing is compared with its nearest relative.
+Parameters are found by content, in any layout, whole or in rows: a fused projection holds the rows
+of three, a scanned model the layers of many. What matches nothing is compared with its nearest
+relative.
 """
 
 import dataclasses
@@ -64,7 +65,8 @@ def match_parameters(reference: Tape, candidate: Tape) -> ParameterMatches:
     for name, array in sources.items():
         whole[_key(array)].append(name)
     used: set[str] = set()
-    matched, left = [], []
+    matched: list[str] = []
+    left: list[str] = []
     for name, array in targets.items():
         twins = whole.get(_key(array), [])
         used.update(twins)

@@ -22,7 +22,7 @@ class RootCause:
         torch_operators: names of the ATen operators.
         jax_module: name of the candidate's module; "" where the framework gives none.
         torch_module: path of the reference's module.
-        is_consequence: whether it may only follow from one before.
+        places: how many times the same line is wrong in the same way, as in each layer.
     """
 
     jax_source: str
@@ -33,7 +33,7 @@ class RootCause:
     torch_operators: tuple[str, ...] = ()
     jax_module: str = ""
     torch_module: str = ""
-    is_consequence: bool = False
+    places: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +129,8 @@ class GraphReport:
 def _describe(number: int, cause: RootCause) -> list[str]:
     module = f" in {cause.torch_module}" if cause.torch_module else ""
     text = f"{number}. {cause.diagnosis or 'the two segments differ'}{module}"
-    if cause.is_consequence:
-        text += " (this may follow from one above)"
+    if cause.places > 1:
+        text += f" and {cause.places - 1} more {'place' if cause.places == 2 else 'places'}"
     lines = [text, f"   off by {cause.error:.1e} of scale"]
     for side, source, operators in (
         ("candidate", cause.jax_source, cause.jax_operators),

@@ -4,11 +4,12 @@ An anchor is a value of the candidate that equals one of the reference. Some val
 what enters and leaves an operator that reads a parameter, where the reference's operator reads the
 same one, and the results. Where such a value is none, the operators between it and the last anchors
 compute something else than the reference's between the same places: a *divergence*. The earliest
-value which, replaced by the reference's, makes the rest right, ends the wrong segment. The reference's
-value takes its place, so that what follows is judged by itself.
+value which, replaced by the reference's, makes the rest right, ends the wrong segment. The
+reference's value takes its place, so that what follows is judged by itself.
 """
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ KINDS = {
 }  # fmt: skip
 # How many steps of a wrong segment are tried as its end, for each size.
 MOST_TRIED = 40
+MOST_NEAR = 8
 # A constant that differs by less than this, per position, is a table in float32.
 TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
 
@@ -49,7 +51,9 @@ class Divergence:
         error: the largest difference at the end, of scale.
         array: what the candidate computed at the end.
         arrays: of the candidate's values that were put right before, by index.
-        is_consequence: whether it may only follow from another divergence.
+        required: the value that had to be an anchor, at the segment's end or after it.
+        required_reference: what that should be.
+        required_operators: all operators between the last anchors and the required value.
     """
 
     value: Value
@@ -62,7 +66,36 @@ class Divergence:
     error: float
     array: np.ndarray
     arrays: Mapping[int, Any]
-    is_consequence: bool = False
+    required: Value
+    required_reference: Value
+    required_operators: list[Operator]
+
+    def agrees(self, given: Mapping[int, Any], allowed: float) -> bool:
+        """Returns whether the segment, or all up to the required value, is right with other arrays.
+
+        Args:
+            given: arrays of values that no operator of the segment makes, by index.
+            allowed: the largest difference, of scale.
+        """
+        end = self.layout.apply(self.reference_value.data)
+        for operators, value, wanted in (
+            (self.operators, self.value, end),
+            (self.required_operators, self.required, self.required_reference.data),
+        ):
+            made = {v.index for op in operators for v in op.outputs}
+            known = {i: a for i, a in self.arrays.items() if i not in made}
+            again = run_again(operators, {**known, **given}).get(value.index)
+            if again is None or again.size != wanted.size:
+                continue
+            limit = allowed * (largest(wanted) or 1.0)
+            is_right = (
+                again.shape == wanted.shape and distance(again, wanted) <= limit
+                if wanted is end
+                else find_layout(wanted, again, limit) is not None
+            )
+            if is_right:
+                return True
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +128,8 @@ class Walk:
         self.reference, self.candidate = reference, candidate
         self.index = Index(reference)
         self.arrays: dict[int, Any] = dict(corrected)
+        # Values that have the reference's numbers in place of their own.
+        self.pinned: set[int] = set()
         self.matches: dict[int, list[Match]] = {}
         self.reached: set[int] = set()
         self.divergences: list[Divergence] = []
@@ -187,6 +222,8 @@ class Walk:
 
     def _compute(self, operator: Operator) -> None:
         """Computes an operator anew if what it reads was put right, and looks for its values."""
+        if all(value.index in self.pinned for value in operator.outputs):
+            return
         if any(value.index in self.arrays for value in operator.inputs):
             made = operator.run(*(self.array(value) for value in operator.inputs))
             self.arrays |= {v.index: a for v, a in zip(operator.outputs, made, strict=True)}
@@ -247,11 +284,19 @@ class Walk:
         reference_own, reference_boundary = region_before(
             [end_wanted], lambda v: v.index in self.reached
         )
+        factors = self._wrong_factors(end_value, end_wanted, own, reference_own)
+        if factors:
+            for one, other in factors:
+                self._require(one, other)
+            self._put_right_after(operators)
+            self._require(value, wanted)
+            return
         if error > self._allowed(own, end_value, scale):
             self.divergences.append(
                 Divergence(
                     end_value, end_wanted, layout, own, boundary, reference_own,
                     reference_boundary, error / scale, array, dict(self.arrays),
+                    value, wanted, operators,
                 )
             )  # fmt: skip
         self._put_right(end_value, end_wanted, layout, operators)
@@ -294,22 +339,66 @@ class Walk:
         limit = rounding_allowed(wanted.data)
         known = self.arrays_before(operators)
         for end, other, layout in self._ends(operators, value, by_size):
-            later = [op for op in operators if op.index > end.producer.index]  # type: ignore[union-attr]
-            current = {
+            later = _depending(operators, end)
+            remade = {v.index for op in later for v in op.outputs}
+            given = {
                 v.index: self.arrays[v.index]
                 for op in operators
                 for v in op.outputs
-                if v.index in self.arrays
+                if v.index in self.arrays and v.index not in remade
             }
-            trial = {**known, end.index: layout.apply(other.data)}
-            depends = _depending(later, end)
-            made = run_again(
-                depends, {**{i: a for i, a in current.items() if i not in _made(depends)}, **trial}
-            )
-            if value.index in made and find_layout(wanted.data, made[value.index], limit):
+            again = run_again(later, {**known, **given, end.index: layout.apply(other.data)})
+            if value.index in again and find_layout(wanted.data, again[value.index], limit):
                 return end, other, layout
-        found = nearest_layout(wanted.data, self.array(value))
+        # Between values that have little in common any layout may be the nearest.
+        found = nearest_layout(wanted.data, self.array(value), gain=0.8)
         return None if found is None else (value, wanted, found[0])
+
+    def _wrong_factors(
+        self,
+        value: Value,
+        wanted: Value,
+        operators: Sequence[Operator],
+        reference_operators: Sequence[Operator],
+    ) -> list[tuple[Value, Value]]:
+        """Returns the factors of a product that make the value right if both are replaced.
+
+        Queries and keys may both be wrong, and then neither alone makes the scores right.
+        """
+        limit = rounding_allowed(wanted.data)
+        for operator in reversed(operators):
+            factors = [v for v in operator.inputs if v.is_activation]
+            if KINDS.get(operator.name) != "product" or len(factors) != 2:
+                continue
+            if any(factor.index in self.matches for factor in factors):
+                continue
+            among = []
+            for factor in factors:
+                near = [
+                    (found[1], made.index, made, found[0])
+                    for other in reference_operators
+                    for made in other.outputs
+                    if made.data.size == factor.data.size and made.data.dtype.kind == "f"
+                    for found in [nearest_layout(made.data, self.array(factor))]
+                    if found is not None
+                ]
+                among.append(sorted(near, key=lambda item: item[:2])[:6])
+            later = [op for op in operators if op.index >= operator.index]
+            for one, other in itertools.product(*among):
+                trial = self.arrays_before(later) | {
+                    factor.index: chosen[3].apply(chosen[2].data)
+                    for factor, chosen in zip(factors, (one, other), strict=True)
+                }
+                again = run_again(later, trial)
+                if value.index in again and find_layout(wanted.data, again[value.index], limit):
+                    return [(factors[0], one[2]), (factors[1], other[2])]
+        return []
+
+    def _put_right_after(self, operators: Sequence[Operator]) -> None:
+        """Computes operators of a segment anew where what they read was put right."""
+        for operator in operators:
+            if not any(value.index in self.matches for value in operator.outputs):
+                self._compute(operator)
 
     def _ends(
         self,
@@ -330,13 +419,14 @@ class Walk:
                     near = nearest_layout(other.data, array)
                     if near is not None:
                         tried.append((near[1], other.index, other, near[0]))
-                for _, _, other, layout in sorted(tried, key=lambda t: t[:2])[:4]:
+                for _, _, other, layout in sorted(tried, key=lambda t: t[:2])[:MOST_NEAR]:
                     yield made, other, layout
 
     def _put_right(
         self, value: Value, wanted: Value, layout: Layout, operators: Sequence[Operator]
     ) -> None:
         self.arrays[value.index] = layout.apply(wanted.data)
+        self.pinned.add(value.index)
         self.matches[value.index] = [
             Match(wanted, layout, 0.0), *self.index.find(self.arrays[value.index])
         ]  # fmt: skip
@@ -374,7 +464,3 @@ def _depending(operators: Sequence[Operator], value: Value) -> list[Operator]:
             found.append(operator)
             known |= {made.index for made in operator.outputs}
     return found
-
-
-def _made(operators: Sequence[Operator]) -> set[int]:
-    return {value.index for operator in operators for value in operator.outputs}

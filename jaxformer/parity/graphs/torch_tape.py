@@ -238,11 +238,14 @@ def _flatten(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[list[Any]], A
 _TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
 _OWN = (os.path.dirname(os.path.abspath(__file__)) + os.sep,)
 _MODULES = os.path.join("torch", "nn", "modules") + os.sep
-_SMALL_MODULES = ("module", "container", "linear", "normalization", "sparse", "dropout", "conv")
+_SMALL_MODULES = tuple(
+    os.sep + name + ".py"
+    for name in ("module", "container", "linear", "normalization", "sparse", "dropout", "conv")
+)
 
 
 def _source() -> str:
-    """Returns "path:line" of the innermost code outside of torch that runs, or of torch's module."""
+    """Returns "path:line" of the innermost code that runs outside of torch, or of its module."""
     frame = sys._getframe(1)
     inside = ""
     while frame is not None:
@@ -252,9 +255,8 @@ def _source() -> str:
                 return inside
         elif _TORCH not in name:
             return f"{name}:{frame.f_lineno}"
-        elif not inside and _MODULES in name:
+        elif not inside and _MODULES in name and not name.endswith(_SMALL_MODULES):
             # The line of torch's own model, where the model is torch's.
-            if os.path.basename(name).removesuffix(".py") not in _SMALL_MODULES:
-                inside = f"{name}:{frame.f_lineno}"
+            inside = f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return inside

@@ -4,7 +4,7 @@ import math
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class GPT(nn.Module):
@@ -41,9 +41,9 @@ class GPTBlock(nn.Module):
         b, t, c = x.shape
         q, k, v = self.qkv(self.ln_1(x)).split(c, dim=2)
         q, k, v = (y.view(b, t, self.heads, c // self.heads).transpose(1, 2) for y in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).reshape(b, t, c))
-        return x + self.out(F.gelu(self.fc(self.ln_2(x))))
+        return x + self.out(functional.gelu(self.fc(self.ln_2(x))))
 
 
 class Llama(nn.Module):
@@ -98,7 +98,7 @@ class LlamaLayer(nn.Module):
     def forward(self, x, cos, sin):
         x = x + self.attend(self.input_norm(x), cos, sin)
         y = self.post_norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
     def attend(self, x, cos, sin):
         b, t, _ = x.shape
@@ -111,7 +111,7 @@ class LlamaLayer(nn.Module):
         query, key = torch.arange(t)[:, None], torch.arange(t)[None]
         hidden = (key > query) | (key <= query - self.window)
         scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
         y = weights @ v
         return self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
 

@@ -1,0 +1,93 @@
+"""``compare`` and ``assert_parity``: one call for every kind of candidate."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from flax import nnx
+
+from jaxformer.errors import UsageError
+from jaxformer.parity.compare import modules
+from jaxformer.parity.graphs.compare import compare_graphs
+from jaxformer.parity.report.model import Report
+
+if TYPE_CHECKING:
+    from jaxformer.parity.graphs.report import GraphReport
+
+
+def compare(
+    torch_module: Any,
+    candidate: Any = None,
+    inputs: Any = (),
+    *,
+    jax_inputs: Any = None,
+    **options: Any,
+) -> "Report | GraphReport":
+    """Runs two models on the same inputs and says where, and why, they differ.
+
+    A candidate of jaxformer's own modules is compared module by module, forward and backward: see
+    ``jaxformer.parity.compare.modules``. Any other candidate is compared operator by operator, with
+    no names given, forward only: see ``jaxformer.parity.graphs``.
+
+    Args:
+        torch_module: the reference; it is not changed.
+        candidate: an NNX or Equinox module, (Linen module, variables), what Haiku's ``transform``
+            gives with its parameters, or (function, parameters). Default: what ``from_torch`` makes
+            of the reference.
+        inputs: of the reference: an array, a list of positional arguments, or a dict of named ones.
+            Arrays of numpy, PyTorch and JAX are taken.
+        jax_inputs: of the candidate, where they differ; default the same.
+        options: of the comparison module by module: ``dialect``, ``names``, ``backward``,
+            ``dtype``, ``torch_call``, ``jax_call``, ``about``.
+
+    Returns:
+        the report; ``verdict`` and ``root_causes`` are there for every kind of candidate.
+
+    Raises:
+        UsageError: torch is missing, the candidate is of no known kind, or an option does not serve
+            it.
+        CheckpointError: the reference's arrays are not those of its dialect; all are listed.
+    """
+    if candidate is None or "names" in options or "dialect" in options or _is_own(candidate):
+        listed = [_as_list(given) for given in (inputs, jax_inputs)]
+        return modules.compare(
+            torch_module, candidate, listed[0] or (), jax_inputs=listed[1], **options
+        )
+    if options:
+        raise UsageError(
+            f"{', '.join(options)}: serves candidates of jaxformer's own modules, or with names"
+        )
+    return compare_graphs(torch_module, candidate, inputs, jax_inputs)
+
+
+def assert_parity(
+    torch_module: Any, candidate: Any = None, inputs: Any = (), **options: Any
+) -> "Report | GraphReport":
+    """Calls ``compare`` in a test, and returns the report if every difference is rounding.
+
+    Raises:
+        AssertionError: there is a bug; the message names every root cause. Or something was not
+            compared; the message says what.
+    """
+    report = compare(torch_module, candidate, inputs, **options)
+    if isinstance(report, Report):
+        modules.reject_bugs(report)
+    elif report.verdict in ("bug", "incomplete"):
+        raise AssertionError(str(report))
+    return report
+
+
+def _is_own(candidate: Any) -> bool:
+    """Returns whether a candidate is an NNX module with jaxformer's own modules in it."""
+    return isinstance(candidate, nnx.Module) and any(
+        type(inner).__module__.startswith("jaxformer.")
+        for _, inner in nnx.iter_graph(candidate)
+        if isinstance(inner, nnx.Module)
+    )
+
+
+def _as_list(inputs: Any) -> Sequence[Any] | None:
+    if inputs is None or isinstance(inputs, list | tuple):
+        return inputs
+    if isinstance(inputs, dict):
+        raise UsageError("jaxformer's own modules take a list of inputs in order, not a dict")
+    return [inputs]
