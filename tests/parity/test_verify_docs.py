@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxformer.cli.main import main
@@ -116,3 +117,11 @@ def test_the_options_and_modes_of_the_page_are_those_of_the_command():
     assert used <= set(fields)
     for mode in ("forward", "grad", "train", "generate"):
         assert f"`--mode {mode}" in PAGE
+
+
+def test_any_jax_code(capsys):
+    with jax.numpy_rank_promotion("allow"):
+        exec(code("def port(params, x)"), {"__name__": "page"})
+    shown = capsys.readouterr().out.strip()
+    assert shown.startswith("the candidate computes the tanh form of GELU")
+    assert f"```text\n{shown}\n```" in PAGE

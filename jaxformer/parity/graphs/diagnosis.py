@@ -449,7 +449,7 @@ def _hidden(array: np.ndarray) -> np.ndarray:
 def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:
     """Returns a name for the entries in which two masks differ."""
     size = extra.shape[-2:]
-    query, key = np.indices(size)
+    query, key = np.indices(size)[0], np.indices(size)[1]
     flat = (extra | lost).reshape(-1, *size)
     one = flat.any(0)
     if not lost.any() and one.any():
@@ -462,7 +462,7 @@ def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:
     distances = set((query - key)[one].tolist())
     if len(distances) == 1 and min(distances) > 0:
         return f", by one: at the edge of a window of {min(distances) + bool(lost.any())} tokens"
-    columns = one.all(0)
+    columns: np.ndarray = one.all(0)
     if (one == (columns[None] & one.any(1)[:, None])).all() and columns.any():
         return ", in whole keys: padding"
     return ""

@@ -36,7 +36,7 @@ class Reference(torch.nn.Module):
 
 REFERENCE = Reference()
 KERNEL, BIAS, SCALE, SHIFT = (
-    np.array(p.detach())
+    p.detach().numpy()
     for p in (
         REFERENCE.fc.weight.T, REFERENCE.fc.bias, REFERENCE.norm.weight, REFERENCE.norm.bias,
     )
