@@ -69,8 +69,8 @@ if TYPE_CHECKING:
     from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
     from jaxformer.norms import LayerNorm, RMSNorm
     from jaxformer.optimizers import make_optimizer
+    from jaxformer.parity.compare.api import assert_parity, compare
     from jaxformer.parity.compare.generation import compare_generation
-    from jaxformer.parity.compare.modules import assert_parity, compare
     from jaxformer.parity.compare.training import compare_training
     from jaxformer.parity.report.model import Report
     from jaxformer.porting.api import from_torch, to_torch
@@ -214,7 +214,7 @@ _PUBLIC = {
     "norms": ("LayerNorm", "RMSNorm"),
     "optimizers": ("make_optimizer",),
     "parity.compare.generation": ("compare_generation",),
-    "parity.compare.modules": ("assert_parity", "compare"),
+    "parity.compare.api": ("assert_parity", "compare"),
     "parity.compare.training": ("compare_training",),
     "parity.report.model": ("Report",),
     "porting.api": ("from_torch", "to_torch"),
