@@ -17,7 +17,7 @@ in its place, and the run goes on. So no bug hides another.
 - ``matching``: which value of the reference a value of the candidate is.
 - ``parameters``: which parameters hold the same numbers, and which are wrong.
 - ``segments``: goes through the candidate's tape from anchor to anchor.
-- ``diagnosis``: what would make a wrong segment right.
+- ``diagnosis/``: what would make a wrong segment right.
 - ``report``: what was found.
 - ``compare``: all of it, in order.
 """

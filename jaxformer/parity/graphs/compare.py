@@ -100,6 +100,7 @@ def judge_tapes(
         ),
         walk.largest_error,
         tuple(missing),
+        tuple(walk.remarks),
     )  # fmt: skip
 
 

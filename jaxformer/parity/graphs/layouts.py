@@ -37,11 +37,6 @@ class Layout:
         """Returns the reference's array in the candidate's layout."""
         return array.reshape(self.split).transpose(self.order).reshape(self.shape)
 
-    def invert(self, array: np.ndarray) -> np.ndarray:
-        """Returns the candidate's array in the reference's layout, with its axes split."""
-        permuted = array.reshape([self.split[axis] for axis in self.order])
-        return permuted.transpose(np.argsort(self.order))
-
     @property
     def is_reshape(self) -> bool:
         """Whether no number changes its place in memory."""

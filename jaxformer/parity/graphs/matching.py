@@ -6,7 +6,6 @@ found is then compared number by number.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -119,8 +118,3 @@ class Index:
             if layout is not None:
                 found.append(Match(value, *layout))
         return found
-
-
-def first_of(matches: Iterable[Match], indices: set[int]) -> Match | None:
-    """Returns the first match whose value is one of these."""
-    return next((match for match in matches if match.value.index in indices), None)

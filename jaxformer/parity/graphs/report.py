@@ -68,6 +68,7 @@ class GraphReport:
         coverage: how much was compared.
         error: the largest difference of an equal value, as a share of its largest number.
         uncompared_modules: paths of modules of the reference without a counterpart.
+        remarks: what a reader should know of how the results were compared.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class GraphReport:
     coverage: Coverage
     error: float
     uncompared_modules: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -108,6 +110,7 @@ class GraphReport:
             ("wrong parameters", self.weights),
             ("constants in float32 (no bug)", self.tables),
             ("not compared", self.incomplete),
+            ("remarks", self.remarks),
         ):
             if sentences:
                 lines += ["", f"{title}:", *(f"  {text}" for text in sentences[:MOST_LISTED])]

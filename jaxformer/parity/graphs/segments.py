@@ -122,6 +122,7 @@ class Walk:
         checked: operators of the reference whose counterpart was compared.
         expected: operators of the reference that read a parameter.
         uncompared: results of the candidate that could not be compared, with the reason.
+        remarks: what a reader should know of how the results were compared.
     """
 
     def __init__(self, reference: Tape, candidate: Tape, corrected: Mapping[int, Any]):
@@ -136,6 +137,7 @@ class Walk:
         self.tables: list[Table] = []
         self.checked: set[int] = set()
         self.uncompared: list[str] = []
+        self.remarks: list[str] = []
         self.largest_error = 0.0
 
     def run(self) -> "Walk":
@@ -439,6 +441,24 @@ class Walk:
             ):
                 self._compute(operator)
 
+    def _last_entry(self, value: Value, shape: tuple[int, ...]) -> Value:
+        """Returns the last entry of a result along the axis where the reference has one entry."""
+        at = tuple(
+            slice(None) if m == n else slice(-1, None)
+            for m, n in zip(shape, value.data.shape, strict=True)
+        )
+
+        def take(array: np.ndarray) -> list[np.ndarray]:
+            return [array[at]]
+
+        self.remarks.append(
+            f"the reference gives only the last entry: {shape} of {value.data.shape}"
+        )
+        operator = self.candidate.record("slice", [value], take(value.data), take)[0].producer
+        assert operator is not None
+        self._compute(operator)
+        return operator.outputs[0]
+
     def _require_outputs(self) -> None:
         wanted = list(self.reference.outputs)
         for place, value in enumerate(self.candidate.outputs):
@@ -446,6 +466,9 @@ class Walk:
             if any(match.value in wanted for match in matches):
                 continue
             same = [w for w in wanted if w.data.size == value.data.size]
+            same = same or [w for w in wanted if _is_last_entry(w.data.shape, value.data.shape)]
+            if same and same[0].data.size != value.data.size:
+                value = self._last_entry(value, same[0].data.shape)
             if not same:
                 shapes = ", ".join(str(w.data.shape) for w in wanted)
                 self.uncompared.append(
@@ -453,6 +476,12 @@ class Walk:
                 )
                 continue
             self._require(value, same[0])
+
+
+def _is_last_entry(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Returns whether a shape has one entry along an axis where another has several."""
+    pairs = list(zip(shape, whole, strict=False))
+    return len(shape) == len(whole) and [m for m, n in pairs if m != n] == [1]
 
 
 def _depending(operators: Sequence[Operator], value: Value) -> list[Operator]:

@@ -77,3 +77,21 @@ def test_a_wrong_row_that_no_input_reads_is_found(tmp_path):
     assert report.verdict == "bug"
     assert not report.root_causes
     assert report.weights == ("embed is not embed.weight: equal but for entries 52 of axis 0",)
+
+
+class LastPosition(GPT):
+    """Gives the logits of the last token alone, as nanoGPT does where there are no targets."""
+
+    def forward(self, ids):
+        return super().forward(ids)[:, [-1]]
+
+
+def test_a_reference_that_gives_the_last_position_alone(tmp_path):
+    model = perturbed(LastPosition())
+    report = compare(model, build_port(LINEN, model, tmp_path)[0], IDS)
+    assert report.verdict == "rounding"
+    assert report.remarks == ("the reference gives only the last entry: (2, 1, 61) of (2, 13, 61)",)
+    wrong = build_port(LINEN, model, tmp_path, "return wte.attend(x)", "return 2 * wte.attend(x)")
+    report = compare(model, wrong[0], IDS)
+    assert report.verdict == "bug"
+    assert "2 in mul must be 1" in report.root_causes[0].diagnosis

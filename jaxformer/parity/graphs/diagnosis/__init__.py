@@ -1,0 +1,48 @@
+"""What would make a wrong segment right.
+
+A diagnosis is tried, never guessed: it is given only if the substitution makes the candidate's
+segment agree with the reference's value, or if the formula gives what that side computes.
+
+- ``evidence``: both sides of a segment, what enters it, and its numbers.
+- ``formulas``: the function, norm, softmax or rotation that each side computes.
+- ``masks``: which keys each query may attend to.
+- ``substitutions``: another number or input.
+- ``relations``: factors, missing terms, axes and order.
+"""
+
+import numpy as np
+
+from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
+from jaxformer.parity.graphs.diagnosis.formulas import (
+    other_combination,
+    other_function,
+    other_norm,
+    other_rotation,
+    other_softmax,
+)
+from jaxformer.parity.graphs.diagnosis.masks import other_mask
+from jaxformer.parity.graphs.diagnosis.relations import (
+    other_axes,
+    other_rows,
+    other_value,
+    simple_relation,
+)
+from jaxformer.parity.graphs.diagnosis.substitutions import other_input, other_number
+from jaxformer.parity.graphs.segments import Divergence, Walk
+
+# The most specific first.
+ATTEMPTS = (
+    other_function, other_norm, other_softmax, other_combination, other_mask,
+    other_number, other_rotation, simple_relation, other_axes, other_rows, other_input,
+    other_value,
+)  # fmt: skip
+
+
+def diagnose(divergence: Divergence, walk: Walk) -> Diagnosis:
+    """Returns the first cause that explains a divergence; an empty text if none does."""
+    for attempt in ATTEMPTS:
+        with np.errstate(all="ignore"):
+            found = attempt(divergence, walk)
+        if found is not None:
+            return found
+    return Diagnosis("")

@@ -1,0 +1,79 @@
+"""Compares which keys each query may attend to."""
+
+import numpy as np
+
+from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
+from jaxformer.parity.graphs.segments import Divergence, Walk
+from jaxformer.parity.graphs.tape import Operator
+
+
+def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Compares which entries of scores or of attention weights are hidden."""
+    right = divergence.layout.apply(divergence.reference_value.data)
+    own = divergence.array
+    if right.ndim < 2 or right.shape[-1] < 2:
+        return None
+    hidden, wanted = (_hidden(array) for array in (own, right))
+    if not (hidden.any() or wanted.any()) or (hidden == wanted).all():
+        return None
+    extra, lost = wanted & ~hidden, hidden & ~wanted
+    parts = []
+    for which, verb in ((extra, "sees"), (lost, "does not see")):
+        if which.any():
+            place = np.argwhere(which)[0]
+            query, key = (int(n) for n in place[-2:])
+            parts.append(
+                f"query {query} {verb} key {key} ({int(which.sum())} of {which.size} entries)"
+            )
+    return Diagnosis(
+        f"the mask differs{_pattern(extra, lost)}: in the candidate " + "; ".join(parts),
+        _mask_operator(divergence),
+    )
+
+
+def _hidden(array: np.ndarray) -> np.ndarray:
+    """Returns the entries that are zero, or as low as a masked score."""
+    if (array < -1e4).any() or not np.isfinite(array).all():
+        return ~(array > -1e4)
+    return array == 0
+
+
+def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:
+    """Returns a name for the entries in which two masks differ."""
+    size = extra.shape[-2:]
+    query, key = np.indices(size)[0], np.indices(size)[1]
+    flat = (extra | lost).reshape(-1, *size)
+    one = flat.any(0)
+    if not lost.any() and one.any():
+        if (one == (key == query + 1)).all():
+            return ", by one: a token sees the one after it"
+        if (one == (key > query)).all():
+            return ": it is not causal"
+    if not extra.any() and (one == (key == query)).all():
+        return ", by one: a token does not see itself"
+    distances = set((query - key)[one].tolist())
+    if len(distances) == 1 and min(distances) > 0:
+        return f", by one: at the edge of a window of {min(distances) + bool(lost.any())} tokens"
+    columns: np.ndarray = one.all(0)
+    if (one == (columns[None] & one.any(1)[:, None])).all() and columns.any():
+        return ", in whole keys: padding"
+    return ""
+
+
+def _mask_operator(divergence: Divergence) -> Operator | None:
+    """Returns the last operator of the user's that makes a boolean or a constant mask."""
+    for operator in reversed(divergence.operators):
+        made = operator.outputs[0]
+        if made.data.dtype.kind == "b" and made.data.ndim >= 2 and operator.source:
+            return _before_layout(operator)
+    return None
+
+
+def _before_layout(operator: Operator) -> Operator:
+    """Returns the operator whose result is only brought into another layout."""
+    while operator.name in ("broadcast_in_dim", "reshape", "squeeze", "transpose", "not"):
+        producer = operator.inputs[0].producer
+        if producer is None:
+            break
+        operator = producer
+    return operator

@@ -1,0 +1,107 @@
+"""Puts another number, or another input, in the place of one that a segment reads."""
+
+import itertools
+import math
+
+import numpy as np
+
+from jaxformer.parity.graphs.diagnosis.evidence import (
+    FITS,
+    Diagnosis,
+    numbers_of,
+    own_name,
+    where,
+)
+from jaxformer.parity.graphs.layouts import layouts
+from jaxformer.parity.graphs.segments import Divergence, Walk
+
+# The same where a number is put in the place of another.
+NUMBER_FITS = 1e-6
+
+
+# How many layouts of another input are tried.
+MOST_LAYOUTS = 8
+
+
+# Numbers that a reference may hold in a table and not in an operator: bases of rotary positions.
+COMMON_NUMBERS = (1.0, 2.0, 1e4, 5e5, 1e6)
+
+
+def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Puts each number of the reference in the place of each of the candidate's."""
+    substitutes = _reference_numbers(divergence)
+    for operator in divergence.operators:
+        for value in operator.inputs:
+            data = value.data
+            if not (value.is_constant and value.producer is None and data.size == 1):
+                continue
+            if data.dtype.kind not in "fi":
+                continue
+            number = float(data.item())
+            for other, name in substitutes.items():
+                if other == number or (data.dtype.kind == "i" and other != int(other)):
+                    continue
+                given = {value.index: np.full(data.shape, other, data.dtype)}
+                try:
+                    # The reference may have a table in float32.
+                    is_right = divergence.agrees(given, NUMBER_FITS)
+                except (TypeError, ValueError, IndexError):
+                    continue
+                if is_right:
+                    absent = {"mul": 1, "div": 1, "add": 0, "sub": 0, "pow": 1}.get(operator.name)
+                    extra = ": the reference has no such step" if absent == other else ""
+                    text = f"the number {number:g} in {operator.name} must be {name}{extra}"
+                    return Diagnosis(text, operator)
+    return None
+
+
+def _reference_numbers(divergence: Divergence) -> dict[float, str]:
+    """Returns the numbers of the reference's segment, and simple functions of them, with names."""
+    numbers = dict.fromkeys(
+        (
+            *numbers_of(divergence.reference_operators),
+            *numbers_of(divergence.operators),
+            *COMMON_NUMBERS,
+        )
+    )
+    sizes = {n for v in divergence.boundary for n in v.data.shape if n > 1}
+    found = {number: f"{number:g}" for number in numbers if math.isfinite(number)}
+    for number in [*found]:
+        for other in (-number, number + 1, number - 1):
+            found.setdefault(other, f"{other:g}")
+        if number > 0:
+            for other in (1 / number, math.sqrt(number), 1 / math.sqrt(number), number**2):
+                found.setdefault(other, f"{other:g}")
+    for size in sizes:
+        for power, name in ((0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (1.0, "{}"), (-1.0, "1/{}")):
+            number = float(size) ** power
+            found[number] = f"{number:.6g} = {name.format(size)}" if power != 1 else f"{number:g}"
+    return found
+
+
+def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Lets each operator read another value of the reference of the same size."""
+    made = {v.index for op in divergence.operators for v in op.outputs}
+    others = list(dict.fromkeys([
+        *divergence.reference_boundary,
+        *(v for op in divergence.reference_operators for v in op.outputs),
+        *walk.reference.parameters.values(),
+    ]))  # fmt: skip
+    for operator in reversed(divergence.operators):
+        for value in operator.inputs:
+            if value.index in made or value.is_constant or value.data.dtype.kind != "f":
+                continue
+            array = walk.array(value)
+            for other in others:
+                if other.is_weight != value.is_weight or other.data.size != array.size:
+                    continue
+                for layout in itertools.islice(
+                    layouts(other.data.shape, array.shape), MOST_LAYOUTS
+                ):
+                    if divergence.agrees({value.index: layout.apply(other.data)}, FITS):
+                        return Diagnosis(
+                            f"{operator.name} reads {own_name(value, walk)}; it must read "
+                            f"{where(other)}",
+                            operator,
+                        )
+    return None
