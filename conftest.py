@@ -10,6 +10,9 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
+# Messages show commands as the user has started them: the same under uv and without it.
+os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
+
 # The workers and the processes that tests start share compiled programs, which spares a third of
 # the time. The first process to come here makes their folder, and removes it when it ends.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
     from jaxformer.norms import LayerNorm, RMSNorm
     from jaxformer.optimizers import make_optimizer
-    from jaxformer.parity.compare.api import assert_parity, compare
-    from jaxformer.parity.compare.generation import compare_generation
-    from jaxformer.parity.compare.training import compare_training
+    from jaxformer.parity.comparison.api import assert_parity, compare
+    from jaxformer.parity.comparison.generation import compare_generation
+    from jaxformer.parity.comparison.training import compare_training
     from jaxformer.parity.report.model import Report
     from jaxformer.porting.api import from_torch, to_torch
     from jaxformer.positions import (
@@ -213,9 +213,9 @@ _PUBLIC = {
     "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
     "norms": ("LayerNorm", "RMSNorm"),
     "optimizers": ("make_optimizer",),
-    "parity.compare.generation": ("compare_generation",),
-    "parity.compare.api": ("assert_parity", "compare"),
-    "parity.compare.training": ("compare_training",),
+    "parity.comparison.generation": ("compare_generation",),
+    "parity.comparison.api": ("assert_parity", "compare"),
+    "parity.comparison.training": ("compare_training",),
     "parity.report.model": ("Report",),
     "porting.api": ("from_torch", "to_torch"),
     "positions": (

@@ -5,7 +5,7 @@ root causes, and whether each difference is a bug or rounding.
 
 - ``trace/``: runs one side and records the calls of its modules.
 - ``matching/``: finds which modules, calls and arrays of the two sides belong together.
-- ``compare/``: ``compare``, ``assert_parity``, ``compare_training``, ``compare_generation``.
+- ``comparison/``: ``compare``, ``assert_parity``, ``compare_training``, ``compare_generation``.
 - ``graphs/``: compares any other JAX function, operator by operator, with no names given.
 - ``tolerance``: the line between rounding and a bug.
 - ``report/``: the report as data, in the terminal, as JSON and as HTML.
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from jaxformer import lazy_attributes
 
 if TYPE_CHECKING:
-    from jaxformer.parity.compare.api import assert_parity, compare
-    from jaxformer.parity.compare.generation import compare_generation
-    from jaxformer.parity.compare.training import compare_training
+    from jaxformer.parity.comparison.api import assert_parity, compare
+    from jaxformer.parity.comparison.generation import compare_generation
+    from jaxformer.parity.comparison.training import compare_training
     from jaxformer.parity.report.model import Report
 
 __all__ = ["Report", "assert_parity", "compare", "compare_generation", "compare_training"]
@@ -31,9 +31,9 @@ __getattr__ = lazy_attributes(
     __name__,
     {
         "Report": "report.model",
-        "assert_parity": "compare.api",
-        "compare": "compare.api",
-        "compare_generation": "compare.generation",
-        "compare_training": "compare.training",
+        "assert_parity": "comparison.api",
+        "compare": "comparison.api",
+        "compare_generation": "comparison.generation",
+        "compare_training": "comparison.training",
     },
 )

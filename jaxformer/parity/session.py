@@ -13,10 +13,10 @@ import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.errors import Setting, UsageError
-from jaxformer.parity.compare.generation import compare_generation
-from jaxformer.parity.compare.modules import compare
-from jaxformer.parity.compare.settings import compare_settings, precision_flags
-from jaxformer.parity.compare.training import compare_training
+from jaxformer.parity.comparison.generation import compare_generation
+from jaxformer.parity.comparison.modules import compare
+from jaxformer.parity.comparison.settings import compare_settings, precision_flags
+from jaxformer.parity.comparison.training import compare_training
 from jaxformer.parity.report.model import Report
 from jaxformer.parity.report.text import one_line
 from jaxformer.parity.repro.writer import write_repro

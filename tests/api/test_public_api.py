@@ -50,7 +50,7 @@ def test_every_name_is_there_and_documented(name):
 
 
 def test_a_name_is_the_function_whatever_was_imported_before():
-    from jaxformer.parity.compare.api import compare as the_function
+    from jaxformer.parity.comparison.api import compare as the_function
 
     assert jaxformer.compare is the_function
 

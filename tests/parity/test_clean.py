@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 import torch_ref.transformer_lm
-from jaxformer.parity.compare.modules import compare_with
+from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.trace.torch_trace import in_narrow
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 from tests.support.subjects import HUGGING_FACE, B, D, F, Subject, V, causal, randomize

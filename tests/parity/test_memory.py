@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from jaxformer.parity.compare import modules as comparison
-from jaxformer.parity.compare.modules import compare
+from jaxformer.parity.comparison import modules as comparison
+from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.trace import torch_trace
 from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants

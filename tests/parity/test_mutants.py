@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from jaxformer.parity.compare.modules import assert_parity, compare_with
-from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.comparison.modules import assert_parity, compare_with
+from jaxformer.parity.comparison.reference_run import ReferenceRun
 from tests.support import mutants
 from tests.support.mutants import MUTANTS, REFERENCE_MUTANTS
 from tests.support.subjects import SUBJECTS, Mutated, subject

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.parity.compare.modules import compare_with
-from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.comparison.modules import compare_with
+from jaxformer.parity.comparison.reference_run import ReferenceRun
 from jaxformer.parity.trace.padding import drop_unused_tokens, find_padding
 from jaxformer.parity.trace.torch_recorder import TorchCall
 from tests.parity.test_mutants import assert_named, generator

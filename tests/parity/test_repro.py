@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.parity import assert_parity
-from jaxformer.parity.compare.modules import compare
+from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.report.files import load_report
 from jaxformer.parity.repro import Repro, write_repro
 from jaxformer.porting import from_torch

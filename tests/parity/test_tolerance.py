@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxformer.parity.compare.verdicts import AMPLIFIED, explain, judge_node, worst_difference
-from jaxformer.parity.compare.weights import (
+from jaxformer.parity.comparison.verdicts import AMPLIFIED, explain, judge_node, worst_difference
+from jaxformer.parity.comparison.weights import (
     WrongWeight,
     compare_weights,
     find_swapped_layers,

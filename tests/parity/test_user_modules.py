@@ -9,7 +9,7 @@ from flax import nnx
 from torch import nn
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.compare.modules import assert_parity, compare, compare_with
+from jaxformer.parity.comparison.modules import assert_parity, compare, compare_with
 from parity_tests.families import encdec
 from tests.support.subjects import causal, hidden, ids, padded, randomize, subject
 

@@ -293,7 +293,7 @@ def test_the_certificate_says_what_became_of_every_array(sources, state, empty_f
 def test_a_meta_file_may_lie_elsewhere_and_may_be_wrong(refuse, empty_folder):
     path = nanogpt(empty_folder / "nano")
     (path.parent / "meta.pkl").rename(empty_folder / "letters.pkl")
-    assert "vocabulary" not in port(path, "none")
+    assert "unknown: name a meta.pkl" in port(path, "none")
     assert "11 characters" in port(path, "out", "--meta", "letters.pkl")
     (empty_folder / "bad.pkl").write_bytes(pickle.dumps({"itos": {0: "ab"}}))
     refuse(["port", path, "x", "--meta", "bad.pkl"], 4, "bad.pkl holds no vocabulary")

@@ -11,8 +11,8 @@ import transformers
 from flax import nnx
 
 import torch_ref.transformer_lm
-from jaxformer.parity.compare.modules import compare_with
-from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.comparison.modules import compare_with
+from jaxformer.parity.comparison.reference_run import ReferenceRun
 from parity_tests.families import charlm, encdec, minimal, prepost, unified
 from torch_ref.config import TransformerLMConfig
 

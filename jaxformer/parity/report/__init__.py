@@ -1,6 +1,6 @@
 """Reports: what a comparison found, and the forms in which it is shown and kept.
 
-The comparisons of ``parity.compare`` make a ``Report``. It leaves this package as lines in a
+The comparisons of ``parity.comparison`` make a ``Report``. It leaves this package as lines in a
 terminal, as a JSON file or as an HTML page; a JSON file is read back to see what got worse.
 
 - ``model``: the report as plain data, with its JSON form.

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.comparison.reference_run import ReferenceRun
 from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.matching.positions import Tables, nearest_tables, reference_tables

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxformer.errors import ResourceError, UsageError
-from jaxformer.parity.compare.reference_run import Caller, ReferenceRun
+from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.matching.calls import Unmatched, match_calls
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair
 from jaxformer.parity.matching.positions import match_alibi_slopes, position_ids_from_mask

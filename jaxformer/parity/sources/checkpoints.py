@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
-from jaxformer.parity.compare.weights import weight_difference
+from jaxformer.parity.comparison.weights import weight_difference
 from jaxformer.parity.sources.transformers_folders import from_transformers
 from jaxformer.parity.trace.torch_trace import require_torch
 from jaxformer.porting.api import build

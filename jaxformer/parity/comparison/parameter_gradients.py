@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from jaxformer.parity.compare.reference_run import ReferenceRun
+from jaxformer.parity.comparison.reference_run import ReferenceRun
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair
 from jaxformer.porting.mapping.rules import Link
 

@@ -3,7 +3,8 @@
 In go two models and their inputs. Out comes a ``Report``: a verdict for every pair of modules, or
 for every step of training or generation.
 
-- ``modules``: ``compare`` and ``assert_parity``: every pair of modules, isolated.
+- ``api``: ``compare`` and ``assert_parity``, for every kind of candidate.
+- ``modules``: jaxformer's own modules, or modules by name: every pair, isolated.
 - ``training``, ``generation``: ``compare_training`` and ``compare_generation``, step by step.
 - ``reference_run``: the reference, run once for any number of candidates.
 - ``teacher_forcing``, ``isolated_calls``: pairs run on the reference's inputs, isolated.

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxformer.config import OptimizerConfig
-from jaxformer.parity.compare.training_runs import (
+from jaxformer.parity.comparison.training_runs import (
     Batch,
     CandidateTraining,
     ReferenceTraining,

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.compare.context import measure_in_context
-from jaxformer.parity.compare.parameter_gradients import ReferenceGradients
-from jaxformer.parity.compare.reference_run import Caller, ReferenceRun
-from jaxformer.parity.compare.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.compare.teacher_forcing import TeacherForcedRunner
-from jaxformer.parity.compare.verdicts import explain, judge_node, worst_difference
-from jaxformer.parity.compare.weights import (
+from jaxformer.parity.comparison.context import measure_in_context
+from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
+from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
+from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
+from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
+from jaxformer.parity.comparison.verdicts import explain, judge_node, worst_difference
+from jaxformer.parity.comparison.weights import (
     WrongWeight,
     compare_weights,
     describe_wrong_weights,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.compare.isolated_calls import (
+from jaxformer.parity.comparison.isolated_calls import (
     ForcedCall,
     IsolatedCall,
     NamedDifferences,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from flax import nnx
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.compare import modules
+from jaxformer.parity.comparison import modules
 from jaxformer.parity.graphs.compare import compare_graphs
 from jaxformer.parity.report.model import Report
 
@@ -25,8 +25,8 @@ def compare(
     """Runs two models on the same inputs and says where, and why, they differ.
 
     A candidate of jaxformer's own modules is compared module by module, forward and backward: see
-    ``jaxformer.parity.compare.modules``. Any other candidate is compared operator by operator, with
-    no names given, forward only: see ``jaxformer.parity.graphs``.
+    ``jaxformer.parity.comparison.modules``. Any other candidate is compared operator by operator,
+    with no names given, forward only: see ``jaxformer.parity.graphs``.
 
     Args:
         torch_module: the reference; it is not changed.
