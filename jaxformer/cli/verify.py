@@ -35,7 +35,8 @@ class VerifyOptions:
 
     A is run in PyTorch, B in JAX: each a .safetensors or .pt file, a Hugging Face folder or the
     folder of a run. Exit code 0: they are equal, up to rounding. 1: there is a bug, and the last
-    line says where.
+    line says where. Models of your own code: --torch MODULE:FUNCTION --jax MODULE:FUNCTION
+    --inputs FILE.npz.
     """
 
     reference: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="A")]
@@ -119,6 +120,10 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         JaxformerError: the comparison cannot be made.
     """
+    if any(argument.partition("=")[0] in ("--torch", "--jax") for argument in arguments):
+        from jaxformer.cli import verify_code
+
+        return verify_code.run(arguments)
     options: VerifyOptions = parse(VerifyOptions, "jaxformer verify", arguments)
 
     from jaxformer.parity.report.files import load_report

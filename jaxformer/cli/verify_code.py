@@ -1,0 +1,132 @@
+"""``jaxformer verify --torch … --jax …``: two models that are made by people's own code."""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxformer.cli.arguments import Switch, parse
+from jaxformer.errors import ResourceError, TextError, UsageError
+
+# A part of the candidate was not compared, and no bug was found in the rest.
+INCOMPLETE = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCodeOptions:
+    """Run two models made by your own code, and name the first line where they differ.
+
+    The named functions are imported from the working folder or an installed package, and called;
+    no other code is. Exit code 0: the models are equal, up to rounding. 1: there is a bug, and the
+    output says where. 11: a part was not compared.
+    """
+
+    torch: str
+    """The reference: "package.module:function", which returns a PyTorch module."""
+    jax: str
+    """The candidate: "package.module:function", which returns an NNX or Equinox module,
+    (Linen module, variables) or (function, parameters). If it takes an argument, it is given the
+    reference."""
+    inputs: Path
+    """An .npz file with the inputs: in order if they are named arr_0, arr_1 …, else by name."""
+    jax_inputs: Path | None = None
+    """An .npz file with the inputs of the candidate, if they are others."""
+    json: Path | None = None
+    """Write the report to this file as JSON."""
+    debug: Switch = False
+    """Show the traceback of an error."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Compares two models and prints the report on standard output.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        The exit code: 0 if the two are equal up to rounding, 1 if there is a bug, 11 if a part was
+        not compared.
+
+    Raises:
+        UsageError: a function does not exist.
+        TextError: an input file cannot be read.
+        ResourceError: the report cannot be written.
+    """
+    options: VerifyCodeOptions = parse(VerifyCodeOptions, "jaxformer verify", arguments)
+    inputs = _read_inputs(options.inputs)
+    jax_inputs = None if options.jax_inputs is None else _read_inputs(options.jax_inputs)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        reference = _function(options.torch, "--torch")()
+        make = _function(options.jax, "--jax")
+    finally:
+        sys.path.pop(0)
+    candidate = make(reference) if _takes_argument(make) else make()
+
+    from jaxformer.parity.graphs.compare import compare_graphs
+
+    report = compare_graphs(reference, candidate, inputs, jax_inputs)
+    print(report)
+    if options.json is not None:
+        _write_json(report, options.json)
+    return {"bug": 1, "incomplete": INCOMPLETE}.get(report.verdict, 0)
+
+
+def _function(name: str, flag: str) -> Callable[..., Any]:
+    """Imports a function by "module:name".
+
+    Raises:
+        UsageError: there is none.
+    """
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise UsageError(f'{flag} must be "package.module:function": got {name}')
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{flag} {name}: {error}") from error
+    if not callable(found):
+        raise UsageError(f"{flag} {name}: {module} has no function {function}")
+    return found
+
+
+def _takes_argument(function: Callable[..., Any]) -> bool:
+    required = (
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    )
+    return any(True for _ in required)
+
+
+def _read_inputs(path: Path) -> Any:
+    """Returns the arrays of a file: a list, or a dict where they have names.
+
+    Raises:
+        TextError: the file is missing or no .npz file.
+    """
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise TextError(f"{path}: cannot be read as .npz: {error}") from error
+    ordered = [f"arr_{i}" for i in range(len(arrays))]
+    if sorted(arrays) == sorted(ordered):
+        return [arrays[name] for name in ordered]
+    return arrays
+
+
+def _write_json(report: Any, path: Path) -> None:
+    try:
+        record = {"verdict": report.verdict, **dataclasses.asdict(report)}
+        path.write_text(json.dumps(record, indent=1))
+    except OSError as error:
+        raise ResourceError(f"{path}: {error.strerror}") from error
