@@ -6,5 +6,6 @@ of them imports this one. An error is one line on standard error; docs/faults.md
 
 - ``main``: the table of commands, and how errors are reported.
 - ``arguments``: reads arguments into options.
-- ``train``, ``sample``, ``port``, ``verify``, ``inspect``, ``plan``, ``completions``: the commands.
+- ``train``, ``tokenize``, ``sample``, ``port``, ``verify``, ``inspect``, ``plan``, ``completions``:
+  the commands; ``verify_code`` is ``verify`` for models that people's own code makes.
 """

@@ -49,9 +49,10 @@ class GPT(nn.Module):
         return wte.attend(x)
 
 
-def build(arrays):
+def build(arrays, heads=4):
     """Returns the candidate, from the reference's arrays by name."""
-    width, heads = 24, 4
+    (vocab, width), (context, _) = arrays["wte.weight"].shape, arrays["wpe.weight"].shape
+    layers = sum(name.endswith(".fc.bias") for name in arrays)
 
     def dense(name):
         return {"kernel": arrays[f"{name}.weight"].T, "bias": arrays[f"{name}.bias"]}
@@ -64,7 +65,7 @@ def build(arrays):
         "wpe": {"embedding": arrays["wpe.weight"]},
         "ln_f": norm("ln_f"),
     }
-    for i in range(3):
+    for i in range(layers):
         fused = dense(f"h.{i}.qkv")
         block = {name: norm(f"h.{i}.{name}") for name in ("ln_1", "ln_2")}
         block |= {name: dense(f"h.{i}.{name}") for name in ("fc", "out")}
@@ -77,4 +78,4 @@ def build(arrays):
         proj = dense(f"h.{i}.proj")
         block["proj"] = {"kernel": proj["kernel"].reshape(heads, -1, width), "bias": proj["bias"]}
         params[f"h_{i}"] = block
-    return GPT(), {"params": params}
+    return GPT(vocab, width, heads, layers, context), {"params": params}
