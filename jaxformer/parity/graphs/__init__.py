@@ -16,6 +16,7 @@ in its place, and the run goes on. So no bug hides another.
 - ``layouts``: whether two arrays hold the same numbers in another layout, and which.
 - ``matching``: which value of the reference a value of the candidate is.
 - ``parameters``: which parameters hold the same numbers, and which are wrong.
+- ``divergences``: a wrong segment, and a table that is only rounded.
 - ``segments``: goes through the candidate's tape from anchor to anchor.
 - ``diagnosis/``: what would make a wrong segment right.
 - ``report``: what was found.

@@ -10,10 +10,11 @@ import numpy as np
 from jaxformer.errors import UsageError
 from jaxformer.parity.graphs.candidates import Candidate, as_candidate
 from jaxformer.parity.graphs.diagnosis import diagnose
+from jaxformer.parity.graphs.divergences import Divergence, Table
 from jaxformer.parity.graphs.jax_tape import record_jax
 from jaxformer.parity.graphs.parameters import ParameterMatches, match_parameters
 from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause, shorten
-from jaxformer.parity.graphs.segments import Divergence, Table, Walk
+from jaxformer.parity.graphs.segments import Walk
 from jaxformer.parity.graphs.tape import Tape, Value
 from jaxformer.parity.graphs.torch_tape import record_torch
 

@@ -8,7 +8,6 @@ value which, replaced by the reference's, makes the rest right, ends the wrong s
 reference's value takes its place, so that what follows is judged by itself.
 """
 
-import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.graphs.divergences import Divergence, Table
 from jaxformer.parity.graphs.layouts import Layout, distance, find_layout, nearest_layout
 from jaxformer.parity.graphs.matching import Index, Match, largest, rounding_allowed
 from jaxformer.parity.graphs.tape import Operator, Tape, Value, region_before, run_again
@@ -34,77 +34,6 @@ MOST_TRIED = 40
 MOST_NEAR = 8
 # A constant that differs by less than this, per position, is a table in float32.
 TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
-
-
-@dataclasses.dataclass
-class Divergence:
-    """A segment of the candidate that computes something else than the reference's.
-
-    Attributes:
-        value: the end of the candidate's segment.
-        reference_value: what it should be.
-        layout: from the reference's to the candidate's.
-        operators: of the candidate's segment, in order.
-        boundary: the values that enter it.
-        reference_operators: of the reference's segment.
-        reference_boundary: the values that enter that.
-        error: the largest difference at the end, of scale.
-        array: what the candidate computed at the end.
-        arrays: of the candidate's values that were put right before, by index.
-        required: the value that had to be an anchor, at the segment's end or after it.
-        required_reference: what that should be.
-        required_operators: all operators between the last anchors and the required value.
-    """
-
-    value: Value
-    reference_value: Value
-    layout: Layout
-    operators: list[Operator]
-    boundary: list[Value]
-    reference_operators: list[Operator]
-    reference_boundary: list[Value]
-    error: float
-    array: np.ndarray
-    arrays: Mapping[int, Any]
-    required: Value
-    required_reference: Value
-    required_operators: list[Operator]
-
-    def agrees(self, given: Mapping[int, Any], allowed: float) -> bool:
-        """Returns whether the segment, or all up to the required value, is right with other arrays.
-
-        Args:
-            given: arrays of values that no operator of the segment makes, by index.
-            allowed: the largest difference, of scale.
-        """
-        end = self.layout.apply(self.reference_value.data)
-        for operators, value, wanted in (
-            (self.operators, self.value, end),
-            (self.required_operators, self.required, self.required_reference.data),
-        ):
-            made = {v.index for op in operators for v in op.outputs}
-            known = {i: a for i, a in self.arrays.items() if i not in made}
-            again = run_again(operators, {**known, **given}).get(value.index)
-            if again is None or again.size != wanted.size:
-                continue
-            limit = allowed * (largest(wanted) or 1.0)
-            is_right = (
-                again.shape == wanted.shape and distance(again, wanted) <= limit
-                if wanted is end
-                else find_layout(wanted, again, limit) is not None
-            )
-            if is_right:
-                return True
-        return False
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A constant of the candidate that is a float32 rounding away from the reference's."""
-
-    value: Value
-    reference_value: Value
-    error: float
 
 
 class Walk:

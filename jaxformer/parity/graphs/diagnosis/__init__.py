@@ -28,7 +28,8 @@ from jaxformer.parity.graphs.diagnosis.relations import (
     simple_relation,
 )
 from jaxformer.parity.graphs.diagnosis.substitutions import other_input, other_number
-from jaxformer.parity.graphs.segments import Divergence, Walk
+from jaxformer.parity.graphs.divergences import Divergence
+from jaxformer.parity.graphs.segments import Walk
 
 # The most specific first.
 ATTEMPTS = (

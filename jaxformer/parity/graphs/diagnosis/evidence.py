@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.graphs.divergences import Divergence
 from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.segments import Divergence, Walk
+from jaxformer.parity.graphs.segments import Walk
 from jaxformer.parity.graphs.tape import Operator, Value
 
 # Formulas hold to this share of scale; a wrong formula is off by far more than rounding.

@@ -3,7 +3,8 @@
 import numpy as np
 
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
-from jaxformer.parity.graphs.segments import Divergence, Walk
+from jaxformer.parity.graphs.divergences import Divergence
+from jaxformer.parity.graphs.segments import Walk
 from jaxformer.parity.graphs.tape import Operator
 
 
