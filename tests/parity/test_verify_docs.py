@@ -16,6 +16,7 @@ import pytest
 
 from jaxformer.cli.main import main
 from jaxformer.cli.verify import VerifyOptions
+from jaxformer.cli.verify_code import VerifyCodeOptions
 from tests.support.ported import hugging_face
 from tests.support.verified import LLAMA, llama_state
 
@@ -112,7 +113,7 @@ def test_the_map_of_names_in_the_page():
 
 
 def test_the_options_and_modes_of_the_page_are_those_of_the_command():
-    fields = VerifyOptions.__dataclass_fields__
+    fields = {**VerifyOptions.__dataclass_fields__, **VerifyCodeOptions.__dataclass_fields__}
     used = set(re.findall(r"--(\w+)", PAGE)) - {"extra", "prompt", "meta"}
     assert used <= set(fields)
     for mode in ("forward", "grad", "train", "generate"):
