@@ -24,7 +24,7 @@ SPLITS = ("train", "val")
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 # The vocabulary of GPT-2, in whose ids nanoGPT's folders are that have no meta.pkl.
 GPT2_VOCABULARY = 50257
-# Of a file, so that one of any length is told from another in a moment.
+# Of a file, so that files of any length are distinguished in a moment.
 FINGERPRINT_BLOCKS, BLOCK_BYTES = 256, 1 << 16
 FEISTEL_ROUNDS = 6
 

@@ -113,7 +113,7 @@ def _summarize(index: dict[str, Any], out: Path) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int, int], None]]:
-    """Shows a bar on a terminal and lines elsewhere; gives what they are told."""
+    """Shows a bar on a terminal and lines elsewhere; gives what they are to show."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -53,9 +53,9 @@ def test_a_planted_bug_is_found(number, tmp_path):
 @pytest.mark.tier("full")
 def test_all_planted_bugs_are_found_and_most_are_named(tmp_path):
     found = np.array([check(bug, tmp_path) for bug in BUGS])
-    has_line, has_diagnosis = found.mean(0)
-    assert has_line >= 0.7
-    assert has_diagnosis >= 0.8
+    has_line, has_diagnosis = found.sum(0)
+    assert has_line >= 28  # of 39
+    assert has_diagnosis >= 35
 
 
 def test_a_report_says_what_and_where(tmp_path):
