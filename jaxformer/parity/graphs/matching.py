@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from jaxformer.parity.graphs.layouts import Layout, find_layout, is_finite
+from jaxformer.parity.graphs.layouts import INFINITE, Layout, find_layout, is_finite
 from jaxformer.parity.graphs.tape import Tape, Value
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
@@ -21,7 +21,13 @@ FEWEST = 4
 
 def largest(array: np.ndarray) -> float:
     """Returns the largest finite magnitude."""
-    finite = np.abs(array[is_finite(array)]) if array.size else array
+    if not array.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        found = max(float(array.max()), -float(array.min()))
+    if found < INFINITE:
+        return found
+    finite = np.abs(array[is_finite(array)])
     return float(finite.max()) if finite.size else 0.0
 
 
@@ -31,32 +37,23 @@ def rounding_allowed(reference: np.ndarray) -> float:
 
 
 def moments(array: np.ndarray) -> np.ndarray:
-    """Returns sums over an array that no change of layout changes: of |x|, x, x², x³; and extremes.
+    """Returns what no change of layout changes: means of x, x² and x³, extremes, and a count.
 
     Infinities and NaN are left out and counted.
     """
     flat = array.reshape(-1)
-    finite = is_finite(flat)
-    missing = flat.size - int(np.count_nonzero(finite))
-    if missing:
+    scale = largest(flat)
+    missing = 0
+    if not (flat.size and float(flat.max()) < INFINITE and float(flat.min()) > -INFINITE):
+        finite = is_finite(flat)
+        missing = flat.size - int(np.count_nonzero(finite))
         flat = flat[finite]
     if not flat.size:
-        return np.array([missing, 0, 0, 0, 0, 0, 0], np.float64)
-    magnitude = np.abs(flat)
-    scale = float(magnitude.max()) or 1.0
-    unit = flat / scale
+        return np.array([missing, 0, 0, 0, 0, 0], np.float64)
+    unit = flat / (scale or 1.0)
     square = unit * unit
-    return np.array(
-        [
-            missing,
-            scale,
-            scale * float(magnitude.sum() / scale) / flat.size,
-            scale * float(unit.sum()) / flat.size,
-            scale * float(square.sum()) / flat.size,
-            scale * float((square * unit).sum()) / flat.size,
-            scale * (float(flat.max()) - float(flat.min())) / scale,
-        ]
-    )
+    means = np.array([unit.sum(), square.sum(), np.dot(square, unit)]) / flat.size
+    return np.array([missing, scale, *(scale * means), float(flat.max()) - float(flat.min())])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +110,7 @@ class Index:
             other = self.moments_of(value)
             if own[0] != other[0] or np.abs(own - other).max() > tolerance:
                 continue
-            limit = allowed * size if allowed else rounding_allowed(value.data)
+            limit = allowed * size if allowed else MIDDLE * ROUNDOFF["float32"] * float(other[1])
             layout = find_layout(value.data, array, limit)
             if layout is not None:
                 found.append(Match(value, *layout))

@@ -6,19 +6,17 @@ relative.
 """
 
 import dataclasses
-import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
+from jaxformer.parity.graphs.content import fingerprint, fingerprints_by_axis
 from jaxformer.parity.graphs.layouts import Layout, nearest_layout
 from jaxformer.parity.graphs.tape import Tape, Value
 
 # Two arrays whose numbers differ by less than this share of their size are the same parameter.
 RELATED = 0.5
-# Vectors up to this length may be taken apart: a bias of a fused projection.
-MOST_NUMBERS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,28 +59,27 @@ def match_parameters(reference: Tape, candidate: Tape) -> ParameterMatches:
     """Finds for each parameter of the candidate those of the reference that it is made of."""
     sources = {n: v.data for n, v in _named(reference).items() if v.data.dtype.kind == "f"}
     targets = {n: v.data for n, v in candidate.parameters.items() if _is_float(v)}
-    whole: dict[bytes, list[str]] = defaultdict(list)
+    whole: dict[int, list[str]] = defaultdict(list)
     for name, array in sources.items():
-        whole[_key(array)].append(name)
+        whole[fingerprint(array)].append(name)
     used: set[str] = set()
     matched: list[str] = []
     left: list[str] = []
     for name, array in targets.items():
-        twins = whole.get(_key(array), [])
+        twins = whole.get(fingerprint(array), [])
         used.update(twins)
         (matched if twins else left).append(name)
     # Rows of what is left: parts of a fused or stacked parameter.
     rest = {n: a for n, a in sources.items() if n not in used}
-    lines = _lines(rest)
-    for name in list(left):
-        owners = _owners(targets[name], lines)
-        if owners is not None:
-            used |= owners
-            matched.append(name)
-            left.remove(name)
+    parts = _Parts(rest)
+    in_parts = {n: owners for n in left if (owners := parts.owners(targets[n])) is not None}
+    used = used.union(*in_parts.values())
+    matched += in_parts
+    left = [n for n in left if n not in in_parts]
     missing = [n for n in reference.parameters if n in rest and n not in used]
-    own_lines = _lines({n: targets[n] for n in matched})
-    missing = [n for n in missing if _owners(sources[n], own_lines) is None]
+    if missing:
+        own_parts = _Parts({n: targets[n] for n in in_parts})
+        missing = [n for n in missing if own_parts.owners(sources[n]) is None]
     wrong, unmatched = [], []
     for name in left:
         relative = _nearest(targets[name], {n: sources[n] for n in missing})
@@ -95,22 +92,27 @@ def match_parameters(reference: Tape, candidate: Tape) -> ParameterMatches:
     return ParameterMatches(tuple(matched), tuple(wrong), tuple(unmatched), tuple(missing))
 
 
-def _lines(arrays: Mapping[str, np.ndarray]) -> dict[bytes, set[str]]:
-    """Returns who has which line of numbers along any axis, or which slice across any."""
-    found: dict[bytes, set[str]] = defaultdict(set)
-    for name, array in arrays.items():
-        for keys in _keys_by_axis(array):
-            for key in keys:
-                found[key].add(name)
-    return found
+class _Parts:
+    """Slices and lines of arrays, by their numbers.
 
+    Args:
+        arrays: by name.
+    """
 
-def _owners(array: np.ndarray, lines: Mapping[bytes, set[str]]) -> set[str] | None:
-    """Returns the parameters that hold all slices of an array along one axis, None if none do."""
-    for keys in _keys_by_axis(array):
-        if all(key in lines for key in keys):
-            return set().union(*(lines[key] for key in keys))
-    return None
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self._owners: dict[int, set[str]] = defaultdict(set)
+        for name, array in arrays.items():
+            for prints in fingerprints_by_axis(array):
+                for one in np.unique(prints).tolist():
+                    self._owners[one].add(name)
+
+    def owners(self, array: np.ndarray) -> set[str] | None:
+        """Returns the names of those that hold all slices of an array, None if none do."""
+        for prints in fingerprints_by_axis(array) if self._owners else ():
+            found = [self._owners.get(one) for one in np.unique(prints).tolist()]
+            if all(found):
+                return set().union(*(names for names in found if names))
+        return None
 
 
 def _is_float(value: Value) -> bool:
@@ -121,24 +123,6 @@ def _named(tape: Tape) -> dict[str, Value]:
     """Returns the parameters and the buffers."""
     buffers = {v.name: v for v in tape.values if v.kind == "constant" and v.name}
     return {**buffers, **tape.parameters}
-
-
-def _key(numbers: np.ndarray) -> bytes:
-    """Returns what arrays of the same numbers in any order have in common, in float32."""
-    narrow = np.sort(numbers.astype(np.float32), axis=None) + np.float32(0)
-    return hashlib.blake2b(narrow.tobytes(), digest_size=16).digest()
-
-
-def _keys_by_axis(array: np.ndarray) -> Iterator[list[bytes]]:
-    """Yields the keys of slices across each axis, then those of lines along each axis."""
-    if array.ndim == 1:
-        yield [_key(array)]
-        if array.size <= MOST_NUMBERS:
-            yield [_key(number) for number in array]
-    for axis in range(array.ndim if array.ndim > 1 else 0):
-        yield [_key(part) for part in np.moveaxis(array, axis, 0)]
-    for axis in range(array.ndim if array.ndim > 2 else 0):
-        yield [_key(line) for line in np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])]
 
 
 def _nearest(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> tuple[str, Layout] | None:
