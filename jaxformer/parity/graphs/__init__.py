@@ -12,11 +12,14 @@ in its place, and the run goes on. So no bug hides another.
 - ``tape``: operators and their values; what an operator depends on; a part that is run again.
 - ``candidates``: the ways to call a candidate.
 - ``jax_tape``: a jaxpr, evaluated operator by operator with every float in float64.
+- ``numpy_operators``: common primitives in numpy, which is faster where arrays are small.
 - ``torch_tape``: the operators of a PyTorch module, with every float in float64.
 - ``layouts``: whether two arrays hold the same numbers in another layout, and which.
 - ``matching``: which value of the reference a value of the candidate is.
 - ``parameters``: which parameters hold the same numbers, and which are wrong.
 - ``divergences``: a wrong segment, and a table that is only rounded.
+- ``constants``: what float32 does to the numbers and tables of a segment.
+- ``effects``: how much of a wrong segment reaches the results.
 - ``segments``: goes through the candidate's tape from anchor to anchor.
 - ``diagnosis/``: what would make a wrong segment right.
 - ``report``: what was found.

@@ -1,7 +1,7 @@
 """Compares a PyTorch module with a candidate of any framework, with no names given."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jaxformer.errors import UsageError
 from jaxformer.parity.graphs.candidates import Candidate, as_candidate
 from jaxformer.parity.graphs.diagnosis import diagnose
 from jaxformer.parity.graphs.divergences import Divergence, Table
+from jaxformer.parity.graphs.effects import NO_EFFECT, effect_of
 from jaxformer.parity.graphs.jax_tape import record_jax
 from jaxformer.parity.graphs.parameters import ParameterMatches, match_parameters
 from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause, shorten
@@ -81,8 +82,15 @@ def judge_tapes(
         for w in parameters.wrong
     }
     walk = Walk(reference, tape, corrected).run()
-    causes = _merge(_cause(divergence, walk) for divergence in walk.divergences)
-    causes.sort(key=lambda cause: cause.error < SEVERE)
+    effects = [effect_of(divergence, reference) for divergence in walk.divergences]
+    is_seen = [effect is None or effect > NO_EFFECT for effect in effects]
+    causes = _merge(
+        _cause(divergence, walk, effect)
+        for divergence, effect, seen in zip(walk.divergences, effects, is_seen, strict=True)
+        if seen
+    )
+    causes.sort(key=lambda c: (c.error if c.effect is None else c.effect) < SEVERE)
+    remarks = [*walk.remarks, *_without_effect(walk.divergences, is_seen)]
     reached, missing = _modules(returned, walk)
     floats = [v for v in tape.values if v.is_activation]
     return GraphReport(
@@ -101,7 +109,7 @@ def judge_tapes(
         ),
         walk.largest_error,
         tuple(missing),
-        tuple(walk.remarks),
+        tuple(remarks),
     )  # fmt: skip
 
 
@@ -112,7 +120,17 @@ def _describe_table(table: Table) -> str:
     return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
 
 
-def _cause(divergence: Divergence, walk: Walk) -> RootCause:
+def _without_effect(divergences: Sequence[Divergence], is_seen: Sequence[bool]) -> Iterator[str]:
+    """Yields what differs and changes no result, as masks do at padding."""
+    hidden = [d for d, seen in zip(divergences, is_seen, strict=True) if not seen]
+    if hidden:
+        first = next((op for op in reversed(hidden[0].operators) if op.source), None)
+        count = "1 value differs" if len(hidden) == 1 else f"{len(hidden)} values differ"
+        place = shorten(first.source) if first else "a source unknown"
+        yield f"{count}, the first at {place}; the results that are read stay the same"
+
+
+def _cause(divergence: Divergence, walk: Walk, effect: float | None) -> RootCause:
     found = diagnose(divergence, walk)
     named = [op for op in divergence.operators if op.source]
     operator = found.operator or (named[-1] if named else divergence.value.producer)
@@ -127,6 +145,7 @@ def _cause(divergence: Divergence, walk: Walk) -> RootCause:
         tuple(op.name for op in divergence.reference_operators),
         operator.module if operator else "",
         reference.module if reference else "",
+        effect=effect,
     )
 
 
@@ -138,7 +157,9 @@ def _merge(causes: Iterable[RootCause]) -> list[RootCause]:
         first = found.get(key, cause)
         places = first.places + 1 if key in found else 1
         error = max(first.error, cause.error)
-        found[key] = dataclasses.replace(first, places=places, error=error)
+        known = [e for e in (first.effect, cause.effect) if e is not None]
+        effect = max(known) if known else None
+        found[key] = dataclasses.replace(first, places=places, error=error, effect=effect)
     return list(found.values())
 
 

@@ -10,6 +10,9 @@ from jaxformer.parity.graphs.layouts import Layout, distance, find_layout
 from jaxformer.parity.graphs.matching import largest
 from jaxformer.parity.graphs.tape import Operator, Value, run_again
 
+# What puts a segment right leaves less than this share of its error.
+REMAINS = 1e-2
+
 
 @dataclasses.dataclass
 class Divergence:
@@ -50,8 +53,10 @@ class Divergence:
 
         Args:
             given: arrays of values that no operator of the segment makes, by index.
-            allowed: the largest difference, of scale.
+            allowed: the largest difference, of scale; a change that leaves more than a small part
+                of the error is none that makes the segment right.
         """
+        allowed = min(allowed, self.error * REMAINS)
         end = self.layout.apply(self.reference_value.data)
         for operators, value, wanted in (
             (self.operators, self.value, end),

@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxformer.parity.graphs.candidates import Candidate
+from jaxformer.parity.graphs.numpy_operators import MOST_NUMBERS, numpy_function
 from jaxformer.parity.graphs.tape import Tape, Value
 
 # Operators that call a jaxpr, with the name of the argument that holds it.
@@ -107,8 +108,8 @@ def _in_float32(leaf: Any) -> Any:
 
 
 def _host(array: Any) -> Any:
-    """Returns an array on the host; random keys stay as they are."""
-    return np.asarray(array) if _is_number(array) else array
+    """Returns an array on the host; of random keys, their bits."""
+    return np.asarray(array if _is_number(array) else jax.random.key_data(array))
 
 
 def _constants(tape: Tape, arrays: Sequence[Any]) -> list[Value]:
@@ -160,7 +161,7 @@ class _Recorder:
             return environment[atom]
 
         is_users = not source or _is_users_function(jaxpr)
-        for equation in jaxpr.eqns:
+        for equation in _needed(jaxpr):
             here = (source_of(equation) if is_users else "") or source
             name = str(equation.source_info.name_stack)
             inside = "/".join(part for part in (module, name) if part)
@@ -247,6 +248,17 @@ class _Recorder:
         return carry
 
 
+def _needed(jaxpr: Any) -> list[Any]:
+    """Returns the equations on which the outputs depend, in order."""
+    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            found.append(equation)
+            wanted |= {atom for atom in equation.invars if not isinstance(atom, Literal)}
+    return found[::-1]
+
+
 def _literal(atom: Any) -> Any:
     value = atom.val
     dtype = atom.aval.dtype
@@ -265,8 +277,12 @@ def _wide(equation: Any) -> Callable[..., Any]:
     if name in ("dot_general", "conv_general_dilated"):
         params["precision"] = None
     many = primitive.multiple_results
+    small = _small(equation)
 
     def run(*arrays: Any) -> Sequence[Any]:
+        if small is not None:
+            with np.errstate(all="ignore"):
+                return small(*arrays)
         with jax.enable_x64(True):
             wide = [jnp.asarray(a) for a in _alike(equation, arrays)]
             made = primitive.bind(*wide, **params)
@@ -275,11 +291,29 @@ def _wide(equation: Any) -> Callable[..., Any]:
     return run
 
 
+def _small(equation: Any) -> Callable[..., Sequence[Any]] | None:
+    """Returns what computes an equation in numpy, None if that must be left to JAX."""
+    atoms = (*equation.invars, *equation.outvars)
+    if any(not isinstance(atom.aval.dtype, np.dtype) for atom in atoms) or len(atoms) == 1:
+        return None
+    if max(atom.aval.size for atom in atoms) > MOST_NUMBERS:
+        return None
+    is_float = all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in equation.invars)
+    function = numpy_function(equation.primitive.name, equation.params, is_float)
+    if function is None:
+        return None
+    dtype = equation.outvars[0].aval.dtype
+    dtype = np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    return lambda *arrays: [np.asarray(function(*_alike(equation, arrays)), dtype)]
+
+
 def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:
-    """Yields arguments; integers have the dtype that the equation has."""
+    """Yields arguments; integers have the dtype that the equation has, and keys are keys."""
     for atom, array in zip(equation.invars, arrays, strict=True):
         dtype = atom.aval.dtype
-        if _is_number(array) and not jnp.issubdtype(dtype, jnp.floating):
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            yield jax.random.wrap_key_data(jnp.asarray(array), impl=dtype._impl.name)
+        elif not jnp.issubdtype(dtype, jnp.floating):
             yield np.asarray(array, dtype)
         else:
             yield array
@@ -302,7 +336,7 @@ def _narrow(equation: Any) -> Callable[..., Any]:
         with jax.enable_x64(True):
             narrow = [
                 jnp.asarray(a, atom.aval.dtype) if _is_number(a) else a
-                for atom, a in zip(equation.invars, arrays, strict=True)
+                for atom, a in zip(equation.invars, _alike(equation, arrays), strict=True)
             ]
             made = primitive.bind(*narrow, **params)
             made = made if primitive.multiple_results else [made]

@@ -37,6 +37,12 @@ class Layout:
         """Returns the reference's array in the candidate's layout."""
         return array.reshape(self.split).transpose(self.order).reshape(self.shape)
 
+    def invert(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Returns the candidate's array in the reference's layout, of the reference's shape."""
+        back = np.argsort(self.order)
+        permuted = array.reshape([self.split[axis] for axis in self.order])
+        return permuted.transpose(back).reshape(shape)
+
     @property
     def is_reshape(self) -> bool:
         """Whether no number changes its place in memory."""

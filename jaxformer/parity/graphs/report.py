@@ -23,6 +23,8 @@ class RootCause:
         jax_module: name of the candidate's module; "" where the framework gives none.
         torch_module: path of the reference's module.
         places: how many times the same line is wrong in the same way, as in each layer.
+        effect: how far it moves the results if all else is right, of their scale; None where that
+            is not known.
     """
 
     jax_source: str
@@ -34,6 +36,7 @@ class RootCause:
     jax_module: str = ""
     torch_module: str = ""
     places: int = 1
+    effect: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +137,8 @@ def _describe(number: int, cause: RootCause) -> list[str]:
     text = f"{number}. {cause.diagnosis or 'the two segments differ'}{module}"
     if cause.places > 1:
         text += f" and {cause.places - 1} more {'place' if cause.places == 2 else 'places'}"
-    lines = [text, f"   off by {cause.error:.1e} of scale"]
+    effect = "" if cause.effect is None else f"; it moves the results by {cause.effect:.1e}"
+    lines = [text, f"   off by {cause.error:.1e} of scale{effect}"]
     for side, source, operators in (
         ("candidate", cause.jax_source, cause.jax_operators),
         ("reference", cause.torch_source, cause.torch_operators),

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.graphs.constants import TABLE_ALLOWED, constant_rounding
 from jaxformer.parity.graphs.divergences import Divergence, Table
+from jaxformer.parity.graphs.effects import depending
 from jaxformer.parity.graphs.layouts import Layout, distance, find_layout, nearest_layout
 from jaxformer.parity.graphs.matching import Index, Match, largest, rounding_allowed
 from jaxformer.parity.graphs.tape import Operator, Tape, Value, region_before, run_again
@@ -32,8 +34,8 @@ KINDS = {
 # How many steps of a wrong segment are tried as its end, for each size.
 MOST_TRIED = 40
 MOST_NEAR = 8
-# A constant that differs by less than this, per position, is a table in float32.
-TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
+# Two segments do the same if what they make of the same is this near; their numbers may be rounded.
+ALIKE = 1e-5
 
 
 class Walk:
@@ -222,7 +224,13 @@ class Walk:
             self._put_right_after(operators)
             self._require(value, wanted)
             return
-        if error > self._allowed(own, end_value, scale):
+        if error <= self._allowed(own, end_value, scale):
+            pass
+        elif error <= constant_rounding(own, end_value, self.arrays) + constant_rounding(
+            reference_own, end_wanted, {}
+        ):
+            self.tables.append(Table(end_value, end_wanted, error / scale))
+        else:
             self.divergences.append(
                 Divergence(
                     end_value, end_wanted, layout, own, boundary, reference_own,
@@ -269,8 +277,9 @@ class Walk:
                     by_size[made.data.size].append(made)
         limit = rounding_allowed(wanted.data)
         known = self.arrays_before(operators)
+        first = None
         for end, other, layout in self._ends(operators, value, by_size):
-            later = _depending(operators, end)
+            later = depending(operators, end)
             remade = {v.index for op in later for v in op.outputs}
             given = {
                 v.index: self.arrays[v.index]
@@ -280,10 +289,37 @@ class Walk:
             }
             again = run_again(later, {**known, **given, end.index: layout.apply(other.data)})
             if value.index in again and find_layout(wanted.data, again[value.index], limit):
-                return end, other, layout
+                if self._follows_alike(end, other, layout, value, wanted, reference_operators):
+                    return end, other, layout
+                first = first or (end, other, layout)
+        if first is not None:
+            return first
         # Between values that have little in common any layout may be the nearest.
         found = nearest_layout(wanted.data, self.array(value), gain=0.8)
         return None if found is None else (value, wanted, found[0])
+
+    def _follows_alike(
+        self,
+        end: Value,
+        other: Value,
+        layout: Layout,
+        value: Value,
+        wanted: Value,
+        reference_operators: Sequence[Operator],
+    ) -> bool:
+        """Returns whether the reference makes of a wrong end what the candidate makes of it.
+
+        If not, the two ends are not the same place: scores before a mask and after it.
+        """
+        later = depending(reference_operators, other)
+        if any(operator.name == "written" for operator in later):
+            return True
+        if not later:
+            return other is wanted
+        own = layout.invert(self.array(end), other.data.shape)
+        made = run_again(later, {other.index: own}).get(wanted.index)
+        wrong = self.array(value)
+        return made is None or find_layout(made, wrong, ALIKE * (largest(wrong) or 1.0)) is not None
 
     def _wrong_factors(
         self,
@@ -395,6 +431,8 @@ class Walk:
             if any(match.value in wanted for match in matches):
                 continue
             same = [w for w in wanted if w.data.size == value.data.size]
+            if len(wanted) == len(self.candidate.outputs) and wanted[place] in same:
+                same = [wanted[place]]
             same = same or [w for w in wanted if _is_last_entry(w.data.shape, value.data.shape)]
             if same and same[0].data.size != value.data.size:
                 value = self._last_entry(value, same[0].data.shape)
@@ -411,14 +449,3 @@ def _is_last_entry(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Returns whether a shape has one entry along an axis where another has several."""
     pairs = list(zip(shape, whole, strict=False))
     return len(shape) == len(whole) and [m for m, n in pairs if m != n] == [1]
-
-
-def _depending(operators: Sequence[Operator], value: Value) -> list[Operator]:
-    """Returns the operators that depend on a value."""
-    known = {value.index}
-    found = []
-    for operator in operators:
-        if any(read.index in known for read in operator.inputs):
-            found.append(operator)
-            known |= {made.index for made in operator.outputs}
-    return found

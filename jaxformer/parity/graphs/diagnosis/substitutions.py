@@ -96,6 +96,8 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             for other in others:
                 if other.is_weight != value.is_weight or other.data.size != array.size:
                     continue
+                if other.data.dtype.kind != "f":
+                    continue
                 for layout in itertools.islice(
                     layouts(other.data.shape, array.shape), MOST_LAYOUTS
                 ):

@@ -1,0 +1,8 @@
+"""Every setting that is compared."""
+
+from benchmarks.wild import flax_families
+
+
+def all_settings():
+    """Yields them, library by library."""
+    yield from flax_families.settings()

@@ -1,0 +1,67 @@
+"""What float32 does to the constants of a segment: its numbers and its tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.graphs.layouts import distance
+from jaxformer.parity.graphs.matching import largest
+from jaxformer.parity.graphs.tape import Operator, Value, run_again
+from jaxformer.parity.tolerance import ROUNDOFF
+
+# A constant that differs by less than this, per position, is a table in float32.
+TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
+# A number with no more bits than these was not rounded.
+SHORT = np.float64(1 << 12)
+# How many ways of rounding are tried.
+DRAWS = 2
+
+
+def constant_rounding(
+    operators: Sequence[Operator], end: Value, arrays: Mapping[int, Any]
+) -> float:
+    """Returns how far the end of a segment moves where its constants are rounded to float32.
+
+    Numbers such as 0.7978846, and tables of positions, may have been computed in float32 before the
+    model saw them. A difference of this size says nothing of the model.
+
+    Args:
+        operators: of the segment, in order.
+        end: what they compute.
+        arrays: what takes the place of some values, by index.
+    """
+    made = {value.index for operator in operators for value in operator.outputs}
+    read = {v.index: v for operator in operators for v in operator.inputs if v.index not in made}
+    constants = [v for v in read.values() if v.is_constant and _may_be_rounded(v.data)]
+    if not constants:
+        return 0.0
+    known = {i: arrays[i] for i in read if i in arrays}
+    before = run_again(operators, known).get(end.index, end.data)
+    random = np.random.default_rng(0)
+    far = 0.0
+    for _ in range(DRAWS):
+        moved = {v.index: _moved(arrays.get(v.index, v.data), random) for v in constants}
+        after = run_again(operators, known | moved).get(end.index)
+        moved_by = 0.0 if after is None else distance(after, before)
+        far = max(far, moved_by if np.isfinite(moved_by) else 0.0)
+    return 2 * far
+
+
+def _may_be_rounded(array: np.ndarray) -> bool:
+    """Returns whether an array holds floats that may have been rounded: not 0.5 or -1e30."""
+    if array.dtype.kind != "f":
+        return False
+    finite = array[np.isfinite(array) & (np.abs(array) < 1e30)]
+    mantissa = np.frexp(finite)[0] * SHORT
+    return bool((mantissa != np.round(mantissa)).any())
+
+
+def _moved(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Returns an array with an error at each number: of its own size, or of that of a table."""
+    signs = random.choice([-1.0, 1.0], array.shape)
+    if array.size == 1:
+        return array * (1 + 2 * ROUNDOFF["float32"] * signs)
+    finite = np.abs(array) < 1e30
+    step = TABLE_ALLOWED * max(array.shape) * largest(array)
+    return np.where(finite, array + step * signs, array)

@@ -1,0 +1,131 @@
+"""Common primitives of JAX in numpy, for arrays so small that calling JAX takes longer.
+
+Each entry takes the parameters of an equation and returns a function of numpy arrays with one
+result. Floats are float64; what numpy computes otherwise than JAX (division of integers, gathers
+out of bounds) is left to JAX.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+Function = Callable[..., Any]
+# Above this many numbers JAX is as fast.
+MOST_NUMBERS = 1 << 15
+
+UNARY: dict[str, Function] = {
+    "neg": np.negative, "exp": np.exp, "log": np.log, "tanh": np.tanh, "sqrt": np.sqrt,
+    "sin": np.sin, "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "abs": np.abs,
+    "log1p": np.log1p, "expm1": np.expm1, "exp2": np.exp2, "square": np.square,
+    "rsqrt": lambda x: 1 / np.sqrt(x), "logistic": lambda x: 1 / (1 + np.exp(-x)),
+}  # fmt: skip
+# The last two are of floats alone.
+BINARY: dict[str, Function] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
+    "div": np.divide, "pow": np.power,
+}  # fmt: skip
+COMPARISONS: dict[str, Function] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal,
+}  # fmt: skip
+REDUCTIONS: dict[str, Function] = {
+    "reduce_sum": np.sum, "reduce_max": np.max, "reduce_min": np.min, "reduce_and": np.all,
+    "reduce_or": np.any,
+}  # fmt: skip
+
+
+def numpy_function(name: str, params: Mapping[str, Any], is_float: bool) -> Function | None:
+    """Returns what computes a primitive, None if it is left to JAX.
+
+    Args:
+        name: of the primitive.
+        params: of its equation.
+        is_float: whether it reads floats alone.
+    """
+    if name in UNARY and is_float:
+        return UNARY[name]
+    if name in COMPARISONS:
+        return COMPARISONS[name]
+    if name in BINARY and is_float:
+        return BINARY[name]
+    if name in REDUCTIONS and (is_float or name in ("reduce_and", "reduce_or")):
+        function, axes = REDUCTIONS[name], tuple(params["axes"])
+        return lambda x: function(x, axis=axes)
+    build = STRUCTURAL.get(name)
+    return build(params) if build is not None else None
+
+
+def _broadcast_in_dim(params: Mapping[str, Any]) -> Function | None:
+    shape, places = params["shape"], params["broadcast_dimensions"]
+
+    def broadcast(x: Any, *dynamic: Any) -> Any:
+        given = [1] * len(shape)
+        for place, size in zip(places, x.shape, strict=True):
+            given[place] = size
+        return np.broadcast_to(x.reshape(given), shape)
+
+    return broadcast
+
+
+def _reshape(params: Mapping[str, Any]) -> Function | None:
+    shape = params["new_sizes"]
+    return (lambda x: x.reshape(shape)) if params.get("dimensions") is None else None
+
+
+def _slice(params: Mapping[str, Any]) -> Function | None:
+    steps = params["strides"] or [None] * len(params["start_indices"])
+    at = tuple(map(slice, params["start_indices"], params["limit_indices"], steps))
+    return lambda x: x[at]
+
+
+def _dot_general(params: Mapping[str, Any]) -> Function | None:
+    (left_sum, right_sum), (left_batch, right_batch) = params["dimension_numbers"]
+
+    def dot(left: Any, right: Any) -> Any:
+        left_kept = [i for i in range(left.ndim) if i not in (*left_sum, *left_batch)]
+        right_kept = [i for i in range(right.ndim) if i not in (*right_sum, *right_batch)]
+        batch = [left.shape[i] for i in left_batch]
+        rows, columns = [left.shape[i] for i in left_kept], [right.shape[i] for i in right_kept]
+        summed = int(np.prod([left.shape[i] for i in left_sum], dtype=int))
+        count = int(np.prod(batch, dtype=int))
+        one = left.transpose(*left_batch, *left_kept, *left_sum).reshape(count, -1, summed)
+        two = right.transpose(*right_batch, *right_sum, *right_kept).reshape(count, summed, -1)
+        return (one @ two).reshape(*batch, *rows, *columns)
+
+    return dot
+
+
+def _select_n(params: Mapping[str, Any]) -> Function | None:
+    def select(which: Any, *cases: Any) -> Any:
+        if len(cases) != 2:
+            return np.choose(which, cases)
+        return np.where(which, cases[1], cases[0])
+
+    return select
+
+
+def _squeeze(params: Mapping[str, Any]) -> Function | None:
+    axes = tuple(params["dimensions"])
+    return lambda x: np.squeeze(x, axes)
+
+
+STRUCTURAL: dict[str, Callable[[Mapping[str, Any]], Function | None]] = {
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "slice": _slice,
+    "dot_general": _dot_general,
+    "select_n": _select_n,
+    "squeeze": _squeeze,
+    "transpose": lambda params: lambda x: x.transpose(params["permutation"]),
+    "expand_dims": lambda params: lambda x: np.expand_dims(x, params["dimensions"]),
+    "concatenate": lambda params: lambda *xs: np.concatenate(xs, params["dimension"]),
+    "rev": lambda params: lambda x: np.flip(x, params["dimensions"]),
+    "convert_element_type": lambda params: lambda x: x,
+    "stop_gradient": lambda params: lambda x: x,
+    "and": lambda params: np.bitwise_and,
+    "or": lambda params: np.bitwise_or,
+    "not": lambda params: np.invert,
+    "integer_pow": lambda params: lambda x: np.power(x, params["y"]),
+    "is_finite": lambda params: np.isfinite,
+}

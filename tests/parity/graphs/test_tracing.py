@@ -1,0 +1,109 @@
+"""What a traced function may hold: numbers in float32, random keys, parts that nobody needs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax.extend.core import Literal
+
+from jaxformer.parity import compare
+from jaxformer.parity.graphs.numpy_operators import numpy_function
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3, 5)).astype(np.float32)
+
+
+class Gelu(torch.nn.Module):
+    """A layer and the tanh form of GELU, a table of angles added."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = torch.nn.Linear(5, 7)
+
+    def forward(self, x):
+        angles = torch.arange(3)[:, None] / 10000.0 ** (torch.arange(7) / 7)
+        return torch.nn.functional.gelu(self.fc(x), approximate="tanh") * angles.cos()
+
+
+REFERENCE = Gelu()
+ARRAYS = {n: p.detach().numpy() for n, p in REFERENCE.named_parameters()}
+
+
+def forward(params, x, root=None, spread=1.0):
+    root = np.float32(np.sqrt(2 / np.pi)) if root is None else root
+    y = (x @ params["fc.weight"].T + params["fc.bias"]).astype(jnp.float32)
+    y = 0.5 * y * (1 + jnp.tanh(root * (y + 0.044715 * y**3)))
+    angles = np.arange(3)[:, None] / np.float32(10000) ** (np.arange(7, dtype=np.float32) / 7)
+    # As large as the batch, as tables are that are looked up by position.
+    table = jnp.asarray(np.cos(angles * spread).astype(np.float32))
+    return y * table[jnp.arange(3)]
+
+
+def test_numbers_and_tables_in_float32_are_no_bug():
+    report = compare(REFERENCE, (forward, ARRAYS), X)
+    assert report.verdict == "rounding", str(report)
+    assert report.tables
+
+
+@pytest.mark.parametrize("changes", [{"root": 0.79}, {"spread": 1.001}])
+def test_numbers_that_are_off_by_more_are_a_bug(changes):
+    report = compare(REFERENCE, (lambda p, x: forward(p, x, **changes), ARRAYS), X)
+    assert report.verdict == "bug"
+
+
+def test_keys_and_what_nobody_needs():
+    def with_keys(params, x):
+        key = jax.random.fold_in(jax.random.key(0), 1)
+        unused = jax.jit(lambda k: jax.random.normal(k, (2,)))(key)
+        noise = 0 * jax.random.normal(jax.random.split(key)[0], (7,))
+        jax.lax.while_loop(lambda v: v[0] < 3, lambda v: v + 1, unused)
+        return forward(params, x) + noise
+
+    report = compare(REFERENCE, (with_keys, ARRAYS), X)
+    assert report.verdict == "rounding", str(report)
+
+
+def small_calls():
+    x, y = RNG.normal(size=(2, 3, 5)), RNG.normal(size=(2, 3, 5))
+    lax = jax.lax
+    yield from ((f, (np.abs(x) + 0.1,)) for f in (
+        lax.neg, lax.exp, lax.log, lax.tanh, lax.sqrt, lax.sin, lax.cos, lax.floor, lax.ceil,
+        lax.abs, lax.log1p, lax.expm1, lax.exp2, lax.square, lax.rsqrt, lax.logistic,
+        lax.is_finite, lambda a: lax.integer_pow(a, 3), lambda a: lax.transpose(a, (2, 0, 1)),
+        lambda a: lax.reshape(a, (6, 5)), lambda a: lax.slice(a, (0, 1, 1), (2, 3, 5), (1, 1, 2)),
+        lambda a: lax.broadcast_in_dim(a, (2, 4, 3, 5), (0, 2, 3)), lambda a: lax.rev(a, (1,)),
+        lambda a: lax.reduce_sum_p.bind(a, axes=(1,), out_sharding=None),
+        lambda a: lax.reduce_max_p.bind(a, axes=(0, 2), out_sharding=None),
+        lambda a: lax.squeeze(lax.expand_dims(a, (1,)), (1,)),
+    ))  # fmt: skip
+    yield from ((f, (x, y)) for f in (
+        lax.add, lax.sub, lax.mul, lax.div, lax.max, lax.min, lax.eq, lax.lt, lax.ge,
+        lambda a, b: lax.pow(lax.abs(a), b), lambda a, b: lax.select(a > b, a, b),
+        lambda a, b: lax.concatenate([a, b], 1),
+        lambda a, b: lax.dot_general(a, b, (((2,), (2,)), ((0,), (0,)))),
+        lambda a, b: lax.dot_general(a, b, (((1, 2), (1, 2)), ((), ()))),
+        lambda a, b: (a > 0) & ~(b > 0) | (b > 1),
+    ))  # fmt: skip
+
+
+def test_numpy_computes_what_jax_does():
+    seen = set()
+    with jax.enable_x64(True):
+        for function, arrays in small_calls():
+            jaxpr = jax.make_jaxpr(function)(*arrays)
+            values = dict(zip(jaxpr.jaxpr.invars, arrays, strict=True))
+            for equation in jaxpr.jaxpr.eqns:
+                read = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
+                is_float = all(np.asarray(array).dtype.kind == "f" for array in read)
+                name = equation.primitive.name
+                made = equation.primitive.bind(*map(jnp.asarray, read), **equation.params)
+                own = numpy_function(name, equation.params, is_float)
+                if own is not None:
+                    seen.add(name)
+                    got = own(*map(np.asarray, read))
+                    assert got.shape == made.shape, name
+                    np.testing.assert_allclose(got, made, rtol=1e-14, atol=1e-15, err_msg=name)
+                values[equation.outvars[0]] = np.asarray(made)
+    assert len(seen) >= 35, seen
