@@ -17,9 +17,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import conftest  # noqa: E402, F401  sets JAX up before it is imported
-from jaxformer.porting.dialects import HUGGING_FACE  # noqa: E402
 from tests.support.hugging_face import table  # noqa: E402
-from tests.support.hugging_face.cases import CASES  # noqa: E402
+from tests.support.hugging_face.cases import ALL_CASES  # noqa: E402
 
 
 def main() -> int:
@@ -39,7 +38,7 @@ def main() -> int:
     types = json.loads(table.DECLARED.read_text("utf-8")) if table.DECLARED.exists() else {}
     measures = {}
     with jax.enable_x64(True):
-        for name, case in CASES.items():
+        for name, case in ALL_CASES.items():
             measures[name] = saved.get(name, {})
             if case.dialect not in again and name in known and not measures[name]:
                 measures[name] = known[name]
@@ -54,9 +53,11 @@ def main() -> int:
                 if name in again or name not in types
                 else types[name]["parts"],
             )
-            for name in HUGGING_FACE
+            for name in table.MODEL_TYPES
         }
-    ordered = {n: measures[n] for d in HUGGING_FACE for n in CASES if CASES[n].dialect == d}
+    ordered = {
+        n: measures[n] for d in table.MODEL_TYPES for n, c in ALL_CASES.items() if c.dialect == d
+    }
     table.MEASURES.write_text(table.as_json(ordered), encoding="utf-8")
     table.DECLARED.write_text(table.as_json(types), encoding="utf-8")
     table.PAGE.write_text(table.page(ordered, types), encoding="utf-8")

@@ -4,6 +4,7 @@ import contextlib
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from jaxformer.porting.mapping.plans import Plan
     from jaxformer.porting.port import Port
+
+# How many arrays that are left out are listed one by one.
+MOST_NAMES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +161,7 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
         f"parameters, {', '.join(dtypes)}" + (f" to {target.dtype}" if port.rounding else ""),
     }
     if imported.dropped:
-        rows["left out"] = ", ".join(imported.dropped)
+        rows["left out"] = _describe_names(imported.dropped)
     if port.rounding:
         worst, error = max(port.rounding.items(), key=lambda item: item[1])
         rows["rounding"] = "none: every number is exact"
@@ -184,6 +188,14 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
     inside = [target.path / CERTIFICATE] if output.is_folder else []
     rows["certificate"] = ", ".join(map(str, (*inside, *target.certificates)))
     return rows
+
+
+def _describe_names(names: Sequence[str]) -> str:
+    """Returns names in a line: many of them by what they begin with."""
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    starts = Counter(re.sub(r"^((?:[a-z]+\.)?\w+\.).*", r"\1*", name) for name in names)
+    return ", ".join(f"{count} arrays {start}" for start, count in starts.items())
 
 
 def _describe_origin(plan: "Plan") -> str:

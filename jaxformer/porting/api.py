@@ -13,6 +13,7 @@ from jaxformer.config_tree import flatten
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters, merge
 from jaxformer.porting.dialects import choose_dialect, find_dialect
+from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
@@ -76,6 +77,10 @@ def import_plan(
     settings = _as_mapping(config)
     if settings is None and module is not None:
         settings = _as_mapping(getattr(module, "config", None))
+    tensors, text = text_part(tensors, settings, ignore)
+    if text is not settings:
+        # The class is that of the whole, which none here is.
+        kinds, module, settings = [], None, text
     found = choose_dialect(tensors, dialect, config=settings, module=module, force=force)
     return plan_import(tensors, found, kinds=kinds, module=module, config=settings, ignore=ignore)
 

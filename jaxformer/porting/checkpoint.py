@@ -13,6 +13,7 @@ from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
+from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.raw_checkpoints import (
     TOKEN_IDS,
     Moments,
@@ -67,20 +68,20 @@ class Checkpoint:
                 unsupported.
             CheckpointError: arrays are missing, unexpected, misshapen or wrong; all are listed.
         """
-        tensors = self.raw.tensors
-        found = choose_dialect(tensors, self.dialect, config=self.config, force=self.force)
         ignore = (*self.ignore, *ignore)
+        tensors, config = text_part(unwrap(self.raw.tensors), self.config, ignore)
+        found = choose_dialect(tensors, self.dialect, config=config, force=self.force)
         if not (ignore or self.force):
-            check_class(found, unwrap(tensors), self.config)
-        named = [found.equivalents.get(kind, kind) for kind in self._kinds()]
+            check_class(found, tensors, config)
+        named = [found.equivalents.get(kind, kind) for kind in self._kinds(config)]
         kinds = [kind for kind in named if found.for_class([kind])]
-        return plan_import(tensors, found, kinds=kinds, config=self.config, ignore=ignore)
+        return plan_import(tensors, found, kinds=kinds, config=config, ignore=ignore)
 
-    def _kinds(self) -> list[str]:
+    def _kinds(self, config: Any) -> list[str]:
         """Returns the names of the class that the checkpoint gives."""
         named = [self.raw.record.get("class")]
-        if isinstance(self.config, Mapping) and isinstance(self.config.get("architectures"), list):
-            named += self.config["architectures"]
+        if isinstance(config, Mapping) and isinstance(config.get("architectures"), list):
+            named += config["architectures"]
         return [kind for kind in named if isinstance(kind, str)]
 
     def optimizer_state(self, plan: Plan) -> OptimizerState | None:

@@ -18,24 +18,34 @@ class ModelType:
         classes: the classes of transformers that are read and written.
         generates: whether one of them writes text token by token.
         parts: the parts of jaxformer that its models are built of.
+        text_part: of a model that sees, the type of the language model in it where its config.json
+            does not say; that part alone is ported. Otherwise None.
     """
 
     name: str
     classes: tuple[str, ...]
     generates: bool
     parts: tuple[str, ...]
+    text_part: str | None = None
 
     @property
     def state(self) -> str:
-        """What works: ``ported`` both ways, and ``generation``."""
-        return "ported, generation" if self.generates else "ported"
+        """What works: ``ported`` both ways or the ``text part``, and ``generation``."""
+        ported = "ported" if self.text_part is None else "text part"
+        return f"{ported}, generation" if self.generates else ported
 
 
 def model_types() -> list[ModelType]:
     """Returns all model types, in the order of the dialects."""
     text = resources.files(__package__).joinpath("model_types.json").read_text("utf-8")
     return [
-        ModelType(name, tuple(known["classes"]), known["generates"], tuple(known["parts"]))
+        ModelType(
+            name,
+            tuple(known["classes"]),
+            known["generates"],
+            tuple(known["parts"]),
+            known.get("text_part"),
+        )
         for name, known in json.loads(text).items()
     ]
 

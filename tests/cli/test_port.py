@@ -16,6 +16,7 @@ from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.cli.main import main
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.dialects import HUGGING_FACE
+from jaxformer.porting.dialects.multimodal import MULTIMODAL
 from tests.support.ported import CONFIG, gpt2_state, hugging_face, nanogpt, port, run_rejected, same
 from tests.support.tiny import snapshot
 
@@ -292,5 +293,5 @@ def test_the_list_of_model_types_is_printed(capsys):
     assert main(["port", "--list"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["model", "type", "state", "parts"]
-    assert [line.split()[0] for line in lines] == list(HUGGING_FACE)
+    assert [line.split()[0] for line in lines] == [*HUGGING_FACE, *MULTIMODAL]
     assert "llama" in {line.split()[0] for line in lines if "ported, generation  Rotary" in line}

@@ -36,23 +36,19 @@ def test_a_folder_comes_back_the_same(name, tmp_path):
     assert again == first
 
 
-# verify takes for bugs the last bits of rotary tables that these compute within the attention, and
-# what Nemotron's ill-conditioned case makes of rounding.
-MISJUDGED = ("gptj", "codegen", "nemotron")
-JUDGED = [
-    pytest.param(name, marks=pytest.mark.xfail(reason="verify calls rounding a bug", strict=True))
-    if CASES[name].dialect in MISJUDGED
-    else name
-    for name in PLAINEST
-]
+# Of squared ReLUs of large random weights verify says, rightly, that they amplify rounding: about
+# tenfold in Nemotron's first block, where it calls eight times amplified. No other model is so.
+AMPLIFYING = ("nemotron",)
 
 
-@pytest.mark.parametrize("name", full_except(JUDGED, lambda name: name in ("gpt2", "llama")))
+@pytest.mark.parametrize("name", full_except(PLAINEST, lambda name: name in ("gpt2", "llama")))
 def test_verify_sees_no_difference_and_one_wrong_setting(name, tmp_path):
     trip = round_trip(Proof(name), tmp_path)
     few = ("--mode", "forward", "--length", 16)
     code, lines = verify(trip.folder, trip.file, *few)
-    assert (code, lines[-1]) == (0, "equal (rounding)"), lines
+    equal = ["equal (rounding)", *(["equal (amplified)"] if name in AMPLIFYING else [])]
+    assert code == 0, lines
+    assert lines[-1] in equal, lines
     record = json.loads(read_safetensors(trip.file)[1]["jaxformer"])
     eps = {"norm_eps": 3 * record["config"]["norm_eps"]}
     wrong = changed(trip.file, tmp_path / "wrong.safetensors", config=eps)

@@ -75,8 +75,10 @@ def test_a_model_type_that_is_not_known_says_what_is_nearest_and_what_is_missing
         open_checkpoint(folder).plan()
     words = "embedding_factor=12.0, residual_factor=0.5 does"
     nearest = f"the nearest is llama, which does not know what {words}"
-    assert f"model_type 'lama' is not known, {nearest}" in str(caught.value)
-    with pytest.raises(UsageError, match="'mistrall' is not known, the nearest name is mistral:"):
+    assert f"model_type 'lama' is not known; {nearest}" in str(caught.value)
+    with pytest.raises(
+        UsageError, match="'mistrall' is not known; the nearest name is mistral; known"
+    ):
         detect_dialect({}, config={"model_type": "mistrall"})
 
 

@@ -5,17 +5,15 @@ gets the settings of all others too, which transformers may read.
 """
 
 import copy
-import json
 
 import pytest
 import torch
-import transformers
 
 from jaxformer.errors import JaxformerError
 from jaxformer.porting.api import build as build_jax
 from jaxformer.porting.api import import_plan
-from tests.support.hugging_face.case import VOCAB
 from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.random_settings import own_settings
 from tests.support.hugging_face.running import (
     assert_close,
     build,
@@ -78,14 +76,6 @@ NAMES = {
     "act": ["gelu", "relu", "silu", "gelu_new", "gelu_pytorch_tanh", "tanh"],
     "layer_types": [["full_attention"] * 2, ["sliding_attention"] * 2],
 }
-
-
-def own_settings(case):
-    """The settings of a case as its class completes them, as in a config.json."""
-    cls = getattr(transformers, case.kind).config_class
-    ids = {"bos_token_id": None, "eos_token_id": None}
-    config = cls(**{"vocab_size": VOCAB, **ids, **copy.deepcopy(case.settings)})
-    return json.loads(json.dumps(config.to_dict()))
 
 
 def others_of(name, value):

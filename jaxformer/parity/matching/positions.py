@@ -26,6 +26,8 @@ from jaxformer.transformer_lm import TransformerLM
 Tables = tuple[np.ndarray, np.ndarray]
 # Words in the names of the reference's classes that compute tables when they are called.
 ROTARY, SINUSOIDAL = "Rotary", "SinusoidalPositionalEmbedding"
+# How far the squares of a rounded sine and cosine may be from 1 together; those of bfloat16 are.
+ON_THE_CIRCLE = 2.0**-6
 
 
 def share_tables(
@@ -75,8 +77,26 @@ def share_tables(
 
 
 def computes_tables(module: Any) -> bool:
-    """Whether a module of the reference computes tables of positions when it is called."""
-    return any(word in type(module).__name__ for word in (ROTARY, SINUSOIDAL))
+    """Whether a module of the reference has tables of positions, or computes them when called."""
+    named = any(word in type(module).__name__ for word in (ROTARY, SINUSOIDAL))
+    return named or held_tables(module) is not None
+
+
+def held_tables(module: Any) -> Tables | None:
+    """Returns the rotary tables that a module of the reference keeps in a buffer, if it does.
+
+    GPT-J's and CodeGen's attentions keep sines and cosines side by side, (T, width).
+    """
+    for buffer in module.buffers(recurse=False):
+        if buffer.ndim != 2 or not buffer.is_floating_point() or buffer.shape[1] % 2:
+            continue
+        table = buffer.detach().double().cpu().numpy()
+        halves = np.split(table, 2, axis=1)
+        is_rotation = np.abs(halves[0] ** 2 + halves[1] ** 2 - 1).max(initial=0.0) < ON_THE_CIRCLE
+        if table.size and is_rotation:
+            sin, cos = halves if halves[1][0, 0] == 1 else halves[::-1]
+            return cos, sin
+    return None
 
 
 def _share_sinusoids(
@@ -134,6 +154,8 @@ def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> list[tu
     found = []
     for path, first in reference.calls.items():
         if ROTARY not in type(modules[path]).__name__:
+            held = held_tables(modules[path])
+            found += [] if held is None else [(path, held)]
             continue
         for call in (first, *first.later):
             if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:

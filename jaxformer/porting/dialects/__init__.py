@@ -11,13 +11,13 @@ name that contradicts the config.
 """
 
 import contextlib
-import difflib
 import functools
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.errors import JaxformerError, Setting, UsageError
+from jaxformer.porting.dialects.multimodal import MULTIMODAL
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.adapter import StateDictAdapter
 
@@ -130,10 +130,9 @@ def detect_dialect(
     model_type = _model_type(config, module)
     if model_type is not None:
         if model_type not in HUGGING_FACE:
-            near = _describe_nearest(str(model_type), settings)
-            raise UsageError(
-                f"model_type {model_type!r} is not known{near}: {', '.join(HUGGING_FACE)} are"
-            )
+            unknown = _describe_unknown(str(model_type), settings)
+            known = ", ".join((*HUGGING_FACE, *MULTIMODAL))
+            raise UsageError(f"model_type {model_type!r} is not known{unknown}; known are {known}")
         return find_dialect(model_type)
     if module is not None and type(module).__module__.startswith("torch.nn."):
         return find_dialect("torch.nn")
@@ -228,21 +227,11 @@ def _settings(config: Any) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else {}
 
 
-def _describe_nearest(model_type: str, settings: Mapping[str, Any]) -> str:
-    """Returns which known model type is nearest to an unknown one, and what it does not know.
+def _describe_unknown(model_type: str, settings: Mapping[str, Any]) -> str:
+    """Returns what is missing for an unknown model type, and which known one is nearest."""
+    # Not at the head of the file: the command line lists the dialects without importing JAX.
+    from jaxformer.porting.dialects.unknown_types import describe_unknown
 
-    That is the one whose table reads the most of the config; without one, that with the most
-    similar name.
-    """
-    from jaxformer.porting.dialects.common.known_settings import SHARED
-    from jaxformer.porting.mapping.settings import read_settings
-    from jaxformer.porting.mapping.source_model import SourceModel
-    from jaxformer.porting.mapping.unread_settings import listed
-
-    shared = SourceModel({}, config=settings)
-    with contextlib.suppress(UsageError):
-        read_settings(SHARED, shared)
-    own = len(shared.unread())
     overlooked = {}
     for name in HUGGING_FACE:
         # One that rejects a setting is not near.
@@ -250,14 +239,7 @@ def _describe_nearest(model_type: str, settings: Mapping[str, Any]) -> str:
             JaxformerError, ArithmeticError, LookupError, TypeError, ValueError
         ):
             overlooked[name] = find_dialect(name).overlooks(settings)
-    similar = difflib.get_close_matches(model_type, HUGGING_FACE, len(HUGGING_FACE), 0.0)
-    nearest = min(similar, key=lambda name: len(overlooked.get(name, settings)), default=None)
-    if nearest in overlooked and own and 2 * len(overlooked[nearest]) < own:
-        left = overlooked[nearest]
-        unknown = f", which does not know what {listed(left)} does" if left else ""
-        return f", the nearest is {nearest}{unknown}"
-    close = difflib.get_close_matches(model_type, HUGGING_FACE, 1, 0.7)
-    return f", the nearest name is {close[0]}" if close else ""
+    return describe_unknown(model_type, settings, HUGGING_FACE, overlooked)
 
 
 def _packages(module: Any) -> list[str]:

@@ -52,8 +52,8 @@ class Case:
         without_effect: settings that need not come back, because in this model nothing reads them.
         std: how far the weights of the model that writes are moved; larger ones make a text that
             does not repeat its last token.
-        as_it_is: the most that float32 tables, and what ``notes`` names, make of the outputs.
         notes: where transformers rounds, for the table of docs/models.md.
+        ignore: patterns of arrays that are not ported.
     """
 
     dialect: str
@@ -67,10 +67,10 @@ class Case:
     copies: Mapping[str, str] = field(default_factory=dict)
     without_effect: frozenset[str] = frozenset()
     std: float = 0.5
-    as_it_is: float = 1e-5
     notes: str = ""
+    ignore: tuple[str, ...] = ()
 
     @property
     def makes_text(self) -> bool:
         """Whether the class has a head that writes token by token."""
-        return self.kind.endswith(("ForCausalLM", "LMHeadModel"))
+        return self.kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))

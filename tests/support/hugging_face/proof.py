@@ -7,6 +7,7 @@ measured is saved for docs/models.md where the environment names a folder for it
 import functools
 import json
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import torch
 from jaxformer.generation import generate
 from jaxformer.parameters import merge, split
 from jaxformer.porting.api import export_plan, from_torch
+from jaxformer.porting.dialects.multimodal import MULTIMODAL, text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.mapping.transfer import import_tensors
 from tests.support.hugging_face.case import BATCH, LENGTH, VOCAB
-from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.cases import ALL_CASES
 from tests.support.hugging_face.running import (
     build_case,
     build_exact,
@@ -51,7 +53,7 @@ class Proof:
 
     def __init__(self, name: str):
         self.name = name
-        self.case = CASES[name]
+        self.case = ALL_CASES[name]
 
     @functools.cached_property
     def source(self) -> Any:
@@ -66,7 +68,11 @@ class Proof:
     @functools.cached_property
     def target(self) -> Any:
         """The model of jaxformer."""
-        return from_torch(self.source, self.case.dialect)
+        return self._port(self.source)
+
+    def _port(self, source: Any) -> Any:
+        is_whole = self.case.dialect not in MULTIMODAL
+        return from_torch(source, self.case.dialect if is_whole else None, ignore=self.case.ignore)
 
     def outputs_and_gradients(self) -> dict[str, float]:
         """Differences of the outputs, of the hidden states, and of each parameter's gradient.
@@ -109,22 +115,53 @@ class Proof:
 
         Once more with the tables of both sides in float32, as users have them.
         """
+        exact, found = self._outputs_with_tables
+        return self.save(
+            {
+                "outputs": _worst(exact[0], exact[1]),
+                "as_it_is": _worst(found[0], found[1]),
+            }
+        )
+
+    def rounding_of_tables(self) -> tuple[float, float]:
+        """The root mean square error that float32 tables make, of jaxformer and of transformers."""
+        (_, exact), (candidate, reference) = self._outputs_with_tables
+        scale = max(float(np.abs(e.numpy()).max()) for e in exact)
+
+        def error(outputs: list[Any]) -> float:
+            pairs = zip(outputs, exact, strict=True)
+            squares = [np.square(np.asarray(o) - e.numpy()).mean() for o, e in pairs]
+            return float(np.sqrt(max(squares))) / scale
+
+        return error(candidate), error(reference)
+
+    @functools.cached_property
+    def _outputs_with_tables(self) -> list[tuple[list[Any], list[torch.Tensor]]]:
+        """What both sides compute with their tables in float64, and in float32."""
         ids = tokens(5)
-        with in_float64():
-            exact = _worst(_run_compiled(self.target, ids), run_source(self.exact_source, ids))
-        with in_float32():
-            as_it_is = _worst(_run_compiled(self.target, ids), run_source(self.source, ids))
-        return self.save({"outputs": exact, "as_it_is": as_it_is})
+        # Built first, so that its tables are float32.
+        source = self.source
+        outputs = []
+        for context, model in ((in_float64, self.exact_source), (in_float32, source)):
+            with context():
+                expected = [array.detach() for array in run_source(model, ids)]
+                outputs.append((_run_compiled(self.target, ids), expected))
+        return outputs
 
     def _gradients(self, found: dict[str, Any]) -> float:
         """The largest difference of any parameter's gradient."""
         source = self.exact_source
-        named = dict(source.named_parameters())
+        ported = {
+            name: parameter
+            for name, parameter in source.named_parameters()
+            if not any(fnmatchcase(name, pattern) for pattern in self.case.ignore)
+        }
+        named, _ = text_part(ported, source.config.to_dict())
         reference = {k: p.grad for k, p in named.items() if p.grad is not None}
         unused = named.keys() - reference.keys()
         assert unused <= self.case.copies.keys(), unused
         reference |= {name: reference[self.case.copies[name]] for name in unused}
-        plan = export_plan(self.target, self.case.dialect)
+        plan = export_plan(self.target)
         for alias, name in plan.module_mapping.aliases.items():
             reference.setdefault(name, reference.get(alias))
         expected = import_tensors(plan.links, to_stored_tensors(reference))
@@ -157,7 +194,7 @@ class Proof:
                 max_new_tokens=GENERATED,
                 pad_token_id=0,
             )
-            found = generate(from_torch(source, case.dialect), prompt, GENERATED, greedy=True)
+            found = generate(self._port(source), prompt, GENERATED, greedy=True)
         self.save({"tokens": GENERATED})
         return found, expected[:, prompt.shape[1] :].numpy()
 

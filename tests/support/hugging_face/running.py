@@ -18,6 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
+from transformers.models.bloom import modeling_bloom
+from transformers.models.falcon import modeling_falcon
+from transformers.models.mpt import modeling_mpt
 
 from jaxformer import position_tables, positions
 from jaxformer.blocks import Block
@@ -26,6 +29,13 @@ from tests.support.hugging_face.case import BATCH, LENGTH, SIZES, VOCAB, Case
 
 # The modules of jaxformer that compute tables of positions.
 TABLE_MODULES = (position_tables, positions)
+# Where transformers computes ALiBi's slopes or biases.
+ALIBI = {
+    modeling_bloom: "_get_alibi_slopes",
+    modeling_falcon: "build_alibi_tensor",
+    modeling_mpt: "build_mpt_alibi_tensor",
+}
+_FLOAT32 = torch.float32
 
 
 def build(
@@ -94,30 +104,43 @@ def exact(model: Any) -> Any:
 
 @contextlib.contextmanager
 def in_float32() -> Iterator[None]:
-    """What transformers calls float32 is float64, but for the tables that a model was built with.
+    """What transformers calls float32 is float64, but for its tables of positions.
 
-    jaxformer's tables are float32, and ALiBi's products are not rounded: jaxformer rounds slope ·
-    distance, transformers slope · position.
+    Those that it computes in every call are float32 too, their angles as well as their frequencies,
+    and so are ALiBi's biases. Those of jaxformer always are.
     """
-    with (
-        mock.patch.object(torch, "float32", torch.float64),
-        mock.patch.object(torch, "float", torch.float64),
-        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
-        wide_slopes(),
-        _default_float64(),
-    ):
+    call = torch.nn.Module.__call__
+
+    def call_table(module: Any, *arguments: Any, **more: Any) -> Any:
+        is_table = type(module).__name__.endswith("RotaryEmbedding")
+        with _torch_in(_FLOAT32) if is_table else contextlib.nullcontext():
+            return call(module, *arguments, **more)
+
+    with contextlib.ExitStack() as stack:
+        _forget_tables()
+        stack.callback(_forget_tables)
+        stack.enter_context(_torch_in(torch.float64))
+        stack.enter_context(mock.patch.object(torch.nn.Module, "__call__", call_table))
+        for module, name in ALIBI.items():
+            biases = _torch_in(_FLOAT32)(getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, biases))
         yield
 
 
 @contextlib.contextmanager
-def _default_float64() -> Iterator[None]:
-    """Numbers that have no dtype are float64 in PyTorch too."""
+def _torch_in(dtype: torch.dtype) -> Iterator[None]:
+    """What PyTorch calls float32 is of this dtype, and so are numbers that have none."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    with (
+        mock.patch.object(torch, "float32", dtype),
+        mock.patch.object(torch, "float", dtype),
+        mock.patch.object(torch.Tensor, "float", lambda array: array.to(dtype)),
+    ):
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 @contextlib.contextmanager
@@ -131,7 +154,8 @@ def in_float64() -> Iterator[None]:
         # Tables that were computed before, and those that are computed within, are of no use.
         _forget_tables()
         stack.callback(_forget_tables)
-        stack.enter_context(in_float32())
+        stack.enter_context(_torch_in(torch.float64))
+        stack.enter_context(wide_slopes())
         for module in TABLE_MODULES:
             for name in vars(module).keys() & {"np", "jnp"}:
                 wide = _Wide(getattr(module, name))

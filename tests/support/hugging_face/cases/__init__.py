@@ -7,6 +7,7 @@ the default tier runs: the plainest that still has what makes the type different
 import importlib
 import pkgutil
 
+from tests.support.hugging_face import multimodal
 from tests.support.hugging_face.case import Case
 
 
@@ -20,3 +21,5 @@ def _all() -> dict[str, Case]:
 
 
 CASES = _all()
+# Those of models of which a part is ported too.
+ALL_CASES = {**CASES, **multimodal.CASES}

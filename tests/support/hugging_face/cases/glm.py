@@ -32,7 +32,6 @@ CASES = {
                 "long_factor": [1.25, 3.0, 7.0],
             },
         },
-        as_it_is=3e-5,
     ),
     "glm": Case("glm", "GlmForCausalLM", {**WIDE, "head_dim": 16}),
     "glm no bias tied whole": Case(
