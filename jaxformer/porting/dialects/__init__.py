@@ -17,64 +17,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.errors import JaxformerError, Setting, UsageError
+from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.dialects.multimodal import MULTIMODAL
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.adapter import StateDictAdapter
 
 # The name of every dialect, and the file that declares it. Hugging Face's are named by model_type.
-HUGGING_FACE = {
-    "gpt2": "gpt2",
-    "gpt_bigcode": "gpt2",
-    "gpt_neo": "gpt_neo",
-    "gptj": "gptj",
-    "codegen": "gptj",
-    "falcon": "falcon",
-    "mpt": "mpt",
-    "persimmon": "persimmon",
-    "starcoder2": "starcoder2",
-    "stablelm": "starcoder2",
-    "nemotron": "starcoder2",
-    "llama": "llama",
-    "mistral": "llama",
-    "ministral": "llama",
-    "qwen2": "llama",
-    "qwen3": "llama",
-    "olmo": "olmo",
-    "olmo2": "olmo",
-    "olmo3": "olmo",
-    "exaone4": "olmo",
-    "phi3": "glm",
-    "glm": "glm",
-    "glm4": "glm",
-    "smollm3": "llama_kin",
-    "granite": "llama_kin",
-    "helium": "llama_kin",
-    "arcee": "llama_kin",
-    "seed_oss": "llama_kin",
-    "ernie4_5": "llama_kin",
-    "cohere": "cohere",
-    "cohere2": "cohere",
-    "gemma": "gemma",
-    "gemma2": "gemma",
-    "gemma3_text": "gemma",
-    "hunyuan_v1_dense": "apertus",
-    "apertus": "apertus",
-    "gpt_neox": "gpt_neox",
-    "bloom": "bloom",
-    "bert": "bert",
-    "roberta": "bert",
-    "xlm-roberta": "bert",
-    "camembert": "bert",
-    "electra": "bert",
-    "megatron-bert": "bert",
-    "ernie": "bert",
-    "phi": "phi",
-    "opt": "opt",
-    "distilbert": "distilbert",
-    "openai-gpt": "gpt2",
-    "biogpt": "opt",
-    "xglm": "opt",
-}
+HUGGING_FACE = {name: known.file for name, known in TRANSFORMERS_TYPES.items()}
 DIALECTS = {
     "jaxformer": "jaxformer",
     "torch_ref": "torch_ref",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS, usual_sizes
+from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.dialects.llama import (
     ATTENTION_BIAS,
@@ -122,19 +122,9 @@ def _hunyuan_body(module: TransformerLM) -> Rules:
 DIALECTS = (
     llama_adapter(
         "apertus",
-        "Apertus",
         APERTUS,
         _apertus_body,
         buffers=(*OLD_BUFFERS, _constant("beta"), _constant("eps")),
-        **usual_sizes(131072, 4096, 14336, 32, 32, 65536, "xielu"),
-        rms_norm_eps=1e-5,
     ),
-    llama_adapter(
-        "hunyuan_v1_dense",
-        "HunYuanDenseV1",
-        HUNYUAN,
-        _hunyuan_body,
-        **usual_sizes(290943, 4096, 11008, 32, 32, 2048, "silu"),
-        rms_norm_eps=1e-5,
-    ),
+    llama_adapter("hunyuan_v1_dense", HUNYUAN, _hunyuan_body),
 )

@@ -13,18 +13,16 @@ a next-sentence head, which are left out; for the encoder with its pooler, give 
 and the class ``BertModel``.
 """
 
-from typing import Any
-
 import numpy as np
 
-from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     FEED_FORWARD_WIDTH,
     SIZES,
     narrow_embedding,
-    usual_sizes,
 )
+from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.rules import Rules, names, under
@@ -45,21 +43,17 @@ def body(attention_norm: str, feed_forward_norm: str, **more: str) -> Rules:
     projections = names(
         q_proj="self.query", k_proj="self.key", v_proj="self.value", o_proj="output.dense"
     )
-    block = (
-        *under("attention", "attention", projections),
-        *under("feed_forward", "", names(up_proj="intermediate.dense", down_proj="output.dense")),
-        *names(attention_norm=attention_norm, feed_forward_norm=feed_forward_norm),
-    )
-    return (
-        *names(
-            token_embedding="embeddings.word_embeddings",
-            position_embedding="embeddings.position_embeddings",
-            token_type_embedding="embeddings.token_type_embeddings",
-            embedding_norm="embeddings.LayerNorm",
-            pooler="pooler.dense",
-            **more,
-        ),
-        *under("blocks.*", "encoder.layer.*", block),
+    return stack_rules(
+        "encoder.layer.*",
+        ("attention", projections),
+        ("", names(up_proj="intermediate.dense", down_proj="output.dense")),
+        {"attention_norm": attention_norm, "feed_forward_norm": feed_forward_norm},
+        token_embedding="embeddings.word_embeddings",
+        position_embedding="embeddings.position_embeddings",
+        token_type_embedding="embeddings.token_type_embeddings",
+        embedding_norm="embeddings.LayerNorm",
+        pooler="pooler.dense",
+        **more,
     )
 
 
@@ -177,51 +171,40 @@ POSITION_IDS = Buffer("embeddings.position_ids", _position_ids, written=False)
 
 def _adapter(
     name: str,
-    start: str,
     settings: tuple[Row, ...],
     *,
-    prefix: str = "bert.",
     rules: Rules = BODY,
     head: Rules = BERT_HEAD,
     outside: str = "cls.",
     bias: str | None = "cls.predictions.bias",
-    **defaults: Any,
 ) -> StateDictAdapter:
     """Returns the adapter of one of the kin.
 
     Args:
         name: the dialect's.
-        start: of the names of its classes.
         settings: its rows.
-        prefix: of the body's names in the whole model.
         rules: of the body.
         head: rules of the head.
         outside: how the head's names begin.
         bias: a second name of the decoder's bias.
-        defaults: of its settings.
     """
-    decoder = head[-1].source[0]
-    tied = {f"{decoder}.weight": f"{prefix}embeddings.word_embeddings.weight"}
+    known = TRANSFORMERS_TYPES[name]
+    whole = known.classes[0]
     # One array by two names, even where the matrix is not tied: transformers then adds the
     # decoder's and leaves the other unused.
-    copies = {bias: f"{decoder}.bias"} if bias else {}
+    copies = {bias: f"{head[-1].source[0]}.bias"} if bias else {}
+    pretraining = {whole.replace("MaskedLM", "PreTraining"): whole}
     return language_model(
         name,
         settings,
         rules,
-        classes=(f"{start}ForMaskedLM", f"{start}Model"),
-        prefix=prefix,
         head=head,
         outside=(outside,),
-        tied=tied | copies,
-        is_tied_by_default=True,
+        copies=copies,
         # Published files are of BertForPreTraining, though they name the other class.
-        superfluous=(f"{prefix}pooler.*", "cls.seq_relationship.*"),
-        equivalents=(
-            {f"{start}ForPreTraining": f"{start}ForMaskedLM"} if head is BERT_HEAD else {}
-        ),
+        superfluous=(f"{known.prefix}pooler.*", "cls.seq_relationship.*"),
+        equivalents=pretraining if head is BERT_HEAD else {},
         untied_names=frozenset(copies),
-        defaults={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1, **defaults},
         buffers=(POSITION_IDS, Buffer("embeddings.token_type_ids", _token_type_ids, written=False)),
         old_names={
             r"\.LayerNorm\.gamma$": ".LayerNorm.weight",
@@ -230,43 +213,18 @@ def _adapter(
     )
 
 
-def _roberta(name: str, start: str, vocab_size: int) -> StateDictAdapter:
-    return _adapter(
-        name,
-        start,
-        ROBERTA,
-        prefix="roberta.",
-        head=ROBERTA_HEAD,
-        outside="lm_head.",
-        bias="lm_head.bias",
-        **BASE | {"vocab_size": vocab_size, "pad_token_id": 1},
-    )
+def _roberta(name: str) -> StateDictAdapter:
+    return _adapter(name, ROBERTA, head=ROBERTA_HEAD, outside="lm_head.", bias="lm_head.bias")
 
 
-BASE = usual_sizes(30522, 768, 3072, 12, 12, 512, "gelu")
 DIALECTS = (
-    _adapter("bert", "Bert", BERT, **BASE),
-    _roberta("roberta", "Roberta", 50265),
-    _roberta("xlm-roberta", "XLMRoberta", 30522),
-    _roberta("camembert", "Camembert", 30522),
+    _adapter("bert", BERT),
+    _roberta("roberta"),
+    _roberta("xlm-roberta"),
+    _roberta("camembert"),
     _adapter(
-        "electra",
-        "Electra",
-        ELECTRA,
-        prefix="electra.",
-        rules=ELECTRA_BODY,
-        head=ELECTRA_HEAD,
-        outside="generator_",
-        bias=None,
-        **usual_sizes(30522, 256, 1024, 12, 4, 512, "gelu"),
-        embedding_size=128,
+        "electra", ELECTRA, rules=ELECTRA_BODY, head=ELECTRA_HEAD, outside="generator_", bias=None
     ),
-    _adapter(
-        "megatron-bert",
-        "MegatronBert",
-        MEGATRON,
-        rules=MEGATRON_BODY,
-        **usual_sizes(29056, 1024, 4096, 24, 16, 512, "gelu"),
-    ),
-    _adapter("ernie", "Ernie", ERNIE, prefix="ernie.", **BASE),
+    _adapter("megatron-bert", MEGATRON, rules=MEGATRON_BODY),
+    _adapter("ernie", ERNIE),
 )

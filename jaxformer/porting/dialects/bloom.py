@@ -1,24 +1,24 @@
 """Hugging Face's ``bloom``: BLOOM (arXiv 2211.05100), with ALiBi and a norm on the embeddings."""
 
-from jaxformer.porting.dialects.common.hugging_face import fused_block, language_model
+from jaxformer.porting.dialects.common.hugging_face import fused_stack, language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ATTENTION_DROPOUT,
     even_head_width,
 )
-from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.rules import Rules
 from jaxformer.porting.mapping.settings import Fixed, Mapped, Required
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 
 def _body(module: TransformerLM) -> Rules:
-    return (
-        *names(
-            token_embedding="word_embeddings",
-            embedding_norm="word_embeddings_layernorm",
-            final_norm="ln_f",
-        ),
-        *under("blocks.*", "h.*", fused_block(module, "self_attention")),
+    return fused_stack(
+        module,
+        "h.*",
+        "self_attention",
+        token_embedding="word_embeddings",
+        embedding_norm="word_embeddings_layernorm",
+        final_norm="ln_f",
     )
 
 
@@ -50,15 +50,4 @@ SETTINGS = (
 )  # fmt: skip
 
 
-DIALECTS = (
-    language_model(
-        "bloom",
-        SETTINGS,
-        _body,
-        classes=("BloomForCausalLM", "BloomModel"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.word_embeddings.weight"},
-        is_tied_by_default=True,
-        defaults={"vocab_size": 250880, "hidden_size": 64, "n_head": 8, "n_layer": 2},
-    ),
-)
+DIALECTS = (language_model("bloom", SETTINGS, _body),)

@@ -1,7 +1,6 @@
 """Hugging Face's ``cohere`` and ``cohere2``: Command R and R7B, parallel branches with one norm."""
 
 from jaxformer.porting.dialects.common.factors import FACTOR
-from jaxformer.porting.dialects.common.hugging_face_settings import usual_sizes
 from jaxformer.porting.dialects.common.layer_patterns import RotaryInWindows
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.dialects.llama import (
@@ -43,17 +42,10 @@ def _has_window(values: Values) -> None:
 
 
 COHERE2 = (*STACK, RotaryInWindows(), Checked(_has_window))
-SIZES = {
-    **usual_sizes(256000, 8192, 22528, 40, 64, 8192, "silu"),
-    "layer_norm_eps": 1e-5,
-}
 
 
 def _body(module: TransformerLM) -> Rules:
     return body(module, neighbours=True, attention_norm="input_layernorm")
 
 
-DIALECTS = (
-    llama_adapter("cohere", "Cohere", COHERE, _body, is_tied=True, **SIZES),
-    llama_adapter("cohere2", "Cohere2", COHERE2, _body, is_tied=True, **SIZES),
-)
+DIALECTS = (llama_adapter("cohere", COHERE, _body), llama_adapter("cohere2", COHERE2, _body))

@@ -1,32 +1,24 @@
 """Hugging Face's ``distilbert``: DistilBERT (arXiv 1910.01108), BERT without types and pooler."""
 
 from jaxformer.porting.dialects.bert import MASKED_LM, POSITION_IDS, POST_NORM, masked_lm_head
-from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
     even_head_width,
 )
-from jaxformer.porting.mapping.rules import names, under
+from jaxformer.porting.mapping.rules import names
 from jaxformer.porting.mapping.settings import Fixed, Mapped, Required
 from jaxformer.porting.mapping.unread_settings import Inert
 
-BLOCK = (
-    *under(
-        "attention",
-        "attention",
-        names(q_proj="q_lin", k_proj="k_lin", v_proj="v_lin", o_proj="out_lin"),
-    ),
-    *under("feed_forward", "ffn", names(up_proj="lin1", down_proj="lin2")),
-    *names(attention_norm="sa_layer_norm", feed_forward_norm="output_layer_norm"),
-)
-BODY = (
-    *names(
-        token_embedding="embeddings.word_embeddings",
-        position_embedding="embeddings.position_embeddings",
-        embedding_norm="embeddings.LayerNorm",
-    ),
-    *under("blocks.*", "transformer.layer.*", BLOCK),
+BODY = stack_rules(
+    "transformer.layer.*",
+    ("attention", names(q_proj="q_lin", k_proj="k_lin", v_proj="v_lin", o_proj="out_lin")),
+    ("ffn", names(up_proj="lin1", down_proj="lin2")),
+    {"attention_norm": "sa_layer_norm", "feed_forward_norm": "output_layer_norm"},
+    token_embedding="embeddings.word_embeddings",
+    position_embedding="embeddings.position_embeddings",
+    embedding_norm="embeddings.LayerNorm",
 )
 SETTINGS = (
     Mapped(("dim", "hidden_size"), "d_model"),
@@ -51,23 +43,8 @@ DIALECTS = (
         "distilbert",
         SETTINGS,
         BODY,
-        classes=("DistilBertForMaskedLM", "DistilBertModel"),
-        prefix="distilbert.",
         head=masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
         outside=("vocab_",),
-        tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-        is_tied_by_default=True,
-        defaults={
-            "vocab_size": 30522,
-            "dim": 768,
-            "n_heads": 12,
-            "n_layers": 6,
-            "max_position_embeddings": 512,
-            "hidden_dim": 3072,
-            "activation": "gelu",
-            "attention_dropout": 0.1,
-            "dropout": 0.1,
-        },
         buffers=(POSITION_IDS,),
     ),
 )

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.common.hugging_face import fused_block, language_model
+from jaxformer.porting.dialects.common.hugging_face import fused_stack, language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
     even_head_width,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
-from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.rules import Rules
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
     Fixed,
@@ -36,13 +36,11 @@ from jaxformer.transformer_lm import TransformerLM
 
 
 def _body(module: TransformerLM) -> Rules:
-    norms = {}
+    norms = None
     if module.config.block.block == "parallel" and not module.config.block.shared_norm:
         norms = {"attention_norm": "ln_attn", "feed_forward_norm": "ln_mlp"}
-    return (
-        *names(token_embedding="word_embeddings", final_norm="ln_f"),
-        *under("blocks.*", "h.*", fused_block(module, "self_attention", **norms)),
-    )
+    around = {"token_embedding": "word_embeddings", "final_norm": "ln_f"}
+    return fused_stack(module, "h.*", "self_attention", norms, **around)
 
 
 @dataclass(frozen=True)
@@ -125,21 +123,4 @@ SETTINGS = (
 )
 
 
-DIALECTS = (
-    language_model(
-        "falcon",
-        SETTINGS,
-        _body,
-        classes=("FalconForCausalLM", "FalconModel"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.word_embeddings.weight"},
-        is_tied_by_default=True,
-        defaults={
-            "vocab_size": 65024,
-            "hidden_size": 4544,
-            "num_attention_heads": 71,
-            "num_hidden_layers": 32,
-            "max_position_embeddings": 2048,
-        },
-    ),
-)
+DIALECTS = (language_model("falcon", SETTINGS, _body),)

@@ -10,7 +10,6 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     GATED_ACTIVATIONS,
     SlidingWindow,
     even_head_width,
-    usual_sizes,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryByLayerType
 from jaxformer.porting.dialects.llama import (
@@ -119,33 +118,7 @@ def _four_norm_body(module: TransformerLM) -> Rules:
 
 
 DIALECTS = (
-    llama_adapter(
-        "gemma",
-        "Gemma",
-        GEMMA,
-        is_tied=True,
-        **usual_sizes(256000, 3072, 24576, 28, 16, 8192, "gelu_pytorch_tanh"),
-        num_key_value_heads=16,
-    ),
-    llama_adapter(
-        "gemma2",
-        "Gemma2",
-        GEMMA2,
-        _four_norm_body,
-        is_tied=True,
-        **usual_sizes(256000, 2304, 9216, 26, 8, 8192, "gelu_pytorch_tanh"),
-        hidden_activation="gelu_pytorch_tanh",
-        num_key_value_heads=4,
-    ),
-    llama_adapter(
-        "gemma3_text",
-        "Gemma3",
-        GEMMA3,
-        _four_norm_body,
-        body_class="Gemma3TextModel",
-        is_tied=True,
-        **usual_sizes(262208, 2304, 9216, 26, 8, 131072, "gelu_pytorch_tanh"),
-        hidden_activation="gelu_pytorch_tanh",
-        num_key_value_heads=4,
-    ),
+    llama_adapter("gemma", GEMMA),
+    llama_adapter("gemma2", GEMMA2, _four_norm_body),
+    llama_adapter("gemma3_text", GEMMA3, _four_norm_body),
 )

@@ -5,7 +5,6 @@ A gate and what it is multiplied by are one array, in Phi-3 queries, keys and va
 
 import dataclasses
 
-from jaxformer.porting.dialects.common.hugging_face_settings import usual_sizes
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.dialects.llama import (
     GATED,
@@ -60,11 +59,6 @@ GLM = (
     *NO_FEED_FORWARD_BIAS,
     Fixed("rotary_interleaved", True),
 )
-SIZES = {
-    **usual_sizes(151552, 4096, 13696, 40, 32, 131072, "silu"),
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1.5625e-7,
-}
 
 
 def _phi3_body(module: TransformerLM) -> Rules:
@@ -90,15 +84,11 @@ def _glm4_body(module: TransformerLM) -> Rules:
 DIALECTS = (
     llama_adapter(
         "phi3",
-        "Phi3",
         PHI3,
         _phi3_body,
         # Halves and neighbours cannot change places within one array.
         translated=frozenset(),
-        **usual_sizes(32064, 3072, 8192, 32, 32, 4096, "silu"),
-        rms_norm_eps=1e-5,
-        original_max_position_embeddings=4096,
     ),
-    llama_adapter("glm", "Glm", GLM, _glm_body, **SIZES),
-    llama_adapter("glm4", "Glm4", (*GLM, Fixed("branch_output_norm", True)), _glm4_body, **SIZES),
+    llama_adapter("glm", GLM, _glm_body),
+    llama_adapter("glm4", (*GLM, Fixed("branch_output_norm", True)), _glm4_body),
 )

@@ -5,14 +5,14 @@ StarCoder (arXiv 2301.03988, 2305.06161) have PyTorch's, and one key/value head 
 """
 
 from jaxformer.porting.dialects.common.buffers import causal_mask, masked_score
-from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ACTIVATIONS_OF_TORCH,
 )
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.packings import Fused, FusedByHead, Packing
-from jaxformer.porting.mapping.rules import Rule, Rules, names, under, untransposed
+from jaxformer.porting.mapping.rules import Rule, Rules, names, untransposed
 from jaxformer.porting.mapping.settings import Choices, Conversion, Fixed, Flag, Mapped, Required
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
@@ -27,14 +27,14 @@ def body(packing: Packing, tokens: str = "wte", positions: str = "wpe") -> Rules
         positions: that of the positions.
     """
     qkv = Rule(("q_proj", "k_proj", "v_proj"), ("c_attn",), packing)
-    block = (
-        *under("attention", "attn", (qkv, *names(o_proj="c_proj"))),
-        *under("feed_forward", "mlp", names(up_proj="c_fc", down_proj="c_proj")),
-        *names(attention_norm="ln_1", feed_forward_norm="ln_2"),
-    )
-    return (
-        *names(token_embedding=tokens, position_embedding=positions, final_norm="ln_f"),
-        *under("blocks.*", "h.*", block),
+    return stack_rules(
+        "h.*",
+        ("attn", (qkv, *names(o_proj="c_proj"))),
+        ("mlp", names(up_proj="c_fc", down_proj="c_proj")),
+        {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"},
+        token_embedding=tokens,
+        position_embedding=positions,
+        final_norm="ln_f",
     )
 
 
@@ -102,8 +102,6 @@ BIGCODE_SETTINGS = (
         )
     ),
 )  # fmt: skip
-SMALLEST = {"vocab_size": 50257, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024}
-DROPOUTS = {"embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
 OLD_BUFFERS = (
     Buffer("h.*.attn.bias", causal_mask, written=False),
     Buffer("h.*.attn.masked_bias", masked_score(-1e4), written=False),
@@ -111,36 +109,12 @@ OLD_BUFFERS = (
 
 
 DIALECTS = (
-    language_model(
-        "gpt2",
-        SETTINGS,
-        untransposed(body(Fused())),
-        classes=("GPT2LMHeadModel", "GPT2Model"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.wte.weight"},
-        is_tied_by_default=True,
-        defaults={**SMALLEST, **DROPOUTS, "activation_function": "gelu_new"},
-        buffers=OLD_BUFFERS,
-    ),
+    language_model("gpt2", SETTINGS, untransposed(body(Fused())), buffers=OLD_BUFFERS),
     language_model(
         "openai-gpt",
         FIRST_SETTINGS,
         untransposed(body(Fused(), "tokens_embed", "positions_embed")),
-        classes=("OpenAIGPTLMHeadModel", "OpenAIGPTModel"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.tokens_embed.weight"},
-        is_tied_by_default=True,
-        defaults={**SMALLEST, **DROPOUTS, "vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
         buffers=OLD_BUFFERS,
     ),
-    language_model(
-        "gpt_bigcode",
-        BIGCODE_SETTINGS,
-        _bigcode_body,
-        classes=("GPTBigCodeForCausalLM", "GPTBigCodeModel"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.wte.weight"},
-        is_tied_by_default=True,
-        defaults={**SMALLEST, **DROPOUTS, "activation_function": "gelu_pytorch_tanh"},
-    ),
+    language_model("gpt_bigcode", BIGCODE_SETTINGS, _bigcode_body),
 )

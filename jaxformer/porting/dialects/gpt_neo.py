@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.buffers import masked_score
-from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
@@ -13,7 +13,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.dialects.gpt2 import NOT_READ
 from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.rules import names, under
+from jaxformer.porting.mapping.rules import names
 from jaxformer.porting.mapping.settings import (
     Checked,
     Fixed,
@@ -24,18 +24,15 @@ from jaxformer.porting.mapping.settings import (
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 
-BLOCK = (
-    *under(
-        "attention",
-        "attn.attention",
-        names(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj"),
-    ),
-    *under("feed_forward", "mlp", names(up_proj="c_fc", down_proj="c_proj")),
-    *names(attention_norm="ln_1", feed_forward_norm="ln_2"),
-)
-BODY = (
-    *names(token_embedding="wte", position_embedding="wpe", final_norm="ln_f"),
-    *under("blocks.*", "h.*", BLOCK),
+ATTENTION = names(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj")
+BODY = stack_rules(
+    "h.*",
+    ("attn.attention", ATTENTION),
+    ("mlp", names(up_proj="c_fc", down_proj="c_proj")),
+    {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"},
+    token_embedding="wte",
+    position_embedding="wpe",
+    final_norm="ln_f",
 )
 
 
@@ -98,18 +95,6 @@ DIALECTS = (
         "gpt_neo",
         SETTINGS,
         BODY,
-        classes=("GPTNeoForCausalLM", "GPTNeoModel"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.wte.weight"},
-        is_tied_by_default=True,
-        defaults={
-            "vocab_size": 50257,
-            "hidden_size": 2048,
-            "num_heads": 16,
-            "num_layers": 24,
-            "max_position_embeddings": 2048,
-            "activation_function": "gelu_new",
-        },
         buffers=(Buffer("h.*.attn.attention.masked_bias", masked_score(-1e9), written=False),),
     ),
 )

@@ -1,27 +1,24 @@
 """Hugging Face's ``gpt_neox``: GPT-NeoX and Pythia (arXiv 2204.06745, 2304.01373)."""
 
 from jaxformer.porting.dialects.common.buffers import causal_mask, inverse_frequencies, masked_score
-from jaxformer.porting.dialects.common.hugging_face import fused_block, language_model
+from jaxformer.porting.dialects.common.hugging_face import fused_stack, language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,
     SIZES,
-    usual_sizes,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.rules import Rules
 from jaxformer.porting.mapping.settings import BOOLEAN, Flag, Mapped, Required
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
 
 def _body(module: TransformerLM) -> Rules:
-    return (
-        *names(token_embedding="embed_in", final_norm="final_layer_norm"),
-        *under("blocks.*", "layers.*", fused_block(module, "attention")),
-    )
+    around = {"token_embedding": "embed_in", "final_norm": "final_layer_norm"}
+    return fused_stack(module, "layers.*", "attention", **around)
 
 
 SETTINGS = (
@@ -49,11 +46,6 @@ DIALECTS = (
         "gpt_neox",
         SETTINGS,
         _body,
-        classes=("GPTNeoXForCausalLM", "GPTNeoXModel"),
-        prefix="gpt_neox.",
-        tied={"lm_head.weight": "gpt_neox.embed_in.weight"},
-        is_tied_by_default=False,
-        defaults=usual_sizes(50432, 6144, 24576, 44, 64, 2048, "gelu"),
         # Only transformers 5 reads the head by the name that it has there.
         old_names={r"^embed_out\.": "lm_head."},
         published_names={r"^lm_head\.": "embed_out."},

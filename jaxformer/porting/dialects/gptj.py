@@ -9,12 +9,12 @@ from typing import Any
 
 from jaxformer.errors import UsageError
 from jaxformer.porting.dialects.common.buffers import causal_mask, masked_score
-from jaxformer.porting.dialects.common.hugging_face import language_model, rotated
+from jaxformer.porting.dialects.common.hugging_face import language_model, rotated, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import even_head_width
 from jaxformer.porting.dialects.gpt2 import STACK
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.packings import FusedByHead
-from jaxformer.porting.mapping.rules import Rule, Rules, names, under
+from jaxformer.porting.mapping.rules import Rule, Rules, names
 from jaxformer.porting.mapping.settings import (
     Checked,
     Conversion,
@@ -71,40 +71,25 @@ def _fused(module: TransformerLM) -> Rules:
 
 def _adapter(
     name: str,
-    start: str,
     settings: tuple[Row, ...],
     projections: Callable[[TransformerLM], Rules],
     mask: str,
     **more: Any,
 ) -> StateDictAdapter:
     def body(module: TransformerLM) -> Rules:
-        block = (
-            *under("attention", "attn", (*projections(module), *names(o_proj="out_proj"))),
-            *under("feed_forward", "mlp", names(up_proj="fc_in", down_proj="fc_out")),
-            *names(attention_norm="ln_1"),
-        )
-        return (
-            *names(token_embedding="wte", final_norm="ln_f"),
-            *under("blocks.*", "h.*", block),
+        return stack_rules(
+            "h.*",
+            ("attn", (*projections(module), *names(o_proj="out_proj"))),
+            ("mlp", names(up_proj="fc_in", down_proj="fc_out")),
+            {"attention_norm": "ln_1"},
+            token_embedding="wte",
+            final_norm="ln_f",
         )
 
     return language_model(
         name,
         settings,
         body,
-        classes=(f"{start}ForCausalLM", f"{start}Model"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.wte.weight"},
-        is_tied_by_default=False,
-        defaults={
-            "vocab_size": 50400,
-            "n_embd": 4096,
-            "n_head": 16,
-            "n_layer": 28,
-            "n_positions": 2048,
-            "rotary_dim": 64,
-            "activation_function": "gelu_new",
-        },
         buffers=(
             Buffer(f"h.*.attn.{mask}", causal_mask, written=False),
             Buffer("h.*.attn.masked_bias", masked_score(-1e9), written=False),
@@ -114,6 +99,6 @@ def _adapter(
 
 
 DIALECTS = (
-    _adapter("gptj", "GPTJ", SETTINGS, _separate, "bias", translated=frozenset({"interleaved"})),
-    _adapter("codegen", "CodeGen", (*SETTINGS, Checked(_check_shares)), _fused, "causal_mask"),
+    _adapter("gptj", SETTINGS, _separate, "bias", translated=frozenset({"interleaved"})),
+    _adapter("codegen", (*SETTINGS, Checked(_check_shares)), _fused, "causal_mask"),
 )

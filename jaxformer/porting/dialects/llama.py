@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxformer.porting.dialects.common.buffers import inverse_frequencies
-from jaxformer.porting.dialects.common.hugging_face import language_model, rotated
+from jaxformer.porting.dialects.common.hugging_face import language_model, rotated, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,
@@ -12,11 +12,10 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     KEY_VALUE_HEADS,
     SlidingWindow,
     even_head_width,
-    usual_sizes,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
-from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
     Checked,
@@ -65,14 +64,13 @@ def body(
             *rotated(module, queries_and_keys, neighbours=neighbours),
             *names(v_proj="v_proj"),
         )
-    block = (
-        *under("attention", "self_attn", (*qkv, *names(o_proj="o_proj"))),
-        *under("feed_forward", "mlp", feed_forward),
-        *names(norms),
-    )
-    return (
-        *names(token_embedding="embed_tokens", final_norm="norm"),
-        *under("blocks.*", "layers.*", block),
+    return stack_rules(
+        "layers.*",
+        ("self_attn", (*qkv, *names(o_proj="o_proj"))),
+        ("mlp", feed_forward),
+        norms,
+        token_embedding="embed_tokens",
+        final_norm="norm",
     )
 
 
@@ -203,71 +201,28 @@ QWEN3 = (
 
 def llama_adapter(
     name: str,
-    start: str,
     settings: tuple[Row, ...],
     rules: Callable[[TransformerLM], Rules] = two_norm_body,
     *,
-    body_class: str | None = None,
-    is_tied: bool = False,
     buffers: tuple[Buffer, ...] = OLD_BUFFERS,
     translated: frozenset[str] = frozenset({"interleaved"}),
-    **defaults: Any,
 ) -> StateDictAdapter:
     """Returns the adapter of a family with LLaMA's names.
 
     Args:
         name: the ``model_type``.
-        start: of the names of its classes.
         settings: its rows.
         rules: of its body, from the target module.
-        body_class: the class of the body, default by the start of its name.
-        is_tied: whether the head is tied where config.json does not say.
         buffers: of its body.
         translated: see ``ModuleMapping``.
-        defaults: see ``language_model``.
     """
-    return language_model(
-        name,
-        settings,
-        rules,
-        classes=(f"{start}ForCausalLM", body_class or f"{start}Model"),
-        prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        is_tied_by_default=is_tied,
-        defaults=defaults,
-        buffers=buffers,
-        translated=translated,
-    )
+    return language_model(name, settings, rules, buffers=buffers, translated=translated)
 
 
 DIALECTS = (
-    llama_adapter("llama", "Llama", LLAMA, **usual_sizes(32000, 4096, 11008, 32, 32, 2048, "silu")),
-    llama_adapter(
-        "mistral",
-        "Mistral",
-        MISTRAL,
-        **usual_sizes(32000, 4096, 14336, 32, 32, 131072, "silu"),
-        num_key_value_heads=8,
-    ),
-    llama_adapter(
-        "ministral",
-        "Ministral",
-        MINISTRAL,
-        **usual_sizes(32000, 4096, 14336, 32, 32, 131072, "silu"),
-        num_key_value_heads=8,
-    ),
-    llama_adapter(
-        "qwen2",
-        "Qwen2",
-        QWEN2,
-        **usual_sizes(151936, 4096, 22016, 32, 32, 32768, "silu"),
-        num_key_value_heads=32,
-    ),
-    llama_adapter(
-        "qwen3",
-        "Qwen3",
-        QWEN3,
-        **usual_sizes(151936, 4096, 22016, 32, 32, 32768, "silu"),
-        num_key_value_heads=32,
-    ),
+    llama_adapter("llama", LLAMA),
+    llama_adapter("mistral", MISTRAL),
+    llama_adapter("ministral", MINISTRAL),
+    llama_adapter("qwen2", QWEN2),
+    llama_adapter("qwen3", QWEN3),
 )

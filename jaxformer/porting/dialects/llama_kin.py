@@ -15,7 +15,6 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     SlidingWindow,
     even_head_width,
-    usual_sizes,
 )
 from jaxformer.porting.dialects.common.layer_patterns import every, interval
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
@@ -156,51 +155,10 @@ plain_body = functools.partial(
 )
 
 DIALECTS = (
-    llama_adapter(
-        "smollm3",
-        "SmolLM3",
-        SMOLLM3,
-        is_tied=True,
-        **usual_sizes(128256, 2048, 11008, 36, 16, 32768, "silu"),
-        num_key_value_heads=4,
-        sliding_window=None,
-    ),
-    llama_adapter(
-        "granite", "Granite", GRANITE, **usual_sizes(32000, 4096, 11008, 32, 32, 2048, "silu")
-    ),
-    llama_adapter(
-        "helium",
-        "Helium",
-        HELIUM,
-        neighbours_body,
-        **usual_sizes(48000, 2560, 7040, 24, 20, 4096, "silu"),
-        num_key_value_heads=20,
-        rms_norm_eps=1e-8,
-    ),
-    llama_adapter(
-        "arcee",
-        "Arcee",
-        ARCEE,
-        plain_body,
-        **usual_sizes(32000, 2560, 18432, 32, 32, 4096, "relu2"),
-        rms_norm_eps=1e-5,
-    ),
-    llama_adapter(
-        "seed_oss",
-        "SeedOss",
-        SEED_OSS,
-        **usual_sizes(155136, 4096, 27648, 64, 80, 524288, "silu"),
-        num_key_value_heads=8,
-        attention_dropout=0.1,
-    ),
-    llama_adapter(
-        "ernie4_5",
-        "Ernie4_5",
-        ERNIE,
-        neighbours_body,
-        is_tied=True,
-        **usual_sizes(103424, 1024, 3072, 18, 16, 131072, "silu"),
-        num_key_value_heads=2,
-        rms_norm_eps=1e-5,
-    ),
+    llama_adapter("smollm3", SMOLLM3),
+    llama_adapter("granite", GRANITE),
+    llama_adapter("helium", HELIUM, neighbours_body),
+    llama_adapter("arcee", ARCEE, plain_body),
+    llama_adapter("seed_oss", SEED_OSS),
+    llama_adapter("ernie4_5", ERNIE, neighbours_body),
 )

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import even_head_width
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.mapping.packings import Fused
-from jaxformer.porting.mapping.rules import Rule, names, under
+from jaxformer.porting.mapping.rules import Rule, names
 from jaxformer.porting.mapping.settings import (
     Checked,
     Conversion,
@@ -30,18 +30,14 @@ from jaxformer.porting.mapping.settings import (
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert, check_all_read
 
-BLOCK = (
-    *under(
-        "attention",
-        "attn",
-        (Rule(("q_proj", "k_proj", "v_proj"), ("Wqkv",), Fused()), *names(o_proj="out_proj")),
-    ),
-    *under("feed_forward", "ffn", names(up_proj="up_proj", down_proj="down_proj")),
-    *names(attention_norm="norm_1", feed_forward_norm="norm_2"),
-)
-BODY = (
-    *names(token_embedding="wte", final_norm="norm_f"),
-    *under("blocks.*", "blocks.*", BLOCK),
+QKV = Rule(("q_proj", "k_proj", "v_proj"), ("Wqkv",), Fused())
+BODY = stack_rules(
+    "blocks.*",
+    ("attn", (QKV, *names(o_proj="out_proj"))),
+    ("ffn", names(up_proj="up_proj", down_proj="down_proj")),
+    {"attention_norm": "norm_1", "feed_forward_norm": "norm_2"},
+    token_embedding="wte",
+    final_norm="norm_f",
 )
 
 
@@ -118,21 +114,4 @@ SETTINGS = (
 )  # fmt: skip
 
 
-DIALECTS = (
-    language_model(
-        "mpt",
-        SETTINGS,
-        BODY,
-        classes=("MptForCausalLM", "MptModel"),
-        prefix="transformer.",
-        tied={"lm_head.weight": "transformer.wte.weight"},
-        is_tied_by_default=True,
-        defaults={
-            "vocab_size": 50368,
-            "d_model": 2048,
-            "n_heads": 16,
-            "n_layers": 24,
-            "max_seq_len": 2048,
-        },
-    ),
-)
+DIALECTS = (language_model("mpt", SETTINGS, BODY),)

@@ -3,7 +3,7 @@
 All but the first normalise what the branches of a block add.
 """
 
-from jaxformer.porting.dialects.common.hugging_face_settings import SlidingWindow, usual_sizes
+from jaxformer.porting.dialects.common.hugging_face_settings import SlidingWindow
 from jaxformer.porting.dialects.common.layer_patterns import RotaryInWindows, every_fourth_full
 from jaxformer.porting.dialects.common.rotary_settings import RotaryByLayerType
 from jaxformer.porting.dialects.llama import (
@@ -56,7 +56,6 @@ EXAONE4 = (
     *OUTPUT_NORMS,
     RotaryInWindows(),
 )
-SIZES = usual_sizes(50304, 4096, 11008, 32, 32, 2048, "silu")
 
 
 def output_norm_body(module: TransformerLM) -> Rules:
@@ -69,16 +68,8 @@ def output_norm_body(module: TransformerLM) -> Rules:
 
 
 DIALECTS = (
-    llama_adapter("olmo", "Olmo", OLMO, **SIZES),
-    llama_adapter("olmo2", "Olmo2", OLMO2, output_norm_body, **SIZES, rms_norm_eps=1e-5),
-    llama_adapter("olmo3", "Olmo3", OLMO3, output_norm_body, **SIZES, rms_norm_eps=1e-5),
-    llama_adapter(
-        "exaone4",
-        "Exaone4",
-        EXAONE4,
-        output_norm_body,
-        **usual_sizes(102400, 4096, 16384, 32, 32, 2048, "silu"),
-        num_key_value_heads=32,
-        rms_norm_eps=1e-5,
-    ),
+    llama_adapter("olmo", OLMO),
+    llama_adapter("olmo2", OLMO2, output_norm_body),
+    llama_adapter("olmo3", OLMO3, output_norm_body),
+    llama_adapter("exaone4", EXAONE4, output_norm_body),
 )

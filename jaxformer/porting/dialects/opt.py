@@ -6,7 +6,7 @@ sinusoids.
 
 import math
 
-from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
@@ -14,7 +14,6 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     SIZES,
     even_head_width,
     narrow_embedding,
-    usual_sizes,
 )
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import (
@@ -28,23 +27,21 @@ from jaxformer.porting.mapping.settings import (
 )
 from jaxformer.porting.mapping.unread_settings import Inert
 
-BLOCK = (
-    *under(
-        "attention",
-        "self_attn",
-        names(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj"),
-    ),
-    *under("feed_forward", "", names(up_proj="fc1", down_proj="fc2")),
-    *names(attention_norm="self_attn_layer_norm", feed_forward_norm="final_layer_norm"),
-)
-
 
 def body(final_norm: str, **more: str) -> Rules:
     """Returns the rules of a stack, from the name of its final norm and further pairs of names."""
-    return (
-        *names(token_embedding="embed_tokens", position_embedding="embed_positions"),
-        *names(final_norm=final_norm, **more),
-        *under("blocks.*", "layers.*", BLOCK),
+    return stack_rules(
+        "layers.*",
+        (
+            "self_attn",
+            names(q_proj="q_proj", k_proj="k_proj", v_proj="v_proj", o_proj="out_proj"),
+        ),
+        ("", names(up_proj="fc1", down_proj="fc2")),
+        {"attention_norm": "self_attn_layer_norm", "feed_forward_norm": "final_layer_norm"},
+        token_embedding="embed_tokens",
+        position_embedding="embed_positions",
+        final_norm=final_norm,
+        **more,
     )
 
 
@@ -134,51 +131,17 @@ DIALECTS = (
                 output_projection="project_out",
             ),
         ),
-        classes=("OPTForCausalLM", "OPTModel"),
-        prefix="model.",
-        tied={"lm_head.weight": "model.decoder.embed_tokens.weight"},
-        is_tied_by_default=True,
-        defaults={
-            **usual_sizes(50272, 768, 3072, 12, 12, 2048, "relu"),
-            "ffn_dim": 3072,
-            "activation_function": "relu",
-            "dropout": 0.1,
-        },
     ),
     language_model(
         "biogpt",
         BIOGPT,
         body("layer_norm"),
-        classes=("BioGptForCausalLM", "BioGptModel"),
-        prefix="biogpt.",
         head=names(lm_head="output_projection"),
         outside=("output_projection.",),
-        tied={"output_projection.weight": "biogpt.embed_tokens.weight"},
-        is_tied_by_default=True,
-        defaults={
-            **usual_sizes(42384, 1024, 4096, 24, 16, 1024, "gelu"),
-            "attention_probs_dropout_prob": 0.1,
-            "hidden_dropout_prob": 0.1,
-        },
     ),
     language_model(
         "xglm",
         XGLM,
         body("layer_norm"),
-        classes=("XGLMForCausalLM", "XGLMModel"),
-        prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        is_tied_by_default=True,
-        defaults={
-            "vocab_size": 256008,
-            "d_model": 1024,
-            "attention_heads": 16,
-            "num_layers": 24,
-            "max_position_embeddings": 2048,
-            "ffn_dim": 4096,
-            "activation_function": "gelu",
-            "attention_dropout": 0.1,
-            "dropout": 0.1,
-        },
     ),
 )

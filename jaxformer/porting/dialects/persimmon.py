@@ -1,29 +1,21 @@
 """Hugging Face's ``persimmon``: Persimmon-8B by Adept, GPT-NeoX with norms of queries and keys."""
 
-from jaxformer.porting.dialects.common.hugging_face import fused_block, language_model
+from jaxformer.porting.dialects.common.hugging_face import fused_stack, language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,
     SIZES,
-    usual_sizes,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
-from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.rules import Rules
 from jaxformer.porting.mapping.settings import BOOLEAN, Mapped
 from jaxformer.transformer_lm import TransformerLM
 
 
 def _body(module: TransformerLM) -> Rules:
-    norms = names(q_norm="q_layernorm", k_norm="k_layernorm")
-    block = (
-        *fused_block(module, "self_attn"),
-        *under("attention", "self_attn", norms),
-    )
-    return (
-        *names(token_embedding="embed_tokens", final_norm="final_layernorm"),
-        *under("blocks.*", "layers.*", block),
-    )
+    around = {"token_embedding": "embed_tokens", "final_norm": "final_layernorm"}
+    return fused_stack(module, "layers.*", "self_attn", **around)
 
 
 SETTINGS = (
@@ -40,15 +32,4 @@ SETTINGS = (
 )
 
 
-DIALECTS = (
-    language_model(
-        "persimmon",
-        SETTINGS,
-        _body,
-        classes=("PersimmonForCausalLM", "PersimmonModel"),
-        prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        is_tied_by_default=False,
-        defaults=usual_sizes(262144, 4096, 16384, 36, 64, 16384, "relu2"),
-    ),
-)
+DIALECTS = (language_model("persimmon", SETTINGS, _body),)

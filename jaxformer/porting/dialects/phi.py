@@ -1,18 +1,17 @@
 """Hugging Face's ``phi``: Phi-1, 1.5 and 2 (arXiv 2306.11644): parallel branches with one norm."""
 
 from jaxformer.porting.dialects.common.buffers import inverse_frequencies
-from jaxformer.porting.dialects.common.hugging_face import language_model, rotated
+from jaxformer.porting.dialects.common.hugging_face import language_model, rotated, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,
     KEY_VALUE_HEADS,
     SIZES,
-    usual_sizes,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer
-from jaxformer.porting.mapping.rules import Rules, names, under
+from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
@@ -26,14 +25,13 @@ def _body(module: TransformerLM) -> Rules:
         "k_norm": "k_layernorm",
     }
     attention = (*rotated(module, queries_and_keys), *names(v_proj="v_proj", o_proj="dense"))
-    block = (
-        *under("attention", "self_attn", attention),
-        *under("feed_forward", "mlp", names(up_proj="fc1", down_proj="fc2")),
-        *names(attention_norm="input_layernorm"),
-    )
-    return (
-        *names(token_embedding="embed_tokens", final_norm="final_layernorm"),
-        *under("blocks.*", "layers.*", block),
+    return stack_rules(
+        "layers.*",
+        ("self_attn", attention),
+        ("mlp", names(up_proj="fc1", down_proj="fc2")),
+        {"attention_norm": "input_layernorm"},
+        token_embedding="embed_tokens",
+        final_norm="final_layernorm",
     )
 
 
@@ -63,11 +61,6 @@ DIALECTS = (
         "phi",
         SETTINGS,
         _body,
-        classes=("PhiForCausalLM", "PhiModel"),
-        prefix="model.",
-        tied={"lm_head.weight": "model.embed_tokens.weight"},
-        is_tied_by_default=False,
-        defaults=usual_sizes(51200, 2048, 8192, 24, 32, 2048, "gelu_new"),
         buffers=(
             Buffer("layers.*.self_attn.rotary_emb.inv_freq", inverse_frequencies, written=False),
         ),

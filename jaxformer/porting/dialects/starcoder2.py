@@ -9,7 +9,6 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ACTIVATIONS_OF_TORCH,
     even_head_width,
-    usual_sizes,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.dialects.llama import (
@@ -98,29 +97,9 @@ def _stablelm_body(module: TransformerLM) -> Rules:
 DIALECTS = (
     llama_adapter(
         "starcoder2",
-        "Starcoder2",
         STARCODER2,
         functools.partial(two_norm_body, feed_forward=names(up_proj="c_fc", down_proj="c_proj")),
-        is_tied=True,
-        **usual_sizes(49152, 3072, 12288, 30, 24, 4096, "gelu_pytorch_tanh"),
-        num_key_value_heads=2,
-        norm_epsilon=1e-5,
     ),
-    llama_adapter(
-        "stablelm",
-        "StableLm",
-        STABLELM,
-        _stablelm_body,
-        translated=frozenset(),
-        **usual_sizes(50304, 2560, 6912, 32, 32, 4096, "silu"),
-        num_key_value_heads=32,
-        layer_norm_eps=1e-5,
-    ),
-    llama_adapter(
-        "nemotron",
-        "Nemotron",
-        NEMOTRON,
-        **usual_sizes(256000, 6144, 24576, 32, 48, 4096, "relu2"),
-        norm_eps=1e-5,
-    ),
+    llama_adapter("stablelm", STABLELM, _stablelm_body, translated=frozenset()),
+    llama_adapter("nemotron", NEMOTRON),
 )

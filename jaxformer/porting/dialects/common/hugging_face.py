@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
+from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import FusedByHead, RotaryPermutation
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
@@ -29,13 +30,9 @@ def language_model(
     settings: tuple[Row, ...],
     body: Rules | Callable[[TransformerLM], Rules],
     *,
-    classes: tuple[str, str],
-    prefix: str,
-    tied: Mapping[str, str],
-    is_tied_by_default: bool,
-    defaults: Mapping[str, Any],
     head: Rules = HEAD,
     outside: tuple[str, ...] = ("lm_head.",),
+    copies: Mapping[str, str] | None = None,
     buffers: Iterable[Buffer] = (),
     translated: frozenset[str] = frozenset(),
     old_names: Mapping[str, str] | None = None,
@@ -47,18 +44,14 @@ def language_model(
     """Returns the adapter of a model with a language-modelling head, and of its body alone.
 
     Args:
-        name: the dialect's, which is the ``model_type`` in config.json.
+        name: the dialect's, which is the ``model_type`` in config.json; what is known of it besides
+            stands in transformers_types.json.
         settings: the rows of all settings but ``vocab_size`` and ``tie_word_embeddings``.
         body: rules of the body.
-        classes: the class of the whole model and that of the body.
-        prefix: of the body's names in the whole model, with its dot.
-        tied: names in the whole model for arrays that have another name as well, by that other
-            name.
-        is_tied_by_default: whether the head is tied where config.json does not say.
-        defaults: what transformers takes settings to be that config.json does not have, where that
-            is not a row's own default.
-        head: rules of the head.
+        head: rules of the head, that of what makes logits last.
         outside: how names outside of the body begin.
+        copies: names in the whole model for arrays that have another name as well, by that other
+            name; those of a tied head are known.
         buffers: of the body.
         translated: see ``ModuleMapping``.
         old_names: see ``StateDictAdapter``.
@@ -67,7 +60,11 @@ def language_model(
         superfluous: of the whole model, see ``ModuleMapping``.
         equivalents: see ``StateDictAdapter``.
     """
-    whole_class, body_class = classes
+    known = TRANSFORMERS_TYPES[name]
+    prefix, defaults = known.prefix, known.defaults
+    whole_class, body_class = known.classes
+    tied = {f"{head[-1].source[0]}.weight": f"{prefix}{known.embedding}.weight"}
+    is_tied_by_default = defaults.get("tie_word_embeddings", False)
     body_buffers = tuple(buffers)
     vocabulary = (
         Mapped("vocab_size", "vocab_size"),
@@ -123,7 +120,7 @@ def language_model(
             module_mapping(
                 whole_class,
                 prefix,
-                aliases=tied,
+                aliases=tied | dict(copies or {}),
                 prefix=prefix,
                 outside=outside,
                 superfluous=superfluous,
@@ -167,28 +164,56 @@ def rotated(module: TransformerLM, pairs: Mapping[str, str], *, neighbours: bool
     return tuple(rule(*pair) for pair in pairs.items())
 
 
-def fused_block(module: TransformerLM, attention: str, **norms: str) -> Rules:
-    """Returns the rules of a block of BLOOM or its kin, with q, k and v in one array by head.
+def stack_rules(
+    layers: str,
+    attention: tuple[str, Rules],
+    feed_forward: tuple[str, Rules],
+    norms: Mapping[str, str],
+    **around: str,
+) -> Rules:
+    """Returns the rules of a stack of blocks, and of what is around it.
+
+    Args:
+        layers: what the source calls a block, with ``*`` for its index.
+        attention: what it calls a block's attention, and the rules of that.
+        feed_forward: the same of the feed-forward.
+        norms: of a block: target = source.
+        around: embeddings, final norm and the like: target = source.
+    """
+    block = (
+        *under("attention", *attention),
+        *under("feed_forward", *feed_forward),
+        *names(norms),
+    )
+    return (*names(around), *under("blocks.*", layers, block))
+
+
+def fused_stack(
+    module: TransformerLM,
+    layers: str,
+    attention: str,
+    norms: Mapping[str, str] | None = None,
+    **around: str,
+) -> Rules:
+    """Returns the rules of BLOOM's stack or its kin's, with q, k and v in one array by head.
 
     Args:
         module: the target.
+        layers: see ``stack_rules``.
         attention: what the source calls its attention.
-        norms: of the block, target = source, where they are not called as in these.
+        norms: of a block, where they are not called as in these.
+        around: see ``stack_rules``.
     """
-    qkv = ("q_proj", "k_proj", "v_proj")
+    usual = {
+        "attention_norm": "input_layernorm",
+        "feed_forward_norm": "post_attention_layernorm",
+    }
     heads = FusedByHead(module.config.key_value_heads)
-    return (
-        *under(
-            "attention",
-            attention,
-            (Rule(qkv, ("query_key_value",), heads), *names(o_proj="dense")),
-        ),
-        *under("feed_forward", "mlp", names(up_proj="dense_h_to_4h", down_proj="dense_4h_to_h")),
-        *names(
-            norms
-            or {
-                "attention_norm": "input_layernorm",
-                "feed_forward_norm": "post_attention_layernorm",
-            }
-        ),
+    qkv = Rule(("q_proj", "k_proj", "v_proj"), ("query_key_value",), heads)
+    return stack_rules(
+        layers,
+        (attention, (qkv, *names(o_proj="dense", q_norm="q_layernorm", k_norm="k_layernorm"))),
+        ("mlp", names(up_proj="dense_h_to_4h", down_proj="dense_4h_to_h")),
+        norms or usual,
+        **around,
     )

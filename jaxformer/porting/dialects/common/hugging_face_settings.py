@@ -17,22 +17,6 @@ from jaxformer.porting.mapping.settings import (
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 
-
-def usual_sizes(
-    vocab_size: int, width: int, feed_forward: int, layers: int, heads: int, context: int, act: str
-) -> dict[str, Any]:
-    """Returns what transformers takes the settings to be that a config.json does not have."""
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": width,
-        "intermediate_size": feed_forward,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": context,
-        "hidden_act": act,
-    }
-
-
 # gelu_fast is gelu_new with sqrt(2/π) cut to ten digits, which rounds to the same float32.
 ACTIVATIONS = Choices(
     {

@@ -1,0 +1,40 @@
+"""The model types of Hugging Face, as transformers declares them, read without importing JAX.
+
+``transformers_types.json`` is the table: by ``model_type`` the file of ``dialects`` that declares
+the rest, the classes, the names of the body and of the token embedding in it, and what its class
+takes settings to be that a config.json does not have.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TransformersType:
+    """What is declared of a model type.
+
+    Attributes:
+        file: the module of ``dialects`` with its names and settings.
+        classes: that of the whole model, with a language-modelling head, and that of the body.
+        prefix: of the body's names in the whole model, with its dot.
+        embedding: what the body calls the token embedding, which the head may be tied to.
+        defaults: settings where config.json has none, as far as they are not a row's own default.
+    """
+
+    file: str
+    classes: tuple[str, str]
+    prefix: str
+    embedding: str
+    defaults: Mapping[str, Any]
+
+
+def _read() -> dict[str, TransformersType]:
+    text = resources.files("jaxformer.porting.dialects").joinpath("transformers_types.json")
+    entries = json.loads(text.read_text("utf-8"))
+    return {name: TransformersType(**entry) for name, entry in entries.items()}
+
+
+TRANSFORMERS_TYPES = _read()
