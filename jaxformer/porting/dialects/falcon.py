@@ -39,8 +39,9 @@ def _body(module: TransformerLM) -> Rules:
     norms = None
     if module.config.block.block == "parallel" and not module.config.block.shared_norm:
         norms = {"attention_norm": "ln_attn", "feed_forward_norm": "ln_mlp"}
-    around = {"token_embedding": "word_embeddings", "final_norm": "ln_f"}
-    return fused_stack(module, "h.*", "self_attention", norms, **around)
+    return fused_stack(
+        module, "h.*", "self_attention", norms, token_embedding="word_embeddings", final_norm="ln_f"
+    )
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,13 @@ from jaxformer.transformer_lm import TransformerLM
 
 
 def _body(module: TransformerLM) -> Rules:
-    around = {"token_embedding": "embed_in", "final_norm": "final_layer_norm"}
-    return fused_stack(module, "layers.*", "attention", **around)
+    return fused_stack(
+        module,
+        "layers.*",
+        "attention",
+        token_embedding="embed_in",
+        final_norm="final_layer_norm",
+    )
 
 
 SETTINGS = (

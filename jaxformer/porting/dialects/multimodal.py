@@ -34,7 +34,7 @@ SETTINGS_OF_SIGHT = {
 
 def text_part(
     tensors: Mapping[str, Any], config: Any, ignore: Sequence[str] = ()
-) -> tuple[Mapping[str, Any], Any]:
+) -> tuple[dict[str, Any], Any]:
     """Returns the arrays and the config of a language model, also of one that is part of a model.
 
     Args:
@@ -47,7 +47,7 @@ def text_part(
             settings of a language model.
     """
     if not isinstance(config, Mapping) or config.get("model_type") not in MULTIMODAL:
-        return tensors, config
+        return dict(tensors), config
     model_type = config["model_type"]
     text = config.get("text_config")
     if not isinstance(text, Mapping):

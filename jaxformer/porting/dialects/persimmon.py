@@ -14,8 +14,13 @@ from jaxformer.transformer_lm import TransformerLM
 
 
 def _body(module: TransformerLM) -> Rules:
-    around = {"token_embedding": "embed_tokens", "final_norm": "final_layernorm"}
-    return fused_stack(module, "layers.*", "self_attn", **around)
+    return fused_stack(
+        module,
+        "layers.*",
+        "self_attn",
+        token_embedding="embed_tokens",
+        final_norm="final_layernorm",
+    )
 
 
 SETTINGS = (

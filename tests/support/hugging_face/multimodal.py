@@ -12,12 +12,14 @@ VISION = {
     "image_size": 8,
     "patch_size": 4,
 }
+# No text ends before its length.
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SIGHT = ("model.vision_tower.*", "model.multi_modal_projector.*")
 
 
 def _case(kind: str, vision: str, text: dict[str, Any], **more: Any) -> Case:
     settings = {
-        "text_config": {**GROUPED, "vocab_size": VOCAB, **text},
+        "text_config": {**GROUPED, **NO_TOKENS, "vocab_size": VOCAB, **text},
         "vision_config": {**VISION, "model_type": vision},
         **more,
     }
