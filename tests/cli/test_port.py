@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import threading
 
 import numpy as np
@@ -294,4 +295,6 @@ def test_the_list_of_model_types_is_printed(capsys):
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split() == ["model", "type", "state", "parts"]
     assert [line.split()[0] for line in lines] == [*HUGGING_FACE, *MULTIMODAL]
-    assert "llama" in {line.split()[0] for line in lines if "ported, generation  Rotary" in line}
+    states = {line.split()[0]: line for line in lines}
+    assert re.search("ported, generation +Rotary", states["llama"])
+    assert re.search("text part, generation +Rotary", states["gemma3"])
