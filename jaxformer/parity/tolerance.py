@@ -43,16 +43,50 @@ def judge(
         reference: computed in float64 from the same inputs.
         in_float32: computes the candidate in float32; called only where that may decide.
     """
-    error = _distance(candidate, reference)
-    scale = _largest(reference)
-    if not np.isfinite(scale):
-        scale = _largest(reference[np.isfinite(reference)])
-    allowed = MIDDLE * ROUNDOFF["float32"] * scale
-    if not error <= allowed and in_float32 is not None and np.isfinite(error):
-        amplified = _distance(in_float32().astype(np.float64), candidate)
-        if np.isfinite(amplified):
-            allowed = max(allowed, MIDDLE * amplified)
-    return Difference(error, scale, allowed)
+    parts = Judgement()
+    parts.add(candidate, reference)
+    if parts.needs_float32 and in_float32 is not None:
+        parts.add_float32(in_float32(), candidate)
+    return parts.difference
+
+
+class Judgement:
+    """Judges arrays that are too large to be held whole, part by part; see ``judge``."""
+
+    def __init__(self) -> None:
+        self._error = self._scale = self._amplified = 0.0
+
+    def add(self, candidate: np.ndarray, reference: np.ndarray) -> None:
+        """Adds a part, computed in float64 by both sides."""
+        self._error = _worse(self._error, _distance(candidate, reference))
+        scale = _largest(reference)
+        if not np.isfinite(scale):
+            scale = _largest(reference[np.isfinite(reference)])
+        self._scale = max(self._scale, scale)
+
+    @property
+    def needs_float32(self) -> bool:
+        """Whether the candidate's float32 run may decide, which is then to be added."""
+        return not self._error <= self._allowed and bool(np.isfinite(self._error))
+
+    def add_float32(self, low: np.ndarray, candidate: np.ndarray) -> None:
+        """Adds a part of the candidate, computed in float32 and in float64."""
+        self._amplified = _worse(self._amplified, _distance(low.astype(np.float64), candidate))
+
+    @property
+    def _allowed(self) -> float:
+        allowed = MIDDLE * ROUNDOFF["float32"] * self._scale
+        return max(allowed, MIDDLE * self._amplified) if np.isfinite(self._amplified) else allowed
+
+    @property
+    def difference(self) -> Difference:
+        """The difference of all parts."""
+        return Difference(self._error, self._scale, self._allowed)
+
+
+def _worse(before: float, found: float) -> float:
+    """Returns the larger number; NaN if one of them is."""
+    return found if not found <= before and before == before else before
 
 
 def rounding(low: np.ndarray, exact: np.ndarray) -> float:

@@ -8,6 +8,7 @@ for every step of training or generation.
 - ``training``, ``generation``: ``compare_training`` and ``compare_generation``, step by step.
 - ``reference_run``: the reference, run once for any number of candidates.
 - ``teacher_forcing``, ``isolated_calls``: pairs run on the reference's inputs, isolated.
+- ``pair_nodes``: what was recorded of a pair, as a node of the report.
 - ``weights``, ``settings``, ``parameter_gradients``: what is compared in addition to outputs.
 - ``context``: errors and rounding of modules inside the whole models.
 - ``verdicts``: from differences to a verdict and a message.

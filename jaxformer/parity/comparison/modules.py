@@ -6,7 +6,6 @@ error hides no later one, and a bug shows in the module that has it and in none 
 are compared separately.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,25 +14,25 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.comparison.context import measure_in_context
+from jaxformer.parity.comparison.pair_nodes import PairNodes
 from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
-from jaxformer.parity.comparison.verdicts import explain, judge_node, worst_difference
+from jaxformer.parity.comparison.verdicts import judge_node
 from jaxformer.parity.comparison.weights import (
     WrongWeight,
     compare_weights,
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.modules import Pair, PairKey, depth_of, in_call_order, parents_of
+from jaxformer.parity.matching.modules import Pair, in_call_order, parents_of
 from jaxformer.parity.matching.positions import (
     match_alibi_slopes,
     position_ids_from_mask,
     share_tables,
 )
-from jaxformer.parity.report.model import Difference, Node, Report
+from jaxformer.parity.report.model import Difference, Report
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.parity.trace.memory import LARGE, release
 
@@ -193,7 +192,10 @@ class ModuleComparison:
                 candidate, {n: tensors[n].read() for n in different}
             )
             candidate = jax_trace.in_dtype(candidate, working_dtype)
-        gradients = ReferenceGradients(reference)
+        links = () if reference.plan is None else reference.plan.links
+        gradients = ReferenceGradients(
+            trace.gradients, links, reference.modules, reference.is_single_use
+        )
         runner = TeacherForcedRunner(
             candidate, calls, trace, self.pairs, self.parents, reference.backward, gradients.find
         )
@@ -201,8 +203,17 @@ class ModuleComparison:
         if whole in runner.unmatched:
             raise UsageError(f"the models cannot be compared: {runner.unmatched[whole].message}")
         ordered = in_call_order(self.pairs, self.parents, calls, trace.calls)
-        nodes = self._compare_pairs(runner, ordered, tables)
-        nodes |= self._measure_contexts(nodes, runner)
+
+        def free(pair: Pair) -> None:
+            if reference.is_single_use:
+                runner.free_gradients(pair)
+                release(reference.size)
+
+        maker = PairNodes(
+            self.module, reference.modules, self.parents, self.weights, self.dtype
+        )  # fmt: skip
+        nodes = maker.compare(runner, ordered, trace, tables, after=free)
+        nodes |= maker.in_context(nodes, runner, *self._low_passes())
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = [
             judge_node(
@@ -251,72 +262,10 @@ class ModuleComparison:
             return self.call(module, inputs)
         return module(*inputs, **self.positions)
 
-    def _measure_contexts(
-        self, nodes: Mapping[PairKey, Node], runner: TeacherForcedRunner
-    ) -> dict[PairKey, Node]:
-        """Returns the nodes with what was measured of them inside the whole models."""
-        low: dict[str, jax_trace.JaxCall] = {}
-        reference_low = None
-        if self.dtype != "float64":
-            reference_low = self.reference.low_trace(self.dtype)
-            with jax.enable_x64(False):
-                low = self._trace(self.module, self.dtype)[0]
-        return {
-            key: dataclasses.replace(
-                nodes[key],
-                **measure_in_context(matched[0], low, reference_low, self.dtype, runner.padding),
-            )
-            for key, matched in runner.matched_calls.items()
-            if matched
-        }
-
-    def _compare_pairs(
-        self, runner: TeacherForcedRunner, pairs: Sequence[Pair], tables: Iterable[Node]
-    ) -> dict[PairKey, Node]:
-        """Returns a node for every pair, in the given order, and each table after its user."""
-        sizes = {name: a.size for name, a in jax_trace.parameters_of(self.module).items()}
-
-        def is_heavy(pair: Pair) -> bool:
-            size = sum(sizes[name] for name in pair.parameters)
-            return size > LARGE and not runner.inner_pairs.get(pair.candidate)
-
-        found = {}
-        # The heaviest last, when the gradients of all others have been freed.
-        for pair in sorted(pairs, key=is_heavy):
-            unmatched = runner.unmatched.get(pair.candidate)
-            if unmatched is None or not unmatched.is_uncalled or pair.parameters:
-                found[pair.candidate] = self._compare_pair(pair, runner)
-            if self.reference.is_single_use:
-                runner.free_gradients(pair)
-                release(self.reference.size)
-        nodes = {}
-        for pair in pairs:
-            if pair.candidate in found:
-                nodes[pair.candidate] = found[pair.candidate]
-                for table in tables:
-                    if (table.path.rpartition(".")[0],) == pair.candidate:
-                        nodes[(table.path,)] = table
-        return nodes
-
-    def _compare_pair(self, pair: Pair, runner: TeacherForcedRunner) -> Node:
-        kind = type(jax_trace.resolve(self.module, pair.candidate[0])[0]).__name__
-        calls = self.reference.trace.calls
-        node = Node(
-            pair.path,
-            pair.reference_path,
-            kind if len(pair.candidate) == 1 else f"{len(pair.candidate)} {kind}",
-            type(self.reference.modules[pair.reference[0]]).__name__,
-            depth_of(pair, self.parents),
-            min((calls[path].order for path in pair.reference if path in calls), default=0),
-            parameters={n: self.weights[n] for n in pair.parameters if n in self.weights},
-        )
-        unmatched = runner.unmatched.get(pair.candidate)
-        if unmatched is not None:
-            return dataclasses.replace(node, message=unmatched.message)
-        differences = runner.run(pair)
-        return dataclasses.replace(
-            node,
-            forward=worst_difference(differences.forward),
-            message=explain(differences.forward, list(differences.backward.items())),
-            backward=differences.backward,
-        )
+    def _low_passes(self) -> tuple[dict[str, jax_trace.JaxCall], torch_trace.Trace | None]:
+        """Returns the passes of both sides in the dtype under test, none if it is float64."""
+        if self.dtype == "float64":
+            return {}, None
+        reference_low = self.reference.low_trace(self.dtype)
+        with jax.enable_x64(False):
+            return self._trace(self.module, self.dtype)[0], reference_low

@@ -60,6 +60,7 @@ class TeacherForcedRunner:
         unmatched: of the other pairs, why not.
         inner_pairs: of each pair, the pairs in it whose outputs are forced when it is run.
         padding: tokens that are not compared.
+        masks: the reference's masks, by pair.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class TeacherForcedRunner:
             self.matched_calls[pair.candidate] = [] if isinstance(matched, Unmatched) else matched
         self.inner_pairs = self._find_inner_pairs(pairs, parents)
         self._find_gradient = find_gradient
-        self._masks: Masks = reference_masks(module, self.matched_calls, calls)
+        self.masks: Masks = reference_masks(module, self.matched_calls, calls)
         counts = Counter(path for pair in pairs for path in pair.reference)
         self._shared = {path for path, count in counts.items() if count > 1}
 
@@ -166,7 +167,7 @@ class TeacherForcedRunner:
         ]
 
     def _masks_of(self, pair: Pair, number: int) -> Mapping[str, MaskState]:
-        states = self._masks.get(pair.candidate)
+        states = self.masks.get(pair.candidate)
         return states[number] if states else {}
 
     def _compare_parameter_gradients(

@@ -1,8 +1,10 @@
 """Compares the weights of both sides, and says what a wrong weight looks like."""
 
 import dataclasses
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import ROUNDOFF
 from jaxformer.porting.formats.tensors import StoredTensor, digest
 
+# Elements that are compared at a time.
+CHUNK = 1 << 21
 LAYER = re.compile(r"(.*?blocks)\.(\d+)\.(.*)")
 
 
@@ -60,20 +64,39 @@ def compare_weights(
     differences: dict[str, Difference] = {}
     looks: dict[str, str] = {}
     for name, tensor in reference.items():
-        array = tensor.read()
-        own = np.asarray(candidate[name])
-        differences[name] = weight_difference(own, array)
-        if differences[name].is_bug:
-            looks[name] = _describe(name, own, array)
-    places = _find_elsewhere({name: np.asarray(candidate[name]) for name in looks}, reference)
-    return differences, {name: WrongWeight(looks[name], places.get(name, ())) for name in looks}
+        differences[name], look = compare_weight(name, np.asarray(candidate[name]), tensor.read())
+        if look is not None:
+            looks[name] = look
+    wrong = {name: StoredTensor.of(np.asarray(candidate[name])) for name in looks}
+    return differences, describe_places(looks, wrong, reference)
+
+
+def compare_weight(
+    name: str, candidate: np.ndarray, reference: np.ndarray
+) -> tuple[Difference, str | None]:
+    """Returns the difference of one weight, and what it looks like; None if it is right."""
+    difference = weight_difference(candidate, reference)
+    return difference, _describe(name, candidate, reference) if difference.is_bug else None
+
+
+def describe_places(
+    looks: Mapping[str, str],
+    candidate: Mapping[str, StoredTensor],
+    reference: Mapping[str, StoredTensor],
+) -> dict[str, WrongWeight]:
+    """Returns all that is known of wrong weights: what they look like, and whose bits they have.
+
+    Args:
+        looks: of each wrong weight, by name.
+        candidate: the wrong weights.
+        reference: all weights of the reference.
+    """
+    places = _find_elsewhere({name: candidate[name] for name in looks}, reference)
+    return {name: WrongWeight(look, places.get(name, ())) for name, look in looks.items()}
 
 
 def weight_difference(candidate: np.ndarray, reference: np.ndarray) -> Difference:
     """Compares two weights: equal bits, or if one dtype is narrower, rounded once to it."""
-    scale = float(np.max(np.abs(reference))) if reference.size else 0.0
-    if candidate.dtype == reference.dtype and np.array_equal(candidate, reference):
-        return Difference(0.0, scale, 0.0)
     narrow = max(
         (
             ROUNDOFF.get(a.dtype.name, 0.0)
@@ -82,9 +105,26 @@ def weight_difference(candidate: np.ndarray, reference: np.ndarray) -> Differenc
         ),
         default=0.0,
     )
-    with np.errstate(invalid="ignore"):
-        error = np.abs(candidate.astype(np.float64) - reference.astype(np.float64))
-    return Difference(float(np.max(error)), scale, narrow * scale)
+    error = scale = 0.0
+    for one, other in zip(_chunks(candidate), _chunks(reference), strict=True):
+        right = other.astype(np.float64)
+        scale = _larger(scale, np.abs(right))
+        if candidate.dtype != reference.dtype or not np.array_equal(one, other):
+            with np.errstate(invalid="ignore"):
+                error = _larger(error, np.abs(one.astype(np.float64) - right))
+    return Difference(error, scale, narrow * scale)
+
+
+def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields an array in parts of a few megabytes: a whole one in float64 may not fit."""
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        yield flat[start : start + CHUNK]
+
+
+def _larger(before: float, values: np.ndarray) -> float:
+    """Returns the largest of a number and some values; NaN if there is one."""
+    return float(np.maximum(before, values.max()))
 
 
 def find_swapped_layers(wrong: Mapping[str, WrongWeight]) -> list[str]:
@@ -134,34 +174,46 @@ def describe_wrong_weights(
 
 def _describe(name: str, candidate: np.ndarray, reference: np.ndarray) -> str:
     """Returns what a wrong weight looks like beside the right one, "" if like nothing known."""
-    wrong, right = (np.asarray(a, np.float64) for a in (candidate, reference))
-    if not np.isfinite(wrong).all():
+    is_square = candidate.ndim == 2 and candidate.shape[0] == candidate.shape[1]
+    count, is_finite, is_zero = 0, True, True
+    for wrong, right in zip(_chunks(candidate), _chunks(reference), strict=True):
+        one = wrong.astype(np.float64)
+        is_finite = is_finite and bool(np.isfinite(one).all())
+        is_zero = is_zero and not one.any()
+        count += int((one != right.astype(np.float64)).sum())
+    if not is_finite:
         return "it is not finite"
-    if not wrong.any():
+    if is_zero:
         return "it is zero"
-    if wrong.ndim == 2 and wrong.shape[0] == wrong.shape[1] and np.array_equal(wrong.T, right):
+    if is_square and np.array_equal(candidate.T, reference):
         return "it is the transpose"
-    differs = wrong != right
-    if differs.sum() <= max(3, differs.size // 1000):
-        return f"{differs.sum()} of its {differs.size} elements differ"
+    if count <= max(3, candidate.size // 1000):
+        return f"{count} of its {candidate.size} elements differ"
     # Kernels are (in, out): their columns are the rows of a PyTorch weight.
     axes = ("inputs", "outputs") if name.endswith("kernel") else ("rows", "columns")
-    for axis, axis_name in enumerate(axes[: wrong.ndim]):
-        if np.array_equal(_sort_slices(wrong, axis), _sort_slices(right, axis)):
+    for axis, axis_name in enumerate(axes[: candidate.ndim]):
+        if _slices(candidate, axis) == _slices(reference, axis):
             return f"its {axis_name} are in another order"
-    if wrong.size and np.array_equal(np.sort(wrong, axis=None), np.sort(right, axis=None)):
+    ordered, expected = (np.sort(a, axis=None) for a in (candidate, reference))
+    if candidate.size and np.array_equal(ordered, expected):
         return "its elements are in another order"
     return ""
 
 
-def _sort_slices(array: np.ndarray, axis: int) -> np.ndarray:
-    """Returns the slices along an axis in an order that depends only on the set of them."""
-    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
-    return rows[np.lexsort(rows.T[::-1])]
+def _slices(array: np.ndarray, axis: int) -> Counter[bytes]:
+    """Returns how often each slice along an axis occurs, by a hash of its values."""
+    slices: Counter[bytes] = Counter()
+    rows = np.moveaxis(array, axis, 0)
+    step = max(1, CHUNK * len(rows) // array.size)
+    for start in range(0, len(rows), step):
+        # Zero has two signs, which are equal.
+        part = np.ascontiguousarray(rows[start : start + step]).astype(np.float64) + 0.0
+        slices.update(hashlib.blake2b(row.tobytes()).digest() for row in part)
+    return slices
 
 
 def _find_elsewhere(
-    wrong: Mapping[str, np.ndarray], reference: Mapping[str, StoredTensor]
+    wrong: Mapping[str, StoredTensor], reference: Mapping[str, StoredTensor]
 ) -> dict[str, tuple[str, ...]]:
     """Returns which wrong weights have the bits of reference weights of other names."""
     shapes = {(a.shape, a.dtype) for a in wrong.values()}
@@ -171,8 +223,8 @@ def _find_elsewhere(
         if (tensor.shape, tensor.dtype) in shapes
     }
     found = {}
-    for name, array in wrong.items():
-        own = digest(np.ascontiguousarray(array))
+    for name, tensor in wrong.items():
+        own = digest(tensor.read())
         places = [other for other, value in hashes.items() if value == own and other != name]
         if places:
             found[name] = tuple(places[:8])

@@ -51,6 +51,8 @@ def share_tables(
     if not found:
         return _share_sinusoids(module, torch_module, reference, share_wrong)
     nodes = []
+    # Of a long context tables are large: layers that have the same ones hold them once.
+    given: dict[tuple[int, int], tuple[PositionTable, PositionTable]] = {}
     for path, node in nnx.iter_modules(module):
         if not isinstance(node, Rotary):
             continue
@@ -63,7 +65,8 @@ def share_tables(
         else:
             message = "its angles differ: check the base, the scaling and the rotated dimensions"
             if share_wrong or not difference.is_bug:
-                give_tables(node, tables)
+                key = id(tables), node.max_length
+                node.cos, node.sin = given[key] = given.get(key) or _padded(tables, key[1])
         nodes.append(
             Node(
                 name, reference_path, "Rotary",
@@ -182,7 +185,13 @@ def nearest_tables(node: Rotary, found: Sequence[tuple[str, Tables]]) -> tuple[s
 
 def give_tables(node: Rotary, tables: Tables) -> None:
     """Makes a rotary position of the candidate use these tables."""
-    node.cos, node.sin = (PositionTable(_pad_rows(table, node.max_length)) for table in tables)
+    node.cos, node.sin = _padded(tables, node.max_length)
+
+
+def _padded(tables: Tables, length: int) -> tuple[PositionTable, PositionTable]:
+    """Returns tables of this length, with rows of zeros for positions that were not reached."""
+    cos, sin = (PositionTable(_pad_rows(table, length)) for table in tables)
+    return cos, sin
 
 
 def table_difference(

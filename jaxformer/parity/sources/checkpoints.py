@@ -220,27 +220,32 @@ def load_reference(source: Source) -> LoadedReference:
         CheckpointError: an array is damaged, or transformers cannot load the folder.
     """
     torch = require_torch()
-    library, remark = "", ""
-    if source.checkpoint.raw.kind == "huggingface":
-        if importlib.util.find_spec("transformers") is None:
-            remark = ", as transformers is not installed"
-        else:
-            import transformers
-
-            library = f"transformers {transformers.__version__}"
-            if not hasattr(transformers, source.plan.origin.kind):
-                remark = f", as {library} has no {source.plan.origin.kind}"
-    if library and not remark:
+    is_transformer, (library, remark) = uses_transformers(source)
+    if is_transformer:
         module = from_transformers(source)
         name = type(module).__name__
     else:
-        module, library = make_twin(source.config), "torch_ref"
+        module = make_twin(source.config)
         arrays = {name: tensor.read() for name, tensor in source.plan.tensors.items()}
         state = {name: as_tensor(array) for name, array in export_arrays(arrays).items()}
         module.load_state_dict(state, strict=True, assign=True)
         name = type(module).__name__
     note = f"{library} {name} in PyTorch {torch.__version__}{remark}"
     return LoadedReference(module.eval(), lambda module, given: module(*given), note)
+
+
+def uses_transformers(source: Source) -> tuple[bool, tuple[str, str]]:
+    """Returns whether ``transformers`` runs a checkpoint; and which library does, and why it."""
+    if source.checkpoint.raw.kind != "huggingface":
+        return False, ("torch_ref", "")
+    if importlib.util.find_spec("transformers") is None:
+        return False, ("torch_ref", ", as transformers is not installed")
+    import transformers
+
+    library = f"transformers {transformers.__version__}"
+    if not hasattr(transformers, source.plan.origin.kind):
+        return False, ("torch_ref", f", as {library} has no {source.plan.origin.kind}")
+    return True, (library, "")
 
 
 def make_twin(config: TransformerLMConfig | EncoderDecoderConfig) -> Any:

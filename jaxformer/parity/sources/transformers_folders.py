@@ -23,19 +23,16 @@ def from_transformers(source: "Source") -> Any:
     Raises:
         CheckpointError: transformers cannot load it, or loads other numbers than the file holds.
     """
-    import torch
     import transformers
 
     cls = getattr(transformers, source.plan.origin.kind)
     more = {"add_pooling_layer": False} if _lacks_pooler(source, cls) else {}
-    # A module has one dtype: the widest, which holds the values of the others exactly.
-    dtypes = [getattr(torch, tensor.dtype.name) for tensor in source.plan.tensors.values()]
     with _quiet():
         try:
             module, found = cls.from_pretrained(
                 source.path,
                 local_files_only=True,
-                dtype=functools.reduce(torch.promote_types, dtypes),
+                dtype=widest_dtype(source),
                 # Other implementations have no soft cap and return no attention weights.
                 attn_implementation="eager",
                 output_loading_info=True,
@@ -56,6 +53,40 @@ def from_transformers(source: "Source") -> Any:
     module.config.use_cache = False
     _check_loaded(module, source)
     return module
+
+
+def empty_transformer(source: "Source") -> Any:
+    """Makes the module that ``from_transformers`` would load; the caller keeps it from weights.
+
+    Raises:
+        CheckpointError: transformers cannot make it.
+    """
+    import transformers
+
+    cls = getattr(transformers, source.plan.origin.kind)
+    more = {"add_pooling_layer": False} if _lacks_pooler(source, cls) else {}
+    with _quiet():
+        try:
+            config = cls.config_class.from_pretrained(source.path, local_files_only=True)
+            module = cls._from_config(
+                config, dtype=widest_dtype(source), attn_implementation="eager", **more
+            )
+        # transformers raises errors of many kinds.
+        except Exception as error:
+            reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+            raise CheckpointError(
+                f"{source.path}: transformers cannot make it: {reason}"
+            ) from error
+    module.config.use_cache = False
+    return module
+
+
+def widest_dtype(source: "Source") -> Any:
+    """Returns the torch dtype of a whole module, which holds the values of all arrays exactly."""
+    import torch
+
+    dtypes = [getattr(torch, tensor.dtype.name) for tensor in source.plan.tensors.values()]
+    return functools.reduce(torch.promote_types, dtypes)
 
 
 def _check_loaded(module: Any, source: "Source") -> None:

@@ -155,8 +155,20 @@ def intercept_calls(module: Any, on_call: CallHandler) -> Iterator[None]:
                 setattr(cls, name, before)
 
 
-def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, JaxCall], Any]:
+def trace(
+    module: Any,
+    call: Callable[[Any], Any],
+    *,
+    keep: Callable[[str], bool] = lambda path: True,
+    handle: CallHandler | None = None,
+) -> tuple[dict[str, JaxCall], Any]:
     """Runs ``call(module)`` eagerly and records every call of a submodule.
+
+    Args:
+        module: the model.
+        call: how to call it, or a part of it.
+        keep: which calls to record, by path.
+        handle: called in place of a recorded submodule.
 
     Returns:
         The first call of every submodule, by path in the order of calls; and the result.
@@ -169,6 +181,8 @@ def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, JaxCall], 
         path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
     ) -> Any:
         nonlocal count
+        if not keep(path):
+            return original(*args, **kwargs)
         made = JaxCall(args, kwargs, count)
         count += 1
         if path in calls:
@@ -177,7 +191,10 @@ def trace(module: Any, call: Callable[[Any], Any]) -> tuple[dict[str, JaxCall], 
             calls[path] = made
         running.append(made)
         try:
-            made.output = original(*args, **kwargs)
+            if handle is None:
+                made.output = original(*args, **kwargs)
+            else:
+                made.output = handle(path, owner, args, kwargs, original)
         finally:
             running.pop()
         return made.output

@@ -31,8 +31,9 @@ from jaxformer.parity.trace.torch_values import (
 )
 
 __all__ = [
-    "TorchCall", "Trace", "as_numpy", "everything_in_float64", "first_float", "in_dtype",
-    "in_float64", "in_narrow", "modules_of", "require_torch", "run",
+    "TorchCall", "Trace", "as_numpy", "everything_in_float64", "first_float", "freeing_weights",
+    "in_dtype", "in_float64", "in_narrow", "modules_of", "require_torch", "run",
+    "without_fast_path",
 ]  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def run(
     run_once = functools.partial(
         _run_once, inputs=inputs, call=call, cotangents=cotangents, keep=keep, weights=weights
     )
-    with contextlib.nullcontext() if copy_module is None else _freeing_weights(module):
+    with contextlib.nullcontext() if copy_module is None else freeing_weights(module):
         trace, is_intact = run_once(module, copying=False)
     if is_intact:
         return trace
@@ -89,7 +90,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _freeing_weights(module: Any) -> Iterator[None]:
+def freeing_weights(module: Any) -> Iterator[None]:
     """Frees each weight once its gradient is complete, inside the ``with`` block."""
     empty = require_torch().empty(0)
 
@@ -132,7 +133,7 @@ def _run_once(
         recorder.recording(kept),
         recorder.recording_attention() if weights else contextlib.nullcontext(),
         torch.enable_grad() if backward else torch.no_grad(),
-        _without_fast_path(),
+        without_fast_path(),
     ):
         results = floats(call(module, tensors))
         outputs = [recorder.array(value) for value in results]
@@ -153,7 +154,7 @@ def _run_once(
 
 
 @contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
+def without_fast_path() -> Iterator[None]:
     """Makes torch.nn's encoder call its submodules, which it skips where no gradient is needed."""
     mha = require_torch().backends.mha
     saved = mha.get_fastpath_enabled()

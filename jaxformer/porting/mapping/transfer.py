@@ -45,7 +45,7 @@ def _converted(
     def view(place: int) -> np.ndarray:
         if place not in waiting:
             waiting.clear()
-            waiting.update(enumerate(convert([_view(source) for source in sources])))
+            waiting.update(enumerate(convert([read_view(source) for source in sources])))
         return waiting.pop(place)
 
     def tensor(place: int, shape: Shape) -> StoredTensor:
@@ -72,5 +72,6 @@ class _Read:
         return contiguous(self.view())
 
 
-def _view(source: StoredTensor) -> np.ndarray:
+def read_view(source: StoredTensor) -> np.ndarray:
+    """Returns a tensor, not C-contiguous if it was converted: it may be a view of its source."""
     return source.read.view() if isinstance(source.read, _Read) else source.read()

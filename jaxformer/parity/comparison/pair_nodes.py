@@ -1,0 +1,130 @@
+"""Makes the node of each pair of modules from what was recorded of both sides."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxformer.parity.comparison.context import measure_in_context
+from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
+from jaxformer.parity.comparison.verdicts import explain, worst_difference
+from jaxformer.parity.matching.modules import Pair, PairKey, depth_of
+from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.trace import jax_trace, torch_trace
+from jaxformer.parity.trace.memory import LARGE
+from jaxformer.porting.mapping.abstract_modules import parameter_shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class PairNodes:
+    """Makes nodes of pairs whose calls were recorded: of the whole models, or of a part.
+
+    Attributes:
+        module: the candidate; only its classes and the sizes of its parameters are read.
+        reference_modules: all modules of the reference, by path.
+        parents: the pair around each pair, in the whole models.
+        weights: differences of parameters, by name.
+        dtype: under test.
+    """
+
+    module: Any
+    reference_modules: Mapping[str, Any]
+    parents: Mapping[PairKey, PairKey | None]
+    weights: Mapping[str, Difference]
+    dtype: str
+
+    def compare(
+        self,
+        runner: TeacherForcedRunner,
+        pairs: Sequence[Pair],
+        reference: torch_trace.Trace,
+        tables: Iterable[Node] = (),
+        *,
+        run: Callable[[Pair], PairDifferences] | None = None,
+        after: Callable[[Pair], None] = lambda pair: None,
+    ) -> dict[PairKey, Node]:
+        """Returns a node for every pair, in the given order, and each table after its user.
+
+        Args:
+            runner: runs pairs isolated.
+            pairs: in the order of calls.
+            reference: the pass of the reference.
+            tables: nodes of tables of positions.
+            run: in place of the runner's own ``run``.
+            after: called once a pair is compared.
+        """
+        sizes = {n: math.prod(shape) for n, shape in parameter_shapes(self.module).items()}
+
+        def is_heavy(pair: Pair) -> bool:
+            size = sum(sizes[name] for name in pair.parameters)
+            return size > LARGE and not runner.inner_pairs.get(pair.candidate)
+
+        found = {}
+        # The heaviest last, when the gradients of all others have been freed.
+        for pair in sorted(pairs, key=is_heavy):
+            unmatched = runner.unmatched.get(pair.candidate)
+            if unmatched is None or not unmatched.is_uncalled or pair.parameters:
+                found[pair.candidate] = self._compare_pair(
+                    pair, runner, reference.calls, run or runner.run
+                )
+            after(pair)
+        nodes = {}
+        for pair in pairs:
+            if pair.candidate in found:
+                nodes[pair.candidate] = found[pair.candidate]
+                for table in tables:
+                    if (table.path.rpartition(".")[0],) == pair.candidate:
+                        nodes[(table.path,)] = table
+        return nodes
+
+    def _compare_pair(
+        self,
+        pair: Pair,
+        runner: TeacherForcedRunner,
+        calls: Mapping[str, torch_trace.TorchCall],
+        run: Callable[[Pair], PairDifferences],
+    ) -> Node:
+        kind = type(jax_trace.resolve(self.module, pair.candidate[0])[0]).__name__
+        node = Node(
+            pair.path,
+            pair.reference_path,
+            kind if len(pair.candidate) == 1 else f"{len(pair.candidate)} {kind}",
+            type(self.reference_modules[pair.reference[0]]).__name__,
+            depth_of(pair, self.parents),
+            min((calls[path].order for path in pair.reference if path in calls), default=0),
+            parameters={n: self.weights[n] for n in pair.parameters if n in self.weights},
+        )
+        unmatched = runner.unmatched.get(pair.candidate)
+        if unmatched is not None:
+            return dataclasses.replace(node, message=unmatched.message)
+        differences = run(pair)
+        return dataclasses.replace(
+            node,
+            forward=worst_difference(differences.forward),
+            message=explain(differences.forward, list(differences.backward.items())),
+            backward=differences.backward,
+        )
+
+    def in_context(
+        self,
+        nodes: Mapping[PairKey, Node],
+        runner: TeacherForcedRunner,
+        low: Mapping[str, jax_trace.JaxCall],
+        reference_low: torch_trace.Trace | None,
+    ) -> dict[PairKey, Node]:
+        """Returns the nodes of matched pairs with what was measured inside the whole models.
+
+        Args:
+            nodes: of all pairs.
+            runner: knows the calls in float64.
+            low: the candidate's calls in the dtype under test; empty if it was not run.
+            reference_low: the reference's pass in the dtype under test.
+        """
+        return {
+            key: dataclasses.replace(
+                nodes[key],
+                **measure_in_context(matched[0], low, reference_low, self.dtype, runner.padding),
+            )
+            for key, matched in runner.matched_calls.items()
+            if matched and key in nodes
+        }

@@ -1,0 +1,166 @@
+"""What is found of one block: its nodes, and the gradients that go further back."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer.parity.comparison.pair_nodes import PairNodes
+from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
+from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
+from jaxformer.parity.comparison.weights import compare_weight
+from jaxformer.parity.matching.masks import MaskState
+from jaxformer.parity.matching.modules import Pair, PairKey, in_call_order
+from jaxformer.parity.report.model import Difference, Node, Report
+from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Tensors
+from jaxformer.parity.streaming.layout import Layout, is_within
+from jaxformer.parity.streaming.reference_side import ReferencePass
+from jaxformer.parity.streaming.state import State
+from jaxformer.parity.trace import jax_trace
+from jaxformer.porting.mapping.rules import Link
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    """Both models, after their forward passes.
+
+    Attributes:
+        layout: their parts.
+        links: which arrays of both sides hold the same numbers.
+        skeleton: the candidate, with shapes in place of weights.
+        own: the candidate's arrays, by name.
+        wanted: the reference's arrays, by the same names and in the same layout.
+        reference: its pass in float64.
+        candidate: the model in float64.
+        calls: the candidate's, around the blocks.
+        low: the same three in the dtype under test; None if that is float64.
+        dtype: under test.
+        backward: whether gradients are compared.
+        tables: nodes of tables of positions.
+    """
+
+    layout: Layout
+    links: Sequence[Link]
+    skeleton: Any
+    own: Tensors
+    wanted: Tensors
+    reference: ReferencePass
+    candidate: EmptyCandidate
+    calls: Mapping[str, jax_trace.JaxCall]
+    low: tuple[ReferencePass, EmptyCandidate, Mapping[str, jax_trace.JaxCall]] | None
+    dtype: str
+    backward: bool
+    tables: Sequence[Node]
+
+    def nodes_of(self, weights: Mapping[str, Difference]) -> PairNodes:
+        """Returns what makes nodes, given the differences of their weights."""
+        modules = self.reference.modules
+        return PairNodes(self.skeleton, modules, self.layout.parents, weights, self.dtype)
+
+    def compare_weights(
+        self, pairs: Sequence[Pair]
+    ) -> tuple[dict[str, Difference], dict[str, str]]:
+        """Returns the differences of the weights of pairs, and what the wrong ones look like."""
+        differences: dict[str, Difference] = {}
+        looks: dict[str, str] = {}
+        for name in dict.fromkeys(name for pair in pairs for name in pair.parameters):
+            own, wanted = self.own[name].read(), self.wanted[name].read()
+            differences[name], look = compare_weight(name, own, wanted)
+            if look is not None:
+                looks[name] = look
+        return differences, looks
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockResult:
+    """What was found of one block.
+
+    Attributes:
+        nodes: not judged yet, in the order of calls.
+        looks: what its wrong weights look like, by name.
+        gradients: the reference's, of each float array that the block was given.
+        masks: the reference's, of each call of the block.
+        count: how many calls of the reference are inside it.
+    """
+
+    nodes: dict[PairKey, Node]
+    looks: dict[str, str]
+    gradients: list[np.ndarray | None]
+    masks: list[Mapping[str, MaskState]]
+    count: int
+
+    def save(self, state: State, name: str) -> None:
+        """Keeps what was found."""
+        arrays: list[np.ndarray] = []
+
+        def place(array: np.ndarray | None) -> int | None:
+            if array is None:
+                return None
+            arrays.append(np.ascontiguousarray(array))
+            return len(arrays) - 1
+
+        notes = {
+            "report": Report("", "", tuple(self.nodes.values())).to_json(),
+            "keys": list(self.nodes),
+            "looks": self.looks,
+            "gradients": [place(array) for array in self.gradients],
+            "masks": [{name: place(a) for name, a in states.items()} for states in self.masks],
+            "count": self.count,
+        }
+        state.save(name, arrays, notes)
+
+    @classmethod
+    def load(cls, state: State, name: str) -> "BlockResult | None":
+        """Returns what was found before; None if there is nothing."""
+        known = state.load(name)
+        if known is None:
+            return None
+        arrays, notes = known
+        nodes = Report.from_dict(json.loads(notes["report"])).nodes
+        return cls(
+            dict(zip(map(tuple, notes["keys"]), nodes, strict=True)),
+            notes["looks"],
+            [None if n is None else arrays[n] for n in notes["gradients"]],
+            [{name: arrays[n] for name, n in states.items()} for states in notes["masks"]],
+            notes["count"],
+        )
+
+
+def compare_block(sides: Sides, path: str) -> BlockResult:
+    """Compares one block, whose later blocks have been compared.
+
+    Args:
+        sides: both models.
+        path: of the block in the candidate.
+    """
+    pairs = sides.layout.pairs_of(path)
+    unit = sides.layout.units[path].reference[0]
+    weights, looks = sides.compare_weights(pairs)
+    low_calls: dict[str, jax_trace.JaxCall] = {}
+    reference_low = None
+    if sides.low is not None:
+        reference, candidate, calls = sides.low
+        reference_low = reference.run_unit(unit, None)[0]
+        with jax.enable_x64(False):
+            low_calls = candidate.run_unit(path, calls[path], sides.own, sides.dtype)
+    calls = sides.candidate.run_unit(path, sides.calls[path], sides.own, "float64")
+    cotangents = sides.reference.cotangents_of(unit) if sides.backward else None
+    trace, back = sides.reference.run_unit(unit, cotangents)
+    # Each call frees what it holds once its pair is judged.
+    count = sum(len(call.all) for call in trace.calls.values()) - 1
+    gradients = ReferenceGradients(trace.gradients, sides.links, sides.reference.modules, True)
+    parents = sides.layout.inner_parents(pairs)
+    with sides.candidate.loaded(path, sides.wanted, "float64"):
+        runner = TeacherForcedRunner(
+            sides.candidate.module, calls, trace, pairs, parents, sides.backward, gradients.find
+        )
+        tables = [table for table in sides.tables if is_within(table.path, path)]
+        nodes = sides.nodes_of(weights).compare(
+            runner, in_call_order(pairs, parents, calls, trace.calls), trace, tables,
+            after=runner.free_gradients,
+        )  # fmt: skip
+    nodes |= sides.nodes_of(weights).in_context(nodes, runner, low_calls, reference_low)
+    return BlockResult(nodes, looks, back, list(runner.masks.get((path,), [])), count)

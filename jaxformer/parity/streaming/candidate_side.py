@@ -1,0 +1,166 @@
+"""The candidate without its weights: they are read from its files, block by block."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxformer.parameters import join_path, merge
+from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
+from jaxformer.parity.streaming.products import FewRows, candidate_slices
+from jaxformer.parity.streaming.state import State
+from jaxformer.parity.trace import jax_trace
+from jaxformer.parity.trace.memory import release
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.abstract_modules import parameter_shapes
+from jaxformer.porting.mapping.casts import DTYPES
+from jaxformer.porting.mapping.position_tables import PositionTable
+
+Tensors = Mapping[str, StoredTensor]
+
+
+class EmptyCandidate:
+    """A JAX model without weights, into which those of a block are put as they are needed.
+
+    Args:
+        module: the model, with shapes in place of weights.
+        layout: its parts.
+        rows: the token ids that are read, ascending.
+
+    Attributes:
+        module: the same model, with arrays without memory in place of weights.
+    """
+
+    def __init__(self, module: Any, layout: Layout, rows: np.ndarray):
+        self.layout = layout
+        split: Any = nnx.split(module)
+        shapes = parameter_shapes(module)
+        # A view of one zero: any use of it would be seen in the numbers.
+        self._empty: dict[str, Any] = {
+            name: np.broadcast_to(np.float32(0), s) for name, s in shapes.items()
+        }
+        self.module = merge(split[0], self._empty)
+        self.module.eval()
+        for path in layout.lookups:
+            owner, _, leaf = path.rpartition(".")
+            count = self._empty[f"{path}.embedding"].shape[0]
+            few = FewRows(PositionTable(rows[rows < count]), self._empty[f"{path}.embedding"])
+            setattr(jax_trace.resolve(self.module, owner)[0], leaf, few)
+        self._variables = {
+            join_path(path): variable
+            for path, variable in nnx.to_flat_state(nnx.state(self.module, nnx.Param))
+        }
+
+    def load_around(self, tensors: Tensors, dtype: str) -> None:
+        """Puts in place what is around the blocks; of large arrays only what is read."""
+        heads = {path.removesuffix(".attend") for path in self.layout.heads}
+        units = self.layout.units
+        for name, variable in self._variables.items():
+            owner = name.rpartition(".")[0]
+            if any(is_within(owner, unit) for unit in units):
+                continue
+            if owner in self.layout.lookups:
+                rows = jax_trace.resolve(self.module, owner)[0].rows.array
+                table = tensors[name].read()[rows]
+            elif owner in heads:
+                continue
+            else:
+                table = tensors[name].read()
+            variable.set_value(as_jax(table, dtype))
+
+    @contextlib.contextmanager
+    def loaded(self, path: str, tensors: Tensors, dtype: str) -> Iterator[None]:
+        """Holds the weights of a block inside the ``with`` block."""
+        names = [name for name in self._variables if is_within(name, path)]
+        for name in names:
+            self._variables[name].set_value(as_jax(tensors[name].read(), dtype))
+        try:
+            yield
+        finally:
+            for name in names:
+                self._variables[name].set_value(self._empty[name])
+            release(1 << 30)
+
+    def run(
+        self,
+        inputs: Sequence[Any],
+        call: Callable[[Any, Any], Any],
+        tensors: Tensors,
+        dtype: str,
+        *,
+        state: State | None = None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> tuple[dict[str, jax_trace.JaxCall], Any]:
+        """Runs the model, block after block, and returns the calls around the blocks.
+
+        Args:
+            inputs: of the model.
+            call: how to call it.
+            tensors: its arrays, by name.
+            dtype: to run in.
+            state: keeps what the blocks return.
+            progress: called after each block.
+        """
+        self.load_around(tensors, dtype)
+        called = set()
+
+        def handle(
+            path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
+        ) -> Any:
+            if path in self.layout.heads:
+                return self._product(path, owner, args[0], tensors, dtype)
+            if path not in self.layout.units:
+                return original(*args, **kwargs)
+            if path in called:
+                raise CannotStreamError(f"the candidate calls {path} more than once")
+            called.add(path)
+            name = f"{path}.candidate-{dtype}"
+            known = state.load(name) if state else None
+            if known is not None:
+                output = jnp.asarray(known[0][0])
+            else:
+                with self.loaded(path, tensors, dtype):
+                    output = original(*args, **kwargs)
+                if state:
+                    state.save(name, [np.asarray(output)])
+            progress()
+            return output
+
+        calls, output = jax_trace.trace(
+            self.module,
+            lambda module: call(module, inputs),
+            keep=lambda path: not self.layout.is_inner(path),
+            handle=handle,
+        )
+        for path in self.layout.units:
+            if path in calls:
+                # These are an attention's inside it.
+                calls[path].weights = None
+        return calls, output
+
+    def _product(self, path: str, owner: Any, x: Any, tensors: Tensors, dtype: str) -> Any:
+        method = jax_trace.resolve(self.module, path)[1]
+        name = path.removesuffix(".attend")
+        parts = [
+            getattr(own, method)(x) for _, own in candidate_slices(owner, tensors, name, dtype)
+        ]
+        return jnp.concatenate(parts, axis=-1)
+
+    def run_unit(
+        self, path: str, call: jax_trace.JaxCall, tensors: Tensors, dtype: str
+    ) -> dict[str, jax_trace.JaxCall]:
+        """Runs a block again, on what it was given, and returns every call in it."""
+        with self.loaded(path, tensors, dtype):
+            return jax_trace.trace(
+                self.module,
+                lambda module: jax_trace.resolve(module, path)[0](*call.args, **call.kwargs),
+                keep=lambda inner: is_within(inner, path),
+            )[0]
+
+
+def as_jax(array: np.ndarray, dtype: str) -> Any:
+    """Returns an array for JAX in a dtype, which numpy casts faster than JAX does."""
+    return jnp.asarray(array.astype(DTYPES[dtype], copy=False))
