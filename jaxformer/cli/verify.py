@@ -1,7 +1,8 @@
 """``jaxformer verify``: its options, and the two checkpoints run, judged and reported."""
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,6 +24,7 @@ ONLY_IN: dict[str, tuple[Mode, ...]] = {
     "tokens": ("generate",),
     "dtype": ("forward", "grad"),
     "repro": ("forward", "grad"),
+    "state": ("forward", "grad"),
     "batch": ("forward", "grad", "train"),
 }
 # How many of the things that got worse are listed.
@@ -67,6 +69,10 @@ class VerifyOptions:
     """Write the report to this file as JSON."""
     against: Path | None = None
     """An earlier report (of --json); whatever got worse since then is an error too."""
+    stream: Literal["auto", "always", "never"] = "auto"
+    """Compare block by block from the files; auto: where whole models would not fit in memory."""
+    state: Path | None = None
+    """The folder from which such a comparison resumes after it was killed; default in the cache."""
     repro: Path | None = None
     """A folder to write, with a script that shows the first bug without A and B."""
     dialect_a: str | None = None
@@ -95,6 +101,8 @@ class VerifyOptions:
                 raise ValueError(f"--{name} must be at least 1: got {value}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"--seed must be in [0, 2^63): got {self.seed}")
+        if self.state is not None and self.stream == "never":
+            raise ValueError("--state is for --stream always and auto: got --stream never")
         if not self.data:
             raise ValueError("--data must name a text file, or be random")
         for name, modes in ONLY_IN.items():
@@ -137,13 +145,14 @@ def run(arguments: Sequence[str]) -> int:
     import jax
 
     with jax.enable_x64(True):
-        session = _open_session(options)
-        report = session.run(
-            dtype=options.dtype,
-            steps=options.steps,
-            tokens=options.tokens,
-            dropout=options.dropout,
-        )
+        with _progress_bar() as progress:
+            session = _open_session(options, progress)
+            report = session.run(
+                dtype=options.dtype,
+                steps=options.steps,
+                tokens=options.tokens,
+                dropout=options.dropout,
+            )
         repro = _write_repro(session, report, options.repro)
     worse = [] if before is None else compare_reports(report, before)
     try:
@@ -172,11 +181,33 @@ def _check_outputs(options: VerifyOptions) -> None:
         raise UsageError(f"--repro {repro} exists: give the name of a new folder")
 
 
-def _open_session(options: VerifyOptions) -> "ParitySession":
+@contextlib.contextmanager
+def _progress_bar() -> "Iterator[Callable[[int, int], None]]":
+    """Yields what shows how far a long comparison is, where standard error is a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+def _open_session(
+    options: VerifyOptions, progress: "Callable[[int, int], None]"
+) -> "ParitySession":
     from jaxformer.data.corpora import load_corpus
     from jaxformer.parity.session import ParitySession
     from jaxformer.parity.sources.checkpoints import open_source
     from jaxformer.parity.sources.tokens import TextInput
+    from jaxformer.parity.streaming.choice import Streaming
 
     text = None
     if options.data != "random":
@@ -206,6 +237,8 @@ def _open_session(options: VerifyOptions) -> "ParitySession":
         seed=options.seed,
         batch=options.batch,
         length=options.length,
+        streaming=Streaming(options.stream, options.state),
+        progress=progress,
     )
 
 
@@ -243,6 +276,7 @@ def _print(report: "Report", worse: Sequence[str], repro: str, options: VerifyOp
         console.print(f"[dim]{letter}, {side}[/]  {escape(str(report.about[side]))}")
     inputs = f"{report.about['data']}; {report.about['inputs']}"
     console.print(f"[dim]inputs      [/]  {escape(inputs)}")
+    console.print(f"[dim]compared    [/]  {escape(str(report.about['compared']))}")
     for what, where in (("json", options.json), ("html", options.html), ("repro", repro)):
         if where:
             console.print(f"[dim]{what:<12}[/]  {escape(str(where))}")

@@ -44,6 +44,16 @@ def host_memory() -> int:
     return min(found)
 
 
+def free_memory() -> int:
+    """Returns the bytes that a program may still take without others being moved to disk."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = {name: value for name, _, value in (line.partition(":") for line in lines)}
+        return min(host_memory(), int(found["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        return host_memory()
+
+
 def describe_memory_in_use() -> str:
     """Returns in words what the first accelerator holds, or this process where there is none."""
     import jax

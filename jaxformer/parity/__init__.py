@@ -6,6 +6,7 @@ root causes, and whether each difference is a bug or rounding.
 - ``trace/``: runs one side and records the calls of its modules.
 - ``matching/``: finds which modules, calls and arrays of the two sides belong together.
 - ``comparison/``: ``compare``, ``assert_parity``, ``compare_training``, ``compare_generation``.
+- ``streaming/``: the same comparison of checkpoints larger than memory, block by block.
 - ``graphs/``: compares any other JAX function, operator by operator, with no names given.
 - ``tolerance``: the line between rounding and a bug.
 - ``report/``: the report as data, in the terminal, as JSON and as HTML.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+import jaxformer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
@@ -21,8 +22,11 @@ from jaxformer.parity.report.model import Report
 from jaxformer.parity.report.text import one_line
 from jaxformer.parity.repro.writer import write_repro
 from jaxformer.parity.sources.checkpoints import (
+    LoadedReference,
     Source,
+    call_reference,
     check_same_architecture,
+    describe_candidate,
     dtype_names,
     in_rotary_layout_of,
     load_candidate,
@@ -36,6 +40,14 @@ from jaxformer.parity.sources.tokens import (
     text_tokens,
     vocabulary_size,
 )
+from jaxformer.parity.streaming.choice import Streaming, choose
+from jaxformer.parity.streaming.layout import CannotStreamError, Layout, find_layout
+from jaxformer.parity.streaming.reference_side import EmptyReference
+from jaxformer.parity.streaming.session import Progress, StreamedComparison
+from jaxformer.parity.streaming.state import State, default_folder, describe_files
+from jaxformer.parity.trace import torch_trace
+from jaxformer.porting.formats.tensors import digest
+from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 
 Mode = Literal["forward", "grad", "train", "generate"]
 DEFAULT_STEPS, DEFAULT_TOKENS = 10, 20
@@ -52,6 +64,8 @@ class ParitySession:
         seed: of random tokens.
         batch: B, the number of texts; default 1.
         length: T, the number of tokens of each; default 256, or as many as fit.
+        streaming: whether the models are compared block by block; see ``parity.streaming``.
+        progress: called with the number of finished parts, and of all, of such a comparison.
 
     Raises:
         CheckpointError: the architectures differ, or an array is damaged.
@@ -70,6 +84,8 @@ class ParitySession:
         seed: int = 0,
         batch: int | None = None,
         length: int | None = None,
+        streaming: Streaming | None = None,
+        progress: Progress = lambda done, total: None,
     ):
         self.began = time.monotonic()
         check_same_architecture(source_a, source_b)
@@ -88,8 +104,23 @@ class ParitySession:
         if text is not None:
             needed = self.batch * self.length + (mode == "train")
             tokens = text_tokens(text, needed, (source_a, source_b))
-        self.reference = load_reference(source_a)
-        self.candidate, candidate_note = load_candidate(source_b)
+        self.sources = (source_a, source_b)
+        self.streaming, self.progress = streaming or Streaming(), progress
+        is_streamed, how = choose(self.streaming.wanted, mode, source_a)
+        self.streamed: tuple[EmptyReference, Layout] | None = None
+        if is_streamed:
+            try:
+                self.streamed = self._open_streamed()
+            except CannotStreamError as error:
+                if self.streaming.wanted == "always":
+                    raise
+                how = f"whole models, as block by block is not possible: {error}"
+        self.reference: LoadedReference | EmptyReference
+        if self.streamed is None:
+            self.reference = load_reference(source_a)
+            self.candidate, candidate_note = load_candidate(source_b)
+        else:
+            self.reference, candidate_note = self.streamed[0], describe_candidate(source_b)
         if text is None:
             tokens = random_tokens(seed, padding_ids(self.reference.module))
         self.tokens = tokens
@@ -97,7 +128,14 @@ class ParitySession:
             "reference": f"{source_a.path}, {self.reference.note}, {dtype_names(source_a)}",
             "candidate": f"{source_b.path}, {candidate_note}, {dtype_names(source_b)}",
             "data": tokens.note,
+            "compared": how,
         }
+
+    def _open_streamed(self) -> tuple[EmptyReference, Layout]:
+        reference, candidate = self.sources
+        empty = EmptyReference(reference)
+        modules = torch_trace.modules_of(empty.module)
+        return empty, find_layout(reference.plan, candidate.plan.module, modules)
 
     def run(
         self,
@@ -130,9 +168,14 @@ class ParitySession:
         """Writes a folder that shows the first root cause of a report by itself.
 
         Raises:
-            UsageError: what the module is called with cannot be written.
+            UsageError: what the module is called with cannot be written, or the models were
+                compared block by block.
             ResourceError: the folder cannot be written.
         """
+        if self.streamed is not None:
+            raise UsageError(
+                "a repro needs the whole models in memory: use ", Setting("stream"), " never"
+            )
         first = report.root_causes[0]
         write_repro(
             folder,
@@ -147,16 +190,47 @@ class ParitySession:
 
     def _compare_modules(self, dtype: str | None) -> tuple[Report, str]:
         inputs = self._inputs()
-        report = compare(
-            self.reference.module,
-            self.candidate,
-            inputs,
-            backward=self.mode == "grad",
-            dtype=dtype,
-            torch_call=self.reference.call,
-            jax_call=_call_candidate,
-        )
+        if self.streamed is not None:
+            report = self._compare_streamed(*self.streamed, inputs, dtype)
+        else:
+            report = compare(
+                self.reference.module,
+                self.candidate,
+                inputs,
+                backward=self.mode == "grad",
+                dtype=dtype,
+                torch_call=call_reference,
+                jax_call=_call_candidate,
+            )
         return report, " and ".join(f"{x.dtype} {x.shape}" for x in inputs)
+
+    def _compare_streamed(
+        self,
+        empty: EmptyReference,
+        layout: Layout,
+        inputs: Sequence[np.ndarray],
+        dtype: str | None,
+    ) -> Report:
+        reference, candidate = self.sources
+        tensors = candidate.plan.tensors
+        dtype = dtype or tensors[next(iter(parameter_shapes(candidate.plan.module)))].dtype.name
+        key = {
+            "reference": describe_files(reference.path, reference.checkpoint.raw.files),
+            "candidate": describe_files(candidate.path, candidate.checkpoint.raw.files),
+            "notes": [self.about["reference"], self.about["candidate"], jaxformer.__version__],
+            "settings": [repr(self.config), repr(candidate.config)],
+            "inputs": [digest(array) for array in inputs],
+            "mode": [self.mode, dtype],
+        }
+        state = State(self.streaming.folder or default_folder(key), key)
+        self.about["compared"] += state.note
+        report = StreamedComparison(
+            empty, reference, candidate, layout, inputs, torch_call=call_reference,
+            jax_call=_call_candidate, backward=self.mode == "grad", dtype=dtype, state=state,
+            progress=self.progress,
+        ).report()  # fmt: skip
+        state.remove()
+        return report
 
     def _train(self, steps: int, dropout: bool) -> tuple[Report, str]:
         shape = self.batch, self.length

@@ -126,3 +126,18 @@ def test_any_jax_code(capsys):
     shown = capsys.readouterr().out.strip()
     assert shown.startswith("the candidate computes the tanh form of GELU")
     assert f"```text\n{shown}\n```" in PAGE
+
+
+def test_the_figures_of_large_checkpoints_are_those_that_were_measured():
+    rows = re.findall(r"^\| (llama-\S+) \|(.*)\|$", PAGE, re.MULTILINE)
+    assert rows
+    for name, shown in rows:
+        result = json.loads((ROOT / "benchmarks" / "results" / f"verify-{name}.json").read_text())
+        assert (result["verdict"], result["tokens"]) == ("rounding", 128)
+        assert result["compared"].startswith("block by block")
+        assert [cell.strip() for cell in shown.split("|")] == [
+            f"{result['parameters'] / 1e9:.2f} billion",
+            f"{result['peak_gib']:.1f} GiB",
+            f"{result['seconds'] / 60:.0f} minutes",
+            f"{result['cpu_seconds'] / 60:.0f} minutes",
+        ]

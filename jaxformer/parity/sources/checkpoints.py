@@ -57,13 +57,16 @@ class LoadedReference:
 
     Attributes:
         module: in evaluation mode.
-        call: calls it, given the module and its inputs, which are token ids.
         note: which code runs, in words.
     """
 
     module: Any
-    call: Callable[[Any, Any], Any]
     note: str
+
+
+def call_reference(module: Any, given: Sequence[Any]) -> Any:
+    """Calls a reference, given its inputs, which are token ids."""
+    return module(*given)
 
 
 def open_source(
@@ -201,11 +204,17 @@ def load_candidate(source: Source) -> tuple[Any, str]:
     Raises:
         CheckpointError: an array is damaged.
     """
-    import jax
-
     origin = dataclasses.replace(source.plan.origin, buffers={})
     module = build(dataclasses.replace(source.plan, origin=origin))
-    return module, f"jaxformer.{type(module).__name__} in JAX {jax.__version__}{source.note}"
+    return module, describe_candidate(source)
+
+
+def describe_candidate(source: Source) -> str:
+    """Returns in words which code runs a checkpoint in JAX."""
+    import jax
+
+    kind = type(source.plan.module).__name__
+    return f"jaxformer.{kind} in JAX {jax.__version__}{source.note}"
 
 
 def load_reference(source: Source) -> LoadedReference:
@@ -231,7 +240,7 @@ def load_reference(source: Source) -> LoadedReference:
         module.load_state_dict(state, strict=True, assign=True)
         name = type(module).__name__
     note = f"{library} {name} in PyTorch {torch.__version__}{remark}"
-    return LoadedReference(module.eval(), lambda module, given: module(*given), note)
+    return LoadedReference(module.eval(), note)
 
 
 def uses_transformers(source: Source) -> tuple[bool, tuple[str, str]]:

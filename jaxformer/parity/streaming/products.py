@@ -25,8 +25,8 @@ from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.casts import DTYPES
 from jaxformer.porting.mapping.transfer import read_view
 
-# Numbers of a slice: a quarter of a gigabyte in float64.
-SLICE = 1 << 25
+# Numbers of a slice: 64 MiB in float64, which about ten arrays have at a time.
+SLICE = 1 << 23
 Arrays = Mapping[str, np.ndarray]
 # The axis of the vocabulary, by the name of the array; of the others it is the only one.
 VOCABULARY_AXIS = {"kernel": 1}
@@ -156,7 +156,7 @@ def compare_product(
     expected = matched.outputs(0)[0]
     cotangent = matched.output_gradients(0)[0] if runner.backward else None
     assert expected is not None
-    judged: dict[str, Judgement] = {"its output": Judgement()}
+    judged = {name: Judgement() for name in ("its output", "input 0")}
     totals: dict[str, np.ndarray] = {}
 
     def outcomes(dtype: str) -> Iterator[tuple[slice, IsolatedOutcome]]:
@@ -183,8 +183,9 @@ def compare_product(
                 judgement = judged.setdefault(label(leaf), Judgement())
                 judgement.add(gradient, wanted[leaf])
     gradients = matched.input_gradients() if runner.backward else [None]
-    if gradients[0] is not None:
-        judged["input 0"] = Judgement()
+    if gradients[0] is None:
+        del judged["input 0"]
+    else:
         judged["input 0"].add(totals["float64"], gradients[0])
     if any(judgement.needs_float32 for judgement in judged.values()):
         both = zip(outcomes("float64"), outcomes("float32"), strict=True)

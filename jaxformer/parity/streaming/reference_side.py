@@ -222,7 +222,7 @@ class ReferencePass:
                 del self.modules[unit].forward
         self._shares = recorder.shares
         self.trace.calls.update(recorder.calls)
-        self.trace.outputs.extend(torch_trace.as_numpy(value) for value in self.results)
+        self.trace.outputs.extend(torch_values.view(value) for value in self.results)
 
     def _answer(self, unit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Returns what a block returns, which ends the gradient's way: see ``pull``."""
@@ -263,6 +263,9 @@ class ReferencePass:
         ]
         with self._exact():
             torch.autograd.backward([r for r, _ in pairs], [c for _, c in pairs], retain_graph=True)
+        # Logits are large.
+        self.results.clear()
+        self.trace.outputs.clear()
 
     def cotangents_of(self, unit: str) -> list[np.ndarray]:
         """Returns the gradients of what a block returned; all later blocks have been pulled."""
@@ -296,7 +299,6 @@ class ReferencePass:
         for name, parameter in self.module.named_parameters():
             if not parameter.is_meta and parameter.grad is not None and name not in tied:
                 self.trace.gradients[name] = parameter.grad.numpy()
-        self.results.clear()
         self._leaves.clear()
 
     def run_unit(

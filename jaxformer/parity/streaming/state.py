@@ -39,7 +39,7 @@ class State:
         key: what is compared and how; a folder with another key is emptied.
 
     Attributes:
-        was_outdated: whether the folder held parts of another comparison.
+        note: whether the folder held parts of this comparison or of another, in words; "" if none.
 
     Raises:
         UsageError: the folder holds other files.
@@ -54,9 +54,12 @@ class State:
             if folder.exists() and not file.is_file() and any(folder.iterdir()):
                 raise UsageError(f"--state {folder} holds other files: name a new folder")
             found = file.read_text(encoding="utf-8") if file.is_file() else None
-            self.was_outdated = found is not None and found != wanted
-            if self.was_outdated:
+            self.note = ""
+            if found is not None and found != wanted:
+                self.note = f"; {folder} held another comparison, which was removed"
                 self.remove()
+            elif any(folder.glob(self._file("*").name)):
+                self.note = f"; resumed from {folder}"
             folder.mkdir(parents=True, exist_ok=True)
             if found != wanted:
                 atomic_write_text(file, wanted)
