@@ -21,7 +21,8 @@ BENCHMARKS = ROOT / "benchmarks"
 HELPERS = {"measure", "limits", "sides"}
 SCRIPTS = sorted(path for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 # Written by a script that has its own form of a result.
-OTHERS = {"verify-cpu", "faults", "soak"}
+LARGE = {"verify-llama-3-8b", "verify-llama-3.2-1b"}
+OTHERS = {"verify-cpu", "faults", "soak"} | LARGE
 RESULTS = [p for p in sorted((BENCHMARKS / "results").glob("*.json")) if p.stem not in OTHERS]
 
 
