@@ -18,6 +18,7 @@ from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.casts import DTYPES
 from jaxformer.porting.mapping.position_tables import PositionTable
+from jaxformer.porting.mapping.transfer import read_view
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -76,7 +77,7 @@ class EmptyCandidate:
         """Holds the weights of a block inside the ``with`` block."""
         names = [name for name in self._variables if is_within(name, path)]
         for name in names:
-            self._variables[name].set_value(as_jax(tensors[name].read(), dtype))
+            self._variables[name].set_value(as_jax(read_view(tensors[name]), dtype))
         try:
             yield
         finally:
@@ -149,18 +150,19 @@ class EmptyCandidate:
         ]
         return jnp.concatenate(parts, axis=-1)
 
-    def run_unit(
-        self, path: str, call: jax_trace.JaxCall, tensors: Tensors, dtype: str
-    ) -> dict[str, jax_trace.JaxCall]:
-        """Runs a block again, on what it was given, and returns every call in it."""
-        with self.loaded(path, tensors, dtype):
-            return jax_trace.trace(
-                self.module,
-                lambda module: jax_trace.resolve(module, path)[0](*call.args, **call.kwargs),
-                keep=lambda inner: is_within(inner, path),
-            )[0]
+    def run_unit(self, path: str, call: jax_trace.JaxCall) -> dict[str, jax_trace.JaxCall]:
+        """Runs a block that is loaded again, on what it was given; returns every call in it."""
+        return jax_trace.trace(
+            self.module,
+            lambda module: jax_trace.resolve(module, path)[0](*call.args, **call.kwargs),
+            keep=lambda inner: is_within(inner, path),
+        )[0]
 
 
 def as_jax(array: np.ndarray, dtype: str) -> Any:
-    """Returns an array for JAX in a dtype, which numpy casts faster than JAX does."""
-    return jnp.asarray(array.astype(DTYPES[dtype], copy=False))
+    """Returns an array for JAX in a dtype, which JAX transposes and casts faster than numpy."""
+    if array.dtype.itemsize > DTYPES[dtype].itemsize:
+        array = array.astype(DTYPES[dtype])
+    if array.ndim == 2 and array.flags.f_contiguous:
+        return jnp.asarray(array.T).T.astype(dtype)
+    return jnp.asarray(array).astype(dtype)

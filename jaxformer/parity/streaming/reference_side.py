@@ -17,7 +17,6 @@ from jaxformer.parity.trace import torch_trace, torch_values
 from jaxformer.parity.trace.memory import release
 from jaxformer.parity.trace.torch_recorder import CallRecorder, owner_of, tied_parameters
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.casts import DTYPES
 from jaxformer.porting.mapping.transfer import export_tensors
 
 
@@ -156,7 +155,8 @@ class ReferencePass:
 
     def to_tensor(self, array: np.ndarray) -> Any:
         """Returns an array as a tensor of the dtype of the pass."""
-        return as_tensor(np.ascontiguousarray(array.astype(DTYPES[self.dtype], copy=False)))
+        dtype = getattr(torch_trace.require_torch(), self.dtype)
+        return as_tensor(np.ascontiguousarray(array)).to(dtype)
 
     def _tensor(self, array: np.ndarray) -> Any:
         torch = torch_trace.require_torch()
