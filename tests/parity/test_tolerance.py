@@ -2,12 +2,15 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxformer.parity.comparison import weights as comparison_weights
 from jaxformer.parity.comparison.verdicts import AMPLIFIED, explain, judge_node, worst_difference
 from jaxformer.parity.comparison.weights import (
     WrongWeight,
+    compare_weight,
     compare_weights,
     find_swapped_layers,
     weight_difference,
@@ -199,3 +202,25 @@ def test_weights_of_a_narrower_dtype_are_rounded_once():
     assert weight_difference(narrow * np.float16(1.01), A).is_bug
     assert weight_difference(A + np.float32(1e-7), A).is_bug
     assert weight_difference(A.copy(), A) == Difference(0.0, float(np.abs(A).max()), 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn"])
+def test_the_largest_magnitude_of_any_dtype(dtype):
+    values = np.array([[0.5, -3.5], [2.0, -0.0]])
+    array = values.astype(getattr(ml_dtypes, dtype, dtype))
+    assert weight_difference(array, array.copy()) == Difference(0.0, 3.5, 0.0)
+    array[0, 0] = np.nan
+    assert np.isnan(weight_difference(array, array.copy()).scale)
+
+
+def test_weights_are_compared_in_parts(monkeypatch):
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((11, 7)).astype(np.float32)
+    wrong = array.copy()
+    wrong[9, 3] += 1.0
+    for weights in (wrong, array[:, ::-1].copy(), array[::-1].copy(), np.zeros_like(array)):
+        expected = compare_weight("a.kernel", weights, array)
+        with monkeypatch.context() as patch:
+            patch.setattr(comparison_weights, "CHUNK", 10)
+            assert compare_weight("a.kernel", weights, array) == expected
+        assert expected[1]
