@@ -212,15 +212,18 @@ def _find_by_arrays(
     from jaxformer.porting.mapping.matching import match_arrays
 
     kinds = [] if module is None else [c.__name__ for c in type(module).__mro__]
-    fitting = []
-    for dialect in map(find_dialect, DIALECTS if tensors else ()):
+
+    def fits(name: str) -> bool:
         try:
-            match_arrays(tensors, dialect, kinds=kinds, module=module, config=config)
+            match_arrays(tensors, find_dialect(name), kinds=kinds, module=module, config=config)
         except JaxformerError:
-            continue
-        fitting.append(dialect)
-    # A model of Hugging Face has a config.json that names its type.
-    fitting = [dialect for dialect in fitting if not dialect.model_types] or fitting
+            return False
+        return True
+
+    names = DIALECTS if tensors else ()
+    # A model of Hugging Face has a config.json that names its type: those come last.
+    fitting = [find_dialect(n) for n in names if n not in HUGGING_FACE and fits(n)]
+    fitting = fitting or [find_dialect(n) for n in names if n in HUGGING_FACE and fits(n)]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
