@@ -1,14 +1,19 @@
 """Settings of the whole test run, made before JAX is imported, and the choice of a tier."""
 
+import gc
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+
+# The arrays are tiny, and there is a worker for each core: a second thread would only wait.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Messages show commands as the user has started them: the same under uv and without it.
 os.environ.pop("UV_RUN_RECURSION_DEPTH", None)
@@ -33,16 +38,23 @@ if sys.dont_write_bytecode:
 
 import jax
 import pytest
-import torch
 
+from tests.support.memory import free_compiled_programs, resident_memory
 from tests.support.quick_compiling import compile_quickly
 from tests.support.tiers import TIERS, tier_of
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
+# Many tests are about errors, and leaving JAX's own frames out of each takes longer than the rest.
+jax.config.update("jax_traceback_filtering", "off")
 
-# What a worker may grow to in the full tier.
+# What a worker may grow to. Compiled programs are dropped when they have grown to PROGRAMS_MEMORY.
 WORKER_MEMORY = 4 * 2**30
+PROGRAMS_MEMORY = 3 * 2**29
+
+
+# The memory that this worker had when its tests began, or when it last dropped its programs.
+kept = SimpleNamespace(memory=0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,6 +82,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if is_chosen(item)]
 
 
+def pytest_collection_finish() -> None:
+    """Lets the garbage collector pass over what was imported, which stays, and come less often.
+
+    With JAX, torch and transformers each of its walks through everything takes half a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 10)
+    kept.memory = resident_memory()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Returns a worker for each core that this process may use, fewer where memory is short."""
@@ -78,6 +101,14 @@ def pytest_xdist_auto_num_workers() -> int:
         cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(cores, memory // WORKER_MEMORY))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Frees memory before the next test where the worker has come to hold much."""
+    if resident_memory() > kept.memory + PROGRAMS_MEMORY:
+        free_compiled_programs()
+        kept.memory = resident_memory()
 
 
 compile_quickly(True)
@@ -93,12 +124,6 @@ def compile_as_the_module_needs(request: pytest.FixtureRequest) -> Iterator[None
 
 @pytest.fixture(scope="module")
 def float64() -> Iterator[None]:
-    """Lets JAX compute in float64 where it is asked to, and torch in one thread.
-
-    The arrays are tiny: a second thread would only wait.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Lets JAX compute in float64 where it is asked to."""
     with jax.enable_x64(True):
         yield
-    torch.set_num_threads(threads)

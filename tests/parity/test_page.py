@@ -1,6 +1,7 @@
 """The page of a parity report in a headless Chromium, where there is one."""
 
 import dataclasses
+import functools
 import json
 import re
 
@@ -25,15 +26,21 @@ REMARKS = (
     "model.embed_tokens (row 0)",
 )
 REPORTS = {
-    "bug": report(12, bugs=(3,)),
-    "remarks": dataclasses.replace(report(6, bugs=(1, 4)), remarks=REMARKS),
-    "bugs": report(6, bugs=(1, 4), mode="train", first_divergence=7),
-    "clean": report(12),
-    "generate": report(4, mode="generate", amplified=(1,)),
-    "deep": report(48, bugs=(30,), heads=16, length=100),
-    "empty": Report("forward", "float32"),
-    "one node": Report("forward", "float32", (Node("", "", "Linear", "Linear", 0, 0),)),
+    "bug": lambda: report(12, bugs=(3,)),
+    "remarks": lambda: dataclasses.replace(report(6, bugs=(1, 4)), remarks=REMARKS),
+    "bugs": lambda: report(6, bugs=(1, 4), mode="train", first_divergence=7),
+    "clean": lambda: report(12),
+    "generate": lambda: report(4, mode="generate", amplified=(1,)),
+    "deep": lambda: report(48, bugs=(30,), heads=16, length=100),
+    "empty": lambda: Report("forward", "float32"),
+    "one node": lambda: Report("forward", "float32", (Node("", "", "Linear", "Linear", 0, 0),)),
 }
+
+
+@functools.cache
+def reported(name):
+    """Returns a report, made when a test first asks for it: the deep one has 600 MB."""
+    return REPORTS[name]()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +83,7 @@ def seen(browser, selector):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", REPORTS)
 def test_nothing_is_wider_than_the_window(show, name, width, dark, tmp_path):
-    browser = show(REPORTS[name], width, dark=dark)
+    browser = show(reported(name), width, dark=dark)
     assert browser.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [width] * 2
     # Nor cut off: text that does not fit its own box, but for class names, which may be shortened.
     cut = browser.evaluate(
@@ -93,7 +100,7 @@ def test_nothing_is_wider_than_the_window(show, name, width, dark, tmp_path):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_verdict_and_the_place_are_the_first_thing_to_see(show, width):
-    browser = show(REPORTS["bug"], width, 700)
+    browser = show(reported("bug"), width, 700)
     assert browser.evaluate("scrollY") == 0
     assert texts(browser, "h1") == ["✗ Bug in blocks.3.attention"]
     assert seen(browser, "h1")
@@ -109,13 +116,13 @@ def test_the_verdict_and_the_place_are_the_first_thing_to_see(show, width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_remarks_stand_near_the_top(show, width):
-    browser = show(REPORTS["remarks"], width, 700)
+    browser = show(reported("remarks"), width, 700)
     assert texts(browser, ".remarks li") == list(REMARKS)
     assert seen(browser, ".remarks li:last-child")
 
 
 def test_the_root_cause_is_chosen_and_visible_in_the_tree(show):
-    browser = show(REPORTS["bug"])
+    browser = show(reported("bug"))
     [chosen] = texts(browser, "[aria-selected=true] > .row .name")
     assert chosen == "attention"
     assert seen(browser, "[aria-selected=true] > .row")
@@ -124,7 +131,7 @@ def test_the_root_cause_is_chosen_and_visible_in_the_tree(show):
 
 
 def test_a_difference_in_the_whole_model_alone_is_no_bug(show):
-    what = REPORTS["clean"]
+    what = reported("clean")
     far = Difference(1e-9, 1.0, 1e-12, 1e-7, 1e-7, 2.0)
     nodes = tuple(dataclasses.replace(n, in_context=far) for n in what.nodes)
     browser = show(dataclasses.replace(what, nodes=nodes))
@@ -137,7 +144,7 @@ def test_a_difference_in_the_whole_model_alone_is_no_bug(show):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_click_on_a_node_shows_its_numbers(show, width):
-    what = REPORTS["bug"]
+    what = reported("bug")
     browser = show(what, width)
     index = next(i for i, n in enumerate(what.nodes) if n.path == "blocks.3.feed_forward")
     browser.click(f"#node-{index} > .row .name")
@@ -159,7 +166,7 @@ def test_a_click_on_a_node_shows_its_numbers(show, width):
 
 
 def test_alike_siblings_open_to_single_nodes(show):
-    browser = show(REPORTS["clean"])
+    browser = show(reported("clean"))
     assert texts(browser, ".fold > .row .name") == ["blocks.0 … blocks.11"]
     visible = """[...document.querySelectorAll("#tree .name")]
         .filter(e => e.getClientRects().length).map(e => e.textContent)"""
@@ -173,7 +180,7 @@ def test_alike_siblings_open_to_single_nodes(show):
 
 
 def test_the_tree_is_used_with_the_keyboard(show):
-    browser = show(REPORTS["bug"])
+    browser = show(reported("bug"))
     focused = "document.activeElement.querySelector('.name').textContent"
     browser.evaluate("document.querySelector('[role=treeitem][tabindex=\"0\"]').focus()")
     assert browser.evaluate(focused) == "attention"
@@ -197,7 +204,7 @@ def test_the_tree_is_used_with_the_keyboard(show):
 
 
 def test_the_plot_chooses_nodes(show):
-    what = REPORTS["bug"]
+    what = reported("bug")
     browser = show(what)
     left, top, width, height = browser.evaluate(
         """(() => {
@@ -223,7 +230,7 @@ def test_the_plot_chooses_nodes(show):
 
 
 def test_the_plot_marks_what_is_more_than_allowed(show):
-    browser = show(REPORTS["bugs"])
+    browser = show(reported("bugs"))
     count = "document.querySelectorAll('#errors .mark.bug').length"
     assert browser.evaluate(count) == 2
     top = [float(d[1:].split("L")[0].split()[1]) for d in browser.evaluate(
@@ -245,7 +252,7 @@ def test_the_plot_marks_what_is_more_than_allowed(show):
 
 
 def test_attention_maps_and_histograms_are_drawn(show):
-    browser = show(REPORTS["bug"])
+    browser = show(reported("bug"))
     drawn = browser.evaluate(
         """[...document.querySelectorAll("#node canvas")].map(canvas => {
             const {width, height} = canvas;
@@ -268,19 +275,19 @@ def test_attention_maps_and_histograms_are_drawn(show):
 
 
 def test_steps_are_drawn(show):
-    browser = show(REPORTS["bugs"])
+    browser = show(reported("bugs"))
     assert browser.evaluate("document.querySelectorAll('#step-errors .mark.bug').length") == 33
     assert browser.evaluate("document.querySelectorAll('#step-losses .line').length") == 2
     assert len(texts(browser, "#steps .first-divergence")) == 3
     browser.click("#steps summary")
     assert any("diverges here" in row for row in texts(browser, "#steps tr"))
-    browser = show(REPORTS["generate"])
+    browser = show(reported("generate"))
     assert browser.evaluate("document.querySelectorAll('#step-errors .mark.bug').length") == 0
     assert browser.evaluate("document.querySelector('#step-losses svg')") is None
 
 
 def test_the_page_says_what_its_words_mean_and_what_was_compared(show):
-    browser = show(REPORTS["clean"])
+    browser = show(reported("clean"))
     legend = texts(browser, "#legend dt")
     assert legend == ["= exact", "≈ rounding", "▲ amplified", "✗ bug"]
     assert "model.safetensors" in texts(browser, "#about")[0]
@@ -304,7 +311,7 @@ def test_nothing_that_comes_from_a_model_is_run(show):
 
 
 def test_long_names_do_not_burst_the_page(show):
-    what = REPORTS["bug"]
+    what = reported("bug")
     long = "a_very_long_name_without_any_place_to_break" * 4
     nodes = tuple(
         dataclasses.replace(n, path=f"{n.path}.{long}", kind=long, message=long)
@@ -319,7 +326,7 @@ def test_long_names_do_not_burst_the_page(show):
 def test_text_stands_out_from_its_ground(show):
     """At least 4.5 to 1, as WCAG asks of small text, in both schemes."""
     for dark in (False, True):
-        browser = show(REPORTS["bugs"], dark=dark)
+        browser = show(reported("bugs"), dark=dark)
         pairs = browser.evaluate(
             """(() => {
                 const style = getComputedStyle(document.documentElement);
