@@ -24,7 +24,7 @@ def short_buckets(monkeypatch):
     monkeypatch.setattr(generation, "SMALLEST_CACHE_BYTES", 0)
 
 
-@pytest.mark.parametrize("name", ["rotary", "relative"])
+@pytest.mark.parametrize("name", full_after(1, ["rotary", "relative"]))
 @pytest.mark.parametrize("chunk", full_after(1, [1, 5, TOKENS]))
 def test_a_cache_that_grows_gives_the_same_text(monkeypatch, name, chunk):
     model, _ = pair(name)

@@ -14,7 +14,7 @@ from jaxformer.losses import token_losses
 from jaxformer.parameters import abstract
 from jaxformer.train_step import language_model_loss
 from jaxformer.transformer_lm import TransformerLM
-from tests.support.tiers import full_after
+from tests.support.tiers import full_after, full_except
 
 CONFIG = TransformerLMConfig(
     d_model=12, num_heads=3, num_layers=1, context_length=11, vocab_size=31, residual_dropout=0.2
@@ -48,7 +48,7 @@ def loss_and_gradients(config, compute_dtype=None):
     return np.asarray(value), jax.tree.map(np.asarray, gradients)
 
 
-@pytest.mark.parametrize("positions", [1, 2, 4, 10])
+@pytest.mark.parametrize("positions", full_except([1, 2, 4, 10], lambda n: n in (2, 10)))
 @pytest.mark.parametrize("head", full_after(1, HEADS))
 def test_losses_and_gradients_are_the_same_in_float64(head, positions, monkeypatch):
     """Eleven positions do not divide by most of these."""

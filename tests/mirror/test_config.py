@@ -16,7 +16,7 @@ from jaxformer.parameters import abstract
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
 from jaxformer.transformer_lm import TransformerLM
-from tests.support.tiers import SLOW
+from tests.support.tiers import FULL, SLOW
 
 MODEL = {"num_layers": 2, "d_model": 12, "num_heads": 4, "context_length": 8}
 CLASSES = (TransformerLMConfig, OptimizerConfig, TrainConfig)
@@ -215,13 +215,14 @@ def test_presets_are_the_published_recipes(name):
 
 # Parameters of TinyLlama 1.1B, Llama 2 7B and Llama 2 70B as published, to the last one.
 LLAMAS = {"llama-1b": 1_100_048_384, "llama-7b": 6_738_415_616, "llama-70b": 68_976_648_192}
+LARGE = {"llama-7b": FULL, "llama-70b": SLOW}
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        # 80 layers take half a minute to trace.
-        pytest.param(name, marks=SLOW) if name == "llama-70b" else name
+        # 80 layers take half a minute to trace, 32 three seconds.
+        pytest.param(name, marks=LARGE.get(name, ()))
         for name in PRESETS
         if name.startswith("llama")
     ],

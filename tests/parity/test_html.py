@@ -75,6 +75,7 @@ def test_remarks_are_in_the_header():
     assert "remarks" not in re.search(r"<body>.*?<main>", page(report(2)), re.DOTALL)[0]
 
 
+@pytest.mark.tier("full")
 def test_the_page_of_a_deep_model_stays_small(tmp_path):
     what = report(48, bugs=(30,), heads=16, length=100)
     write_html(what, tmp_path / "deep.html")

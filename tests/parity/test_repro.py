@@ -164,6 +164,7 @@ def test_each_kind_of_bug_shows_and_is_fixed(llamas, tmp_path, case):
     assert result(tmp_path / "repro").is_equal
 
 
+@FULL
 def test_weights_that_are_one_array_of_the_reference(tmp_path):
     """GPT-2 has queries, keys and values in one matrix, jaxformer has three."""
     folder = hugging_face(tmp_path / "hf", gpt2_state())

@@ -11,7 +11,7 @@ from jaxformer.char_data import window_starts
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.training import batches
 from jaxformer.training.evaluation import Evaluator
-from tests.support.tiers import FULL
+from tests.support.tiers import FULL, full_after
 from tests.support.tiny import (
     DROPOUT,
     losses,
@@ -59,7 +59,9 @@ def test_ten_steps_and_twenty_more_are_thirty(whole, whole_text):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+    ("number", "code"),
+    full_after(1, [(signal.SIGTERM, 143), (signal.SIGINT, 130)]),
+    ids=["SIGTERM", "SIGINT"],
 )
 def test_a_run_cut_at_an_odd_step_continues_bit_for_bit(
     whole, whole_text, stop_at, capsys, number, code
