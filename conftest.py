@@ -93,6 +93,11 @@ def pytest_collection_finish() -> None:
     kept.memory = resident_memory()
 
 
+def pytest_unconfigure() -> None:
+    """Gives the garbage collector back what it has passed over, so that the process ends tidily."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Returns a worker for each core that this process may use, fewer where memory is short."""
