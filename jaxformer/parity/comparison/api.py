@@ -26,7 +26,7 @@ def compare(
 
     A candidate of jaxformer's own modules is compared module by module, forward and backward: see
     ``jaxformer.parity.comparison.modules``. Any other candidate is compared operator by operator,
-    with no names given, forward only: see ``jaxformer.parity.graphs``.
+    with no names given: see ``jaxformer.parity.graphs``.
 
     Args:
         torch_module: the reference; it is not changed.
@@ -36,8 +36,9 @@ def compare(
         inputs: of the reference: an array, a list of positional arguments, or a dict of named ones.
             Arrays of numpy, PyTorch and JAX are taken.
         jax_inputs: of the candidate, where they differ; default the same.
-        options: of the comparison module by module: ``dialect``, ``names``, ``backward``,
-            ``dtype``, ``torch_call``, ``jax_call``, ``about``.
+        options: ``backward`` (whether gradients are compared too; default True), and of the
+            comparison module by module ``dialect``, ``names``, ``dtype``, ``torch_call``,
+            ``jax_call``, ``about``.
 
     Returns:
         the report; ``verdict`` and ``root_causes`` are there for every kind of candidate.
@@ -52,11 +53,12 @@ def compare(
         return modules.compare(
             torch_module, candidate, listed[0] or (), jax_inputs=listed[1], **options
         )
-    if options:
+    others = [name for name in options if name != "backward"]
+    if others:
         raise UsageError(
-            f"{', '.join(options)}: serves candidates of jaxformer's own modules, or with names"
+            f"{', '.join(others)}: serves candidates of jaxformer's own modules, or with names"
         )
-    return compare_graphs(torch_module, candidate, inputs, jax_inputs)
+    return compare_graphs(torch_module, candidate, inputs, jax_inputs, **options)
 
 
 def assert_parity(

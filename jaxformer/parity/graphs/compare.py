@@ -12,19 +12,27 @@ from jaxformer.parity.graphs.candidates import Candidate, as_candidate
 from jaxformer.parity.graphs.diagnosis import diagnose
 from jaxformer.parity.graphs.divergences import Divergence, Table
 from jaxformer.parity.graphs.effects import NO_EFFECT, effect_of
-from jaxformer.parity.graphs.jax_tape import record_jax
+from jaxformer.parity.graphs.gradients import Gradients, compare_gradients
+from jaxformer.parity.graphs.jax_tape import JaxRun, candidate_arrays
+from jaxformer.parity.graphs.layouts import find_layout
+from jaxformer.parity.graphs.matching import largest
 from jaxformer.parity.graphs.parameters import ParameterMatches, match_parameters
 from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause, shorten
 from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Tape, Value
-from jaxformer.parity.graphs.torch_tape import record_torch
+from jaxformer.parity.graphs.tape import Operator, Tape, Value
+from jaxformer.parity.graphs.torch_tape import TorchRun
+from jaxformer.parity.tolerance import ROUNDOFF
 
 # Differences above this share of scale are listed first, in the order of the run.
 SEVERE = 1e-3
 
 
 def compare_graphs(
-    torch_module: Any, candidate: Any, inputs: Any, jax_inputs: Any = None
+    torch_module: Any,
+    candidate: Any,
+    inputs: Any,
+    jax_inputs: Any = None,
+    backward: bool = True,
 ) -> GraphReport:
     """Runs both models once, in float64, and compares them operator by operator.
 
@@ -35,17 +43,64 @@ def compare_graphs(
         inputs: of the reference: an array, a list of positional arguments, or a dict of named ones.
             Arrays of numpy, PyTorch and JAX are taken.
         jax_inputs: of the candidate; default the same.
+        backward: whether to compare the backward pass too.
 
     Raises:
         UsageError: the candidate is of no known kind, or torch is missing.
     """
     model = as_candidate(candidate)
     args, kwargs = arguments(inputs)
-    reference, returned = record_torch(torch_module, args, kwargs)
+    reference = _run_torch(torch_module, args, kwargs, backward)
+    tape = reference.tape
     jax_args, jax_kwargs = (args, kwargs) if jax_inputs is None else arguments(jax_inputs)
-    tape = record_jax(model, jax_args, jax_kwargs)
+    buffers = {v.name: v.data for v in tape.values if v.kind == "constant" and v.name}
+    sources = {name: value.data for name, value in tape.parameters.items()} | buffers
+    targets = candidate_arrays(model)
+    parameters = match_parameters(sources, targets, buffers)
+    walk = Walk(tape)
+    walk.index.add(tape.values)
+    run = JaxRun(
+        model, jax_args, jax_kwargs, walk.candidate,
+        _in_reference_numbers(parameters, sources, targets), backward,
+    )  # fmt: skip
     with jax.enable_x64(True):
-        return judge_tapes(model, reference, returned, tape)
+        walk.advance()
+        walk.require_results()
+        causes = _forward_causes(walk)
+        gradients = Gradients()
+        if backward:
+            walk.keep_corrections()
+            gradients = compare_gradients(reference, run, walk, parameters)
+            causes = _with_backward(causes, walk, run)
+        return _report(model, reference.returned, walk, parameters, causes, gradients)
+
+
+def _run_torch(module: Any, args: Any, kwargs: Any, backward: bool) -> TorchRun:
+    """Runs the reference; without a backward pass if it writes over what that would read."""
+    if backward:
+        try:
+            return TorchRun(module, args, kwargs)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            run = TorchRun(module, args, kwargs, backward=False)
+            run.no_gradients = f"the reference cannot be differentiated: {reason}"
+            return run
+    return TorchRun(module, args, kwargs, backward=False)
+
+
+def _in_reference_numbers(
+    parameters: ParameterMatches,
+    sources: Mapping[str, np.ndarray],
+    targets: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Returns the parameters that are equal to the reference's, or should be, as it has them."""
+    found = {w.candidate: w.layout.apply(sources[w.reference]) for w in parameters.wrong}
+    for name, twins in parameters.whole.items():
+        source = sources[twins[0]]
+        layout = find_layout(source, targets[name], ROUNDOFF["float32"] * largest(source))
+        if layout is not None:
+            found[name] = layout[0].apply(source)
+    return found
 
 
 def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -71,53 +126,16 @@ def _as_numpy(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, jax.Array) else value
 
 
-def judge_tapes(
-    model: Candidate, reference: Tape, returned: Mapping[str, Sequence[Value]], tape: Tape
-) -> GraphReport:
-    """Compares two runs that were recorded; call it under ``jax.enable_x64(True)``."""
-    parameters = match_parameters(reference, tape)
-    by_name = {**{v.name: v for v in reference.values if v.name}, **reference.parameters}
-    corrected = {
-        tape.parameters[w.candidate].index: w.layout.apply(by_name[w.reference].data)
-        for w in parameters.wrong
-    }
-    walk = Walk(reference, tape, corrected).run()
-    effects = [effect_of(divergence, reference) for divergence in walk.divergences]
+def _forward_causes(walk: Walk) -> list[RootCause]:
+    """Returns the causes of what differs in the results, one for each divergence that they see."""
+    effects = [effect_of(divergence, walk.reference) for divergence in walk.divergences]
     is_seen = [effect is None or effect > NO_EFFECT for effect in effects]
-    causes = _merge(
+    walk.remarks += _without_effect(walk.divergences, is_seen)
+    return [
         _cause(divergence, walk, effect)
         for divergence, effect, seen in zip(walk.divergences, effects, is_seen, strict=True)
         if seen
-    )
-    causes.sort(key=lambda c: (c.error if c.effect is None else c.effect) < SEVERE)
-    remarks = [*walk.remarks, *_without_effect(walk.divergences, is_seen)]
-    reached, missing = _modules(returned, walk)
-    floats = [v for v in tape.values if v.is_activation]
-    return GraphReport(
-        model.kind,
-        tuple(causes),
-        tuple(
-            f"{w.candidate} is not {w.reference}: {w.message}" for w in parameters.wrong
-        ),
-        tuple(dict.fromkeys(map(_describe_table, walk.tables))),
-        tuple(_incomplete(walk, parameters, tape)),
-        Coverage(
-            (len(reached), len(reached) + len(missing)),
-            (len(walk.checked & walk.expected), len(walk.expected)),
-            (len(parameters.matched), len(tape.parameters)),
-            (sum(v.index in walk.matches for v in floats), len(floats)),
-        ),
-        walk.largest_error,
-        tuple(missing),
-        tuple(remarks),
-    )  # fmt: skip
-
-
-def _describe_table(table: Table) -> str:
-    producer = table.value.producer
-    where = shorten(producer.source) if producer is not None else "a constant of the function"
-    shape = tuple(table.value.data.shape)
-    return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
+    ]
 
 
 def _without_effect(divergences: Sequence[Divergence], is_seen: Sequence[bool]) -> Iterator[str]:
@@ -130,30 +148,105 @@ def _without_effect(divergences: Sequence[Divergence], is_seen: Sequence[bool]) 
         yield f"{count}, the first at {place}; the results that are read stay the same"
 
 
-def _cause(divergence: Divergence, walk: Walk, effect: float | None) -> RootCause:
+def _report(
+    model: Candidate,
+    returned: Mapping[str, Sequence[Value]],
+    walk: Walk,
+    parameters: ParameterMatches,
+    causes: Sequence[RootCause],
+    gradients: Gradients,
+) -> GraphReport:
+    tape = walk.candidate
+    reached, missing = _modules(returned, walk)
+    floats = [v for v in tape.values if v.is_activation]
+    return GraphReport(
+        model.kind,
+        tuple(sorted(_merge(causes), key=_is_small)),
+        tuple(
+            f"{w.candidate} is not {w.reference}: {w.message}" for w in parameters.wrong
+        ),
+        tuple(dict.fromkeys(map(_describe_table, walk.tables))),
+        tuple(_incomplete(walk, parameters, tape)),
+        Coverage(
+            (len(reached), len(reached) + len(missing)),
+            (len(walk.checked & walk.expected), len(walk.expected)),
+            (len(parameters.whole) + len(parameters.in_parts), len(tape.parameters)),
+            (sum(v.index in walk.matches for v in floats), len(floats)),
+            (gradients.compared, gradients.expected),
+        ),
+        walk.largest_error,
+        tuple(missing),
+        (*walk.remarks, *gradients.remarks),
+    )  # fmt: skip
+
+
+def _with_backward(causes: Sequence[RootCause], walk: Walk, run: JaxRun) -> list[RootCause]:
+    """Returns the causes, and those of the backward pass that no cause of the forward one explains.
+
+    A wrong formula has a wrong derivative, which has the same line in JAX. A wrong input sends the
+    gradient elsewhere, in the same block.
+    """
+    forward = [d for d in walk.divergences if not d.is_backward]
+    backward = [d for d in walk.divergences if d.is_backward]
+    lines = {op.source for d in forward for op in d.operators}
+    blocks = [cause.torch_module.rpartition(".")[0] for cause in causes]
+    found = list(causes)
+    for divergence in backward:
+        path = _reference_operator(divergence).module
+        is_near = any(not block or f"{path}.".startswith(f"{block}.") for block in blocks)
+        if not is_near and not any(op.source in lines for op in divergence.operators if op.source):
+            found.append(_cause(divergence, walk))
+    explained = len(backward) - (len(found) - len(causes))
+    if explained:
+        walk.remarks.append(f"gradients differ in {explained} places beside the causes above")
+    stops = run.stops() if len(found) > len(causes) else ()
+    if stops:
+        walk.remarks.append(f"the candidate stops gradients at {', '.join(map(shorten, stops))}")
+    return found
+
+
+def _describe_table(table: Table) -> str:
+    producer = table.value.producer
+    where = shorten(producer.source) if producer is not None else "a constant of the function"
+    shape = tuple(table.value.data.shape)
+    return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
+
+
+def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> RootCause:
     found = diagnose(divergence, walk)
     named = [op for op in divergence.operators if op.source]
     operator = found.operator or (named[-1] if named else divergence.value.producer)
-    other = divergence.reference_value.producer
-    reference = next((op for op in reversed(divergence.reference_operators) if op.source), other)
+    reference = _reference_operator(divergence)
     return RootCause(
         operator.source if operator else "",
-        reference.source if reference else "",
+        reference.source,
         found.text,
         divergence.error,
         tuple(op.name for op in divergence.operators),
         tuple(op.name for op in divergence.reference_operators),
         operator.module if operator else "",
-        reference.module if reference else "",
+        reference.module,
         effect=effect,
+        is_backward=divergence.is_backward,
     )
+
+
+def _reference_operator(divergence: Divergence) -> Operator:
+    """Returns the last operator of the reference's segment whose source is known."""
+    own = divergence.reference_value.producer
+    named = (op for op in reversed(divergence.reference_operators) if op.source)
+    return next(named, own or Operator(0, "", [], [], list))
+
+
+def _is_small(cause: RootCause) -> bool:
+    return (cause.error if cause.effect is None else cause.effect) < SEVERE
 
 
 def _merge(causes: Iterable[RootCause]) -> list[RootCause]:
     """Returns each cause once, with the number of its places and its largest error."""
-    found: dict[tuple[str, str, str], RootCause] = {}
+    found: dict[tuple[str, str, str, bool], RootCause] = {}
     for cause in causes:
-        key = cause.jax_source, cause.torch_source, cause.diagnosis
+        key = cause.jax_source, cause.torch_source, cause.diagnosis, cause.is_backward
         first = found.get(key, cause)
         places = first.places + 1 if key in found else 1
         error = max(first.error, cause.error)
@@ -177,10 +270,7 @@ def _incomplete(walk: Walk, parameters: ParameterMatches, tape: Tape) -> list[st
     lines = list(walk.uncompared)
     if not tape.outputs:
         lines.append("the candidate returns no floats")
-    needed = {v.index for v in tape.outputs}
-    for operator in reversed(tape.operators):
-        if any(value.index in needed for value in operator.outputs):
-            needed |= {value.index for value in operator.inputs}
+    needed = tape.ancestors(tape.outputs)
     lines += [
         f"the parameter {name} of the candidate has no effect on its results"
         for name, value in tape.parameters.items()

@@ -22,41 +22,31 @@ def fingerprint(array: np.ndarray) -> int:
     return int(sum(int(part.sum(dtype=np.uint64)) for part, _ in _mixed(array)) % (1 << 64))
 
 
-def fingerprints_by_axis(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields fingerprints of the slices across each axis, of lines along each, and of numbers.
+def fingerprints_of_parts(array: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """Yields fingerprints of the whole, of slices across each axis, lines along each, and numbers.
 
     Args:
-        array: of floats, with one axis or more; (N,) arrays yield the whole, then numbers.
+        array: of floats, with one axis or more.
 
     Yields:
-        arrays of uint64, flat.
+        the axes along which parts are told apart, and a fingerprint for each index of these axes,
+        as an array of uint64.
     """
-    if array.ndim == 1:
-        yield np.array([fingerprint(array)], np.uint64)
-    else:
-        axes = range(array.ndim)
-        sets = [tuple(other for other in axes if other != axis) for axis in axes]
-        if array.ndim > 2:
-            sets += [(axis,) for axis in axes]
-        for summed in _sums(array, sets):
-            yield summed.reshape(-1)
+    axes = tuple(range(array.ndim))
+    cuts = [(), *((axis,) for axis in axes if array.ndim > 1)]
+    if array.ndim > 2:
+        cuts += [tuple(other for other in axes if other != axis) for axis in axes]
     if array.size <= MOST_NUMBERS:
-        yield np.concatenate([part.reshape(-1) for part, _ in _mixed(array)])
-
-
-def _sums(array: np.ndarray, sets: list[tuple[int, ...]]) -> list[np.ndarray]:
-    """Returns the sums of mixed numbers over each set of axes."""
-    found = [
-        np.zeros([n for axis, n in enumerate(array.shape) if axis not in axes], np.uint64)
-        for axes in sets
-    ]
+        cuts.append(axes)
+    found = [np.zeros([array.shape[axis] for axis in cut], np.uint64) for cut in cuts]
     for part, rows in _mixed(array):
-        for axes, summed in zip(sets, found, strict=True):
-            if 0 in axes:
-                summed += part.sum(axes, dtype=np.uint64)
+        for cut, summed in zip(cuts, found, strict=True):
+            added = part.sum(tuple(axis for axis in axes if axis not in cut), dtype=np.uint64)
+            if 0 in cut:
+                summed[rows] = added
             else:
-                summed[rows] = part.sum(axes, dtype=np.uint64)
-    return found
+                summed += added
+    yield from zip(cuts, found, strict=True)
 
 
 def _mixed(array: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:

@@ -32,6 +32,7 @@ class Divergence:
         required: the value that had to be an anchor, at the segment's end or after it.
         required_reference: what that should be.
         required_operators: all operators between the last anchors and the required value.
+        is_backward: whether it belongs to the backward pass.
     """
 
     value: Value
@@ -47,6 +48,7 @@ class Divergence:
     required: Value
     required_reference: Value
     required_operators: list[Operator]
+    is_backward: bool = False
 
     def agrees(self, given: Mapping[int, Any], allowed: float) -> bool:
         """Returns whether the segment, or all up to the required value, is right with other arrays.

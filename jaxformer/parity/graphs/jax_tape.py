@@ -7,6 +7,7 @@ stay as they are.
 """
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,53 +41,191 @@ OWN_DTYPE = {"bitcast_convert_type", "nextafter", "pallas_call", "ffi_call", "cu
 LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "penzai", "chex", "optax")
 
 
-def record_jax(candidate: Candidate, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tape:
-    """Runs a candidate and returns its tape.
+class JaxRun:
+    """One run of a candidate, forward and, where it can be differentiated, backward.
 
     Args:
         candidate: the model.
         args: positional arguments, numpy arrays.
         kwargs: named arguments: arrays are inputs, everything else is passed on.
+        tape: what the run is recorded on.
+        known: arrays to use in place of some parameters, by path, in float64.
+        backward: whether to prepare the backward pass.
+
+    Attributes:
+        tape: the same.
+        no_gradients: why there is no backward pass; "" if there is one.
     """
-    arrays = {name: value for name, value in kwargs.items() if isinstance(value, np.ndarray)}
-    others = {name: value for name, value in kwargs.items() if name not in arrays}
 
-    def call(parameters: Any, args: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
-        return candidate.call(parameters, *args, **arrays, **others)
+    def __init__(
+        self,
+        candidate: Candidate,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tape: Tape,
+        known: Mapping[str, Any],
+        backward: bool = True,
+    ):
+        arrays = {name: value for name, value in kwargs.items() if isinstance(value, np.ndarray)}
+        others = {name: value for name, value in kwargs.items() if name not in arrays}
 
-    given = (candidate.parameters, list(args), arrays)
-    jaxpr = _trace(call, given)
-    tape = Tape()
-    with jax.enable_x64(True):
-        leaves = [
-            _in_float64(leaf)
-            for leaf in jax.tree.leaves(given, is_leaf=lambda leaf: leaf is None)
-            if leaf is not None
-        ]
-        names = [
-            jax.tree_util.keystr(path, simple=True, separator=".")
-            for path, _ in jax.tree_util.tree_flatten_with_path(given)[0]
-        ]
+        def call(parameters: Any, args: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
+            return candidate.call(parameters, *args, **arrays, **others)
+
+        given = (candidate.parameters, list(args), arrays)
+        self.tape = tape
+        self._recorder = _Recorder(tape)
+        self._traced = _trace(call, given, backward)
+        self.no_gradients = self._traced.no_gradients
+        leaves = jax.tree.leaves(given)
         values = []
-        for name, leaf in zip(names, leaves, strict=True):
-            side, _, rest = name.partition(".")
-            values.append(tape.add(_host(leaf), "parameter" if side == "0" else "input", rest))
-        outputs = _Recorder(tape).run(jaxpr.jaxpr, _constants(tape, jaxpr.consts), values, "", "")
-    tape.outputs = [value for value in outputs if value.data.dtype.kind == "f"]
-    return tape
+        with jax.enable_x64(True):
+            for name, leaf in zip(_leaf_names(given), leaves, strict=True):
+                side, _, rest = name.partition(".")
+                kind = "parameter" if side == "0" else "input"
+                data = known.get(rest) if kind == "parameter" else None
+                values.append(
+                    tape.add(_host(_in_float64(leaf)) if data is None else data, kind, rest)
+                )
+            self._differentiated = [
+                v for v, leaf in zip(values, leaves, strict=True) if _is_float(leaf)
+            ]
+            jaxpr = self._traced.forward
+            made = self._recorder.run(jaxpr.jaxpr, _constants(tape, jaxpr.consts), values, "", "")
+        count = self._traced.count
+        tape.outputs, self._residuals = made[:count], made[count:]
+
+    def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
+        """Records the backward pass.
+
+        Args:
+            cotangents: of outputs, by their place in ``tape.outputs``; the others have none.
+
+        Returns:
+            the gradient of each float parameter and input, by the index of its value.
+        """
+        jaxpr = self._traced.backward()
+        with jax.enable_x64(True):
+            given = [
+                self.tape.add(
+                    cotangents.get(place, np.zeros(output.data.shape)),
+                    "input",
+                    f"cotangent {place}",
+                )
+                for place, output in enumerate(self.tape.outputs)
+            ]
+            gradients = self._recorder.run(
+                jaxpr.jaxpr, _constants(self.tape, jaxpr.consts), [*self._residuals, *given], "", ""
+            )
+        return {v.index: g for v, g in zip(self._differentiated, gradients, strict=True)}
+
+    def stops(self) -> list[str]:
+        """Returns "path:line" of each place where the user's code stops gradients."""
+        return list(dict.fromkeys(_stops(self._traced.plain().jaxpr)))
 
 
-def _trace(call: Callable[..., Any], given: Any) -> ClosedJaxpr:
-    """Returns the jaxpr: in float64 where the function allows it, else as the user runs it."""
+def _stops(jaxpr: Any) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "stop_gradient" and _is_called_by_user(equation):
+            yield source_of(equation)
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            yield from _stops(inner)
 
-    def widened() -> Any:
-        return jax.tree.map(_in_float64, given)
 
-    with jax.enable_x64(True), contextlib.suppress(TypeError, ValueError):
-        return jax.make_jaxpr(call)(*widened())
-    narrow = jax.tree.map(_in_float32, given)
-    with jax.enable_x64(False):
-        return jax.make_jaxpr(call)(*narrow)
+def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
+    """Returns the float parameters of a candidate, by path, as they are."""
+    leaves = zip(
+        _leaf_names(candidate.parameters), jax.tree.leaves(candidate.parameters), strict=True
+    )
+    return {name: np.asarray(leaf) for name, leaf in leaves if _is_float(leaf)}
+
+
+def _leaf_names(tree: Any) -> list[str]:
+    return [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A function's jaxprs.
+
+    Attributes:
+        forward: from all leaves to the float outputs, then what the backward pass reads.
+        count: of the float outputs.
+        backward: traces what computes the gradients of the float leaves, from what the backward
+            pass reads and the outputs' cotangents.
+        plain: traces the function alone, to its float outputs.
+        no_gradients: why there is no backward pass.
+    """
+
+    forward: ClosedJaxpr
+    count: int
+    backward: Callable[[], ClosedJaxpr]
+    plain: Callable[[], ClosedJaxpr]
+    no_gradients: str = ""
+
+
+def _trace(call: Callable[..., Any], given: Any, backward: bool) -> _Traced:
+    """Traces a function: in float64 where it allows that, else as the user runs it."""
+    with contextlib.suppress(TypeError, ValueError):
+        return _trace_in(call, given, backward, True)
+    return _trace_in(call, given, backward, False)
+
+
+def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) -> _Traced:
+    leaves, structure = jax.tree.flatten(given)
+    shapes = [_shape(leaf, wide) for leaf in leaves]
+    floats = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
+
+    def run(some: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        filled = list(leaves)
+        for place, leaf in zip(floats, some, strict=True):
+            filled[place] = leaf
+        return [
+            leaf
+            for leaf in jax.tree.leaves(call(*jax.tree.unflatten(structure, filled)))
+            if _is_float(leaf)
+        ]
+
+    def forward(*leaves: Any) -> Any:
+        return jax.vjp(lambda some: run(some, leaves), [leaves[place] for place in floats])
+
+    def trace_backward() -> ClosedJaxpr:
+        with jax.enable_x64(wide):
+            return jax.make_jaxpr(lambda vjp, cotangents: vjp(cotangents)[0])(pullback, outputs)
+
+    def trace_plain() -> ClosedJaxpr:
+        def plain(*leaves: Any) -> list[Any]:
+            return run([leaves[place] for place in floats], leaves)
+
+        with jax.enable_x64(wide):
+            return jax.make_jaxpr(plain)(*shapes)
+
+    reason = "it was not asked for"
+    if backward:
+        try:
+            with jax.enable_x64(wide):
+                jaxpr, (outputs, pullback) = jax.make_jaxpr(forward, return_shape=True)(*shapes)
+            return _Traced(jaxpr, len(outputs), trace_backward, trace_plain)
+        except Exception as error:  # Whatever a user's function cannot be differentiated for.
+            reason = f"the candidate cannot be differentiated: {str(error).partition(chr(10))[0]}"
+    jaxpr = trace_plain()
+    return _Traced(jaxpr, len(jaxpr.jaxpr.outvars), trace_backward, trace_plain, reason)
+
+
+def _shape(leaf: Any, wide: bool) -> Any:
+    """Returns what stands for a leaf when a function is traced."""
+    if _is_float(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, np.float64 if wide else np.float32)
+    if not wide and _is_number(leaf) and leaf.dtype == np.int64:
+        return np.asarray(leaf).astype(np.int32)
+    return leaf
+
+
+def _is_float(leaf: Any) -> bool:
+    return _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _is_number(leaf: Any) -> bool:
@@ -94,17 +233,7 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _in_float64(leaf: Any) -> Any:
-    if _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
-        return np.asarray(leaf).astype(np.float64)
-    return leaf
-
-
-def _in_float32(leaf: Any) -> Any:
-    if _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating):
-        return np.asarray(leaf).astype(np.float32)
-    if _is_number(leaf) and leaf.dtype == np.int64:
-        return np.asarray(leaf).astype(np.int32)
-    return leaf
+    return np.asarray(leaf).astype(np.float64) if _is_float(leaf) else leaf
 
 
 def _host(array: Any) -> Any:
@@ -346,6 +475,7 @@ def _narrow(equation: Any) -> Callable[..., Any]:
 
 
 _ROOTS = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in LIBRARIES)
+_LAX = os.path.join("jax", "_src", "lax") + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -361,6 +491,14 @@ def source_of(equation: Any) -> str:
         if _is_users(frame.file_name):
             return f"{frame.file_name}:{frame.line_num}"
     return ""
+
+
+def _is_called_by_user(equation: Any) -> bool:
+    """Returns whether code of the user called a function of ``jax.lax`` itself."""
+    traceback = equation.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    outside = (frame.file_name for frame in frames if _LAX not in frame.file_name)
+    return _is_users(next(outside, _HERE))
 
 
 def _is_users_function(jaxpr: Any) -> bool:

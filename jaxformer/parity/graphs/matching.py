@@ -6,11 +6,12 @@ found is then compared number by number.
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 
 from jaxformer.parity.graphs.layouts import INFINITE, Layout, find_layout, is_finite
-from jaxformer.parity.graphs.tape import Tape, Value
+from jaxformer.parity.graphs.tape import Value
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
 # How far sums of equal values may be apart: many times what single numbers may.
@@ -72,16 +73,15 @@ class Match:
 
 
 class Index:
-    """The float values of the reference, to be looked up by their numbers.
+    """Float values of the reference, to be looked up by their numbers."""
 
-    Args:
-        tape: of the reference.
-    """
-
-    def __init__(self, tape: Tape):
+    def __init__(self) -> None:
         self._by_size: dict[int, list[Value]] = defaultdict(list)
         self._moments: dict[int, np.ndarray] = {}
-        for value in tape.values:
+
+    def add(self, values: Iterable[Value]) -> None:
+        """Adds values that can be found from now on."""
+        for value in values:
             if value.data.dtype.kind == "f" and value.data.size >= FEWEST:
                 self._by_size[value.data.size].append(value)
 

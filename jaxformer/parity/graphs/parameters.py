@@ -7,13 +7,12 @@ relative.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jaxformer.parity.graphs.content import fingerprint, fingerprints_by_axis
+from jaxformer.parity.graphs.content import fingerprint, fingerprints_of_parts
 from jaxformer.parity.graphs.layouts import Layout, nearest_layout
-from jaxformer.parity.graphs.tape import Tape, Value
 
 # Two arrays whose numbers differ by less than this share of their size are the same parameter.
 RELATED = 0.5
@@ -43,40 +42,46 @@ class ParameterMatches:
     """What became of the parameters.
 
     Attributes:
-        matched: paths of the candidate that hold the numbers of the reference.
+        whole: paths of the candidate that hold the numbers of one parameter of the reference, with
+            the paths of all that have these numbers.
+        in_parts: paths of the candidate that hold slices, rows or numbers of the reference, with
+            the paths of those they may be of.
         wrong: those that almost do.
         unmatched: those that are like nothing in the reference.
         missing: paths of the reference whose numbers the candidate does not hold.
     """
 
-    matched: tuple[str, ...]
+    whole: dict[str, tuple[str, ...]]
+    in_parts: dict[str, set[str]]
     wrong: tuple[WrongParameter, ...]
     unmatched: tuple[str, ...]
     missing: tuple[str, ...]
 
 
-def match_parameters(reference: Tape, candidate: Tape) -> ParameterMatches:
-    """Finds for each parameter of the candidate those of the reference that it is made of."""
-    sources = {n: v.data for n, v in _named(reference).items() if v.data.dtype.kind == "f"}
-    targets = {n: v.data for n, v in candidate.parameters.items() if _is_float(v)}
-    whole: dict[int, list[str]] = defaultdict(list)
+def match_parameters(
+    sources: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray], buffers: Collection[str]
+) -> ParameterMatches:
+    """Finds for each parameter of the candidate those of the reference that it is made of.
+
+    Args:
+        sources: floats of the reference by path, parameters and buffers.
+        targets: floats of the candidate by path.
+        buffers: paths of the reference's buffers; the candidate need not have them.
+    """
+    twins: dict[int, list[str]] = defaultdict(list)
     for name, array in sources.items():
-        whole[fingerprint(array)].append(name)
-    used: set[str] = set()
-    matched: list[str] = []
-    left: list[str] = []
-    for name, array in targets.items():
-        twins = whole.get(fingerprint(array), [])
-        used.update(twins)
-        (matched if twins else left).append(name)
+        twins[fingerprint(array)].append(name)
+    prints = {name: fingerprint(array) for name, array in targets.items()}
+    whole = {name: tuple(twins[one]) for name, one in prints.items() if one in twins}
+    used = set().union(*whole.values())
     # Rows of what is left: parts of a fused or stacked parameter.
     rest = {n: a for n, a in sources.items() if n not in used}
     parts = _Parts(rest)
+    left = [name for name in targets if name not in whole]
     in_parts = {n: owners for n in left if (owners := parts.owners(targets[n])) is not None}
     used = used.union(*in_parts.values())
-    matched += in_parts
     left = [n for n in left if n not in in_parts]
-    missing = [n for n in reference.parameters if n in rest and n not in used]
+    missing = [n for n in rest if n not in used and n not in buffers]
     if missing:
         own_parts = _Parts({n: targets[n] for n in in_parts})
         missing = [n for n in missing if own_parts.owners(sources[n]) is None]
@@ -89,7 +94,7 @@ def match_parameters(reference: Tape, candidate: Tape) -> ParameterMatches:
         source, layout = relative
         missing.remove(source)
         wrong.append(_describe(name, targets[name], source, sources[source], layout))
-    return ParameterMatches(tuple(matched), tuple(wrong), tuple(unmatched), tuple(missing))
+    return ParameterMatches(whole, in_parts, tuple(wrong), tuple(unmatched), tuple(missing))
 
 
 class _Parts:
@@ -102,27 +107,17 @@ class _Parts:
     def __init__(self, arrays: Mapping[str, np.ndarray]):
         self._owners: dict[int, set[str]] = defaultdict(set)
         for name, array in arrays.items():
-            for prints in fingerprints_by_axis(array):
+            for _, prints in fingerprints_of_parts(np.atleast_1d(array)):
                 for one in np.unique(prints).tolist():
                     self._owners[one].add(name)
 
     def owners(self, array: np.ndarray) -> set[str] | None:
         """Returns the names of those that hold all slices of an array, None if none do."""
-        for prints in fingerprints_by_axis(array) if self._owners else ():
+        for _, prints in fingerprints_of_parts(np.atleast_1d(array)) if self._owners else ():
             found = [self._owners.get(one) for one in np.unique(prints).tolist()]
             if all(found):
                 return set().union(*(names for names in found if names))
         return None
-
-
-def _is_float(value: Value) -> bool:
-    return getattr(value.data.dtype, "kind", "") == "f"
-
-
-def _named(tape: Tape) -> dict[str, Value]:
-    """Returns the parameters and the buffers."""
-    buffers = {v.name: v for v in tape.values if v.kind == "constant" and v.name}
-    return {**buffers, **tape.parameters}
 
 
 def _nearest(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> tuple[str, Layout] | None:

@@ -25,6 +25,7 @@ class RootCause:
         places: how many times the same line is wrong in the same way, as in each layer.
         effect: how far it moves the results if all else is right, of their scale; None where that
             is not known.
+        is_backward: whether the gradient is wrong where the result is right.
     """
 
     jax_source: str
@@ -37,6 +38,7 @@ class RootCause:
     torch_module: str = ""
     places: int = 1
     effect: float | None = None
+    is_backward: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +52,15 @@ class Coverage:
             the candidate that reads the same, and how many there are.
         parameters: parameters of the candidate found in the reference, and how many there are.
         values: floats of the candidate that equal a value of the reference, and how many there are.
+        gradients: parameters and float inputs of the candidate whose gradient was compared, and how
+            many there are; (0, 0) if there was no backward pass.
     """
 
     modules: tuple[int, int]
     operators: tuple[int, int]
     parameters: tuple[int, int]
     values: tuple[int, int]
+    gradients: tuple[int, int] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +107,8 @@ class GraphReport:
             f"{self.kind} against PyTorch: {self.headline}",
             f"compared: {c.modules[0]} of {c.modules[1]} modules, {c.operators[0]} of "
             f"{c.operators[1]} operators with parameters, {c.parameters[0]} of {c.parameters[1]} "
-            f"parameters; {c.values[0]} of {c.values[1]} values of the candidate are equal to one "
-            "of the reference",
+            f"parameters, {c.gradients[0]} of {c.gradients[1]} gradients; {c.values[0]} of "
+            f"{c.values[1]} values of the candidate are equal to one of the reference",
         ]
         for number, cause in enumerate(self.root_causes[:MOST_LISTED], 1):
             lines += ["", *_describe(number, cause)]
@@ -137,8 +142,9 @@ def _describe(number: int, cause: RootCause) -> list[str]:
     text = f"{number}. {cause.diagnosis or 'the two segments differ'}{module}"
     if cause.places > 1:
         text += f" and {cause.places - 1} more {'place' if cause.places == 2 else 'places'}"
+    backward = ", in the backward pass alone" if cause.is_backward else ""
     effect = "" if cause.effect is None else f"; it moves the results by {cause.effect:.1e}"
-    lines = [text, f"   off by {cause.error:.1e} of scale{effect}"]
+    lines = [text, f"   off by {cause.error:.1e} of scale{effect}{backward}"]
     for side, source, operators in (
         ("candidate", cause.jax_source, cause.jax_operators),
         ("reference", cause.torch_source, cause.torch_operators),

@@ -74,9 +74,13 @@ class Tape:
         parameters: values of the parameters, by path.
         outputs: float values that the run returned, in order.
         opaque: names of operators that cannot be computed in float64.
+
+    Args:
+        observe: called with each new value, before any operator reads it; it may replace the data.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[[Value], None] | None = None) -> None:
+        self._observe = observe
         self.values: list[Value] = []
         self.operators: list[Operator] = []
         self.inputs: list[Value] = []
@@ -94,6 +98,8 @@ class Tape:
             self.inputs.append(value)
         elif kind == "parameter":
             self.parameters[name] = value
+        if self._observe is not None:
+            self._observe(value)
         return value
 
     def record(
@@ -109,9 +115,19 @@ class Tape:
             value.is_constant, value.is_weight = is_constant, is_weight
             self.values.append(value)
             operator.outputs.append(value)
+            if self._observe is not None:
+                self._observe(value)
         for value in inputs:
             value.consumers.append(operator)
         return operator.outputs
+
+    def ancestors(self, values: Iterable[Value]) -> set[int]:
+        """Returns the indices of values, and of all values that they depend on."""
+        found = {value.index for value in values}
+        for operator in reversed(self.operators):
+            if any(value.index in found for value in operator.outputs):
+                found |= {value.index for value in operator.inputs}
+        return found
 
 
 def region_before(

@@ -18,60 +18,116 @@ DECOMPOSED = (
 )  # fmt: skip
 
 
-def record_torch(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Tape, dict[str, list[Value]]]:
-    """Runs a copy of a module in float64, in evaluation mode.
+class TorchRun:
+    """One run of a copy of a module in float64, in evaluation mode: forward, then backward.
 
     Args:
         module: it is not changed.
         args: positional arguments; numpy arrays become tensors.
         kwargs: named arguments.
+        backward: whether to prepare the backward pass.
 
-    Returns:
-        the tape, and of each module that was called, by path, the float values that it returned.
+    Attributes:
+        tape: the operators.
+        returned: of each module that was called, by path, the float values that it returned.
+        no_gradients: why there is no backward pass; "" if there is one.
     """
+
+    def __init__(
+        self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], backward: bool = True
+    ):
+        torch = require_torch()
+        wide = in_float64(module)
+        self.tape = Tape()
+        self.returned: dict[str, list[Value]] = {}
+        self.no_gradients = ""
+        self._recorder = make_recorder(self.tape)
+        self._leaves: dict[int, Any] = {}
+        for name, parameter in wide.named_parameters():
+            parameter.requires_grad_(backward and parameter.dtype.is_floating_point)
+            self._name(parameter, name, "parameter")
+        for name, buffer in wide.named_buffers():
+            if buffer.dtype.is_floating_point:
+                self._recorder.name(buffer, name, "constant")
+        given = [_tensor(value) for value in args]
+        named = {name: _tensor(value) for name, value in kwargs.items()}
+        for name, value in [*enumerate(given), *named.items()]:
+            if isinstance(value, torch.Tensor):
+                value.requires_grad_(backward and value.dtype.is_floating_point)
+                self._name(value, str(name), "input")
+        paths = _paths(wide, self._recorder.stack, self._leave)
+        with _settings(), torch.set_grad_enabled(backward), paths, self._recorder:
+            output = wide(*given, **named)
+        logits = [output.logits] if hasattr(output, "logits") else []
+        found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
+        self.tape.outputs = [self._recorder.value(tensor) for tensor in found]
+        self._outputs = found
+
+    def _name(self, tensor: Any, name: str, kind: str) -> None:
+        value = self._recorder.name(tensor, name, kind)
+        if tensor.requires_grad:
+            self._leaves[value.index] = tensor
+
+    def _leave(self, path: str, output: Any) -> None:
+        found = [self._recorder.value(tensor) for tensor in floats(output)]
+        self.returned.setdefault(path, []).extend(found)
+
+    def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
+        """Records the backward pass.
+
+        Args:
+            cotangents: of outputs, by the index of their value; the others have none.
+
+        Returns:
+            the gradient of each parameter and float input, by the index of its value. Empty if the
+            module cannot be differentiated; ``no_gradients`` then says why.
+        """
+        torch = require_torch()
+        given = [
+            (tensor, torch.from_numpy(np.array(cotangents[value.index])))
+            for tensor, value in zip(self._outputs, self.tape.outputs, strict=True)
+            if value.index in cotangents and tensor.requires_grad
+        ]
+        if not given:
+            self.no_gradients = "no result of the reference depends on a parameter or a float input"
+            return {}
+        for _, cotangent in given:
+            self._recorder.name(cotangent, "cotangent", "input")
+        try:
+            with _settings(), self._recorder:
+                found = torch.autograd.grad(
+                    [tensor for tensor, _ in given],
+                    list(self._leaves.values()),
+                    [cotangent for _, cotangent in given],
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            self.no_gradients = f"the reference cannot be differentiated: {reason}"
+            return {}
+        return {
+            index: self._recorder.value(gradient)
+            for index, gradient in zip(self._leaves, found, strict=True)
+        }
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Makes PyTorch compute everything in float64, in operators that can be recorded."""
     torch = require_torch()
     from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    wide = in_float64(module)
-    tape = Tape()
-    recorder = make_recorder(tape)
-    for name, parameter in wide.named_parameters():
-        recorder.name(parameter, name)
-    for name, buffer in wide.named_buffers():
-        if buffer.dtype.is_floating_point:
-            recorder.name(buffer, name, "constant")
-    given = [_tensor(value) for value in args]
-    named = {name: _tensor(value) for name, value in kwargs.items()}
-    for name, value in [*enumerate(given), *named.items()]:
-        if isinstance(value, torch.Tensor):
-            recorder.name(value, str(name), "input")
-    returned: dict[str, list[Value]] = {}
-
-    def leave(path: str, output: Any) -> None:
-        found = [recorder.value(tensor) for tensor in floats(output)]
-        returned.setdefault(path, []).extend(found)
 
     fast = torch.backends.mha.get_fastpath_enabled()
     default = torch.get_default_dtype()
     torch.backends.mha.set_fastpath_enabled(False)
     torch.set_default_dtype(torch.float64)
     try:
-        with (
-            torch.no_grad(),
-            _paths(wide, recorder.stack, leave),
-            sdpa_kernel(SDPBackend.MATH),
-            recorder,
-        ):
-            output = wide(*given, **named)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_default_dtype(default)
-    logits = [output.logits] if hasattr(output, "logits") else []
-    found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
-    tape.outputs = [recorder.value(tensor) for tensor in found]
-    return tape, returned
 
 
 def _tensor(value: Any) -> Any:
@@ -123,36 +179,52 @@ def make_recorder(tape: Tape) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.stack: list[str] = []
-            # By identity; the tensors are kept, so that no other gets their identity.
-            self.known: dict[int, tuple[Any, Value, int]] = {}
+            # By the place in memory; the tensors are kept, so that no other gets their place.
+            self.known: dict[tuple[Any, ...], tuple[Value, int]] = {}
+            self.kept: list[Any] = []
             self.by_storage: dict[int, list[Value]] = {}
             self.writers: dict[int, list[Value]] = {}
             self.versions: dict[int, int] = {}
+            # Source and module of what autograd knows by a number.
+            self.callers: dict[int, tuple[str, str]] = {}
 
-        def name(self, tensor: Any, name: str, kind: str = "parameter") -> None:
-            self.keep(tensor, tape.add(tensor.detach().cpu().numpy(), kind, name))
+        def name(self, tensor: Any, name: str, kind: str = "parameter") -> Value:
+            value = tape.add(tensor.detach().cpu().numpy(), kind, name)
+            self.keep(tensor, value)
+            return value
 
         def keep(self, tensor: Any, value: Value) -> None:
             storage = tensor.untyped_storage().data_ptr()
-            self.known[id(tensor)] = tensor, value, self.versions.get(storage, 0)
+            self.known[_place(tensor)] = value, self.versions.get(storage, 0)
+            self.kept.append(tensor)
             self.by_storage.setdefault(storage, []).append(value)
 
         def value(self, tensor: Any) -> Value:
             """Returns the value of a tensor; one that is not known is a constant."""
             storage = tensor.untyped_storage().data_ptr()
             version = self.versions.get(storage, 0)
-            found = self.known.get(id(tensor))
-            if found is not None and found[2] == version:
-                return found[1]
+            found = self.known.get(_place(tensor))
+            if found is not None and found[1] == version:
+                return found[0]
             data = tensor.detach().cpu().numpy().copy()
             if found is None:
                 value = tape.add(data, "constant")
             else:
                 # Something wrote to memory that this tensor shares.
-                sources = [found[1], *(self.writers.get(storage, []))]
+                sources = [found[0], *(self.writers.get(storage, []))]
                 value = tape.record("written", sources, [data], lambda *_: [data])[0]
             self.keep(tensor, value)
             return value
+
+        def caller(self) -> tuple[str, str]:
+            """Returns the source line and the module of the operator that is running."""
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                return self.callers.get(node._sequence_nr(), ("", ""))
+            found = _source(), self.stack[-1] if self.stack else ""
+            # The number that autograd gave to this operator, if it will differentiate it.
+            self.callers.setdefault(torch.autograd._get_sequence_nr() - 1, found)
+            return found
 
         def before_write(self, tensor: Any) -> None:
             """Keeps what recorded values hold before an operator writes to their memory."""
@@ -195,10 +267,11 @@ def make_recorder(tape: Tape) -> Any:
                 for arg, spec in zip(args, func._schema.arguments, strict=False)
                 if isinstance(arg, int | float) and not isinstance(arg, bool)
             }
+            source, module = self.caller()
             made = tape.record(
                 str(func).removeprefix("aten.").partition(".")[0], inputs,
                 [t.detach().cpu().numpy() for t in out_flat], run,
-                source=_source(), module=self.stack[-1] if self.stack else "", numbers=numbers,
+                source=source, module=module, numbers=numbers,
             )  # fmt: skip
             for tensor, value in zip(out_flat, made, strict=True):
                 self.keep(tensor, value)
@@ -207,6 +280,12 @@ def make_recorder(tape: Tape) -> Any:
             return out
 
     return Recorder()
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    """Returns where the numbers of a tensor are in memory, and how they are read."""
+    storage = tensor.untyped_storage().data_ptr()
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -251,7 +330,7 @@ def _source() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OWN):
-            if frame.f_code.co_name == record_torch.__name__:
+            if frame.f_code is TorchRun.__init__.__code__:
                 return inside
         elif _TORCH not in name:
             return f"{name}:{frame.f_lineno}"

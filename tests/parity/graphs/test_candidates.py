@@ -163,5 +163,5 @@ def test_other_candidates_are_rejected_in_one_line(candidate, match):
 
 
 def test_an_option_that_does_not_serve_is_rejected():
-    with pytest.raises(UsageError, match="backward: serves"):
-        compare(REFERENCE, KINDS["linen"](False), X, backward=False)
+    with pytest.raises(UsageError, match="about: serves"):
+        compare(REFERENCE, KINDS["linen"](False), X, about="x")

@@ -8,6 +8,7 @@ segment agree with the reference's value, or if the formula gives what that side
 - ``masks``: which keys each query may attend to.
 - ``substitutions``: another number or input.
 - ``relations``: factors, missing terms, axes and order.
+- ``gradients``: what only a backward pass has.
 """
 
 import numpy as np
@@ -20,6 +21,7 @@ from jaxformer.parity.graphs.diagnosis.formulas import (
     other_rotation,
     other_softmax,
 )
+from jaxformer.parity.graphs.diagnosis.gradients import stopped_gradient
 from jaxformer.parity.graphs.diagnosis.masks import other_mask
 from jaxformer.parity.graphs.diagnosis.relations import (
     other_axes,
@@ -38,10 +40,13 @@ ATTEMPTS = (
     other_value,
 )  # fmt: skip
 
+# A derivative has other operators than what it is the derivative of: formulas do not serve.
+BACKWARD_ATTEMPTS = (stopped_gradient, simple_relation, other_axes, other_input, other_value)
+
 
 def diagnose(divergence: Divergence, walk: Walk) -> Diagnosis:
     """Returns the first cause that explains a divergence; an empty text if none does."""
-    for attempt in ATTEMPTS:
+    for attempt in BACKWARD_ATTEMPTS if divergence.is_backward else ATTEMPTS:
         with np.errstate(all="ignore"):
             found = attempt(divergence, walk)
         if found is not None:

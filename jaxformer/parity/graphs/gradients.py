@@ -1,0 +1,238 @@
+"""Compares the backward passes of the two sides, on the same tapes as the forward ones.
+
+Both sides are given the same cotangents, random numbers, for each result that was compared. The
+operators of the backward pass are recorded and walked through like those of the forward pass, from
+what the forward pass was put right to. What must be equal at the end is the gradient of each
+parameter and of each input of floats.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+
+from jaxformer.parity.graphs.effects import seen_positions
+from jaxformer.parity.graphs.jax_tape import JaxRun
+from jaxformer.parity.graphs.layouts import Layout, find_layout
+from jaxformer.parity.graphs.matching import rounding_allowed
+from jaxformer.parity.graphs.parameters import ParameterMatches
+from jaxformer.parity.graphs.parts import assemble, find_pieces
+from jaxformer.parity.graphs.segments import Walk
+from jaxformer.parity.graphs.tape import Value
+from jaxformer.parity.graphs.torch_tape import TorchRun
+
+SEED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """What became of the gradients.
+
+    Attributes:
+        compared: how many of the candidate's parameters and float inputs had theirs compared.
+        expected: how many there are.
+        remarks: why the others had not.
+    """
+
+    compared: int = 0
+    expected: int = 0
+    remarks: tuple[str, ...] = ()
+
+
+def compare_gradients(
+    reference: TorchRun, candidate: JaxRun, walk: Walk, parameters: ParameterMatches
+) -> Gradients:
+    """Records both backward passes and walks through them.
+
+    Args:
+        reference: after its forward pass.
+        candidate: after its forward pass.
+        walk: after the forward pass, with its corrections kept.
+        parameters: which parameters are equal.
+    """
+    reason = candidate.no_gradients or reference.no_gradients
+    if not reason and not walk.results:
+        reason = "no result was compared"
+    if reason:
+        return Gradients(remarks=(f"gradients were not compared: {reason}",))
+    before = len(walk.reference.values)
+    cotangents = _cotangents(walk)
+    right = reference.backward({index: array for index, (array, _, _) in cotangents.items()})
+    if reference.no_gradients:
+        return Gradients(remarks=(f"gradients were not compared: {reference.no_gradients}",))
+    walk.index.add(walk.reference.values[before:])
+    own = candidate.backward({place: array for _, place, array in cotangents.values()})
+    walk.advance_backward()
+    return _Comparison(walk, parameters, right, own).run()
+
+
+def _cotangents(walk: Walk) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
+    """Returns by result of the reference its cotangent, the candidate's place and cotangent."""
+    random = np.random.default_rng(SEED)
+    outputs = walk.reference.outputs
+    seen = dict(zip((v.index for v in outputs), seen_positions(walk.reference), strict=True))
+    found: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
+    for place, result in walk.results.items():
+        if result.reference.index in found:
+            continue
+        cotangent = random.normal(size=result.reference.data.shape)
+        positions = seen[result.reference.index]
+        if positions is not None:
+            # What is computed at padding is not judged.
+            cotangent[~positions] = 0
+        own = result.layout.apply(cotangent)
+        if result.part is not None:
+            whole = np.zeros(result.candidate.data.shape)
+            whole[result.part] = own
+            own = whole
+        found[result.reference.index] = cotangent, place, own
+    return found
+
+
+class _Comparison:
+    """Requires each gradient of the candidate to be what the reference's gradients make it."""
+
+    def __init__(
+        self,
+        walk: Walk,
+        parameters: ParameterMatches,
+        right: Mapping[int, Value],
+        own: Mapping[int, Value],
+    ):
+        self._walk, self._parameters = walk, parameters
+        named = [*walk.reference.parameters.values(), *walk.reference.inputs]
+        self._right = {v.name: right[v.index] for v in named if v.index in right}
+        self._own = own
+        self._left: list[str] = []
+        self._compared = 0
+
+    def run(self) -> Gradients:
+        """Goes through parameters and inputs."""
+        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        # One that has no effect is reported as such; that its gradient is zero says no more.
+        needed = self._walk.candidate.ancestors(self._walk.candidate.outputs)
+        has_effect = {n for n, v in self._walk.candidate.parameters.items() if v.index in needed}
+        for name, twins in self._parameters.whole.items():
+            groups[tuple(n for n in twins if n in self._right)].append(name)
+        for wrong in self._parameters.wrong:
+            groups[wrong.reference,].append(wrong.candidate)
+        for twins, names in groups.items():
+            names = [name for name in names if name in has_effect]
+            if twins and names:
+                self._compare_group(twins, names)
+        for name, owners in self._parameters.in_parts.items():
+            if name in has_effect:
+                self._compare_parts(name, owners)
+        for value in self._walk.candidate.inputs:
+            self._compare_input(value)
+        remarks = []
+        if self._left:
+            listed = ", ".join(self._left[:3]) + (" …" if len(self._left) > 3 else "")
+            remarks.append(
+                f"{len(self._left)} gradients were not compared, because several parameters of the "
+                f"reference have the same numbers: {listed}"
+            )
+        return Gradients(self._compared, self._compared + len(self._left), tuple(remarks))
+
+    def _gradient(self, name: str) -> Value:
+        return self._own[self._walk.candidate.parameters[name].index]
+
+    def _compare_group(self, twins: Sequence[str], names: Sequence[str]) -> None:
+        """Compares the gradients of parameters with the same numbers."""
+        own = {name: self._gradient(name) for name in names}
+        if len(twins) == 1 and len(names) > 1:
+            # One parameter of the reference, several copies in the candidate: their sum counts.
+            layouts = [self._layout(twins[0], name) for name in names]
+            right = self._right[twins[0]]
+            self._require(self._sum(list(own.values()), layouts, right.data.shape), right)
+            return
+        left = list(twins)
+        if len(twins) > 1:
+            # Vectors of ones, as a rule: their gradients tell which is which.
+            for name in names:
+                twin = next((twin for twin in left if self._is_equal(own[name], twin)), None)
+                if twin is not None:
+                    left.remove(twin)
+                    del own[name]
+                    self._compared += 1
+        if len(own) == len(left) == 1:
+            ((name, value),) = own.items()
+            self._require(value, self._laid_out(left[0], name))
+        else:
+            self._left += own
+
+    def _is_equal(self, own: Value, twin: str) -> bool:
+        right = self._right[twin]
+        if any(match.value is right for match in self._walk.matches.get(own.index, ())):
+            return True
+        array = self._walk.array(own)
+        return own.data.size == right.data.size and (
+            find_layout(right.data, array, rounding_allowed(right.data)) is not None
+        )
+
+    def _layout(self, twin: str, name: str) -> Layout:
+        """Returns the layout from a parameter of the reference to one of the candidate."""
+        for wrong in self._parameters.wrong:
+            if wrong.candidate == name:
+                return wrong.layout
+        source = self._walk.reference.parameters[twin].data
+        found = find_layout(
+            source, self._walk.candidate.parameters[name].data, rounding_allowed(source)
+        )
+        assert found is not None, f"{name} was found to hold the numbers of {twin}"
+        return found[0]
+
+    def _laid_out(self, twin: str, name: str) -> Value:
+        """Returns a gradient of the reference in the layout of the candidate's parameter."""
+        right, layout = self._right[twin], self._layout(twin, name)
+        return self._derive("layout", [right], layout.apply)
+
+    def _sum(
+        self, gradients: Sequence[Value], layouts: Sequence[Layout], shape: tuple[int, ...]
+    ) -> Value:
+        """Returns the sum of gradients of the candidate, in the layout of the reference."""
+
+        def add(*arrays: np.ndarray) -> list[np.ndarray]:
+            pairs = zip(arrays, layouts, strict=True)
+            return [sum((layout.invert(array, shape) for array, layout in pairs), np.zeros(()))]
+
+        walk = self._walk
+        made = add(*map(walk.array, gradients))
+        return walk.candidate.record("add", list(gradients), made, add)[0]
+
+    def _compare_parts(self, name: str, owners: Collection[str]) -> None:
+        """Compares the gradient of a parameter that is made of parts of others."""
+        own, walk = self._gradient(name), self._walk
+        names = [n for n in owners if n in self._right]
+        sources = {n: walk.reference.parameters[n].data for n in names}
+        pieces = find_pieces(walk.candidate.parameters[name].data, sources)
+        if pieces is None:
+            self._left.append(name)
+            return
+        shape = own.data.shape
+
+        def put_together(*arrays: np.ndarray) -> np.ndarray:
+            return assemble(shape, pieces, dict(zip(names, arrays, strict=True)))
+
+        self._require(own, self._derive("parts", [self._right[n] for n in names], put_together))
+
+    def _compare_input(self, value: Value) -> None:
+        own = self._own.get(value.index)
+        found = [
+            self._right[m.value.name]
+            for m in self._walk.matches.get(value.index, ())
+            if m.value.kind == "input" and m.value.name in self._right
+        ]
+        if own is not None and found:
+            self._require(own, found[0])
+
+    def _derive(self, name: str, values: Sequence[Value], make: Callable[..., np.ndarray]) -> Value:
+        """Returns a value that is made of others of the reference."""
+        reference = self._walk.reference
+        made = [make(*(value.data for value in values))]
+        return reference.record(name, list(values), made, lambda *arrays: [make(*arrays)])[0]
+
+    def _require(self, own: Value, right: Value) -> None:
+        self._walk.require(own, right)
+        self._compared += 1
