@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from jaxformer.parity.graphs.candidates import Candidate
 from jaxformer.parity.graphs.numpy_operators import MOST_NUMBERS, numpy_function
@@ -104,7 +104,8 @@ class JaxRun:
         Returns:
             the gradient of each float parameter and input, by the index of its value.
         """
-        jaxpr = self._traced.backward()
+        jaxpr = self._traced.backward
+        assert jaxpr is not None, self.no_gradients
         with jax.enable_x64(True):
             given = [
                 self.tape.add(
@@ -128,7 +129,7 @@ def _stops(jaxpr: Any) -> Iterator[str]:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "stop_gradient" and _is_called_by_user(equation):
             yield source_of(equation)
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in_params(equation.params):
             yield from _stops(inner)
 
 
@@ -154,15 +155,15 @@ class _Traced:
     Attributes:
         forward: from all leaves to the float outputs, then what the backward pass reads.
         count: of the float outputs.
-        backward: traces what computes the gradients of the float leaves, from what the backward
-            pass reads and the outputs' cotangents.
+        backward: from what the backward pass reads, and the outputs' cotangents, to the gradients of
+            the float leaves; None if there is none.
         plain: traces the function alone, to its float outputs.
         no_gradients: why there is no backward pass.
     """
 
     forward: ClosedJaxpr
     count: int
-    backward: Callable[[], ClosedJaxpr]
+    backward: ClosedJaxpr | None
     plain: Callable[[], ClosedJaxpr]
     no_gradients: str = ""
 
@@ -192,9 +193,8 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
     def forward(*leaves: Any) -> Any:
         return jax.vjp(lambda some: run(some, leaves), [leaves[place] for place in floats])
 
-    def trace_backward() -> ClosedJaxpr:
-        with jax.enable_x64(wide):
-            return jax.make_jaxpr(lambda vjp, cotangents: vjp(cotangents)[0])(pullback, outputs)
+    def pull_back(pullback: Any, cotangents: Any) -> Any:
+        return pullback(cotangents)[0]
 
     def trace_plain() -> ClosedJaxpr:
         def plain(*leaves: Any) -> list[Any]:
@@ -208,11 +208,12 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
         try:
             with jax.enable_x64(wide):
                 jaxpr, (outputs, pullback) = jax.make_jaxpr(forward, return_shape=True)(*shapes)
-            return _Traced(jaxpr, len(outputs), trace_backward, trace_plain)
+                gradients = jax.make_jaxpr(pull_back)(pullback, outputs)
+            return _Traced(jaxpr, len(outputs), gradients, trace_plain)
         except Exception as error:  # Whatever a user's function cannot be differentiated for.
             reason = f"the candidate cannot be differentiated: {str(error).partition(chr(10))[0]}"
     jaxpr = trace_plain()
-    return _Traced(jaxpr, len(jaxpr.jaxpr.outvars), trace_backward, trace_plain, reason)
+    return _Traced(jaxpr, len(jaxpr.jaxpr.outvars), None, trace_plain, reason)
 
 
 def _shape(leaf: Any, wide: bool) -> Any:
@@ -475,7 +476,11 @@ def _narrow(equation: Any) -> Callable[..., Any]:
 
 
 _ROOTS = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in LIBRARIES)
-_LAX = os.path.join("jax", "_src", "lax") + os.sep
+# Files of JAX between a function of ``jax.lax`` and its equation.
+_TRACING = tuple(
+    os.path.join("jax", "_src", part)
+    for part in ("lax", "interpreters", "core.py", "source_info_util.py", "tree_util.py")
+)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -497,8 +502,8 @@ def _is_called_by_user(equation: Any) -> bool:
     """Returns whether code of the user called a function of ``jax.lax`` itself."""
     traceback = equation.source_info.traceback
     frames = traceback.frames if traceback is not None else ()
-    outside = (frame.file_name for frame in frames if _LAX not in frame.file_name)
-    return _is_users(next(outside, _HERE))
+    callers = (f.file_name for f in frames if not any(part in f.file_name for part in _TRACING))
+    return _is_users(next(callers, _HERE))
 
 
 def _is_users_function(jaxpr: Any) -> bool:

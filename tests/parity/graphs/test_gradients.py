@@ -1,0 +1,190 @@
+"""Gradients of any candidate equal the reference's, and bugs that only they show are found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.parity import compare
+from jaxformer.parity.graphs.content import fingerprint, fingerprints_of_parts
+from jaxformer.parity.graphs.parts import assemble, find_pieces
+from tests.support.ports.bugs import FUNCTION, LINEN
+from tests.support.ports.planted import build_port
+from tests.support.ports.torch_models import GPT, Llama, perturbed
+
+IDS = np.random.default_rng(0).integers(0, 50, (2, 9))
+STOP = "jax.lax.stop_gradient"
+# Changes that leave every result as it is.
+BUGS = (
+    (FUNCTION, "jax.nn.silu(", f"(lambda g: {STOP}(jax.nn.silu(g)) + g - {STOP}(g))("),
+    (FUNCTION, 'return x @ params["head"]', f'return x @ {STOP}(params["head"])'),
+    (FUNCTION, "variance + 1e-6", f"{STOP}(variance) + 1e-6"),
+    (FUNCTION, "k = rotary(k, positions)", f"k = {STOP}(rotary(k, positions))"),
+    (LINEN, "weights = jax.nn.softmax(scores)", f"weights = {STOP}(jax.nn.softmax(scores))"),
+    (LINEN, "q = q / jnp.sqrt(head)", f"q = {STOP}(q) / jnp.sqrt(head)"),
+    (LINEN, "return x + y", f"return {STOP}(x) + y"),
+    (LINEN, "wte(ids) + wpe", f"{STOP}(wte(ids)) + wpe"),
+)
+
+
+@pytest.mark.parametrize(("name", "model"), [(LINEN, GPT), (FUNCTION, Llama)])
+def test_every_gradient_of_a_right_port_is_compared(name, model, tmp_path):
+    reference = perturbed(model(layers=2))
+    candidate, _ = build_port(name, reference, tmp_path)
+    report = compare(reference, candidate, IDS)
+    assert report.verdict == "rounding", str(report)
+    compared, expected = report.coverage.gradients
+    assert compared == expected == report.coverage.parameters[1]
+    assert f"{compared} of {expected} gradients" in str(report)
+    assert not report.remarks
+    assert compare(reference, candidate, IDS, backward=False).coverage.gradients == (0, 0)
+
+
+def check(bug, folder):
+    name, old, new = bug
+    reference = perturbed((GPT(layers=1) if name == LINEN else Llama()))
+    candidate, source = build_port(name, reference, folder, old, new)
+    assert compare(reference, candidate, IDS, backward=False).verdict == "rounding"
+    report = compare(reference, candidate, IDS)
+    assert report.verdict == "bug", bug
+    assert all(cause.is_backward for cause in report.root_causes)
+    assert "in the backward pass alone" in str(report)
+    (remark,) = report.remarks
+    assert remark.startswith("the candidate stops gradients at ")
+    assert remark.endswith(source.rpartition("/")[2])
+
+
+@pytest.mark.parametrize("bug", BUGS[:2])
+def test_a_stopped_gradient_is_found(bug, tmp_path):
+    check(bug, tmp_path)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("bug", BUGS[2:])
+def test_each_stopped_gradient_is_found(bug, tmp_path):
+    check(bug, tmp_path)
+
+
+def test_a_wrong_rule_for_a_gradient_is_found():
+    linear = torch.nn.Linear(5, 7).double()
+
+    @jax.custom_vjp
+    def product(x, kernel):
+        return x @ kernel
+
+    product.defvjp(
+        lambda x, kernel: (x @ kernel, (x, kernel)),
+        lambda kept, g: (g @ kept[1].T, 2 * kept[0].T @ g),
+    )
+    params = {"kernel": linear.weight.detach().numpy().T, "bias": linear.bias.detach().numpy()}
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    report = compare(linear, (lambda p, x: product(x, p["kernel"]) + p["bias"], params), x)
+    (cause,) = report.root_causes
+    assert cause.is_backward
+    assert "0.5 times" in cause.diagnosis
+
+
+class Shared(torch.nn.Module):
+    """One matrix that is used twice, and two norms with the same numbers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.matrix = torch.nn.Parameter(torch.randn(6, 6))
+        self.first, self.second = torch.ones(2, 6).unbind()
+        self.first, self.second = torch.nn.Parameter(self.first), torch.nn.Parameter(self.second)
+
+    def forward(self, x):
+        x = torch.tanh(x @ self.matrix) * self.first
+        return torch.tanh(x @ self.matrix) * self.second
+
+
+def test_copies_of_a_shared_parameter_and_equal_parameters_are_told_apart():
+    reference = Shared()
+    matrix = reference.matrix.detach().numpy()
+    params = {"a": matrix, "b": matrix.copy(), "s": np.ones(6), "t": np.ones(6)}
+
+    def port(p, x):
+        x = jnp.tanh(x @ p["a"]) * p["s"]
+        return jnp.tanh(x @ p["b"]) * p["t"]
+
+    x = np.random.default_rng(0).normal(size=(5, 6))
+    report = compare(reference, (port, params), x)
+    assert report.verdict == "rounding", str(report)
+    # The two copies count as one, and so does the input.
+    assert report.coverage.gradients == (4, 4)
+
+    def wrong(p, x):
+        x = jnp.tanh(x @ jax.lax.stop_gradient(p["a"])) * p["s"]
+        return jnp.tanh(x @ p["b"]) * p["t"]
+
+    report = compare(reference, (wrong, params), x)
+    assert report.verdict == "bug"
+    assert "has no effect" not in str(report)
+
+
+def test_what_cannot_be_differentiated_is_said():
+    linear = torch.nn.Linear(4, 4)
+    params = {"w": linear.weight.detach().numpy(), "b": linear.bias.detach().numpy()}
+
+    def port(p, x):
+        _, x = jax.lax.while_loop(
+            lambda c: c[0] < 1, lambda c: (c[0] + 1, c[1] @ p["w"].T + p["b"]), (0, x)
+        )
+        return x
+
+    report = compare(linear, (port, params), np.random.default_rng(0).normal(size=(3, 4)))
+    assert report.verdict == "rounding"
+    (remark,) = report.remarks
+    assert remark.startswith("gradients were not compared: the candidate cannot be differentiated")
+
+    class Written(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            y = self.linear(x)
+            torch.sigmoid_(y).mul_(2)
+            return y
+
+    def written(p, x):
+        return 2 * jax.nn.sigmoid(x @ p["w"].T + p["b"])
+
+    report = compare(Written(), (written, params), np.random.default_rng(0).normal(size=(3, 4)))
+    assert report.verdict == "rounding"
+    (remark,) = report.remarks
+    assert remark.startswith("gradients were not compared: the reference cannot be differentiated")
+
+
+def test_fingerprints_do_not_see_the_layout():
+    array = np.random.default_rng(0).normal(size=(3, 4, 5))
+    assert fingerprint(array) == fingerprint(array.transpose(2, 0, 1).copy().reshape(5, 12))
+    assert fingerprint(array) != fingerprint(array + 1e-3)
+    assert fingerprint(np.zeros(3)) == fingerprint(-np.zeros(3))
+    parts = dict(fingerprints_of_parts(array))
+    assert parts[()] == fingerprint(array)
+    assert parts[1,][2] == fingerprint(array[:, 2])
+    assert parts[0, 2][1, 3] == fingerprint(array[1, :, 3])
+    assert parts[0, 1, 2][2, 3, 4] == fingerprint(array[2, 3, 4])
+
+
+@pytest.mark.parametrize("fuse", ["rows", "columns", "stack"])
+def test_an_array_is_put_together_from_parts(fuse):
+    random = np.random.default_rng(0)
+    sources = {name: random.normal(size=(4, 6)) for name in "abc"}
+    join = {
+        "rows": lambda arrays: np.concatenate(arrays, 0),
+        "columns": lambda arrays: np.concatenate([a.T for a in arrays], 1),
+        "stack": lambda arrays: np.stack([a.T for a in arrays]),
+    }[fuse]
+    fused = join(list(sources.values()))
+    pieces = find_pieces(fused, sources)
+    others = {name: random.normal(size=(4, 6)) for name in "abc"}
+    np.testing.assert_array_equal(
+        assemble(fused.shape, pieces, others), join(list(others.values()))
+    )
+    assert find_pieces(fused + 1, sources) is None
+    # Parts that stand twice could be either.
+    assert find_pieces(fused, {**sources, "d": sources["a"]}) is None
