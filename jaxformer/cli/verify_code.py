@@ -38,6 +38,8 @@ class VerifyCodeOptions:
     """An .npz file with the inputs of the candidate, if they are others."""
     json: Path | None = None
     """Write the report to this file as JSON."""
+    no_backward: Switch = False
+    """Compare the results alone, not the gradients."""
     debug: Switch = False
     """Show the traceback of an error."""
 
@@ -70,7 +72,9 @@ def run(arguments: Sequence[str]) -> int:
 
     from jaxformer.parity.graphs.compare import compare_graphs
 
-    report = compare_graphs(reference, candidate, inputs, jax_inputs)
+    report = compare_graphs(
+        reference, candidate, inputs, jax_inputs, backward=not options.no_backward
+    )
     print(report)
     if options.json is not None:
         _write_json(report, options.json)

@@ -155,8 +155,8 @@ class _Traced:
     Attributes:
         forward: from all leaves to the float outputs, then what the backward pass reads.
         count: of the float outputs.
-        backward: from what the backward pass reads, and the outputs' cotangents, to the gradients of
-            the float leaves; None if there is none.
+        backward: from what the backward pass reads and the outputs' cotangents to the gradients
+            of the float leaves; None if there is none.
         plain: traces the function alone, to its float outputs.
         no_gradients: why there is no backward pass.
     """

@@ -43,7 +43,7 @@ def test_every_gradient_of_a_right_port_is_compared(name, model, tmp_path):
 
 def check(bug, folder):
     name, old, new = bug
-    reference = perturbed((GPT(layers=1) if name == LINEN else Llama()))
+    reference = perturbed(GPT(layers=1) if name == LINEN else Llama())
     candidate, source = build_port(name, reference, folder, old, new)
     assert compare(reference, candidate, IDS, backward=False).verdict == "rounding"
     report = compare(reference, candidate, IDS)
