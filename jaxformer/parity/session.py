@@ -41,8 +41,8 @@ from jaxformer.parity.sources.tokens import (
     vocabulary_size,
 )
 from jaxformer.parity.streaming.choice import Streaming, choose
+from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, find_layout
-from jaxformer.parity.streaming.reference_side import EmptyReference
 from jaxformer.parity.streaming.session import Progress, StreamedComparison
 from jaxformer.parity.streaming.state import State, default_folder, describe_files
 from jaxformer.parity.trace import torch_trace

@@ -14,6 +14,7 @@ from jaxformer.parity.sources.checkpoints import open_source
 from jaxformer.parity.streaming import layout, products
 from jaxformer.parity.streaming import session as streaming
 from jaxformer.parity.streaming.choice import Streaming
+from tests.support.memory import run_python
 from tests.support.ported import port, run_rejected
 from tests.support.tiers import FULL
 from tests.support.verified import changed, gpt2_formats, llama, verify
@@ -283,3 +284,33 @@ def test_what_cannot_be_streamed_is_one_line(tmp_path):
     (tmp_path / "used" / "file").write_text("")
     _, told = run_rejected("verify", *paths, "--stream", "always", "--state", tmp_path / "used")
     assert "holds other files" in told
+
+
+@pytest.mark.tier("slow")
+def test_memory_does_not_grow_with_the_number_of_blocks(tmp_path):
+    code = """
+import contextlib, io
+from jaxformer.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()):
+    code = main(["verify", *sys.argv[1:3], "--stream", "always", "--state", sys.argv[3],
+                 "--length", "9"])
+print(json.dumps([code, status("VmHWM")]))
+"""
+    peaks = []
+    for layers in (2, 22):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=31, hidden_size=384, intermediate_size=1536, num_hidden_layers=layers,
+            num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=23,
+            bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        folder = tmp_path / str(layers)
+        model = transformers.LlamaForCausalLM(config)
+        count = model.num_parameters()
+        model.save_pretrained(folder)
+        exit_code, peak = run_python(code, folder, folder, tmp_path / "state", timeout=900)
+        assert exit_code == 0
+        peaks.append(peak)
+    # 43 million parameters more: in float64 344 MB of one side alone.
+    assert count > 40e6
+    assert peaks[1] - peaks[0] < 0.3 * 8 * count

@@ -11,7 +11,8 @@ Last comes what is around the blocks: embeddings, final norm, head.
 
 - ``session``: the whole comparison, and what is reported.
 - ``layout``: which modules are blocks, and which arrays are too large to be held whole.
-- ``reference_side``, ``candidate_side``: a model whose weights come and go.
+- ``empty_reference``: the reference's modules without weights.
+- ``reference_side``, ``candidate_side``: passes of a model whose weights come and go.
 - ``products``: a large output head, in slices of the vocabulary.
 - ``blocks``: what is found of one block.
 - ``state``: what a run that was killed resumes from.

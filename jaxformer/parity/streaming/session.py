@@ -23,9 +23,10 @@ from jaxformer.parity.report.model import Node, Report
 from jaxformer.parity.sources.checkpoints import Source
 from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate
+from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import Layout
 from jaxformer.parity.streaming.products import compare_product
-from jaxformer.parity.streaming.reference_side import EmptyReference, ReferencePass
+from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
 from jaxformer.parity.trace import jax_trace
 
