@@ -131,11 +131,13 @@ def test_any_jax_code(capsys):
 def test_the_figures_of_large_checkpoints_are_those_that_were_measured():
     rows = re.findall(r"^\| (llama-\S+) \|(.*)\|$", PAGE, re.MULTILINE)
     assert rows
+    layers = {"llama-3.2-1b": 16, "llama-3-8b": 32}
     for name, shown in rows:
         result = json.loads((ROOT / "benchmarks" / "results" / f"verify-{name}.json").read_text())
         assert (result["verdict"], result["tokens"]) == ("rounding", 128)
         assert result["compared"].startswith("block by block")
         assert [cell.strip() for cell in shown.split("|")] == [
+            f"{result['layers']} of {layers[name]}",
             f"{result['parameters'] / 1e9:.2f} billion",
             f"{result['peak_gib']:.1f} GiB",
             f"{result['seconds'] / 60:.0f} minutes",
