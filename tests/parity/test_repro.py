@@ -22,7 +22,7 @@ from jaxformer.porting import from_torch
 from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from tests.support.ported import gpt2_state, hugging_face, port
-from tests.support.tiers import FULL, full_after
+from tests.support.tiers import FULL
 from tests.support.verified import changed, llama, nudged, verify
 
 torch = pytest.importorskip("torch")
@@ -144,7 +144,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", full_after(1, CASES))
+@FULL
+@pytest.mark.parametrize("case", CASES)
 def test_each_kind_of_bug_shows_and_is_fixed(llamas, tmp_path, case):
     """In process; a table is shown in its attention, a mask in the model that makes it."""
     config, path = CASES[case]
