@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxprs_in_params
 
 from jaxformer.parity.graphs.candidates import Candidate
-from jaxformer.parity.graphs.numpy_operators import MOST_NUMBERS, numpy_function
+from jaxformer.parity.graphs.numpy_operators import MOST_NUMBERS, VIEWS, numpy_function
 from jaxformer.parity.graphs.tape import Tape, Value
 
 # Operators that call a jaxpr, with the name of the argument that holds it.
@@ -407,7 +407,7 @@ def _wide(equation: Any) -> Callable[..., Any]:
     if name in ("dot_general", "conv_general_dilated"):
         params["precision"] = None
     many = primitive.multiple_results
-    small = _small(equation)
+    small = _in_numpy(equation)
 
     def run(*arrays: Any) -> Sequence[Any]:
         if small is not None:
@@ -421,12 +421,13 @@ def _wide(equation: Any) -> Callable[..., Any]:
     return run
 
 
-def _small(equation: Any) -> Callable[..., Sequence[Any]] | None:
+def _in_numpy(equation: Any) -> Callable[..., Sequence[Any]] | None:
     """Returns what computes an equation in numpy, None if that must be left to JAX."""
     atoms = (*equation.invars, *equation.outvars)
     if any(not isinstance(atom.aval.dtype, np.dtype) for atom in atoms) or len(atoms) == 1:
         return None
-    if max(atom.aval.size for atom in atoms) > MOST_NUMBERS:
+    is_large = max(atom.aval.size for atom in atoms) > MOST_NUMBERS
+    if is_large and equation.primitive.name not in VIEWS:
         return None
     is_float = all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in equation.invars)
     function = numpy_function(equation.primitive.name, equation.params, is_float)

@@ -15,6 +15,8 @@ import numpy as np
 # Above this number of axes the permutations are too many.
 MOST_AXES = 6
 SAMPLES = 64
+# Large arrays are compared so many numbers at a time.
+CHUNK = 1 << 20
 # Numbers of this size are what models write for minus infinity.
 INFINITE = 1e30
 
@@ -103,7 +105,7 @@ def find_layout(
         allowed: the largest difference that counts as equal.
     """
     at = sample_indices(candidate.size)
-    wanted = candidate.reshape(-1)[at]
+    wanted = _take(candidate, at)
     for layout in layouts(reference.shape, candidate.shape):
         if not is_close(_pick(reference, layout, at), wanted, allowed):
             continue
@@ -127,7 +129,7 @@ def nearest_layout(
         gain: a less simple layout must bring the distance down by this factor.
     """
     at = sample_indices(candidate.size)
-    wanted = candidate.reshape(-1)[at]
+    wanted = _take(candidate, at)
     best: tuple[Layout, float] | None = None
     for layout in layouts(reference.shape, candidate.shape):
         picked = _pick(reference, layout, at)
@@ -150,6 +152,11 @@ def _pick(array: np.ndarray, layout: Layout, at: np.ndarray) -> np.ndarray:
     if not digits_by_axis:
         return array.reshape(-1)[at]
     flat = np.ravel_multi_index(digits_by_axis, layout.split)
+    return _take(array, flat)
+
+
+def _take(array: np.ndarray, flat: np.ndarray) -> np.ndarray:
+    """Returns numbers at flat indices, without copying an array that is not contiguous."""
     if array.flags.c_contiguous:
         return array.reshape(-1)[flat]
     return array[np.unravel_index(flat, array.shape)]
@@ -169,6 +176,14 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     """Returns the largest difference; infinite where only one side is finite."""
     if one.size == 0:
         return 0.0
+    if one.size > CHUNK and one.shape == other.shape:
+        rows = max(1, CHUNK * one.shape[0] // one.size)
+        starts = range(0, one.shape[0], rows)
+        return max(_distance(one[i : i + rows], other[i : i + rows]) for i in starts)
+    return _distance(one, other)
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> float:
     with np.errstate(invalid="ignore", over="ignore"):
         far = np.abs(one - other)
     if not float(far.max()) < INFINITE:

@@ -16,6 +16,8 @@ from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
 # How far sums of equal values may be apart: many times what single numbers may.
 SUMS_ALLOWED = 1e-8
+# Arrays with more numbers are not cubed.
+MOST_CUBED = 1 << 16
 # Fewer numbers than this may be equal by chance.
 FEWEST = 4
 
@@ -40,21 +42,27 @@ def rounding_allowed(reference: np.ndarray) -> float:
 def moments(array: np.ndarray) -> np.ndarray:
     """Returns what no change of layout changes: means of x, x² and x³, extremes, and a count.
 
-    Infinities and NaN are left out and counted.
+    Infinities and NaN are left out and counted. Large arrays have no mean of x³.
     """
-    flat = array.reshape(-1)
-    scale = largest(flat)
+    flat = array.ravel(order="K")
+    if not flat.size:
+        return np.zeros(6)
+    highest, lowest = float(flat.max()), float(flat.min())
     missing = 0
-    if not (flat.size and float(flat.max()) < INFINITE and float(flat.min()) > -INFINITE):
+    if not (highest < INFINITE and lowest > -INFINITE):
         finite = is_finite(flat)
         missing = flat.size - int(np.count_nonzero(finite))
         flat = flat[finite]
-    if not flat.size:
-        return np.array([missing, 0, 0, 0, 0, 0], np.float64)
-    unit = flat / (scale or 1.0)
-    square = unit * unit
-    means = np.array([unit.sum(), square.sum(), np.dot(square, unit)]) / flat.size
-    return np.array([missing, scale, *(scale * means), float(flat.max()) - float(flat.min())])
+        if not flat.size:
+            return np.array([missing, 0, 0, 0, 0, 0], np.float64)
+        highest, lowest = float(flat.max()), float(flat.min())
+    scale = max(highest, -lowest)
+    unit = scale or 1.0
+    with np.errstate(all="ignore"):
+        square = float(np.dot(flat, flat)) / unit
+        cube = float(np.dot(flat * flat, flat)) / unit**2 if flat.size <= MOST_CUBED else 0.0
+    means = np.array([float(flat.sum()), square, cube]) / flat.size
+    return np.array([missing, scale, *means, highest - lowest])
 
 
 @dataclasses.dataclass(frozen=True)

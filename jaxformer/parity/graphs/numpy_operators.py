@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 
 Function = Callable[..., Any]
-# Above this many numbers JAX is as fast.
+# Above this many numbers JAX is as fast; but what moves no number is a view in numpy, at any size.
 MOST_NUMBERS = 1 << 15
 
+VIEWS = {
+    "transpose", "reshape", "squeeze", "expand_dims", "slice", "broadcast_in_dim", "rev",
+    "convert_element_type", "stop_gradient",
+}  # fmt: skip
 UNARY: dict[str, Function] = {
     "neg": np.negative, "exp": np.exp, "log": np.log, "tanh": np.tanh, "sqrt": np.sqrt,
     "sin": np.sin, "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "abs": np.abs,
