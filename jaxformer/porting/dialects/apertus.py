@@ -26,7 +26,7 @@ from jaxformer.porting.dialects.llama import (
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import Choices, Fixed, Mapped, Required, Values
+from jaxformer.porting.mapping.settings import Choices, Fixed, Mapped, Required, Values, fixed
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
@@ -100,8 +100,7 @@ HUNYUAN = (
     *stack(HEAD_WIDTH, ATTENTION_BIAS, rotary=RotaryWithAlpha()),
     *NO_FEED_FORWARD_BIAS,
     GATED,
-    Fixed("query_key_norm", True),
-    Fixed("query_key_norm_after_rotation", True),
+    *fixed(query_key_norm=True, query_key_norm_after_rotation=True),
     # What the files of the first release say beside it.
     Required("use_qk_norm", True),
     Required("use_cla", False),

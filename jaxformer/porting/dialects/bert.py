@@ -26,7 +26,15 @@ from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TY
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.rules import Rules, names, under
-from jaxformer.porting.mapping.settings import Conversion, Fixed, Mapped, Required, Row, Values
+from jaxformer.porting.mapping.settings import (
+    Conversion,
+    Fixed,
+    Mapped,
+    Required,
+    Row,
+    Values,
+    fixed,
+)
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
@@ -82,16 +90,8 @@ def _has_pooler(source_model: SourceModel, values: Values) -> bool:
     return source_model.kind.endswith("Model") and source_model.has("pooler")
 
 
-MASKED_LM = (
-    Fixed("causal", False),
-    Fixed("head", "masked_lm"),
-    Fixed("head_bias", True),
-)
-POST_NORM = (
-    Fixed("block", "post_norm"),
-    Fixed("embedding_norm", True),
-    Fixed("final_norm", False),
-)
+MASKED_LM = (*fixed(causal=False, head="masked_lm", head_bias=True),)
+POST_NORM = (*fixed(block="post_norm", embedding_norm=True, final_norm=False),)
 # transformers' gelu, whatever the activation of the blocks is.
 GELU_HEAD = Fixed("head_activation", "gelu")
 KIN = (

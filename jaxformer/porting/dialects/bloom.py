@@ -6,7 +6,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     even_head_width,
 )
 from jaxformer.porting.mapping.rules import Rules
-from jaxformer.porting.mapping.settings import Fixed, Mapped, Required
+from jaxformer.porting.mapping.settings import Fixed, Mapped, Required, fixed
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
@@ -44,9 +44,7 @@ SETTINGS = (
         )
     ),
     Fixed("d_ff", lambda source_model, values: 4 * values["d_model"]),
-    Fixed("activation", "gelu_bloom"),
-    Fixed("positions", "alibi"),
-    Fixed("embedding_norm", True),
+    *fixed(activation="gelu_bloom", positions="alibi", embedding_norm=True),
 )  # fmt: skip
 
 

@@ -13,7 +13,15 @@ from jaxformer.porting.dialects.llama import (
     stack,
 )
 from jaxformer.porting.mapping.rules import Rules
-from jaxformer.porting.mapping.settings import BOOLEAN, Checked, Fixed, Mapped, Values, unsupported
+from jaxformer.porting.mapping.settings import (
+    BOOLEAN,
+    Checked,
+    Fixed,
+    Mapped,
+    Values,
+    fixed,
+    unsupported,
+)
 from jaxformer.transformer_lm import TransformerLM
 
 STACK = (
@@ -21,11 +29,13 @@ STACK = (
     GATED,
     *NO_FEED_FORWARD_BIAS,
     Mapped("logit_scale", "logit_scale", 0.0625, FACTOR),
-    Fixed("norm", "layer_norm"),
-    Fixed("norm_bias", False),
-    Fixed("block", "parallel"),
-    Fixed("shared_norm", True),
-    Fixed("rotary_interleaved", True),
+    *fixed(
+        norm="layer_norm",
+        norm_bias=False,
+        block="parallel",
+        shared_norm=True,
+        rotary_interleaved=True,
+    ),
 )
 COHERE = (
     *STACK,

@@ -27,6 +27,7 @@ from jaxformer.porting.mapping.settings import (
     Mapped,
     Repeated,
     Required,
+    fixed,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert
@@ -100,8 +101,7 @@ GEMMA3 = (
     Mapped("final_logit_softcapping", "logit_soft_cap", None, is_nullable=True),
     SlidingWindow(_five_to_one),
     RotaryByLayerType(base=1e6),
-    Fixed("branch_output_norm", True),
-    Fixed("query_key_norm", True),
+    *fixed(branch_output_norm=True, query_key_norm=True),
     # Its class has the last of these, and does not hand it to the attention.
     Inert(("sliding_window_pattern", "_sliding_window_pattern", "attn_logit_softcapping")),
 )

@@ -13,7 +13,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.packings import Fused, FusedByHead, Packing
 from jaxformer.porting.mapping.rules import Rule, Rules, names, untransposed
-from jaxformer.porting.mapping.settings import Choices, Conversion, Fixed, Flag, Mapped, Required
+from jaxformer.porting.mapping.settings import Choices, Conversion, Flag, Mapped, Required, fixed
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
@@ -79,8 +79,7 @@ FIRST_ACTIVATIONS = Choices({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu"
 FIRST_SETTINGS = (
     *SIZES_AND_DROPOUTS,
     Mapped("afn", "activation", translation=FIRST_ACTIVATIONS),
-    Fixed("block", "post_norm"),
-    Fixed("final_norm", False),
+    *fixed(block="post_norm", final_norm=False),
 )
 MULTI_QUERY = Conversion(
     lambda is_shared, values: 1 if is_shared else values["num_heads"],

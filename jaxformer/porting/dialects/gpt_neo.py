@@ -16,10 +16,10 @@ from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import names
 from jaxformer.porting.mapping.settings import (
     Checked,
-    Fixed,
     Mapped,
     Row,
     Values,
+    fixed,
     unsupported,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
@@ -85,8 +85,7 @@ SETTINGS = (
     Mapped("embed_dropout", "embedding_dropout", 0.0),
     Mapped("resid_dropout", ("feed_forward_dropout", "output_dropout"), 0.0),
     NOT_READ,
-    Fixed("attention_scale", 1.0),
-    Fixed("qkv_bias", False),
+    *fixed(attention_scale=1.0, qkv_bias=False),
 )
 
 

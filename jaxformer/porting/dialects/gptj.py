@@ -18,11 +18,11 @@ from jaxformer.porting.mapping.rules import Rule, Rules, names
 from jaxformer.porting.mapping.settings import (
     Checked,
     Conversion,
-    Fixed,
     Mapped,
     Required,
     Row,
     Values,
+    fixed,
 )
 from jaxformer.transformer_lm import TransformerLM
 
@@ -43,13 +43,15 @@ SETTINGS = (
     Mapped("rotary_dim", "rotary_fraction", translation=ROTARY_WIDTH),
     Required("rotary", True),
     Required("scale_attn_weights", True),
-    Fixed("positions", "rotary"),
-    Fixed("rotary_interleaved", True),
-    Fixed("block", "parallel"),
-    Fixed("shared_norm", True),
-    Fixed("qkv_bias", False),
-    Fixed("output_bias", False),
-    Fixed("head_bias", True),
+    *fixed(
+        positions="rotary",
+        rotary_interleaved=True,
+        block="parallel",
+        shared_norm=True,
+        qkv_bias=False,
+        output_bias=False,
+        head_bias=True,
+    ),
 )
 
 

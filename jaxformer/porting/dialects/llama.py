@@ -24,6 +24,7 @@ from jaxformer.porting.mapping.settings import (
     Required,
     Row,
     Values,
+    fixed,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert
@@ -98,8 +99,7 @@ ATTENTION_BIAS = Mapped("attention_bias", ("output_bias", "qkv_bias"), False, BO
 # transformers' class has no such setting: where a config.json has it, it changes nothing there.
 NO_ATTENTION_BIAS = (
     Mapped("attention_bias", "output_bias", is_read=False),
-    Fixed("qkv_bias", False),
-    Fixed("output_bias", False),
+    *fixed(qkv_bias=False, output_bias=False),
 )
 NO_FEED_FORWARD_BIAS = (
     Mapped("mlp_bias", "feed_forward_bias", is_read=False),

@@ -23,6 +23,7 @@ from jaxformer.porting.mapping.settings import (
     Required,
     Row,
     Values,
+    fixed,
     read_settings,
     unsupported,
     write_settings,
@@ -106,11 +107,8 @@ SETTINGS = (
         )
     ),
     Fixed("d_ff", lambda source_model, values: 4 * values["d_model"]),
-    Fixed("positions", "alibi"),
-    Fixed("qkv_bias", False),
-    Fixed("output_bias", False),
-    Fixed("feed_forward_bias", False),
-    Fixed("norm_bias", False),
+    *fixed(positions="alibi", qkv_bias=False, output_bias=False),
+    *fixed(feed_forward_bias=False, norm_bias=False),
 )  # fmt: skip
 
 

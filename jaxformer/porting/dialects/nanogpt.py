@@ -1,5 +1,6 @@
 """Dialect ``nanogpt``: Karpathy's nanoGPT, whose ckpt.pt has the arrays and ``model_args``."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,13 @@ from jaxformer.porting.dialects.common.reading import alike, demand_activation, 
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import Fused, Shape
 from jaxformer.porting.mapping.rules import Rule, names, under
+from jaxformer.porting.mapping.settings import (
+    BOOLEAN,
+    Mapped,
+    Values,
+    read_settings,
+    write_settings,
+)
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 
@@ -35,6 +43,48 @@ RULES = under(
 )
 
 
+BIASES = ("norm_bias", "qkv_bias", "output_bias", "feed_forward_bias")
+
+
+def _shown(field: str) -> Callable[[SourceModel, Values], Any]:
+    """Returns the default of a setting: what the layers show of a field."""
+    return lambda source_model, values: values[field]
+
+
+def _size(embedding: str) -> Callable[[SourceModel, Values], int]:
+    """Returns the default of a setting: how many rows an embedding has."""
+    name = f"transformer.{embedding}.weight"
+    return lambda source_model, values: source_model.shape(name, 2)[0]
+
+
+def _has_biases(source_model: SourceModel) -> bool:
+    """Whether there are biases; old checkpoints have them and no such setting."""
+    return any(
+        name.endswith(("ln_1.bias", "ln_f.bias", "c_fc.bias")) for name in source_model.shapes
+    )
+
+
+# The ``model_args``; what they do not have the arrays and modules show.
+SETTINGS = (
+    Mapped(
+        "n_layer",
+        "num_layers",
+        lambda source_model, values: source_model.count("transformer.h"),
+    ),
+    Mapped("n_head", "num_heads", _shown("num_heads")),
+    Mapped("n_embd", "d_model", _shown("d_model")),
+    Mapped("block_size", "context_length", _size("wpe")),
+    # One setting decides on all biases.
+    Mapped("bias", BIASES, lambda source_model, values: _has_biases(source_model), BOOLEAN),
+    Mapped("vocab_size", "vocab_size", _size("wte")),
+    Mapped(
+        "dropout",
+        "embedding_dropout",
+        lambda source_model, values: source_model.child("transformer.drop").dropout(),
+    ),
+)
+
+
 def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
     attention, mlp = source_model.child("attn"), source_model.child("mlp")
     d_model = attention.shape("c_proj.weight", 2)[1]
@@ -50,45 +100,12 @@ def _layer_settings(source_model: SourceModel) -> dict[str, Any]:
 
 
 def _model(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
-    layers = source_model.child("transformer").children("h")
-    settings = alike(layers, _layer_settings)
-    d_model = source_model.number("n_embd") or settings["d_model"]
-    # One setting decides on all biases; old checkpoints have biases and no such setting.
-    found = any(
-        name.endswith(("ln_1.bias", "ln_f.bias", "c_fc.bias")) for name in source_model.shapes
-    )
-    use_bias = bool(source_model.setting("bias", default=found))
-    config = TransformerLMConfig(
-        **{**settings, "d_model": d_model},
-        vocab_size=source_model.number("vocab_size")
-        or source_model.shape("transformer.wte.weight", 2)[0],
-        context_length=(
-            source_model.number("block_size") or source_model.shape("transformer.wpe.weight", 2)[0]
-        ),
-        num_layers=source_model.number("n_layer") or source_model.count("transformer.h"),
-        norm_bias=use_bias,
-        qkv_bias=use_bias,
-        output_bias=use_bias,
-        feed_forward_bias=use_bias,
-        embedding_dropout=source_model.child("transformer.drop").dropout(),
-    )
-    model = TransformerLM(config, rngs=rngs)
+    layers = alike(source_model.child("transformer").children("h"), _layer_settings)
+    fields = read_settings(SETTINGS, source_model, layers)
+    model = TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
+    use_bias = fields["norm_bias"]
     model.final_norm = layer_norm(source_model, "transformer.ln_f", use_bias=use_bias)
     return model
-
-
-def _settings(module: TransformerLM) -> dict[str, Any]:
-    """Returns the ``model_args``."""
-    config = module.config
-    return {
-        "n_layer": config.num_layers,
-        "n_head": config.attention.num_heads,
-        "n_embd": config.d_model,
-        "block_size": config.context_length,
-        "bias": config.norm.norm_bias,
-        "vocab_size": config.vocab_size,
-        "dropout": config.embedding.embedding_dropout,
-    }
 
 
 def _mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
@@ -108,7 +125,7 @@ DIALECTS = (
                 RULES,
                 aliases={"lm_head.weight": "transformer.wte.weight"},
                 buffers=(Buffer("transformer.h.*.attn.bias", _mask, written=False),),
-                settings=_settings,
+                settings=lambda module: write_settings(SETTINGS, module.config),
             ),
         ),
     ),

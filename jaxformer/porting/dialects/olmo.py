@@ -17,7 +17,7 @@ from jaxformer.porting.dialects.llama import (
     stack,
 )
 from jaxformer.porting.mapping.rules import Rules
-from jaxformer.porting.mapping.settings import Fixed, Mapped
+from jaxformer.porting.mapping.settings import Fixed, Mapped, fixed
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
@@ -28,16 +28,12 @@ OLMO = (
     Mapped("clip_qkv", "qkv_clip", None),
     # Its norms have neither scale nor bias, and no setting.
     Inert(("rms_norm_eps", "layer_norm_eps")),
-    Fixed("norm", "layer_norm"),
-    Fixed("norm_eps", 1e-5),
-    Fixed("norm_scale", False),
-    Fixed("norm_bias", False),
+    *fixed(norm="layer_norm", norm_eps=1e-5, norm_scale=False, norm_bias=False),
 )
 OUTPUT_NORMS = (
     GATED,
     *NO_FEED_FORWARD_BIAS,
-    Fixed("block", "output_norm"),
-    Fixed("query_key_norm", True),
+    *fixed(block="output_norm", query_key_norm=True),
 )
 OLMO2 = (
     *stack(HEAD_WIDTH, ATTENTION_BIAS),

@@ -24,6 +24,7 @@ from jaxformer.porting.mapping.settings import (
     Flag,
     Mapped,
     Required,
+    fixed,
 )
 from jaxformer.porting.mapping.unread_settings import Inert
 
@@ -113,8 +114,7 @@ XGLM = (
         Choices({None: 2, 0: 2, 1: 2}),
         is_nullable=True,
     ),
-    Fixed("positions", "sinusoidal"),
-    Fixed("sinusoid_halves", True),
+    *fixed(positions="sinusoidal", sinusoid_halves=True),
 )
 
 

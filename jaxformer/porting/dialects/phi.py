@@ -12,7 +12,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names
-from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped
+from jaxformer.porting.mapping.settings import BOOLEAN, Mapped, fixed
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
@@ -50,9 +50,7 @@ SETTINGS = (
     Mapped("partial_rotary_factor", "rotary_fraction", is_read=False),
     # Its class always has these biases.
     Inert(("attention_bias",)),
-    Fixed("block", "parallel"),
-    Fixed("shared_norm", True),
-    Fixed("head_bias", True),
+    *fixed(block="parallel", shared_norm=True, head_bias=True),
 )
 
 

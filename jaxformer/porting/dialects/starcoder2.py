@@ -26,6 +26,7 @@ from jaxformer.porting.mapping.settings import (
     Flag,
     Mapped,
     Required,
+    fixed,
 )
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
@@ -65,13 +66,11 @@ STABLELM = (
     LAYER_NORM,
     GATED,
     Mapped("use_qkv_bias", "qkv_bias", False, BOOLEAN),
-    Fixed("output_bias", False),
-    Fixed("feed_forward_bias", False),
+    *fixed(output_bias=False, feed_forward_bias=False),
     Mapped("use_parallel_residual", "block", False, Flag("parallel", "pre_norm")),
     Fixed("shared_norm", lambda source_model, values: values["block"] == "parallel"),
     Mapped("qk_layernorm", "query_key_norm", False, BOOLEAN),
-    Fixed("query_key_norm_over", "own_head"),
-    Fixed("query_key_norm_bias", False),
+    *fixed(query_key_norm_over="own_head", query_key_norm_bias=False),
     Mapped("hidden_dropout", "feed_forward_dropout", 0.0),
 )
 NEMOTRON = (

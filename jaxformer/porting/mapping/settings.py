@@ -306,6 +306,11 @@ class Fixed(Row):
         return {}
 
 
+def fixed(**fields: Any) -> tuple[Fixed, ...]:
+    """Returns the rows of target fields that the source has no settings for, by their names."""
+    return tuple(Fixed(target, value) for target, value in fields.items())
+
+
 @dataclass(frozen=True)
 class Checked(Row):
     """A condition that the target fields must meet together.
