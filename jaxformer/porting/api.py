@@ -82,6 +82,9 @@ def import_plan(
         # The class is that of the whole, which none here is.
         kinds, module, settings = [], None, text
     found = choose_dialect(tensors, dialect, config=settings, module=module, force=force)
+    if force and found.for_class(kinds) is None:
+        # The arrays then show which of the dialect's classes it is.
+        kinds = []
     return plan_import(tensors, found, kinds=kinds, module=module, config=settings, ignore=ignore)
 
 

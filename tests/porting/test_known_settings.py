@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import transformers
 
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
+from jaxformer.parity import compare
 from jaxformer.porting import from_torch, open_checkpoint
 from jaxformer.porting.dialects import HUGGING_FACE, detect_dialect, find_dialect
 from jaxformer.porting.mapping.abstract_modules import build_abstract
@@ -67,6 +69,11 @@ def test_a_dialect_that_contradicts_a_module_needs_force():
         from_torch(source, "llama")
     with pytest.raises(UsageError, match="its model_type is 'mistral', not 'llama'"):
         from_torch(source.state_dict(), "llama", source.config.to_dict())
+    ids = np.array([[3, 5, 4]])
+    with pytest.raises(UsageError, match="with force="):
+        compare(source, inputs=ids, dialect="llama")
+    report = compare(source, inputs=ids, dialect="llama", force=True, backward=False)
+    assert report.verdict != "bug"
 
 
 def test_a_model_type_that_is_not_known_says_what_is_nearest_and_what_is_missing(folder, changed):

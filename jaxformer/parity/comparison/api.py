@@ -37,8 +37,8 @@ def compare(
             Arrays of numpy, PyTorch and JAX are taken.
         jax_inputs: of the candidate, where they differ; default the same.
         options: ``backward`` (whether gradients are compared too; default True), and of the
-            comparison module by module ``dialect``, ``names``, ``dtype``, ``torch_call``,
-            ``jax_call``, ``about``.
+            comparison module by module ``dialect``, ``force``, ``names``, ``dtype``,
+            ``torch_call``, ``jax_call``, ``about``.
 
     Returns:
         the report; ``verdict`` and ``root_causes`` are there for every kind of candidate.

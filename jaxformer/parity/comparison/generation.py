@@ -22,6 +22,7 @@ def compare_generation(
     *,
     tokens: int = 20,
     dialect: str | None = None,
+    force: bool = False,
     torch_call: Callable[[Any, Any], Any] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Report:
@@ -37,6 +38,7 @@ def compare_generation(
         prompt: token ids (1, T); default 0, 1, …, at most eight.
         tokens: how many to generate, as far as the context allows.
         dialect: the name of the reference's dialect; default found by its class.
+        force: whether the dialect may contradict the reference's config.
         torch_call: how to call the reference without a cache, given it and a tensor of ids.
         about: notes for the report.
 
@@ -46,7 +48,7 @@ def compare_generation(
     """
     torch = torch_trace.require_torch()
     with jax.enable_x64(True), match_alibi_slopes(torch_module):
-        plan = import_plan(torch_module, dialect)
+        plan = import_plan(torch_module, dialect, force=force)
         candidate = build(plan) if jax_module is None else jax_module
         config = candidate.config
         if prompt is None:

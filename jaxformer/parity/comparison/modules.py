@@ -44,6 +44,7 @@ def compare(
     *,
     jax_inputs: Sequence[Any] | None = None,
     dialect: str | None = None,
+    force: bool = False,
     names: Mapping[str, str] | None = None,
     backward: bool = True,
     dtype: str | None = None,
@@ -61,6 +62,7 @@ def compare(
         jax_inputs: those of the candidate, where they differ (masks of another convention);
             default the same.
         dialect: the name of the reference's dialect; default found by its class.
+        force: whether the dialect may contradict the reference's config.
         names: candidate module paths to reference module paths, instead of a dialect, for modules
             that no dialect knows. Weights are then not compared: the candidate is run with its own,
             so that a wrong one shows in the output of its module.
@@ -78,7 +80,7 @@ def compare(
     with jax.enable_x64(True):
         reference = ReferenceRun(
             torch_module, inputs, dialect=dialect, names=names, backward=backward,
-            call=torch_call, config=jax_module, is_single_use=True,
+            call=torch_call, config=jax_module, is_single_use=True, force=force,
         )  # fmt: skip
         if jax_module is None:
             jax_module = reference.port()

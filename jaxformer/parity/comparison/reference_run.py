@@ -33,6 +33,7 @@ class ReferenceRun:
         call: how to call the reference.
         config: the candidate; its settings are used where the reference's own are unsupported.
         is_single_use: whether it serves one comparison, and may free gradients on the way.
+        force: whether the dialect may contradict the reference's config.
 
     Attributes:
         plan: how it is ported; None with ``names``.
@@ -50,6 +51,7 @@ class ReferenceRun:
         call: Caller | None = None,
         config: Any = None,
         is_single_use: bool = False,
+        force: bool = False,
     ):
         self.is_single_use = is_single_use
         torch_trace.require_torch()
@@ -62,18 +64,18 @@ class ReferenceRun:
         self.plan: Plan | None = None
         self._trace: torch_trace.Trace | None = None
         if names is None:
-            self.plan = self._plan(dialect, config)
+            self.plan = self._plan(dialect, config, force)
 
-    def _plan(self, dialect: str | None, config: Any) -> Plan:
+    def _plan(self, dialect: str | None, config: Any, force: bool) -> Plan:
         try:
-            return import_plan(self.module, dialect)
+            return import_plan(self.module, dialect, force=force)
         except UsageError as error:
             if config is None:
                 raise
             # If one layer differs from the others, no JAX model can be made of the reference, but
             # the candidate can still be compared with it.
             try:
-                plan = import_plan(self.module, dialect, config=config)
+                plan = import_plan(self.module, dialect, config=config, force=force)
             except JaxformerError:
                 raise error from None
             self.unsupported_settings = str(error)

@@ -28,6 +28,7 @@ def compare_training(
     steps: int = 20,
     optimizer: OptimizerConfig | None = None,
     dialect: str | None = None,
+    force: bool = False,
     dropout: bool = False,
     torch_call: Callable[[Any, Any], Any] | None = None,
     about: Mapping[str, Any] | None = None,
@@ -46,6 +47,7 @@ def compare_training(
         steps: the number of steps.
         optimizer: its settings.
         dialect: the name of the reference's dialect; default found by its class.
+        force: whether the dialect may contradict the reference's config.
         dropout: whether to train with dropout, both sides dropping the same units.
         torch_call: how to call the reference, given it and a tensor of ids.
         about: notes for the report.
@@ -58,7 +60,7 @@ def compare_training(
     call = torch_call or (lambda module, ids: module(ids))
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
     with jax.enable_x64(True), match_alibi_slopes(torch_module):
-        plan = import_plan(torch_module, dialect)
+        plan = import_plan(torch_module, dialect, force=force)
         module = build(plan) if jax_module is None else jax_module
         if batches is None:
             batches = _random_batches(module.config.vocab_size)
