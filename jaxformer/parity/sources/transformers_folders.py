@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.errors import CheckpointError
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.porting.dialects.multimodal import MULTIMODAL
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.formats.tensors import StoredTensor
 
@@ -21,10 +22,18 @@ def from_transformers(source: "Source") -> Any:
     """Loads a folder with the class of ``transformers`` that its config names.
 
     Raises:
+        UsageError: it is a model that sees.
         CheckpointError: transformers cannot load it, or loads other numbers than the file holds.
     """
     import transformers
 
+    settings = source.checkpoint.config
+    whole = settings.get("model_type") if isinstance(settings, Mapping) else None
+    if whole in MULTIMODAL:
+        raise UsageError(
+            f"{source.path} is a {whole}, whose language model transformers loads from a folder of "
+            "its own: make one with jaxformer port --to hf"
+        )
     cls = getattr(transformers, source.plan.origin.kind)
     more = {"add_pooling_layer": False} if _lacks_pooler(source, cls) else {}
     with _quiet():

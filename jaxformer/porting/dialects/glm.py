@@ -4,7 +4,10 @@ A gate and what it is multiplied by are one array, in Phi-3 queries, keys and va
 """
 
 import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
+from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.dialects.llama import (
     GATED,
@@ -22,6 +25,26 @@ from jaxformer.porting.mapping.settings import BOOLEAN, Fixed, Mapped
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
+
+@dataclass(frozen=True)
+class Phi3Positions(RotaryPositions):
+    """Rotary positions whose longrope has only the three settings that transformers 4 lets it have.
+
+    What else there is stands beside them, or follows from the two lengths.
+    """
+
+    def write(self, config: TransformerLMConfig) -> dict[str, Any]:
+        """Gives both forms."""
+        written = super().write(config)
+        scaling = config.position.rotary.scaling
+        ratio = config.context_length / scaling.rotary_original_context_length
+        follows = scaling.rotary_attention_factor is None and scaling.rotary_scaling_factor == ratio
+        if scaling.rotary_scaling == "longrope" and follows:
+            factors = {n: written["rope_scaling"][n] for n in ("short_factor", "long_factor")}
+            written["rope_scaling"] = {"type": "longrope", **factors}
+        return written
+
+
 QKV = (Rule(("q_proj", "k_proj", "v_proj"), ("qkv_proj",), Fused()),)
 GATE = (
     Rule(("gate_proj", "up_proj"), ("gate_up_proj",), Fused()),
@@ -30,7 +53,7 @@ GATE = (
 # What readers before transformers 5 take in place of rope_parameters.
 OLD_FRACTION = Mapped("partial_rotary_factor", "rotary_fraction", is_read=False)
 PHI3 = (
-    *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS, rotary=RotaryPositions(fraction=1.0)),
+    *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS, rotary=Phi3Positions(fraction=1.0)),
     GATED,
     *NO_FEED_FORWARD_BIAS,
     # null says that there is none.

@@ -30,10 +30,17 @@ def run(folder: Path) -> None:
 
 
 def main() -> None:
-    """Runs every folder that is named."""
+    """Runs every folder that is named, and names those that fail."""
+    failed = 0
     for folder in sys.argv[1:]:
-        run(Path(folder))
+        try:
+            run(Path(folder))
+        # transformers raises errors of many kinds.
+        except Exception as error:
+            failed += 1
+            print(f"{folder}: {type(error).__name__}: {error}", file=sys.stderr)
     print(transformers.__version__)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":
