@@ -95,11 +95,15 @@ def test_a_folder_loads_strictly_in_transformers_5(name, tmp_path):
     compare_outputs([folder], [expected])
 
 
+# Kinds of rotary scaling that transformers 4 does not have: OLMo 2's llama3, and proportional.
+NOT_IN_4 = ("olmo2 biases tied head_dim", "llama proportional")
+
+
 @pytest.mark.tier("slow")
 def test_all_folders_load_strictly_in_transformers_4(tmp_path):
     command = [os.environ["TRANSFORMERS_4"]] if "TRANSFORMERS_4" in os.environ else ISOLATED
     if command is ISOLATED and shutil.which("uv") is None:
         pytest.skip("there is no uv to make an environment with transformers 4")
-    names = [name for name in CASES if not name.endswith("no pooler")]
+    names = [n for n in CASES if not n.endswith("no pooler") and n not in NOT_IN_4]
     made = [export(name, tmp_path / name.replace(" ", "_")) for name in names]
     check(command, [folder for folder, _ in made], [outputs for _, outputs in made], "4.")

@@ -5,7 +5,7 @@ All but the first normalise what the branches of a block add.
 
 from jaxformer.porting.dialects.common.hugging_face_settings import SlidingWindow
 from jaxformer.porting.dialects.common.layer_patterns import RotaryInWindows, every_fourth_full
-from jaxformer.porting.dialects.common.rotary_settings import RotaryByLayerType
+from jaxformer.porting.dialects.common.rotary_settings import RotaryByLayerType, RotaryPositions
 from jaxformer.porting.dialects.llama import (
     ATTENTION_BIAS,
     GATED,
@@ -21,8 +21,9 @@ from jaxformer.porting.mapping.settings import Fixed, Mapped, fixed
 from jaxformer.porting.mapping.unread_settings import Inert
 from jaxformer.transformer_lm import TransformerLM
 
+OLD_ROTARY = RotaryPositions(has_two_fields=True)
 OLMO = (
-    *stack(HEAD_WIDTH, ATTENTION_BIAS),
+    *stack(HEAD_WIDTH, ATTENTION_BIAS, rotary=OLD_ROTARY),
     GATED,
     *NO_FEED_FORWARD_BIAS,
     Mapped("clip_qkv", "qkv_clip", None),
@@ -36,7 +37,7 @@ OUTPUT_NORMS = (
     *fixed(block="output_norm", query_key_norm=True),
 )
 OLMO2 = (
-    *stack(HEAD_WIDTH, ATTENTION_BIAS),
+    *stack(HEAD_WIDTH, ATTENTION_BIAS, rotary=OLD_ROTARY),
     *OUTPUT_NORMS,
     Fixed("query_key_norm_over", "all_heads"),
 )

@@ -134,6 +134,8 @@ class RotaryPositions(Row):
         base: what ``rope_theta`` is where the config.json does not say.
         usual: the parameters where the config.json has none.
         rows: of the parameters.
+        has_two_fields: whether transformers 4 lets ``rope_scaling`` have ``type`` and ``factor``
+            alone.
     """
 
     fraction: float | None = None
@@ -142,6 +144,7 @@ class RotaryPositions(Row):
     base: float = 1e4
     usual: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Row, ...] = PARAMETERS
+    has_two_fields: bool = False
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
         """Gives the fields of rotary positions."""
@@ -184,6 +187,8 @@ class RotaryPositions(Row):
         parameters = write_settings(self.rows, config)
         scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
         is_scaled = config.position.rotary.scaling.rotary_scaling != "none"
+        if self.has_two_fields and scaling.keys() == {"rope_type", "factor"}:
+            scaling = {"type": scaling["rope_type"], "factor": scaling["factor"]}
         return {
             "rope_parameters": parameters,
             "rope_theta": config.position.rotary.rotary_base,
