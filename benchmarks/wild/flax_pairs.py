@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from benchmarks.wild import inputs
+from benchmarks.wild.hugging_face import First, logits_of
 from benchmarks.wild.settings import Pair, perturb
 
 ATTENTION = "eager"  # its steps can be compared one by one
@@ -29,22 +30,6 @@ def both(name, config_name, overrides):
         model.save_pretrained(folder)
         flax = getattr(transformers, f"Flax{name}").from_pretrained(folder, from_pt=True)
     return model, flax
-
-
-def logits_of(output):
-    """Returns the first result of a model: logits, or hidden states."""
-    return output.logits if "logits" in output else output[0]
-
-
-class First(torch.nn.Module):
-    """Gives the first result of a model alone."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **kwargs):
-        return logits_of(self.model(**kwargs))
 
 
 def once(model, flax, given, seen=None):

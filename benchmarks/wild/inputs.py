@@ -2,7 +2,7 @@
 
 import numpy as np
 
-LENGTH, PROMPT, VOCAB = 11, 6, 61
+LENGTH, PROMPT, VOCAB = 9, 6, 61
 PADDED = 3
 
 

@@ -1,6 +1,6 @@
-"""Compares the settings of one family and prints a line of JSON for each.
+"""Compares the settings of some families and prints a line of JSON for each.
 
-    python -m benchmarks.wild.run transformers Bert
+    python -m benchmarks.wild.run transformers Bert GPT2
 
 It runs in an environment that has the packages; ``docs/write_wild.py`` makes one.
 """
@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import warnings
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -99,26 +100,37 @@ def main():
     """Compares what the command names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
-    parser.add_argument("family")
+    parser.add_argument("families", nargs="*", help="default all")
     parser.add_argument("--setting", help="this one alone")
     parser.add_argument("--mode", help="this one alone")
     parser.add_argument("--text", action="store_true", help="print the reports")
+    parser.add_argument("--done", help="a file of lines: what it has is not compared again")
     parser.add_argument("--trace", action="store_true", help="print where a comparison failed")
     args = parser.parse_args()
+    if args.library == "keras-hub":
+        os.environ["KERAS_BACKEND"] = "jax"
+        import keras_hub  # noqa: F401  its tensorflow must be loaded before torch
     restore_removed_names()
     from benchmarks.wild.all_settings import all_settings
 
-    found = [s for s in all_settings() if (s.library, s.family) == (args.library, args.family)]
-    if not found:
-        sys.exit(f"no family {args.family} of {args.library}")
+    found = [s for s in all_settings() if s.library == args.library]
+    unknown = set(args.families) - {s.family for s in found}
+    if unknown or not found:
+        sys.exit(f"{args.library} has no {', '.join(sorted(unknown)) or 'settings'}")
+    found = [s for s in found if not args.families or s.family in args.families]
     import torch
 
     torch.set_num_threads(1)
-    for setting in found:
-        if args.setting not in (None, setting.name):
-            continue
-        for mode, build in setting.modes.items():
-            if args.mode not in (None, mode):
+    lines = Path(args.done).read_text("utf-8").splitlines() if args.done else []
+    done = {tuple(json.loads(line)[n] for n in ("family", "setting", "mode")) for line in lines}
+    # Each family once, before how its texts are padded and generated.
+    for is_first in (True, False):
+        for setting, mode, build in (
+            (s, mode, build) for s in found for mode, build in s.modes.items()
+        ):
+            if (mode == "forward") is not is_first or (setting.family, setting.name, mode) in done:
+                continue
+            if args.setting not in (None, setting.name) or args.mode not in (None, mode):
                 continue
             row = {"library": setting.library, "family": setting.family, "setting": setting.name,
                    "mode": mode}  # fmt: skip

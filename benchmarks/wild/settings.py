@@ -49,6 +49,7 @@ def perturb(model, seed=0, size=0.2):
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        # What is not trained is a table that the other side may compute itself.
+        for parameter in (p for p in model.parameters() if p.requires_grad):
             parameter += size * torch.randn(parameter.shape, generator=generator)
     return model.eval()

@@ -271,10 +271,13 @@ def _incomplete(walk: Walk, parameters: ParameterMatches, tape: Tape) -> list[st
     if not tape.outputs:
         lines.append("the candidate returns no floats")
     needed = tape.ancestors(tape.outputs)
-    lines += [
-        f"the parameter {name} of the candidate has no effect on its results"
-        for name, value in tape.parameters.items()
-        if value.index not in needed and getattr(value.data, "dtype", np.dtype(int)).kind == "f"
-    ]
+    wanted = walk.reference.ancestors(walk.reference.outputs)
+    for name, value in tape.parameters.items():
+        if value.index in needed or getattr(value.data, "dtype", np.dtype(int)).kind != "f":
+            continue
+        twins = [match.value for match in walk.matches.get(value.index, ())]
+        # What has no effect on either side is no part of the comparison.
+        if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
+            lines.append(f"the parameter {name} of the candidate has no effect on its results")
     lines += [f"{name} computes in a dtype of its own" for name in sorted(tape.opaque)]
     return lines

@@ -31,21 +31,26 @@ def constant_rounding(
         end: what they compute.
         arrays: what takes the place of some values, by index.
     """
+    before, moved = rounded_ends(operators, end, arrays)
+    moves = [distance(after, before) for after in moved]
+    return 2 * max((far for far in moves if np.isfinite(far)), default=0.0)
+
+
+def rounded_ends(
+    operators: Sequence[Operator], end: Value, arrays: Mapping[int, Any]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the end of a segment, and what it is with its constants rounded in some ways."""
     made = {value.index for operator in operators for value in operator.outputs}
     read = {v.index: v for operator in operators for v in operator.inputs if v.index not in made}
     constants = [v for v in read.values() if v.is_constant and _may_be_rounded(v.data)]
-    if not constants:
-        return 0.0
     known = {i: arrays[i] for i in read if i in arrays}
     before = run_again(operators, known).get(end.index, end.data)
     random = np.random.default_rng(0)
-    far = 0.0
-    for _ in range(DRAWS):
+    found = []
+    for _ in range(DRAWS if constants else 0):
         moved = {v.index: _moved(arrays.get(v.index, v.data), random) for v in constants}
-        after = run_again(operators, known | moved).get(end.index)
-        moved_by = 0.0 if after is None else distance(after, before)
-        far = max(far, moved_by if np.isfinite(moved_by) else 0.0)
-    return 2 * far
+        found.append(run_again(operators, known | moved).get(end.index, before))
+    return before, found
 
 
 def _may_be_rounded(array: np.ndarray) -> bool:

@@ -4,10 +4,12 @@ The candidate's wrong value is put into the reference's run, so that no other bu
 is computed at padding reaches no result that anybody reads: an input named as a mask says where.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.graphs.constants import rounded_ends
 from jaxformer.parity.graphs.divergences import Divergence
 from jaxformer.parity.graphs.layouts import distance
 from jaxformer.parity.graphs.matching import largest
@@ -16,6 +18,8 @@ from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
 # A smaller change of the results, as a share of their scale, is rounding.
 NO_EFFECT = MIDDLE * ROUNDOFF["float32"]
+# Constants in float32 move the results by less than this.
+SMALL_EFFECT = 1e-4
 
 
 def effect_of(divergence: Divergence, reference: Tape) -> float | None:
@@ -24,15 +28,34 @@ def effect_of(divergence: Divergence, reference: Tape) -> float | None:
     Args:
         divergence: whose end is put into the reference's run.
         reference: its tape.
+
+    Returns:
+        zero where it moves them no further than constants in float32 do.
     """
     value = divergence.reference_value
     later = depending(reference.operators, value)
     # What wrote to memory that others read cannot be run again.
     if any(operator.name == "written" for operator in later):
         return None
-    wrong = divergence.layout.invert(divergence.array, value.data.shape)
-    with np.errstate(all="ignore"):
-        arrays = run_again(later, {value.index: wrong})
+
+    def moved_by(array: np.ndarray) -> float:
+        wrong = divergence.layout.invert(array, value.data.shape)
+        with np.errstate(all="ignore"):
+            arrays = run_again(later, {value.index: wrong})
+        return _largest_move(reference, arrays)
+
+    found = moved_by(divergence.array)
+    if NO_EFFECT < found < SMALL_EFFECT:
+        right = divergence.layout.apply(value.data)
+        before, after = rounded_ends(divergence.operators, divergence.value, divergence.arrays)
+        moves = [np.nan_to_num(array - before, posinf=0.0, neginf=0.0) for array in after]
+        if found <= 2 * max((moved_by(right + move) for move in moves), default=0.0):
+            return 0.0
+    return found
+
+
+def _largest_move(reference: Tape, arrays: Mapping[int, Any]) -> float:
+    """Returns how far results are from the reference's, of their scale, where they are read."""
     far = 0.0
     for output, seen in zip(reference.outputs, seen_positions(reference), strict=True):
         after, before = arrays.get(output.index, output.data), output.data

@@ -53,7 +53,7 @@ def earliest_end(
     if first is not None:
         return first
     # Between values that have little in common any layout may be the nearest.
-    found = nearest_layout(wanted.data, anchors.array(value), gain=0.8)
+    found = nearest_layout(wanted.data, anchors.array(value), gain=0.5)
     return None if found is None else (value, wanted, found[0])
 
 

@@ -5,14 +5,19 @@ segment agree with the reference's value, or if the formula gives what that side
 
 - ``evidence``: both sides of a segment, what enters it, and its numbers.
 - ``formulas``: the function, norm, softmax or rotation that each side computes.
+- ``lookups``: which rows of a table are read.
 - ``masks``: which keys each query may attend to.
 - ``substitutions``: another number or input.
+- ``ablations``: a step that only one side has.
 - ``relations``: factors, missing terms, axes and order.
 - ``gradients``: what only a backward pass has.
 """
 
+import contextlib
+
 import numpy as np
 
+from jaxformer.parity.graphs.diagnosis.ablations import extra_step, missing_step
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
 from jaxformer.parity.graphs.diagnosis.formulas import (
     other_combination,
@@ -22,6 +27,7 @@ from jaxformer.parity.graphs.diagnosis.formulas import (
     other_softmax,
 )
 from jaxformer.parity.graphs.diagnosis.gradients import stopped_gradient
+from jaxformer.parity.graphs.diagnosis.lookups import other_lookup
 from jaxformer.parity.graphs.diagnosis.masks import other_mask
 from jaxformer.parity.graphs.diagnosis.relations import (
     other_axes,
@@ -35,10 +41,12 @@ from jaxformer.parity.graphs.segments import Walk
 
 # The most specific first.
 ATTEMPTS = (
-    other_function, other_norm, other_softmax, other_combination, other_mask,
-    other_number, other_rotation, simple_relation, other_axes, other_rows, other_input,
-    other_value,
+    other_lookup, other_function, other_norm, other_softmax, other_combination, other_mask,
+    other_number, other_rotation, simple_relation, other_axes, other_rows, extra_step,
+    missing_step, other_input, other_value,
 )  # fmt: skip
+# Errors of an operator that gets an array which it does not take.
+NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)
 
 # A derivative has other operators than what it is the derivative of: formulas do not serve.
 BACKWARD_ATTEMPTS = (stopped_gradient, simple_relation, other_axes, other_input, other_value)
@@ -47,7 +55,9 @@ BACKWARD_ATTEMPTS = (stopped_gradient, simple_relation, other_axes, other_input,
 def diagnose(divergence: Divergence, walk: Walk) -> Diagnosis:
     """Returns the first cause that explains a divergence; an empty text if none does."""
     for attempt in BACKWARD_ATTEMPTS if divergence.is_backward else ATTEMPTS:
-        with np.errstate(all="ignore"):
+        found = None
+        # What cannot be computed with a substitute is not mended by it.
+        with np.errstate(all="ignore"), contextlib.suppress(*NO_CAUSE):
             found = attempt(divergence, walk)
         if found is not None:
             return found

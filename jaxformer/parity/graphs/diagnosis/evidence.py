@@ -13,6 +13,8 @@ from jaxformer.parity.graphs.tape import Operator, Value
 
 # Formulas hold to this share of scale; a wrong formula is off by far more than rounding.
 FITS = 1e-9
+# The same for functions whose numbers may be in float32, such as the 0.7978846 of a GELU.
+FITS_IN_FLOAT32 = 2e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Diagnosis:
     operator: Operator | None = None
 
 
-def fits(one: Any, other: np.ndarray) -> bool:
+def fits(one: Any, other: np.ndarray, allowed: float = FITS) -> bool:
     """Returns whether what a formula gives is an array, up to rounding."""
-    return bool(np.abs(one - other).max() <= FITS * (largest(other) or 1.0))
+    return bool(np.abs(one - other).max() <= allowed * (largest(other) or 1.0))
 
 
 def activations_of(divergence: Divergence, walk: Walk) -> list[np.ndarray]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.graphs.diagnosis.evidence import (
+    FITS_IN_FLOAT32,
     Diagnosis,
     activations_of,
     fits,
@@ -68,9 +69,8 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         def identify(wanted: np.ndarray, x: Any = x, gates: Any = tuple(gates)) -> str:
             for name, function in FUNCTIONS.items():
                 made = function(x)
-                if any(fits(made * gate, wanted) for gate in gates):
-                    return name
-                if fits(2 * made / x - 1, wanted):
+                forms = (*(made * gate for gate in gates), 2 * made / x - 1)
+                if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms):
                     return name
             return ""
 

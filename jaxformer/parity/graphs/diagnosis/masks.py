@@ -36,7 +36,9 @@ def _hidden(array: np.ndarray) -> np.ndarray:
     """Returns the entries that are zero, or as low as a masked score."""
     if (array < -1e4).any() or not np.isfinite(array).all():
         return ~(array > -1e4)
-    return array == 0
+    # Other numbers may be zero too: these are weights.
+    is_weights = (array >= 0).all() and np.allclose(array.sum(-1), 1)
+    return (array == 0) if is_weights else np.zeros(array.shape, bool)
 
 
 def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:

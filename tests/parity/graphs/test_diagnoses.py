@@ -1,0 +1,74 @@
+"""A step that one side alone has, and rows of a table that are not the reference's, are named."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.parity import compare
+
+IDS = np.random.default_rng(0).integers(0, 11, (2, 7))
+
+
+class Scored(torch.nn.Module):
+    """Tokens and types, and one score of every pair, to which a term is added."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = torch.nn.Embedding(11, 6)
+        self.types = torch.nn.Embedding(3, 6)
+        self.spare = torch.nn.Linear(6, 6)
+        self.query, self.far = torch.nn.Linear(6, 5), torch.nn.Linear(6, 7)
+        self.out = torch.nn.Linear(6, 4)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.types(torch.zeros_like(ids))
+        q = self.query(x)
+        scores = q @ q.transpose(1, 2) + torch.tanh(self.far(x))
+        return self.out(torch.softmax(scores / 5**0.5, -1) @ x)
+
+
+REFERENCE = Scored()
+ARRAYS = {n: p.detach().numpy() for n, p in REFERENCE.named_parameters()}
+
+
+def forward(params, ids, kind=0, has_term=True, is_bent=False):
+    def linear(name, x):
+        return x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
+
+    kinds = jnp.full_like(ids, kind)
+    x = params["tokens.weight"][ids] + params["types.weight"][kinds]
+    q = linear("query", x)
+    scores = q @ q.swapaxes(1, 2)
+    if has_term:
+        scores = scores + jnp.tanh(linear("far", x))
+    if is_bent:
+        scores = scores + jnp.cos(scores)
+    return linear("out", jax.nn.softmax(scores / 5**0.5) @ x)
+
+
+def test_what_has_no_effect_on_either_side_is_no_gap():
+    report = compare(REFERENCE, (forward, ARRAYS), IDS)
+    assert report.verdict == "rounding", str(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"kind": 2}, "looks up rows 2 alone of types.weight; the reference 0 alone"),
+        ({"has_term": False}, "the tanh of the model is missing: the reference's add"),
+        ({"is_bent": True}, "comes in by add: the reference has no such step"),
+    ],
+)
+def test_the_cause_is_named(changes, text):
+    report = compare(REFERENCE, (lambda p, ids: forward(p, ids, **changes), ARRAYS), IDS)
+    assert report.verdict == "bug"
+    assert [text in cause.diagnosis for cause in report.root_causes] == [True], str(report)
+    path, _, line = report.root_causes[0].jax_source.rpartition(":")
+    assert path == __file__
+    if "kind" in changes:
+        assert "jnp.full_like" in Path(path).read_text().splitlines()[int(line) - 1]
