@@ -28,12 +28,12 @@ COMMON = ["torch==2.13.0", "jax", "flax", "orbax-checkpoint", "sentencepiece", "
 ENVIRONMENTS = {
     "flax": (["transformers==4.55.4"], ["transformers"]),
     "others": (
-        ["transformers>=5", "keras-hub==0.32.0", "esm2quinox==0.2.0", "fair-esm==2.0.0",
+        ["esm2quinox==0.2.0", "fair-esm==2.0.0",
          "equimo==1.1.0"],
-        ["keras-hub", "esm2quinox", "equimo"],
+        ["esm2quinox", "equimo"],
     ),
 }  # fmt: skip
-NAMED = ("transformers", "keras-hub", "esm2quinox", "equimo", "jax", "flax", "torch")
+NAMED = ("transformers", "esm2quinox", "equimo", "jax", "flax", "torch")
 
 
 def main() -> int:
@@ -102,8 +102,6 @@ def make_environment(folder: Path, packages: list[str]) -> Path:
         subprocess.run([*uv, "venv", "-q", "--python", "3.11", str(folder)], check=True)
     install = [*uv, "pip", "install", "-q", "--python", str(python)]
     subprocess.run([*install, *COMMON, *packages, "-e", str(ROOT)], check=True)
-    # It comes with torch, serves GPUs alone, and crashes where tensorflow was loaded before.
-    subprocess.run([*uv, "pip", "uninstall", "-q", "--python", str(python), "triton"], check=True)
     return python
 
 

@@ -4,6 +4,7 @@ BERT = "transformers/models/bert/modeling_flax_bert.py"
 ELECTRA = "transformers/models/electra/modeling_flax_electra.py"
 GPT2 = "transformers/models/gpt2/modeling_flax_gpt2.py"
 LLAMA = "transformers/models/llama/modeling_flax_llama.py"
+MISTRAL = "transformers/models/mistral/modeling_flax_mistral.py"
 # By package, and line of the root cause.
 CHECKED: dict[tuple[str, str], str] = {
     ("transformers", f"{ELECTRA}:796"): (
@@ -29,6 +30,16 @@ CHECKED: dict[tuple[str, str], str] = {
     ("transformers", f"{LLAMA}:316"): (
         "the tables of positions have base 10,000 and no scaling, written at line 132; "
         "`rope_theta` and `rope_scaling` are not read."
+    ),
+    ("transformers", f"{LLAMA}:693"): (
+        "`tie_word_embeddings` is not read, and `from_pretrained` makes a random head in its place."
+    ),
+    ("transformers", f"{MISTRAL}:250"): (
+        "with `sliding_window=None`, line 243 takes `triu(k=0)` of a lower triangle, the diagonal: "
+        "a token sees itself alone."
+    ),
+    ("transformers", f"{MISTRAL}:326"): (
+        "line 243, `triu(k=-window)`, keeps a token more than the window; the reference does not."
     ),
     ("equimo", "equimo/layers/ffn.py:282"): (
         "`gelu` is `jax.nn.gelu`, whose default is the tanh form; timm's `nn.GELU` is erf. It is a "

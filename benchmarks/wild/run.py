@@ -107,9 +107,6 @@ def main():
     parser.add_argument("--done", help="a file of lines: what it has is not compared again")
     parser.add_argument("--trace", action="store_true", help="print where a comparison failed")
     args = parser.parse_args()
-    if args.library == "keras-hub":
-        os.environ["KERAS_BACKEND"] = "jax"
-        import keras_hub  # noqa: F401  its tensorflow must be loaded before torch
     restore_removed_names()
     from benchmarks.wild.all_settings import all_settings
 

@@ -54,6 +54,8 @@ def missing_step(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             at = f" at {_line(operator)}" if operator.source else ""
             if term is None:
                 return Diagnosis(f"the reference's {operator.name}{at} is missing")
+            while term.producer is not None and term.producer.name in LAYOUT_ONLY:
+                term = term.producer.inputs[0]
             return Diagnosis(f"{where(term)} is missing: the reference's {operator.name}{at}")
     return None
 
