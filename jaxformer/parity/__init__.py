@@ -11,6 +11,7 @@ root causes, and whether each difference is a bug or rounding.
 - ``tolerance``: the line between rounding and a bug.
 - ``report/``: the report as data, in the terminal, as JSON and as HTML.
 - ``repro/``: one module with a bug, written to a folder with a script that shows the bug.
+- ``pytest_plugin``: the fixture ``jaxformer_parity``.
 - ``sources/``: opens the checkpoints and tokens that ``jaxformer verify`` compares.
 
 torch is imported only inside functions of this package; it comes with the extra ``torch``.

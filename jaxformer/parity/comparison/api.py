@@ -70,7 +70,15 @@ def assert_parity(
         AssertionError: there is a bug; the message names every root cause. Or something was not
             compared; the message says what.
     """
-    report = compare(torch_module, candidate, inputs, **options)
+    return check_parity(compare(torch_module, candidate, inputs, **options))
+
+
+def check_parity(report: "Report | GraphReport") -> "Report | GraphReport":
+    """Returns a report in which every difference is rounding, and all was compared.
+
+    Raises:
+        AssertionError: it has a bug, or something was not compared; the message says what.
+    """
     if isinstance(report, Report):
         modules.reject_bugs(report)
     elif report.verdict in ("bug", "incomplete"):

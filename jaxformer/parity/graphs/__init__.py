@@ -38,5 +38,5 @@ What is not:
 - ``gradients``: the backward passes.
 - ``diagnosis/``: what would make a wrong segment right.
 
-``report`` says what was found; ``compare`` does all of it, in order.
+``report`` says what was found, ``page`` as a page; ``compare`` does all of it, in order.
 """

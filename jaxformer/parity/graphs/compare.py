@@ -17,9 +17,9 @@ from jaxformer.parity.graphs.jax_tape import JaxRun, candidate_arrays
 from jaxformer.parity.graphs.layouts import find_layout
 from jaxformer.parity.graphs.matching import largest
 from jaxformer.parity.graphs.parameters import ParameterMatches, match_parameters
-from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause, shorten
+from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause
 from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Operator, Tape, Value
+from jaxformer.parity.graphs.tape import Operator, Tape, Value, shorten
 from jaxformer.parity.graphs.torch_tape import TorchRun
 from jaxformer.parity.tolerance import ROUNDOFF
 

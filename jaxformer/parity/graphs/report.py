@@ -1,8 +1,11 @@
 """What a comparison of two tapes found: plain data, and its text."""
 
 import dataclasses
-import os
-from typing import Literal
+from typing import Any, Literal
+
+from jaxformer.errors import UsageError
+from jaxformer.parity.graphs.page import page
+from jaxformer.parity.graphs.tape import shorten
 
 Verdict = Literal["exact", "rounding", "bug", "incomplete"]
 # Root causes that are listed in full in the text.
@@ -101,6 +104,24 @@ class GraphReport:
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
+    def _repr_html_(self) -> str:
+        """Returns the report as a page, for a notebook."""
+        return page(self)
+
+    def to_dataframe(self) -> Any:
+        """Returns the root causes as a table of pandas, one row each.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise UsageError("to_dataframe needs pandas: pip install pandas") from error
+        names = [field.name for field in dataclasses.fields(RootCause)]
+        rows = [[getattr(cause, name) for name in names] for cause in self.root_causes]
+        return pandas.DataFrame(rows, columns=names)
+
     def _lines(self) -> list[str]:
         c = self.coverage
         lines = [
@@ -152,15 +173,3 @@ def _describe(number: int, cause: RootCause) -> list[str]:
         shown = " → ".join(operators[-6:])
         lines.append(f"   {side}  {shorten(source) or 'source unknown'}  {shown}")
     return lines
-
-
-def shorten(source: str) -> str:
-    """Returns a "path:line" relative to the working folder, or from the package on."""
-    path, _, line = source.rpartition(":")
-    if not path:
-        return source
-    _, found, inside = path.rpartition(f"site-packages{os.sep}")
-    if found:
-        return f"{inside}:{line}"
-    relative = os.path.relpath(path)
-    return f"{path if relative.startswith('..') else relative}:{line}"

@@ -1,0 +1,52 @@
+"""A plugin of pytest: the fixture ``jaxformer_parity``, and ``--parity-html`` for its reports.
+
+pytest loads it where jaxformer is installed. Importing it imports neither JAX nor torch.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option ``--parity-html``."""
+    parser.getgroup("jaxformer").addoption(
+        "--parity-html",
+        metavar="FOLDER",
+        type=Path,
+        default=None,
+        help="write a page for each comparison of the fixture jaxformer_parity",
+    )
+
+
+@pytest.fixture
+def jaxformer_parity(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Gives ``jaxformer.assert_parity``, which fails a test with the root causes.
+
+    With ``--parity-html FOLDER``, each comparison of a test is written there as a page, whether it
+    fails or not: ``TEST.html``, then ``TEST-2.html``.
+    """
+    from jaxformer.parity.comparison.api import check_parity, compare
+    from jaxformer.parity.report.html.writer import page
+    from jaxformer.parity.report.model import Report
+
+    folder: Path | None = request.config.getoption("--parity-html")
+    reports: list[Any] = []
+
+    def assert_parity(
+        torch_module: Any, candidate: Any = None, inputs: Any = (), **options: Any
+    ) -> Any:
+        reports.append(compare(torch_module, candidate, inputs, **options))
+        return check_parity(reports[-1])
+
+    yield assert_parity
+    if folder is not None and reports:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w.-]+", "_", request.node.name)
+        for number, report in enumerate(reports, 1):
+            path = folder / (f"{name}.html" if number == 1 else f"{name}-{number}.html")
+            text = page(report) if isinstance(report, Report) else report._repr_html_()
+            path.write_text(text)
