@@ -4,9 +4,9 @@
 
 The largest difference of the logits, over the largest logit, for three configurations:
 
-    rope_theta 10,000:              about 1e-6
-    rope_theta 500,000 (Llama 3):   about 0.1
-    rope_scaling linear, factor 4:  about 1
+    rope_theta 10,000:              1e-6
+    rope_theta 500,000 (Llama 3):   0.3
+    rope_scaling linear, factor 4:  1.2
 
 `create_sinusoidal_positions(num_pos, dim)` in transformers/models/llama/modeling_flax_llama.py
 writes the number 10000 into `inv_freq = 1.0 / (10000 ** (np.arange(0, dim, 2) / dim))` and never
