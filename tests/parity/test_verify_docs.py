@@ -114,7 +114,7 @@ def test_the_map_of_names_in_the_page():
 
 def test_the_options_and_modes_of_the_page_are_those_of_the_command():
     fields = {**VerifyOptions.__dataclass_fields__, **VerifyCodeOptions.__dataclass_fields__}
-    used = set(re.findall(r"--(\w+)", PAGE)) - {"extra", "prompt", "meta"}
+    used = set(re.findall(r"--(\w+)", PAGE)) - {"extra", "prompt", "meta", "parity"}
     assert used <= set(fields)
     for mode in ("forward", "grad", "train", "generate"):
         assert f"`--mode {mode}" in PAGE

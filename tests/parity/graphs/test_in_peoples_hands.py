@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -31,13 +32,15 @@ def report():
     linear = torch.nn.Linear(4, 3)
     params = {"w": linear.weight.detach().numpy(), "b": linear.bias.detach().numpy()}
     x = np.random.default_rng(0).normal(size=(5, 4))
-    return compare(linear, (lambda p, x: 2 * (x @ p["w"].T) + p["b"], params), x, backward=False)
+    with jax.numpy_rank_promotion("allow"):
+        port = lambda p, x: 2 * (x @ p["w"].T) + p["b"]  # noqa: E731
+        return compare(linear, (port, params), x, backward=False)
 
 
 def test_a_page_has_the_cause_and_both_lines_of_code(report):
     page = report._repr_html_()
     assert "1 bug" in page
-    assert "2 * (x @ p[&quot;w&quot;].T) + p[&quot;b&quot;]" in page
+    assert "port = lambda p, x: 2 * (x @ p[&quot;w&quot;].T) + p[&quot;b&quot;]" in page
     assert "moves the results by" in page
     assert "<script" not in page
 
