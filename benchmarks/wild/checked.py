@@ -31,9 +31,6 @@ CHECKED: dict[tuple[str, str], str] = {
         "the tables of positions have base 10,000 and no scaling, written at line 132; "
         "`rope_theta` and `rope_scaling` are not read."
     ),
-    ("transformers", f"{LLAMA}:693"): (
-        "`tie_word_embeddings` is not read, and `from_pretrained` makes a random head in its place."
-    ),
     ("transformers", f"{MISTRAL}:250"): (
         "with `sliding_window=None`, line 243 takes `triu(k=0)` of a lower triangle, the diagonal: "
         "a token sees itself alone."
