@@ -10,33 +10,10 @@ an anchor and is not, the operators since the last anchors hold a bug; the refer
 in its place, and the run goes on. So no bug hides another. Then the backward passes are recorded on
 the same tapes, and compared in the same way.
 
-Two runs:
-
-- ``tape``: operators and their values; what an operator depends on; a part that is run again.
-- ``candidates``: the ways to call a candidate.
-- ``jax_tape``: a jaxpr, evaluated operator by operator with every float in float64.
-- ``numpy_operators``: common primitives in numpy, which is faster where arrays are small.
-- ``torch_tape``: the operators of a PyTorch module, with every float in float64.
-
-What is equal:
-
-- ``layouts``: whether two arrays hold the same numbers in another layout, and which.
-- ``content``: exact fingerprints of arrays and of their parts.
-- ``parameters``: which parameters hold the same numbers, and which are wrong; ``parts``: one that
-  is made of parts of others.
-- ``matching``: which value of the reference a value of the candidate is.
-- ``anchors``: all such values of a run.
-- ``weight_uses``: operators that read the same parameter.
-
-What is not:
-
-- ``segments``: goes through the candidate's tape from anchor to anchor.
-- ``ends``: where a wrong segment ends.
-- ``divergences``: a wrong segment, and a table that is only rounded.
-- ``constants``: what float32 does to the numbers and tables of a segment.
-- ``effects``: how much of a wrong segment reaches the results.
-- ``gradients``: the backward passes.
+- ``recording/``: runs a side and records its operators.
+- ``matching/``: finds equal parameters and values, the anchors.
+- ``segments/``: judges what lies between two anchors, forward and backward.
 - ``diagnosis/``: what would make a wrong segment right.
-
-``report`` says what was found, ``page`` as a page; ``compare`` does all of it, in order.
+- ``report``: what was found; ``page``: the same as a page.
+- ``compare``: all of it, in order.
 """

@@ -8,19 +8,21 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.graphs.candidates import Candidate, as_candidate
 from jaxformer.parity.graphs.diagnosis import diagnose
-from jaxformer.parity.graphs.divergences import Divergence, Table
-from jaxformer.parity.graphs.effects import NO_EFFECT, effect_of
-from jaxformer.parity.graphs.gradients import Gradients, compare_gradients
-from jaxformer.parity.graphs.jax_tape import JaxRun, candidate_arrays
-from jaxformer.parity.graphs.layouts import find_layout
-from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.parameters import ParameterMatches, match_parameters
+from jaxformer.parity.graphs.matching.anchors import Table
+from jaxformer.parity.graphs.matching.layouts import find_layout
+from jaxformer.parity.graphs.matching.parameters import ParameterMatches, match_parameters
+from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.recording.candidates import Candidate, as_candidate
+from jaxformer.parity.graphs.recording.jax_run import JaxRun
+from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, shorten
+from jaxformer.parity.graphs.recording.torch_run import TorchRun
+from jaxformer.parity.graphs.recording.tracing import candidate_arrays
 from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause
-from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Operator, Tape, Value, shorten
-from jaxformer.parity.graphs.torch_tape import TorchRun
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.effects import NO_EFFECT, effect_of
+from jaxformer.parity.graphs.segments.gradients import Gradients, compare_gradients
+from jaxformer.parity.graphs.segments.walk import Walk
 from jaxformer.parity.tolerance import ROUNDOFF
 
 # Differences above this share of scale are listed first, in the order of the run.

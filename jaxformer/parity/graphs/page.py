@@ -4,7 +4,7 @@ import linecache
 from html import escape
 from typing import TYPE_CHECKING
 
-from jaxformer.parity.graphs.tape import shorten
+from jaxformer.parity.graphs.recording.tape import shorten
 
 if TYPE_CHECKING:
     from jaxformer.parity.graphs.report import GraphReport, RootCause

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from jaxformer.errors import UsageError
 from jaxformer.parity.graphs.page import page
-from jaxformer.parity.graphs.tape import shorten
+from jaxformer.parity.graphs.recording.tape import shorten
 
 Verdict = Literal["exact", "rounding", "bug", "incomplete"]
 # Root causes that are listed in full in the text.

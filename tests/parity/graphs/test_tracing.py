@@ -8,7 +8,7 @@ import torch
 from jax.extend.core import Literal
 
 from jaxformer.parity import compare
-from jaxformer.parity.graphs.numpy_operators import numpy_function
+from jaxformer.parity.graphs.recording.numpy_operators import numpy_function
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5)).astype(np.float32)

@@ -36,8 +36,8 @@ from jaxformer.parity.graphs.diagnosis.relations import (
     simple_relation,
 )
 from jaxformer.parity.graphs.diagnosis.substitutions import other_input, other_number
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.segments import Walk
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 # The most specific first.
 ATTEMPTS = (

@@ -11,11 +11,11 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
     own_name,
     where,
 )
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.layouts import find_layout
-from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.matching.layouts import find_layout
+from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.recording.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 # Operators that only bring numbers into another shape are no steps.
 LAYOUT_ONLY = {

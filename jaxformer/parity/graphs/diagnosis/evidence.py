@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Operator, Value
+from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.recording.tape import Operator, Value
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 # Formulas hold to this share of scale; a wrong formula is off by far more than rounding.
 FITS = 1e-9

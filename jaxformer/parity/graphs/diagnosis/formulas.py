@@ -16,9 +16,9 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
     name_both,
     numbers_of,
 )
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.segments import Walk
+from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 
 def _erf(x: np.ndarray) -> np.ndarray:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis, sides_of
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.segments import Walk
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 
 def stopped_gradient(divergence: Divergence, walk: Walk) -> Diagnosis | None:

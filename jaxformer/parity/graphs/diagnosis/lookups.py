@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis, sides_of
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Operator
+from jaxformer.parity.graphs.recording.tape import Operator
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 # A longer list of rows is cut.
 MOST_SHOWED = 12

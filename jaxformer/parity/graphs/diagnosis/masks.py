@@ -3,9 +3,9 @@
 import numpy as np
 
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Operator
+from jaxformer.parity.graphs.recording.tape import Operator
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 
 def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:

@@ -11,10 +11,10 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
     sides_of,
     where,
 )
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.layouts import find_layout
-from jaxformer.parity.graphs.matching import largest, rounding_allowed
-from jaxformer.parity.graphs.segments import Walk
+from jaxformer.parity.graphs.matching.layouts import find_layout
+from jaxformer.parity.graphs.matching.values import largest, rounding_allowed
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 
 def simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:

@@ -12,9 +12,9 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
     own_name,
     where,
 )
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.layouts import layouts
-from jaxformer.parity.graphs.segments import Walk
+from jaxformer.parity.graphs.matching.layouts import layouts
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.walk import Walk
 
 # The same where a number is put in the place of another.
 NUMBER_FITS = 1e-6

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxformer.parity.graphs.layouts import INFINITE, Layout, find_layout, is_finite
-from jaxformer.parity.graphs.tape import Value
+from jaxformer.parity.graphs.matching.layouts import INFINITE, Layout, find_layout, is_finite
+from jaxformer.parity.graphs.recording.tape import Value
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
 # How far sums of equal values may be apart: many times what single numbers may.

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.layouts import distance
-from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.matching.anchors import TABLE_ALLOWED
+from jaxformer.parity.graphs.matching.layouts import distance
+from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.recording.tape import Operator, Value, run_again
 from jaxformer.parity.tolerance import ROUNDOFF
 
-# A constant that differs by less than this, per position, is a table in float32.
-TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
 # A number with no more bits than these was not rounded.
 SHORT = np.float64(1 << 12)
 # How many ways of rounding are tried.

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxformer.parity.graphs.anchors import Anchors
-from jaxformer.parity.graphs.effects import depending
-from jaxformer.parity.graphs.layouts import Layout, find_layout, nearest_layout
-from jaxformer.parity.graphs.matching import largest, rounding_allowed
-from jaxformer.parity.graphs.tape import Operator, Value, run_again
-from jaxformer.parity.graphs.weight_uses import KINDS
+from jaxformer.parity.graphs.matching.anchors import Anchors
+from jaxformer.parity.graphs.matching.layouts import Layout, find_layout, nearest_layout
+from jaxformer.parity.graphs.matching.values import largest, rounding_allowed
+from jaxformer.parity.graphs.matching.weight_uses import KINDS
+from jaxformer.parity.graphs.recording.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.segments.effects import depending
 
 # How many steps of a wrong segment are tried as its end, for each size.
 MOST_TRIED = 40

@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from jaxformer.parity.graphs.effects import seen_positions
-from jaxformer.parity.graphs.jax_tape import JaxRun
-from jaxformer.parity.graphs.layouts import Layout, find_layout
-from jaxformer.parity.graphs.matching import rounding_allowed
-from jaxformer.parity.graphs.parameters import ParameterMatches
-from jaxformer.parity.graphs.parts import assemble, find_pieces
-from jaxformer.parity.graphs.segments import Walk
-from jaxformer.parity.graphs.tape import Value
-from jaxformer.parity.graphs.torch_tape import TorchRun
+from jaxformer.parity.graphs.matching.layouts import Layout, find_layout
+from jaxformer.parity.graphs.matching.parameters import ParameterMatches
+from jaxformer.parity.graphs.matching.parts import assemble, find_pieces
+from jaxformer.parity.graphs.matching.values import rounding_allowed
+from jaxformer.parity.graphs.recording.jax_run import JaxRun
+from jaxformer.parity.graphs.recording.tape import Value
+from jaxformer.parity.graphs.recording.torch_run import TorchRun
+from jaxformer.parity.graphs.segments.effects import seen_positions
+from jaxformer.parity.graphs.segments.walk import Walk
 
 SEED = 20
 

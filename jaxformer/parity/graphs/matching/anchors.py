@@ -5,17 +5,28 @@ soon as it is recorded. An anchor's array is then the reference's own, in the ca
 needs no memory of its own, and rounding does not add up.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.constants import TABLE_ALLOWED
-from jaxformer.parity.graphs.divergences import Table
-from jaxformer.parity.graphs.layouts import distance
-from jaxformer.parity.graphs.matching import Index, Match, largest
-from jaxformer.parity.graphs.tape import Operator, Tape, Value, run_again
+from jaxformer.parity.graphs.matching.layouts import distance
+from jaxformer.parity.graphs.matching.values import Index, Match, largest
+from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, run_again
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
+
+# A constant that differs by less than this, per position, is a table in float32.
+TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A constant of the candidate that is a float32 rounding away from the reference's."""
+
+    value: Value
+    reference_value: Value
+    error: float
 
 
 class Anchors:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.constants import rounded_ends
-from jaxformer.parity.graphs.divergences import Divergence
-from jaxformer.parity.graphs.layouts import distance
-from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.tape import Operator, Tape, Value, run_again
+from jaxformer.parity.graphs.matching.layouts import distance
+from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, run_again
+from jaxformer.parity.graphs.segments.constants import rounded_ends
+from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
 # A smaller change of the results, as a share of their scale, is rounding.

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jaxformer.parity.graphs.content import fingerprint, fingerprints_of_parts
-from jaxformer.parity.graphs.layouts import Layout, nearest_layout
+from jaxformer.parity.graphs.matching.content import fingerprint, fingerprints_of_parts
+from jaxformer.parity.graphs.matching.layouts import Layout, nearest_layout
 
 # Two arrays whose numbers differ by less than this share of their size are the same parameter.
 RELATED = 0.5

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from jaxformer.parity.graphs.anchors import Anchors
-from jaxformer.parity.graphs.tape import Operator, Value
+from jaxformer.parity.graphs.matching.anchors import Anchors
+from jaxformer.parity.graphs.recording.tape import Operator, Value
 
 # What an operator does with a parameter, in both frameworks' words. Products and sums number by
 # number are left out: they can be taken in another order, with other values in between.

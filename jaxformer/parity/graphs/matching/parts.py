@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from jaxformer.parity.graphs.content import fingerprints_of_parts
-from jaxformer.parity.graphs.layouts import Layout, find_layout
-from jaxformer.parity.graphs.matching import rounding_allowed
+from jaxformer.parity.graphs.matching.content import fingerprints_of_parts
+from jaxformer.parity.graphs.matching.layouts import Layout, find_layout
+from jaxformer.parity.graphs.matching.values import rounding_allowed
 
 Index = tuple[int | slice, ...]
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxformer.parity.graphs.anchors import Anchors
-from jaxformer.parity.graphs.constants import constant_rounding
-from jaxformer.parity.graphs.divergences import Divergence, Table
-from jaxformer.parity.graphs.ends import earliest_end, wrong_factors
-from jaxformer.parity.graphs.layouts import Layout, distance, find_layout, nearest_layout
-from jaxformer.parity.graphs.matching import Match, largest, rounding_allowed
-from jaxformer.parity.graphs.tape import Operator, Tape, Value, region_before
-from jaxformer.parity.graphs.weight_uses import WeightUses
+from jaxformer.parity.graphs.matching.anchors import Anchors, Table
+from jaxformer.parity.graphs.matching.layouts import Layout, distance, find_layout, nearest_layout
+from jaxformer.parity.graphs.matching.values import Match, largest, rounding_allowed
+from jaxformer.parity.graphs.matching.weight_uses import WeightUses
+from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, region_before
+from jaxformer.parity.graphs.segments.constants import constant_rounding
+from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.ends import earliest_end, wrong_factors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a walk through the candidate's tape finds: wrong segments, and tables in float32."""
+"""A wrong segment, as a walk through the candidate's tape finds it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.layouts import Layout, distance, find_layout
-from jaxformer.parity.graphs.matching import largest
-from jaxformer.parity.graphs.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.matching.layouts import Layout, distance, find_layout
+from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.recording.tape import Operator, Value, run_again
 
 # What puts a segment right leaves less than this share of its error.
 REMAINS = 1e-2
@@ -78,12 +78,3 @@ class Divergence:
             if is_right:
                 return True
         return False
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A constant of the candidate that is a float32 rounding away from the reference's."""
-
-    value: Value
-    reference_value: Value
-    error: float

@@ -1,0 +1,46 @@
+"""The user's line of code that made an equation of a jaxpr."""
+
+import os
+from typing import Any
+
+# Code of these is not the user's.
+LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "penzai", "chex", "optax")
+_ROOTS = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in LIBRARIES)
+# Files of JAX between a function of ``jax.lax`` and its equation.
+_TRACING = tuple(
+    os.path.join("jax", "_src", part)
+    for part in ("lax", "interpreters", "core.py", "source_info_util.py", "tree_util.py")
+)
+# jaxformer/parity, which calls the user's code.
+_HERE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
+
+
+def _is_users(path: str) -> bool:
+    """Returns whether a file is neither of a library below the models nor of this package."""
+    return not (path.startswith(("<frozen", _HERE)) or any(root in path for root in _ROOTS))
+
+
+def source_of(equation: Any) -> str:
+    """Returns "path:line" of the innermost code of the user that made an equation, or ""."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if _is_users(frame.file_name):
+            return f"{frame.file_name}:{frame.line_num}"
+    return ""
+
+
+def is_called_by_user(equation: Any) -> bool:
+    """Returns whether code of the user called a function of ``jax.lax`` itself."""
+    traceback = equation.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    callers = (f.file_name for f in frames if not any(part in f.file_name for part in _TRACING))
+    return _is_users(next(callers, _HERE))
+
+
+def is_users_function(jaxpr: Any) -> bool:
+    """Returns whether a jaxpr is of a function of the user.
+
+    One of a function of JAX itself may come from a cache, with the traceback of its first call.
+    """
+    where = jaxpr.debug_info.func_src_info or ""
+    return " at " in where and _is_users(where.rpartition(" at ")[2])
