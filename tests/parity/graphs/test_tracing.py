@@ -107,3 +107,15 @@ def test_numpy_computes_what_jax_does():
                     np.testing.assert_allclose(got, made, rtol=1e-14, atol=1e-15, err_msg=name)
                 values[equation.outvars[0]] = np.asarray(made)
     assert len(seen) >= 35, seen
+
+
+def test_a_gradient_of_a_lookup_in_float32_is_added_up_in_float64():
+    embedding = torch.nn.Embedding(7, 5)
+    params = {"table": embedding.weight.detach().numpy()}
+
+    def port(p, ids):
+        return jnp.take(p["table"].astype(jnp.float32), ids, axis=0)
+
+    report = compare(embedding, (port, params), np.array([[1, 2, 2], [4, 1, 2]]))
+    assert report.verdict == "exact", str(report)
+    assert report.coverage.gradients == (1, 1)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from jaxformer.parity.graphs.recording.numpy_operators import MOST_NUMBERS, VIEWS, numpy_function
 
@@ -69,7 +70,7 @@ def _wide(equation: Any) -> Callable[..., Any]:
     """Returns what an equation computes, with float64 in place of every float."""
     primitive = equation.primitive
     name = primitive.name
-    params = {key: _wide_dtype(value) for key, value in equation.params.items()}
+    params = {key: _widened(value) for key, value in equation.params.items()}
     if name in ("reduce_precision", "copy", "copy_p", "optimization_barrier"):
         return lambda *arrays: list(arrays)
     if name in ("dot_general", "conv_general_dilated"):
@@ -118,13 +119,24 @@ def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:
             yield array
 
 
-def _wide_dtype(value: Any) -> Any:
+def _widened(value: Any) -> Any:
+    """Returns an argument of an equation for float64: a dtype, or how a scatter adds up."""
+    if isinstance(value, ClosedJaxpr):
+        return _wide_jaxpr(value)
+    if isinstance(value, Jaxpr):
+        return _wide_jaxpr(ClosedJaxpr(value, ())).jaxpr
     if isinstance(value, np.dtype | type) and value is not bool:
         try:
             return np.dtype(np.float64) if jnp.issubdtype(value, jnp.floating) else value
         except TypeError:
             return value
     return value
+
+
+def _wide_jaxpr(closed: ClosedJaxpr) -> ClosedJaxpr:
+    with jax.enable_x64(True):
+        shapes = [jax.ShapeDtypeStruct(a.shape, _widened(a.dtype)) for a in closed.in_avals]
+        return jax.make_jaxpr(jaxpr_as_fun(closed))(*shapes)
 
 
 def _narrow(equation: Any) -> Callable[..., Any]:
