@@ -112,7 +112,7 @@ def make_recorder(tape: Tape) -> Any:
                 return out
 
             def run(*arrays: Any) -> list[Any]:
-                tensors = [torch.from_numpy(np.array(array)) for array in arrays]
+                tensors = [torch.from_numpy(np.array(array, order="C")) for array in arrays]
                 again_args, again_kwargs = rebuild(tensors)
                 made = func(*again_args, **again_kwargs)
                 return [t.numpy() for t in _leaves(made) if isinstance(t, torch.Tensor)]
