@@ -8,7 +8,9 @@ import torch
 from jax.extend.core import Literal
 
 from jaxformer.parity import compare
+from jaxformer.parity.graphs.matching.anchors import Anchors
 from jaxformer.parity.graphs.recording.numpy_operators import numpy_function
+from jaxformer.parity.graphs.recording.tape import Tape
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5)).astype(np.float32)
@@ -119,3 +121,13 @@ def test_a_gradient_of_a_lookup_in_float32_is_added_up_in_float64():
     report = compare(embedding, (port, params), np.array([[1, 2, 2], [4, 1, 2]]))
     assert report.verdict == "exact", str(report)
     assert report.coverage.gradients == (1, 1)
+
+
+def test_a_variance_is_told_from_itself_plus_a_small_eps():
+    variance = RNG.uniform(0.1, 1, size=20)
+    reference = Tape()
+    values = [reference.add(variance, "input"), reference.add(variance + 1e-12, "input")]
+    anchors = Anchors(reference)
+    anchors.index.add(values)
+    for value in values:
+        np.testing.assert_array_equal(anchors.candidate.add(value.data, "input").data, value.data)

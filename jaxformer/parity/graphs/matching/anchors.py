@@ -104,7 +104,9 @@ class Anchors:
         self._look_up(value, value.data)
         found = self.matches.get(value.index)
         if found:
-            value.data = found[0].layout.apply(found[0].value.data)
+            # The nearest: with a small eps, a variance is near to itself plus eps.
+            nearest = min(found, key=lambda match: match.error)
+            value.data = nearest.layout.apply(nearest.value.data)
 
     def _look_up(self, value: Value, array: Any) -> None:
         if getattr(getattr(array, "dtype", None), "kind", "") != "f":
