@@ -124,6 +124,27 @@ def test_copies_of_a_shared_parameter_and_equal_parameters_are_told_apart():
     assert "has no effect" not in str(report)
 
 
+def test_a_parameter_of_its_own_and_an_input_named_as_a_parameter():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.arange(1.0, 6.0))
+
+        def forward(self, x, scale):
+            return x * self.scale * scale
+
+    def port(p, x, scale):
+        # The logarithm of the reference's parameter is like none of it.
+        return x * jnp.exp(p["log_scale"]) * scale
+
+    inputs = {name: np.random.default_rng(0).normal(size=(3, 5)) for name in ("x", "scale")}
+    report = compare(Scaled(), (port, {"log_scale": np.log(np.arange(1.0, 6.0))}), inputs)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (2, 3)
+    assert "1 gradient was not compared" in report.remarks[0]
+    assert "log_scale" in report.remarks[0]
+
+
 def test_what_cannot_be_differentiated_is_said():
     linear = torch.nn.Linear(4, 4)
     params = {"w": linear.weight.detach().numpy(), "b": linear.bias.detach().numpy()}

@@ -30,7 +30,7 @@ class Gradients:
     """What became of the gradients.
 
     Attributes:
-        compared: how many of the candidate's parameters and float inputs had theirs compared.
+        compared: how many gradients of the candidate's parameters and float inputs were compared.
         expected: how many there are.
         remarks: why the others had not.
     """
@@ -101,8 +101,11 @@ class _Comparison:
         own: Mapping[int, Value],
     ):
         self._walk, self._parameters = walk, parameters
-        named = [*walk.reference.parameters.values(), *walk.reference.inputs]
-        self._right = {v.name: right[v.index] for v in named if v.index in right}
+        named = walk.reference.parameters
+        self._right = {n: right[v.index] for n, v in named.items() if v.index in right}
+        self._right_of_inputs = {
+            v.index: right[v.index] for v in walk.reference.inputs if v.index in right
+        }
         self._own = own
         self._left: list[str] = []
         self._compared = 0
@@ -126,12 +129,15 @@ class _Comparison:
                 self._compare_parts(name, owners)
         for value in self._walk.candidate.inputs:
             self._compare_input(value)
+        self._left += [name for name in self._parameters.unmatched if name in has_effect]
         remarks = []
         if self._left:
             listed = ", ".join(self._left[:3]) + (" …" if len(self._left) > 3 else "")
+            count = len(self._left)
+            what = "gradient was" if count == 1 else "gradients were"
             remarks.append(
-                f"{len(self._left)} gradients were not compared, because several parameters of the "
-                f"reference have the same numbers: {listed}"
+                f"{count} {what} not compared, because none or several parameters "
+                f"of the reference have the same numbers: {listed}"
             )
         return Gradients(self._compared, self._compared + len(self._left), tuple(remarks))
 
@@ -220,9 +226,9 @@ class _Comparison:
     def _compare_input(self, value: Value) -> None:
         own = self._own.get(value.index)
         found = [
-            self._right[m.value.name]
+            self._right_of_inputs[m.value.index]
             for m in self._walk.matches.get(value.index, ())
-            if m.value.kind == "input" and m.value.name in self._right
+            if m.value.index in self._right_of_inputs
         ]
         if own is not None and found:
             self._require(own, found[0])
