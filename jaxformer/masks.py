@@ -7,6 +7,7 @@ attention can see, while it is traced, which keys it need not look at.
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -56,6 +57,26 @@ def padding_mask(tokens: Int[Array, "B S"], pad_token: int = 0) -> Bool[Array, "
 def padding_mask_from_lengths(lengths: Int[Array, "B"], max_length: int) -> Bool[Array, "B 1 1 S"]:
     """Returns the mask that allows the first ``lengths[b]`` tokens of row b."""
     return (jnp.arange(max_length)[None, :] < lengths[:, None])[:, None, None, :]
+
+
+def document_mask(segments: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
+    """Returns the mask by which a token may attend to those of the same document.
+
+    Args:
+        segments: which document of its row each token is of.
+    """
+    return (segments[:, :, None] == segments[:, None, :])[:, None]
+
+
+def document_positions(segments: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Returns the position of each token in its document; a row has documents one by one.
+
+    >>> document_positions(jnp.array([[1, 1, 1, 2, 2, 0]])).tolist()
+    [[0, 1, 2, 0, 1, 0]]
+    """
+    places = jnp.arange(segments.shape[1])[None]
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)))
+    return places - jax.lax.cummax(jnp.where(begins, places, 0), axis=1)
 
 
 def combine_masks(*masks: Bool[Array, "..."] | None) -> Bool[Array, "B N T S"] | None:

@@ -15,6 +15,7 @@ from jaxformer.execution.chunked_loss import average_losses
 from jaxformer.execution.sharding import gather_outside_blocks
 from jaxformer.layers import seed_dropout
 from jaxformer.losses import token_losses
+from jaxformer.masks import document_mask, document_positions
 from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
 from jaxformer.parameters import Parameters, merge
 
@@ -50,6 +51,9 @@ def language_model_loss(
     key: Array | None,
     compute_dtype: jnp.dtype | None = None,
     first_row: Int[Array, ""] | None = None,
+    *,
+    segments: Int[Array, "B T"] | None = None,
+    divisor: Float[Array, ""] | None = None,
 ) -> Float[Array, ""]:
     """Returns the mean cross-entropy of the model in training mode, in nats per token.
 
@@ -62,52 +66,70 @@ def language_model_loss(
         compute_dtype: what parameters are cast to for the forward and backward pass; None leaves
             them. The gradient comes back in the parameters' own dtype.
         first_row: see ``seed_dropout``.
+        segments: which document each token is of. Attention then stays inside documents, and
+            positions begin anew in each.
+        divisor: where given, targets below 0 do not count, and the sum of the others' losses is
+            divided by this number.
     """
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
-    return average_losses(token_losses, model.logits, model.hidden(inputs), targets)
+    hidden = model.hidden(inputs, **_inside_documents(segments))
+    shares = None if divisor is None else (targets >= 0) / divisor
+    return average_losses(token_losses, model.logits, hidden, targets, shares)
 
 
 def train_step(
     state: TrainState,
-    batch: tuple[Int[Array, "A B T"], Int[Array, "A B T"]],
+    batch: tuple[Int[Array, "A B T"], ...],
     key: Array | None,
     *,
     definition: Definition,
     optimizer: OptimizerConfig,
     compute_dtype: jnp.dtype | None = None,
     axis_name: str | None = None,
+    masked: bool = False,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Makes one AdamW update from the gradients of A micro-batches, averaged.
 
     Args:
         state: before the step.
-        batch: inputs and targets of this device.
+        batch: inputs and targets of this device; also segments, where rows hold documents.
         key: of this step's dropout, the same on every device: each draws the masks of its own rows.
         definition: the model without its parameters.
         optimizer: its settings.
         compute_dtype: see ``language_model_loss``.
         axis_name: of the pmap axis over which losses and gradients are averaged.
+        masked: targets below 0 do not count; the loss is the mean over those of all micro-batches
+            and devices that do.
 
     Returns:
         The state after the step, and ``train_loss`` (nats per token), ``grad_norm`` (before
         clipping) and ``learning_rate``.
     """
-    rows = batch[0].shape[1]
+    count, rows = batch[0].shape[:2]
     first_row = None if axis_name is None else jax.lax.axis_index(axis_name) * rows
 
     def loss(parameters: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
         micro_key = None if key is None else jax.random.fold_in(key, index)
-        inputs, targets = micro
+        inputs, targets, *segments = micro
         return language_model_loss(
-            definition, parameters, inputs, targets, micro_key, compute_dtype, first_row
+            definition,
+            parameters,
+            inputs,
+            targets,
+            micro_key,
+            compute_dtype,
+            first_row,
+            segments=segments[0] if segments else None,
+            divisor=divisor,
         )
 
+    divisor = _mean_counted(batch[1], axis_name) if masked else None
     value_and_grad = jax.value_and_grad(loss)
-    count = batch[0].shape[0]
+    first_micro = tuple(x[0] for x in batch)
     if count == 1:
-        value, gradients = value_and_grad(state.parameters, (batch[0][0], batch[1][0]), 0)
+        value, gradients = value_and_grad(state.parameters, first_micro, 0)
     else:
 
         def accumulate(total: Any, micro: Any) -> tuple[Any, None]:
@@ -116,8 +138,8 @@ def train_step(
                 jnp.add, total, value_and_grad(state.parameters, micro_batch, index)
             ), None
 
-        first = value_and_grad(state.parameters, (batch[0][0], batch[1][0]), 0)
-        rest = ((batch[0][1:], batch[1][1:]), jnp.arange(1, count))
+        first = value_and_grad(state.parameters, first_micro, 0)
+        rest = (tuple(x[1:] for x in batch), jnp.arange(1, count))
         total, _ = jax.lax.scan(accumulate, first, rest)
         value, gradients = jax.tree.map(lambda x: x / count, total)
     if axis_name is not None:
@@ -140,14 +162,34 @@ def evaluation_step(
     inputs: Int[Array, "B T"],
     targets: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
+    segments: Int[Array, "B T"] | None = None,
     *,
     definition: Definition,
     compute_dtype: jnp.dtype | None = None,
 ) -> Float[Array, ""]:
-    """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout."""
+    """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout.
+
+    ``segments`` are those of ``language_model_loss``.
+    """
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.eval()
-    return jnp.sum(token_losses(model(inputs), targets) * mask)
+    logits = model(inputs, **_inside_documents(segments))
+    return jnp.sum(token_losses(logits, targets) * mask)
+
+
+def _inside_documents(segments: Int[Array, "B T"] | None) -> dict[str, Array]:
+    """What keeps a model's attention inside documents."""
+    if segments is None:
+        return {}
+    return {"mask": document_mask(segments), "positions": document_positions(segments)}
+
+
+def _mean_counted(targets: Int[Array, "A B T"], axis_name: str | None) -> Float[Array, ""]:
+    """How many targets of a micro-batch on one device count, on average; more than 0."""
+    counted = jnp.sum(targets >= 0).astype(jnp.result_type(float))
+    if axis_name is not None:
+        counted = mean_over(counted, axis_name)
+    return jnp.maximum(counted, 1e-9) / len(targets)
 
 
 def _compute_wide(gradients: Parameters) -> Parameters:

@@ -3,6 +3,7 @@
 import functools
 
 import torch
+from torch.nn import functional
 
 
 def causal_mask(
@@ -50,6 +51,26 @@ def padding_mask_from_lengths(lengths: torch.Tensor, max_length: int) -> torch.T
     """Returns the mask (B, 1, 1, S) that allows the first ``lengths[b]`` tokens of row b."""
     slots_S = torch.arange(max_length, device=lengths.device)
     return (slots_S[None, :] < lengths[:, None])[:, None, None, :]
+
+
+def document_mask(segments: torch.Tensor) -> torch.Tensor:
+    """Returns the mask (B, 1, T, T) by which a token may attend to those of the same document.
+
+    Args:
+        segments: which document of its row each token is of, (B, T).
+    """
+    return (segments[:, :, None] == segments[:, None, :])[:, None]
+
+
+def document_positions(segments: torch.Tensor) -> torch.Tensor:
+    """Returns the position of each token in its document (B, T); a row has documents one by one.
+
+    >>> document_positions(torch.tensor([[1, 1, 1, 2, 2, 0]])).tolist()
+    [[0, 1, 2, 0, 1, 0]]
+    """
+    places = torch.arange(segments.shape[1], device=segments.device)[None]
+    begins = functional.pad(segments[:, 1:] != segments[:, :-1], (1, 0))
+    return places - torch.cummax(torch.where(begins, places, 0), dim=1).values
 
 
 def combine_masks(*masks: torch.Tensor | None) -> torch.Tensor | None:

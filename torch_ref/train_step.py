@@ -7,6 +7,7 @@ import torch
 
 from torch_ref.config import OptimizerConfig
 from torch_ref.losses import cross_entropy, token_losses
+from torch_ref.masks import document_mask, document_positions
 from torch_ref.optimizers import clip_by_global_norm, global_norm, learning_rate, make_optimizer
 from torch_ref.transformer_lm import TransformerLM
 
@@ -36,6 +37,9 @@ def language_model_loss(
     inputs: torch.Tensor,
     targets: torch.Tensor,
     compute_dtype: torch.dtype | None = None,
+    *,
+    segments: torch.Tensor | None = None,
+    divisor: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Returns the mean cross-entropy of the model in training mode, in nats per token.
 
@@ -45,27 +49,37 @@ def language_model_loss(
         targets: the ids that follow them.
         compute_dtype: what parameters are cast to for the forward and backward pass; None leaves
             them. Gradients come back in the parameters' own dtype.
+        segments: which document each token is of, (B, T). Attention then stays inside documents,
+            and positions begin anew in each.
+        divisor: where given, targets below 0 do not count, and the sum of the others' losses is
+            divided by this number.
     """
     model.train()
-    return cross_entropy(_logits(model, inputs, compute_dtype), targets)
+    logits = _logits(model, inputs, compute_dtype, segments)
+    if divisor is None:
+        return cross_entropy(logits, targets)
+    return torch.sum(token_losses(logits, targets) * (targets >= 0)) / divisor
 
 
 def train_step(
     state: TrainState,
-    batch: tuple[torch.Tensor, torch.Tensor],
+    batch: tuple[torch.Tensor, ...],
     *,
     optimizer: OptimizerConfig,
     compute_dtype: torch.dtype | None = None,
     loss_function: Callable[..., torch.Tensor] = language_model_loss,
+    masked: bool = False,
 ) -> tuple[TrainState, dict[str, torch.Tensor]]:
     """Makes one AdamW update from the gradients of A micro-batches, averaged.
 
     Args:
         state: changed in place and returned.
-        batch: inputs and targets, each (A, B, T).
+        batch: inputs and targets, each (A, B, T); also segments, where rows hold documents.
         optimizer: its settings.
         compute_dtype: see ``language_model_loss``.
         loss_function: called as that is; ``torch.compile`` of it, for example.
+        masked: targets below 0 do not count; the loss is the mean over those of all micro-batches
+            that do.
 
     Returns:
         The state, and ``train_loss`` (nats per token), ``grad_norm`` (before clipping) and
@@ -77,8 +91,13 @@ def train_step(
     state.optimizer_state.zero_grad(set_to_none=True)
     count = batch[0].shape[0]
     total = torch.zeros(())
-    for inputs, targets in zip(*batch, strict=True):
-        loss = loss_function(state.model, inputs, targets, compute_dtype) / count
+    more: dict[str, torch.Tensor] = {}
+    if masked:
+        more["divisor"] = torch.sum(batch[1] >= 0).double().clamp(min=1e-9) / count
+    for inputs, targets, *segments in zip(*batch, strict=True):
+        if segments:
+            more["segments"] = segments[0]
+        loss = loss_function(state.model, inputs, targets, compute_dtype, **more) / count
         loss.backward()
         total = total + loss.detach()
     if optimizer.clip_norm is None:
@@ -100,18 +119,31 @@ def evaluation_step(
     inputs: torch.Tensor,
     targets: torch.Tensor,
     mask: torch.Tensor,
+    segments: torch.Tensor | None = None,
     *,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout."""
+    """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout.
+
+    ``segments`` are those of ``language_model_loss``.
+    """
     model.eval()
-    return torch.sum(token_losses(_logits(model, inputs, compute_dtype), targets) * mask)
+    logits = _logits(model, inputs, compute_dtype, segments)
+    return torch.sum(token_losses(logits, targets) * mask)
 
 
-def _logits(model: TransformerLM, inputs: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def _logits(
+    model: TransformerLM,
+    inputs: torch.Tensor,
+    dtype: torch.dtype | None,
+    segments: torch.Tensor | None,
+) -> torch.Tensor:
     """The logits of the model with its parameters cast to ``dtype``; None leaves them."""
+    inside: dict[str, torch.Tensor] = {}
+    if segments is not None:
+        inside = {"mask": document_mask(segments), "positions": document_positions(segments)}
     if dtype is None:
-        logits: torch.Tensor = model(inputs)
+        logits: torch.Tensor = model(inputs, **inside)
         return logits
     cast = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
-    return torch.func.functional_call(model, cast, (inputs,))
+    return torch.func.functional_call(model, cast, (inputs,), inside)

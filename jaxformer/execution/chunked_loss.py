@@ -23,6 +23,7 @@ def average_losses(
     head: Callable[[Float[Array, "B T D"]], Float[Array, "B T V"]],
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
+    shares: Float[Array, "B T"] | None = None,
 ) -> Float[Array, ""]:
     """Returns the mean of ``token_losses(head(hidden), targets)``, with few logits at a time.
 
@@ -37,14 +38,17 @@ def average_losses(
             too.
         hidden: states of a model's last block.
         targets: ids.
+        shares: what each loss is multiplied by before all are added up, in place of their mean;
+            nothing is differentiated with respect to them.
     """
     logits = jax.eval_shape(head, hidden)
     batch, length, vocabulary = logits.shape
     size = positions_at_once(batch, length, vocabulary, logits.dtype.itemsize)
     if size == length or current_layout() is not None:
-        return jnp.mean(token_losses(head(hidden), targets))
+        losses = token_losses(head(hidden), targets)
+        return jnp.mean(losses) if shares is None else jnp.sum(losses * shares.astype(losses.dtype))
     closed, weights = jax.closure_convert(head, hidden[:, :size])
-    return _average_in_chunks(token_losses, closed, size, hidden, targets, weights)
+    return _average_in_chunks(token_losses, closed, size, hidden, targets, shares, weights)
 
 
 def positions_at_once(batch: int, length: int, vocabulary: int, itemsize: int) -> int:
@@ -66,10 +70,11 @@ def _average_in_chunks(
     size: int,
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
+    shares: Float[Array, "B T"] | None,
     weights: list[Array],
 ) -> Float[Array, ""]:
     """The mean loss, ``size`` positions at a time; ``head`` takes ``weights`` after the states."""
-    return _loss_and_gradients(token_losses, head, size, hidden, targets, weights)[0]
+    return _loss_and_gradients(token_losses, head, size, hidden, targets, shares, weights)[0]
 
 
 def _loss_and_gradients(
@@ -78,17 +83,19 @@ def _loss_and_gradients(
     size: int,
     hidden: Float[Array, "B T D"],
     targets: Int[Array, "B T"],
+    shares: Float[Array, "B T"] | None,
     weights: list[Array],
 ) -> tuple[Float[Array, ""], tuple[Float[Array, "B T D"], list[Array]]]:
     """The loss, and its gradients with respect to ``hidden`` and ``weights``."""
     batch, length, width = hidden.shape
+    divisor = float(batch * length) if shares is None else 1.0
 
     def add(
         sums: tuple[Array, list[Array]], chunk: tuple[Array, Array, Array]
     ) -> tuple[tuple[Array, list[Array]], Array]:
         def loss(states: Array, weights: list[Array]) -> Array:
             losses = token_losses(head(states, *weights), chunk[1])
-            return jnp.sum(losses * chunk[2]) / float(batch * length)
+            return jnp.sum(losses * chunk[2].astype(losses.dtype)) / divisor
 
         value, (of_states, of_weights) = jax.value_and_grad(loss, (0, 1))(chunk[0], weights)
         return jax.tree.map(jnp.add, sums, (value, of_weights)), of_states
@@ -99,6 +106,8 @@ def _loss_and_gradients(
         return jnp.moveaxis(filled.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
 
     kept = jnp.arange(length + -length % size).reshape(-1, 1, size) < length
+    if shares is not None:
+        kept = cut(shares) * kept
     start = [jnp.zeros(w.shape, jnp.promote_types(w.dtype, jnp.float32)) for w in weights]
     zero = jnp.zeros((), jnp.promote_types(hidden.dtype, jnp.float32))
     (value, of_weights), of_hidden = jax.lax.scan(
@@ -114,9 +123,9 @@ def _scale_gradients(
     size: int,
     gradients: Any,
     cotangent: Float[Array, ""],
-) -> tuple[Array, None, list[Array]]:
+) -> tuple[Array, None, None, list[Array]]:
     of_hidden, of_weights = jax.tree.map(lambda g: (g * cotangent).astype(g.dtype), gradients)
-    return of_hidden, None, of_weights
+    return of_hidden, None, None, of_weights
 
 
 _average_in_chunks.defvjp(_loss_and_gradients, _scale_gradients)
