@@ -43,7 +43,7 @@ source, target = sys.argv[1:3]
 """
 PORT = """
 from jaxformer.cli.main import main
-import jaxformer.porting.port, jaxformer.porting.dialects.gpt2
+import jaxformer.porting.port, jaxformer.porting.dialects.gpt
 import jaxformer.porting.dialects.torch_ref, orbax.checkpoint
 def work():
     assert main(["port", source, target, *sys.argv[3:]]) == 0

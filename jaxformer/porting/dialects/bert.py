@@ -6,6 +6,7 @@
 - ``electra`` (arXiv 2003.10555): embeddings may be narrower. Its generator is ported, and of the
   discriminator the body.
 - ``megatron-bert`` (arXiv 1909.08053) normalises what enters a branch.
+- ``distilbert`` (arXiv 1910.01108) has neither types nor a pooler.
 - ``ernie`` (arXiv 1904.09223), without the embedding of tasks that later ones have.
 
 ``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than it has, a pooler and
@@ -18,8 +19,10 @@ import numpy as np
 from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
+    ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,
     SIZES,
+    even_head_width,
     narrow_embedding,
 )
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
@@ -74,6 +77,15 @@ BODY = body("attention.output.LayerNorm", "output.LayerNorm")
 MEGATRON_BODY = body("attention.ln", "ln", final_norm="encoder.ln")
 ELECTRA_BODY = body(
     "attention.output.LayerNorm", "output.LayerNorm", embedding_projection="embeddings_project"
+)
+DISTILBERT_BODY = stack_rules(
+    "transformer.layer.*",
+    ("attention", names(q_proj="q_lin", k_proj="k_lin", v_proj="v_lin", o_proj="out_lin")),
+    ("ffn", names(up_proj="lin1", down_proj="lin2")),
+    {"attention_norm": "sa_layer_norm", "feed_forward_norm": "output_layer_norm"},
+    token_embedding="embeddings.word_embeddings",
+    position_embedding="embeddings.position_embeddings",
+    embedding_norm="embeddings.LayerNorm",
 )
 BERT_HEAD = masked_lm_head(
     "cls.predictions.transform.dense",
@@ -155,6 +167,22 @@ ELECTRA = (
 )
 MEGATRON = (*SIZES, *KIN, Fixed("embedding_norm", False))
 ERNIE = (*SIZES, *KIN, *POST_NORM, Required("use_task_id", False), Inert(("task_type_vocab_size",)))
+DISTILBERT = (
+    Mapped(("dim", "hidden_size"), "d_model"),
+    Mapped(("n_heads", "num_attention_heads"), "num_heads"),
+    Required("head_dim", even_head_width),
+    Mapped(("n_layers", "num_hidden_layers"), "num_layers"),
+    Mapped("max_position_embeddings", "context_length"),
+    Mapped("hidden_dim", "d_ff", written_from="feed_forward_width"),
+    Mapped("activation", "activation", translation=ACTIVATIONS),
+    ATTENTION_DROPOUT,
+    Mapped("dropout", ("feed_forward_dropout", "embedding_dropout"), 0.0),
+    Fixed("norm_eps", 1e-12),
+    *MASKED_LM,
+    *POST_NORM,
+    # What the table of positions starts with; two rates of heads for other tasks.
+    Inert(("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")),
+)
 
 
 def _position_ids(module: TransformerLM, shape: Shape | None) -> np.ndarray:
@@ -227,4 +255,12 @@ DIALECTS = (
     ),
     _adapter("megatron-bert", MEGATRON, rules=MEGATRON_BODY),
     _adapter("ernie", ERNIE),
+    language_model(
+        "distilbert",
+        DISTILBERT,
+        DISTILBERT_BODY,
+        head=masked_lm_head("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+        outside=("vocab_",),
+        buffers=(POSITION_IDS,),
+    ),
 )

@@ -1,6 +1,7 @@
 """Hugging Face's ``llama``, ``mistral``, ``ministral``, ``qwen2`` and ``qwen3``: one stack."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer.porting.dialects.common.buffers import inverse_frequencies
@@ -10,9 +11,9 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     FEED_FORWARD_WIDTH,
     GATED_ACTIVATIONS,
     KEY_VALUE_HEADS,
-    SlidingWindow,
     even_head_width,
 )
+from jaxformer.porting.dialects.common.layer_patterns import SlidingWindow
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
@@ -23,7 +24,6 @@ from jaxformer.porting.mapping.settings import (
     Mapped,
     Required,
     Row,
-    Values,
     fixed,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
@@ -35,39 +35,46 @@ OLD_BUFFERS = (
     Buffer("layers.*.self_attn.rotary_emb.inv_freq", inverse_frequencies, written=False),
 )
 GATED_FEED_FORWARD = names(gate_proj="gate_proj", up_proj="up_proj", down_proj="down_proj")
+# Of blocks that normalise what enters their two branches.
+TWO_NORMS = {
+    "attention_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+}
 
 
 def body(
     module: TransformerLM,
+    norms: Mapping[str, str] = TWO_NORMS,
     *,
     q_norm: str = "q_norm",
     k_norm: str = "k_norm",
     neighbours: bool = False,
-    qkv: Rules | None = None,
+    qkv: Callable[[TransformerLM], Rules] | None = None,
     feed_forward: Rules = GATED_FEED_FORWARD,
-    **norms: str,
 ) -> Rules:
     """Returns the rules of the stack.
 
     Args:
         module: the target.
+        norms: those of its blocks: target = source.
         q_norm: what the source calls the norm of queries.
         k_norm: and that of keys.
         neighbours: see ``rotated``.
         qkv: of the projections to queries, keys and values where they are no three of their own.
         feed_forward: of the feed-forward.
-        norms: those of its blocks: target = source.
     """
     same = {"q_proj": "q_proj", "k_proj": "k_proj"}
     queries_and_keys = {**same, "q_norm": q_norm, "k_norm": k_norm}
     if qkv is None:
-        qkv = (
+        heads = (
             *rotated(module, queries_and_keys, neighbours=neighbours),
             *names(v_proj="v_proj"),
         )
+    else:
+        heads = qkv(module)
     return stack_rules(
         "layers.*",
-        ("self_attn", (*qkv, *names(o_proj="o_proj"))),
+        ("self_attn", (*heads, *names(o_proj="o_proj"))),
         ("mlp", feed_forward),
         norms,
         token_embedding="embed_tokens",
@@ -75,68 +82,62 @@ def body(
     )
 
 
-def two_norm_body(module: TransformerLM, **more: Any) -> Rules:
-    """Returns the rules of the stack whose blocks normalise what enters their two branches.
+def head_width(default: Any, *, is_nullable: bool = False) -> Mapped:
+    """Returns the row of the width of a head, which is this where there is none.
 
     Args:
-        module: the target.
-        more: see ``body``.
+        default: see ``Mapped``.
+        is_nullable: whether null says that the heads share the width of the model.
     """
-    return body(
-        module,
-        attention_norm="input_layernorm",
-        feed_forward_norm="post_attention_layernorm",
-        **more,
+    return Mapped(
+        "head_dim", "head_dim", default, written_from="head_width", is_nullable=is_nullable
     )
 
 
-def _default_head_width(source_model: SourceModel, values: Values) -> int:
-    return even_head_width(values)
-
-
-HEAD_WIDTH = Mapped("head_dim", "head_dim", _default_head_width, written_from="head_width")
+HEAD_WIDTH = head_width(lambda source_model, values: even_head_width(values))
 ATTENTION_BIAS = Mapped("attention_bias", ("output_bias", "qkv_bias"), False, BOOLEAN)
+FEED_FORWARD_BIAS = Mapped("mlp_bias", "feed_forward_bias", False, BOOLEAN)
+BIASES = (ATTENTION_BIAS, FEED_FORWARD_BIAS)
 # transformers' class has no such setting: where a config.json has it, it changes nothing there.
-NO_ATTENTION_BIAS = (
-    Mapped("attention_bias", "output_bias", is_read=False),
-    *fixed(qkv_bias=False, output_bias=False),
-)
-NO_FEED_FORWARD_BIAS = (
-    Mapped("mlp_bias", "feed_forward_bias", is_read=False),
-    Fixed("feed_forward_bias", False),
-)
-
-
+NO_FEED_FORWARD_BIAS = (FEED_FORWARD_BIAS, Fixed("feed_forward_bias", False))
+NO_BIASES = (*BIASES, *fixed(qkv_bias=False, output_bias=False, feed_forward_bias=False))
+GATED = Mapped("hidden_act", "activation", translation=GATED_ACTIVATIONS)
 ROTARY = RotaryPositions()
 
 
 def stack(
-    head_width: Mapped,
-    *attention_bias: Row,
+    *differences: Row,
+    heads: Row = HEAD_WIDTH,
+    biases: tuple[Row, ...] = BIASES,
+    activation: Row = GATED,
     eps: str = "rms_norm_eps",
     rotary: Row | None = ROTARY,
 ) -> tuple[Row, ...]:
-    """Returns the rows that these families and their kin have alike.
+    """Returns the rows of one of the kin: LLaMA's, and where it differs.
 
     Args:
-        head_width: the row of the width of a head.
-        attention_bias: the rows of the biases of an attention.
+        differences: further rows; a field is what the last row says.
+        heads: the row of the width of a head.
+        biases: the rows of the biases of attention and feed-forward.
+        activation: the row of the activation.
         eps: the name of what norms add to the variance.
-        rotary: the row of rotary positions; None where it is to follow others.
+        rotary: the row of rotary positions; None where it is among the differences.
     """
     return (
         Mapped("hidden_size", "d_model"),
         Mapped("num_attention_heads", "num_heads"),
         KEY_VALUE_HEADS,
-        head_width,
+        heads,
         Mapped("num_hidden_layers", "num_layers"),
         Mapped("max_position_embeddings", "context_length"),
         FEED_FORWARD_WIDTH,
+        activation,
         Mapped(eps, "norm_eps", 1e-6),
-        *attention_bias,
+        *biases,
         ATTENTION_DROPOUT,
         *([] if rotary is None else [rotary]),
         Fixed("norm", "rms_norm"),
+        *differences,
     )
 
 
@@ -152,77 +153,64 @@ def _full_layers_first(source_model: SourceModel, num_layers: int) -> list[str]:
     ]
 
 
-GATED = Mapped("hidden_act", "activation", translation=GATED_ACTIVATIONS)
-LLAMA = (
-    *stack(HEAD_WIDTH, ATTENTION_BIAS),
+LLAMA = stack(
     Checked(even_head_width),
-    GATED,
-    Mapped("mlp_bias", "feed_forward_bias", False, BOOLEAN),
     # How many slices the products were once computed in.
     Inert(("pretraining_tp", "max_sequence_length")),
 )
-MISTRAL = (
-    *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS),
-    GATED,
-    *NO_FEED_FORWARD_BIAS,
+MISTRAL = stack(
     # null says that there is none.
     Mapped("sliding_window", "sliding_window", 4096, is_nullable=True),
     # Only transformers' ministral has layers of several types.
     Inert(("layer_types",)),
+    biases=NO_BIASES,
 )
-MINISTRAL = (
-    *stack(HEAD_WIDTH, *NO_ATTENTION_BIAS),
-    GATED,
-    *NO_FEED_FORWARD_BIAS,
-    SlidingWindow(_all_sliding),
-)
-QWEN2 = (
-    *stack(
-        HEAD_WIDTH,
-        Mapped("attention_bias", "output_bias", is_read=False),
-        Fixed("qkv_bias", True),
-        Fixed("output_bias", False),
-    ),
-    GATED,
-    *NO_FEED_FORWARD_BIAS,
+QWEN2 = stack(
+    Fixed("qkv_bias", True),
     SlidingWindow(_full_layers_first, has_switch=True),
     Inert(("max_window_layers",)),
     Required("use_mrope", False),
+    biases=NO_BIASES,
 )
-QWEN3 = (
-    *stack(Mapped("head_dim", "head_dim", 128, written_from="head_width"), ATTENTION_BIAS),
-    GATED,
-    *NO_FEED_FORWARD_BIAS,
+QWEN3 = stack(
     Fixed("query_key_norm", True),
     SlidingWindow(_full_layers_first, has_switch=True),
     Inert(("max_window_layers",)),
+    heads=head_width(128),
+    biases=(ATTENTION_BIAS, *NO_FEED_FORWARD_BIAS),
 )
 
 
 def llama_adapter(
     name: str,
     settings: tuple[Row, ...],
-    rules: Callable[[TransformerLM], Rules] = two_norm_body,
     *,
+    neighbours: bool = False,
     buffers: tuple[Buffer, ...] = OLD_BUFFERS,
     translated: frozenset[str] = frozenset({"interleaved"}),
+    **names_of_body: Any,
 ) -> StateDictAdapter:
-    """Returns the adapter of a family with LLaMA's names.
+    """Returns the adapter of one of the kin.
 
     Args:
         name: the ``model_type``.
         settings: its rows.
-        rules: of its body, from the target module.
+        neighbours: whether it rotates neighbours, and not the two halves of a head.
         buffers: of its body.
         translated: see ``ModuleMapping``.
+        names_of_body: where its names are not LLaMA's, see ``body``.
     """
-    return language_model(name, settings, rules, buffers=buffers, translated=translated)
+    rules = functools.partial(body, neighbours=neighbours, **names_of_body)
+    rotation = (Fixed("rotary_interleaved", True),) if neighbours else ()
+    return language_model(
+        name, (*settings, *rotation), rules, buffers=buffers, translated=translated
+    )
 
 
 DIALECTS = (
     llama_adapter("llama", LLAMA),
     llama_adapter("mistral", MISTRAL),
-    llama_adapter("ministral", MINISTRAL),
+    llama_adapter("ministral", stack(SlidingWindow(_all_sliding), biases=NO_BIASES)),
     llama_adapter("qwen2", QWEN2),
     llama_adapter("qwen3", QWEN3),
 )

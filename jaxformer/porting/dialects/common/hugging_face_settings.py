@@ -1,21 +1,15 @@
 """Rows of the tables of settings that several of Hugging Face's families share."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import math
 
-from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.porting.mapping.settings import (
     Choices,
     Conversion,
     Mapped,
     Required,
-    Row,
     Values,
-    unsupported,
 )
-from jaxformer.porting.mapping.source_model import SourceModel
 
 # gelu_fast is gelu_new with sqrt(2/π) cut to ten digits, which rounds to the same float32.
 ACTIVATIONS = Choices(
@@ -92,44 +86,24 @@ def narrow_embedding(name: str) -> Mapped:
 ATTENTION_DROPOUT = Mapped("attention_dropout", "attention_dropout", 0.0)
 
 
-@dataclass(frozen=True)
-class SlidingWindow(Row):
-    """A sliding window in some layers.
+def _reciprocal(number: float) -> float:
+    """Returns 1 / number; of a reciprocal, the short number that it was made of."""
+    short = round(1 / number, 9)
+    return short if short and 1 / short == number else 1 / number
 
-    Attributes:
-        default_types: the ``layer_types`` of a source model with so many layers that has none.
-        has_switch: whether the window is there only where ``use_sliding_window`` says so.
-    """
 
-    default_types: Callable[[SourceModel, int], list[str]]
-    has_switch: bool = False
-
-    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
-        """Gives the window and the layers without it, or nothing."""
-        # null says that there is none.
-        window = source_model.nullable("sliding_window", 4096)
-        if self.has_switch and not source_model.setting("use_sliding_window", default=False):
-            window = None
-        types = source_model.setting("layer_types", default=None)
-        if types is not None and set(types) - {"full_attention", "sliding_attention"}:
-            raise unsupported("layer_types", "be full_attention or sliding_attention", types)
-        if types is not None and len(types) != values["num_layers"]:
-            raise unsupported("layer_types", f"be {values['num_layers']}", types)
-        if window is None:
-            return {}
-        if types is None:
-            types = self.default_types(source_model, values["num_layers"])
-        full = tuple(n for n, kind in enumerate(types) if kind == "full_attention")
-        return {"sliding_window": window, "full_attention_layers": full}
-
-    def write(self, config: TransformerLMConfig) -> dict[str, Any]:
-        """Gives the window and the type of every layer."""
-        window = config.attention.sliding_window
-        switch = {"use_sliding_window": window is not None} if self.has_switch else {}
-        types = [
-            "full_attention"
-            if window is None or layer in config.layers.full_attention_layers
-            else "sliding_attention"
-            for layer in range(config.num_layers)
-        ]
-        return {**switch, "sliding_window": window, "layer_types": types}
+# Factors that a config.json has as a number, where none here is None: 1 there.
+FACTOR = Conversion(
+    lambda number, values: None if number == 1 else float(number),
+    lambda factor, config: 1.0 if factor is None else factor,
+)
+# What is divided by.
+DIVISOR = Conversion(
+    lambda number, values: None if number == 1 else 1 / number,
+    lambda factor, config: 1.0 if factor is None else _reciprocal(factor),
+)
+# Of attention scores, where none here is 1 / sqrt(H).
+SCORE_FACTOR = Conversion(
+    lambda number, values: float(number),
+    lambda factor, config: 1 / math.sqrt(config.head_width) if factor is None else factor,
+)

@@ -130,7 +130,8 @@ class RotaryPositions(Row):
         fraction: the share of a head that is turned where the config.json does not say; None where
             a whole head always is.
         base_name: the older name of ``rope_theta``, beside ``rope_scaling``.
-        fraction_name: that of ``partial_rotary_factor``.
+        fraction_name: that of ``partial_rotary_factor``. Readers before transformers 5 take both in
+            place of ``rope_parameters``.
         base: what ``rope_theta`` is where the config.json does not say.
         usual: the parameters where the config.json has none.
         rows: of the parameters.
@@ -186,13 +187,18 @@ class RotaryPositions(Row):
         """Gives both forms."""
         parameters = write_settings(self.rows, config)
         scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
-        is_scaled = config.position.rotary.scaling.rotary_scaling != "none"
+        rotary = config.position.rotary
+        is_scaled = rotary.scaling.rotary_scaling != "none"
         if self.has_two_fields and scaling.keys() == {"rope_type", "factor"}:
             scaling = {"type": scaling["rope_type"], "factor": scaling["factor"]}
+        # A whole head is what all readers take, where it is the usual.
+        is_whole = self.fraction is None or self.fraction == rotary.rotary_fraction == 1.0
         return {
             "rope_parameters": parameters,
-            "rope_theta": config.position.rotary.rotary_base,
+            "rope_theta": rotary.rotary_base,
+            self.base_name: rotary.rotary_base,
             "rope_scaling": scaling if is_scaled else None,
+            **({} if is_whole else {self.fraction_name: rotary.rotary_fraction}),
         }
 
 
