@@ -82,13 +82,13 @@ def time_steps(arguments, path: Path) -> tuple[list[dict], dict[str, int]]:
         resident_tokens=1,
     )
     experiment = Experiment.prepare(config, open_tokens(path))
-    config, split = experiment.config, experiment.train_ids
+    config, split = experiment.config, experiment.train_rows.split
     strategy = make_strategy(config, StepSpec.from_config(config), choose_devices(config))
     state = strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
     ids = split.read(0, min(len(split), RESIDENT))
     resident = ResidentBatches(strategy, config, ids)
     del ids
-    streamed = StreamedBatches(strategy, config, split)
+    streamed = StreamedBatches(strategy, config, experiment.train_rows)
     step = {"disk": 0, "devices": 0}
 
     def call(side: str, batches) -> None:

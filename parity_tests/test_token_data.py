@@ -11,11 +11,13 @@ from flax import nnx
 
 import torch_ref.char_data
 import torch_ref.config
+import torch_ref.packing
 import torch_ref.parameters
+import torch_ref.sampling
 import torch_ref.token_data
 import torch_ref.train_step
 import torch_ref.transformer_lm
-from jaxformer import char_data, token_data
+from jaxformer import char_data, packing, sampling, token_data
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.parameters import split
 from jaxformer.porting import export_arrays
@@ -25,7 +27,10 @@ from tests.support.folders_of_tokens import write_folder, write_nanogpt
 from tests.support.tiers import full_after
 
 T, B, V, STEPS = 13, 7, 311, 100
-SIDES = [(token_data, char_data), (torch_ref.token_data, torch_ref.char_data)]
+SIDES = [
+    (token_data, char_data, sampling, packing),
+    (torch_ref.token_data, torch_ref.char_data, torch_ref.sampling, torch_ref.packing),
+]
 
 
 def ids(count=4321):
@@ -40,17 +45,29 @@ def folder(request, tmp_path_factory):
     if request.param == "nanogpt":
         return write_nanogpt(path, splits)
     dtype = "uint32" if request.param == "uint32" else "uint16"
-    return write_folder(path, splits, vocab_size=V, shard=97, dtype=dtype)
+    return write_documents(path, splits, shard=97, dtype=dtype)
 
 
-def batch(side, folder, sampling, step, seed=5):
-    tokens, chars = side
-    windows = tokens.TokenWindows(tokens.TokenFolder(folder).train, T)
-    if sampling == "random":
-        return chars.batch_at(windows, seed, step, B)
-    starts = tokens.epoch_starts(seed, step, B, len(windows.split), T)
-    rows = [windows[int(start)] for start in starts]
-    return np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows])
+def write_documents(path, splits, **more):
+    """Documents of 1 to 60 tokens, of which about a half belongs to answers."""
+    random = np.random.default_rng(2)
+    documents, answers = {}, {}
+    for name, found in splits.items():
+        ends = np.cumsum(random.integers(1, 61, len(found)))
+        documents[name] = [0, *ends[ends < len(found)]]
+        answers[name] = random.random(len(found)) < 0.5
+    if more.pop("has_answers", False):
+        more["answers"] = answers
+    return write_folder(path, splits, vocab_size=V, documents=documents, **more)
+
+
+def batch(side, folder, kind, step, seed=5):
+    tokens, _, orders, packings = side
+    split = tokens.TokenFolder(folder).train
+    form = packings.PackedRows if kind == "packed" else tokens.TokenWindows
+    rows = form(split, T)
+    order = "random" if kind == "random" else "epoch"
+    return orders.batch_of(rows, orders.draw_rows(rows, order, seed, step, B))
 
 
 @pytest.mark.parametrize("sampling", ["random", "epoch"])
@@ -76,9 +93,28 @@ def test_both_know_a_folder_by_the_same_fingerprint(folder):
     assert (first.vocab_size, len(first.val)) == (second.vocab_size, len(second.val))
 
 
-@pytest.mark.parametrize("sampling", full_after(1, ["random", "epoch"]))
-def test_a_hundred_steps_on_a_folder_are_the_same(tmp_path, sampling, float64):
-    path = write_folder(tmp_path, {"train": ids(), "val": ids(50)}, vocab_size=V, shard=97)
+@pytest.mark.parametrize("has_answers", [False, True])
+def test_packed_batches_are_the_same(tmp_path, has_answers):
+    path = write_documents(tmp_path, {"train": ids(), "val": ids(50)}, has_answers=has_answers)
+    for step in (0, 1, 46, 12_345):
+        found, expected = (batch(side, path, "packed", step) for side in SIDES)
+        assert len(found) == 3
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.shape == (B, T)
+    windows = [batch(side, path, "epoch", 3) for side in SIDES]
+    np.testing.assert_array_equal(*(arrays[1] for arrays in windows))
+    assert (windows[0][1] < 0).any() == has_answers
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_answers"),
+    full_after(1, [("packed", True), ("packed", False), ("random", False), ("epoch", True)]),
+)
+def test_a_hundred_steps_on_a_folder_are_the_same(tmp_path, kind, has_answers, float64):
+    splits = {"train": ids(), "val": ids(50)}
+    path = write_documents(tmp_path, splits, shard=97, has_answers=has_answers)
+    masked = has_answers or kind == "packed"
     config = TransformerLMConfig(
         vocab_size=V, context_length=T, d_model=24, num_layers=2, num_heads=3, d_ff=40
     )
@@ -86,7 +122,9 @@ def test_a_hundred_steps_on_a_folder_are_the_same(tmp_path, sampling, float64):
     definition, parameters = split(TransformerLM(config, rngs=nnx.Rngs(0)))
     parameters = {name: p.astype("float32").astype("float64") for name, p in parameters.items()}
     state = TrainState.create(parameters, optimizer)
-    step = jax.jit(functools.partial(train_step, definition=definition, optimizer=optimizer))
+    step = jax.jit(
+        functools.partial(train_step, definition=definition, optimizer=optimizer, masked=masked)
+    )
 
     twin = torch_ref.transformer_lm.TransformerLM(
         torch_ref.config.TransformerLMConfig(**config.settings())
@@ -97,12 +135,14 @@ def test_a_hundred_steps_on_a_folder_are_the_same(tmp_path, sampling, float64):
 
     losses = []
     for number in range(STEPS):
-        state, metrics = step(
-            state, [a[None] for a in batch(SIDES[0], path, sampling, number)], None
-        )
-        rows = batch(SIDES[1], path, sampling, number)
+        arrays = tuple(a[None] for a in batch(SIDES[0], path, kind, number))
+        state, metrics = step(state, arrays, None)
+        rows = batch(SIDES[1], path, kind, number)
         reference, expected = torch_ref.train_step.train_step(
-            reference, tuple(torch.from_numpy(a).long()[None] for a in rows), optimizer=settings
+            reference,
+            tuple(torch.from_numpy(a).long()[None] for a in rows),
+            optimizer=settings,
+            masked=masked,
         )
         losses.append((float(metrics["train_loss"]), float(expected["train_loss"])))
     candidate, twins = np.array(losses).T

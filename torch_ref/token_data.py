@@ -2,7 +2,7 @@
 
 A folder has ``index.json``, which names its shards, or is one of nanoGPT: ``train.bin`` and
 ``val.bin``, ids in uint16. A shard is a plain array of ids in the byte order of the machine, which
-is little-endian. Batches of windows are drawn as for texts (``char_data.batch_at``), or in epochs.
+is little-endian. Beside it may stand where documents begin, and which ids belong to answers.
 """
 
 import bisect
@@ -26,7 +26,9 @@ DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u
 GPT2_VOCABULARY = 50257
 # Of a file, so that files of any length are distinguished in a moment.
 FINGERPRINT_BLOCKS, BLOCK_BYTES = 256, 1 << 16
-FEISTEL_ROUNDS = 6
+DOCUMENTS, ANSWERS = np.dtype("<u8"), np.dtype("u1")
+# A target that does not count, as torch's ``ignore_index``.
+IGNORED = -100
 
 
 class TokenSplit:
@@ -40,26 +42,42 @@ class TokenSplit:
         counts: how many ids each of them has.
         dtype: of the ids, uint16 or uint32.
         vocab_size: every id must be below it.
+        documents: of each shard, the file that says where documents begin, and how many.
+        answers: of each shard, the file that says which ids belong to answers; without such files
+            every id counts as a target.
 
     Raises:
-        TextError: a shard is missing, or has not as many ids as it should.
+        TextError: a file is missing, or is not as long as it should be.
     """
 
     def __init__(
-        self, paths: Sequence[Path], counts: Sequence[int], dtype: np.dtype, vocab_size: int
+        self,
+        paths: Sequence[Path],
+        counts: Sequence[int],
+        dtype: np.dtype,
+        vocab_size: int,
+        documents: Sequence[tuple[Path, int]] = (),
+        answers: Sequence[Path] = (),
     ):
         self.paths = list(paths)
         self.dtype = dtype
         self.vocab_size = vocab_size
         self._ends = list(itertools.accumulate(counts))
-        self._files: dict[int, Any] = {}
-        for path, count in zip(paths, counts, strict=True):
+        self._documents = list(documents)
+        self._answers = list(answers)
+        self._files: dict[Path, Any] = {}
+        files = [(path, count, dtype) for path, count in zip(paths, counts, strict=True)]
+        files += [(path, count, DOCUMENTS) for path, count in documents]
+        if answers:
+            files += [(path, n, ANSWERS) for path, n in zip(answers, counts, strict=True)]
+        for path, count, kind in files:
             size = path.stat().st_size if path.is_file() else -1
-            if size != count * dtype.itemsize:
+            if size != count * kind.itemsize:
                 found = "is missing" if size < 0 else f"has {size:,} bytes"
+                what = "ids" if kind is dtype else "numbers"
                 raise TextError(
-                    f"{path} {found}, and {count:,} ids of {dtype.name} have "
-                    f"{count * dtype.itemsize:,}: make the folder again"
+                    f"{path} {found}, and {count:,} {what} of {kind.name} have "
+                    f"{count * kind.itemsize:,}: make the folder again"
                 )
 
     def __len__(self) -> int:
@@ -77,32 +95,76 @@ class TokenSplit:
             raise IndexError(
                 f"ids {start} to {start + count} are outside the {len(self)} there are"
             )
+        return self._read(self.paths, self.dtype, start, count)
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether some ids do not count as targets."""
+        return bool(self._answers)
+
+    def read_targets(self, start: int, count: int) -> np.ndarray:
+        """Returns ids as targets, int32; those that belong to no answer are ``IGNORED``.
+
+        Raises:
+            IndexError, TextError: as for ``read``.
+        """
+        ids = self.read(start, count)
+        if not self._answers:
+            return ids
+        counts = self._read(self._answers, ANSWERS, start, count)
+        return np.where(counts, ids, np.int32(IGNORED))
+
+    def document_starts(self) -> np.ndarray:
+        """Returns where documents begin, int64, in order; the first begins at 0.
+
+        Raises:
+            TextError: that is not known, or cannot be so.
+        """
+        if not self._documents:
+            raise TextError(
+                f"{self.paths[0].parent} does not say where documents begin: make the folder with "
+                "jaxformer tokenize"
+            )
+        firsts = [0, *self._ends]
+        starts = np.concatenate(
+            [
+                np.fromfile(path, DOCUMENTS).astype(np.int64) + first
+                for first, (path, _) in zip(firsts, self._documents, strict=False)
+            ]
+        )
+        if not len(starts) or starts[0] or (np.diff(starts) <= 0).any() or starts[-1] >= len(self):
+            path = self._documents[0][0]
+            raise TextError(f"{path} or one that follows it is damaged: make the folder again")
+        return starts
+
+    def _read(self, paths: Sequence[Path], dtype: np.dtype, start: int, count: int) -> np.ndarray:
         found = np.empty(count, np.int32)
         done = 0
         while done < count:
             shard = bisect.bisect_right(self._ends, start + done)
             first = self._ends[shard - 1] if shard else 0
             part = min(count - done, self._ends[shard] - start - done)
-            found[done : done + part] = self._read_shard(shard, start + done - first, part)
+            found[done : done + part] = self._read_shard(
+                paths[shard], dtype, start + done - first, part
+            )
             done += part
         return found
 
-    def _read_shard(self, shard: int, start: int, count: int) -> np.ndarray:
-        path = self.paths[shard]
-        if shard not in self._files:
-            self._files[shard] = path.open("rb", buffering=0)
-        size = self.dtype.itemsize
-        data = os.pread(self._files[shard].fileno(), count * size, start * size)
+    def _read_shard(self, path: Path, dtype: np.dtype, start: int, count: int) -> np.ndarray:
+        if path not in self._files:
+            self._files[path] = path.open("rb", buffering=0)
+        size = dtype.itemsize
+        data = os.pread(self._files[path].fileno(), count * size, start * size)
         if len(data) < count * size:
             raise TextError(f"{path} was cut short while it was read: make the folder again")
-        ids = np.frombuffer(data, self.dtype)
-        if count and int(ids.max()) >= self.vocab_size:
-            place = int(np.argmax(ids >= self.vocab_size))
+        numbers = np.frombuffer(data, dtype)
+        if dtype is not ANSWERS and int(numbers.max()) >= self.vocab_size:
+            place = int(np.argmax(numbers >= self.vocab_size))
             raise TextError(
-                f"{path} has id {ids[place]} at position {start + place}, outside of "
+                f"{path} has id {numbers[place]} at position {start + place}, outside of "
                 f"{self.vocab_size} tokens: its dtype or its tokenizer is another"
             )
-        return ids
+        return numbers
 
 
 class TokenFolder:
@@ -138,14 +200,17 @@ class TokenFolder:
                 f"{self.path} holds no tokens: there is neither {INDEX} nor train.bin; make such a "
                 "folder with jaxformer tokenize"
             )
-        self.train, self.val = (
-            TokenSplit(
-                [self.path / shard["file"] for shard in splits[name]["shards"]],
-                [shard["tokens"] for shard in splits[name]["shards"]],
-                self.dtype,
-                self.vocab_size,
-            )
-            for name in SPLITS
+        self.train, self.val = (self._open(splits[name]["shards"]) for name in SPLITS)
+
+    def _open(self, shards: Sequence[dict[str, Any]]) -> TokenSplit:
+        documents = [shard["documents"] for shard in shards if "documents" in shard]
+        return TokenSplit(
+            [self.path / shard["file"] for shard in shards],
+            [shard["tokens"] for shard in shards],
+            self.dtype,
+            self.vocab_size,
+            [(self.path / found["file"], found["count"]) for found in documents],
+            [self.path / shard["answers"]["file"] for shard in shards if "answers" in shard],
         )
 
     def _bare_shard(self, name: str) -> dict[str, Any]:
@@ -197,6 +262,7 @@ class TokenWindows:
             )
         self.split = split
         self.block_size = block_size
+        self.stride = block_size
 
     def __len__(self) -> int:
         """Returns how many windows there are."""
@@ -205,51 +271,9 @@ class TokenWindows:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns inputs and targets (T,) of window ``index``; a negative index is an error."""
         window = self.split.read(index, self.block_size + 1)
-        return window[:-1], window[1:]
-
-
-def epoch_starts(
-    seed: int, step: int, batch_size: int, num_ids: int, block_size: int
-) -> np.ndarray:
-    """Returns where the windows of one batch begin, int64 (B,), in epochs without repetition.
-
-    The ids are cut into windows that follow each other, and every epoch goes through all of them in
-    an order of its own: a permutation that gives each place by itself (a Feistel network whose
-    values outside of the range are permuted again; Black and Rogaway, 2002), so any step can be had
-    without those before it.
-    """
-    windows = (num_ids - 1) // block_size
-    places = step * batch_size + np.arange(batch_size, dtype=np.int64)
-    starts = np.empty(batch_size, np.int64)
-    for epoch in np.unique(places // windows):
-        chosen = places // windows == epoch
-        order = permute(places[chosen] % windows, windows, seed, int(epoch))
-        starts[chosen] = order * block_size
-    return starts
-
-
-def permute(places: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
-    """Returns what stands at places of a permutation of [0, count), int64."""
-    half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    keys = np.random.Philox(key=[seed, 1], counter=[0, 0, 0, epoch]).random_raw(FEISTEL_ROUNDS)
-    values = places.astype(np.uint64)
-    outside = np.ones(len(values), bool)
-    while outside.any():
-        left, right = values[outside] >> half, values[outside] & mask
-        for key in keys:
-            left, right = right, left ^ (_mix(right + key) & mask)
-        values[outside] = left << half | right
-        outside = values >= np.uint64(count)
-    return values.astype(np.int64)
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """Returns 64-bit numbers whose every bit depends on all bits of ``x`` (SplitMix64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = x ^ (x >> np.uint64(31))
-    return mixed
+        if not self.split.has_answers:
+            return window[:-1], window[1:]
+        return window[:-1], self.split.read_targets(index + 1, self.block_size)
 
 
 def _read_index(path: Path) -> dict[str, Any]:
@@ -269,8 +293,22 @@ def _read_index(path: Path) -> dict[str, Any]:
                     raise ValueError(f"a shard is called {shard['file']!r}")
                 if type(shard["tokens"]) is not int or shard["tokens"] < 0:
                     raise ValueError(f"{shard['file']} has {shard['tokens']!r} tokens")
+            _check_files_beside(index["splits"][name]["shards"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
         raise TextError(f"{path} is no index of tokens: {reason}; make the folder again") from None
     found: dict[str, Any] = index
     return found
+
+
+def _check_files_beside(shards: Sequence[dict[str, Any]]) -> None:
+    """Checks what an index says of documents and answers: all shards have such files, or none."""
+    for kind in ("documents", "answers"):
+        found = [shard[kind] for shard in shards if kind in shard]
+        if len(found) not in (0, len(shards)):
+            raise ValueError(f"some shards have {kind}, and some have none")
+        for one in found:
+            if Path(one["file"]).name != one["file"]:
+                raise ValueError(f"a file of {kind} is called {one['file']!r}")
+            if kind == "documents" and (type(one["count"]) is not int or one["count"] < 0):
+                raise ValueError(f"{one['file']} has {one['count']!r} documents")

@@ -31,13 +31,15 @@ def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[s
     Raises:
         DeviceError: the mesh or the batch does not divide over the devices.
     """
-    config, corpus = experiment.config, len(experiment.validation_ids)
-    windows, _ = evaluation_windows(corpus, config.window)
+    config, first = experiment.config, experiment.validation[0]
+    if first.rows is None or first.rows.stride > 1:
+        windows = len(evaluation_windows(first.tokens, config.window)[0])
+    else:
+        windows = len(first.rows)
+    corpus = None if first.ids is None else len(first.ids)
     strategy = _make_strategy(experiment, devices)
     parameters = strategy.spec.state_shapes().parameters
-    shapes = strategy.evaluation_shapes(
-        parameters, corpus, len(windows), strategy.evaluation_batch_size
-    )
+    shapes = strategy.evaluation_shapes(parameters, corpus, windows, strategy.evaluation_batch_size)
     return {
         "training": _compile_steps(experiment, strategy),
         "evaluation": strategy.compile_evaluation(*shapes),
@@ -46,11 +48,11 @@ def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[s
 
 def _make_strategy(experiment: Experiment, devices: Sequence[jax.Device]) -> Strategy:
     config = experiment.config
-    return make_strategy(config, StepSpec.from_config(config), devices)
+    return make_strategy(config, StepSpec.from_config(config, experiment.row), devices)
 
 
 def _compile_steps(experiment: Experiment, strategy: Strategy) -> Any:
-    corpus = None if experiment.is_streamed else len(experiment.train_ids)
+    corpus = None if experiment.train_ids is None else len(experiment.train_ids)
     steps = experiment.config.steps_per_call
     shapes = strategy.step_shapes(strategy.spec.state_shapes(), corpus, steps)
     return strategy.compile_steps(*shapes)

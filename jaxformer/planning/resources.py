@@ -172,7 +172,8 @@ def _counted(experiment: Experiment, mesh: dict[str, int], step: StepEstimate) -
         "moments": step.moments,
         "gradients": step.gradients,
         "activations": step.activations,
-        "corpus": getattr(experiment.train_ids, "nbytes", 0) + experiment.validation_ids.nbytes,
+        "corpus": getattr(experiment.train_ids, "nbytes", 0)
+        + sum(getattr(one.ids, "nbytes", 0) for one in experiment.validation),
         "tokens_per_step": config.batch_size * config.window,
         "operations_per_step": step.model_operations,
     }

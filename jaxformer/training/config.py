@@ -14,6 +14,24 @@ from jaxformer.config_tree import flatten, from_dict
 MAX_SAMPLE_TOKENS = 100_000
 
 
+def depends_on_other_documents(model: TransformerLMConfig) -> str | None:
+    """Returns why a document's numbers would depend on those beside it in a row, if they would."""
+    position = model.position
+    scaling = position.rotary.scaling
+    grows = scaling.rotary_scaling in ("dynamic", "longrope")
+    if (
+        position.positions == "rotary"
+        and grows
+        and model.context_length > scaling.rotary_original_context_length
+    ):
+        return (
+            f"rotary_scaling={scaling.rotary_scaling!r} follows the length of the longest document"
+        )
+    if position.positions == "alibi" and position.alibi_in_bfloat16:
+        return "alibi_in_bfloat16 rounds by a key's place in the row"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The settings of one training run: model, optimizer, data, devices and intervals.
@@ -44,6 +62,9 @@ class TrainConfig:
     disk as they are needed, which changes no number."""
     sampling: Literal["random", "epoch"] = "random"
     """How windows are drawn: at random, or each once in every epoch."""
+    packing: bool = False
+    """Fill windows with whole documents, each of which is trained on as if it were alone; with
+    --sampling epoch, on a folder of jaxformer tokenize."""
     seed: int = 1337
     """Seed of initial weights, batches and dropout."""
     batch_size: int = 12
@@ -124,6 +145,8 @@ class TrainConfig:
                 "block_size must be at most the model's context_length: got "
                 f"block_size={self.block_size}, context_length={self.model.context_length}"
             )
+        if self.packing:
+            self._check_packing()
         self._check_mesh()
 
     @property
@@ -136,6 +159,18 @@ class TrainConfig:
         """Whether ``data`` is a folder of tokens, and not a text."""
         files = ("index.json", "train.bin", "val.bin")
         return any(os.path.isfile(os.path.join(self.data, file)) for file in files)
+
+    def _check_packing(self) -> None:
+        if self.sampling != "epoch":
+            raise ValueError(f"packing needs sampling='epoch': got sampling={self.sampling!r}")
+        if self.attention_kernel not in ("auto", "plain"):
+            raise ValueError(
+                "packing needs attention_kernel='auto' or 'plain', as the others keep attention in "
+                f"no documents: got {self.attention_kernel!r}"
+            )
+        reason = depends_on_other_documents(self.model)
+        if reason is not None:
+            raise ValueError(f"packing cannot keep this model's attention in documents: {reason}")
 
     def _check_mesh(self) -> None:
         if self.strategy not in ("pmap", "mesh"):

@@ -1,17 +1,47 @@
 """What happens between steps to see how good the model is: a validation loss and a text."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
+import numpy as np
+from jaxtyping import Array
 
 from jaxformer.char_data import evaluation_windows
+from jaxformer.errors import TextError
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.generation import generate
 from jaxformer.parameters import Parameters, merge
-from jaxformer.training.experiment import Experiment
+from jaxformer.sampling import batch_of
+from jaxformer.training.experiment import Experiment, ValidationSet
 from jaxformer.training.parallel import Strategy
 
 SAMPLE_TEMPERATURE = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A set to validate with, as ``Strategy.evaluate`` takes it."""
+
+    tokens: Array | None
+    starts: np.ndarray
+    mask: np.ndarray
+
+    @classmethod
+    def of(cls, validation: ValidationSet, strategy: Strategy, window: int) -> "_Part":
+        ids, rows = validation.ids, validation.rows
+        if ids is not None:
+            return cls(strategy.place_tokens(ids), *evaluation_windows(len(ids), window))
+        assert rows is not None
+        if rows.stride == 1:
+            chosen, mask = np.arange(len(rows)), np.ones((len(rows), window), bool)
+        else:
+            chosen, mask = evaluation_windows(validation.tokens, window)
+        arrays = batch_of(rows, chosen)
+        mask = mask & (arrays[1] >= 0)
+        if not mask.any():
+            raise TextError(f"no token of the validation split of {validation.name} counts")
+        return cls(None, np.concatenate(arrays, axis=1), mask)
 
 
 class Evaluator:
@@ -23,26 +53,33 @@ class Evaluator:
     """
 
     def __init__(self, experiment: Experiment, strategy: Strategy):
-        config, ids = experiment.config, experiment.validation_ids
+        config = experiment.config
         self._strategy = strategy
-        self._tokens = strategy.place_tokens(ids)
-        self._starts, self._mask = evaluation_windows(len(ids), config.window)
+        self._parts = [_Part.of(one, strategy, config.window) for one in experiment.validation]
         self._batch_size = strategy.evaluation_batch_size
         self._tokenizer = experiment.tokenizer
         self._prompt = experiment.sample_prompt
         self._sample_tokens = config.sample_tokens
         self._seed = config.seed
 
-    def validation_loss(self, parameters: Parameters, stopped: Callable[[], bool]) -> float | None:
-        """Returns the mean loss in nats per token.
+    def validation_losses(
+        self, parameters: Parameters, stopped: Callable[[], bool]
+    ) -> list[float] | None:
+        """Returns the mean loss of each set of ``Experiment.validation``, in nats per token.
 
         Args:
             parameters: placed.
             stopped: called before every batch; if it returns True, the result is None.
         """
-        return self._strategy.evaluate(
-            parameters, self._tokens, self._starts, self._mask, self._batch_size, stopped
-        )
+        losses = []
+        for part in self._parts:
+            loss = self._strategy.evaluate(
+                parameters, part.tokens, part.starts, part.mask, self._batch_size, stopped
+            )
+            if loss is None:
+                return None
+            losses.append(loss)
+        return losses
 
     def sample(self, parameters: Parameters, step: int) -> str:
         """Returns a text that the model writes; each step has a text of its own.

@@ -14,15 +14,14 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.data.corpora import Corpus
 from jaxformer.data.token_folders import TOKENIZER, TokenCorpus, check_same_tokenizer
 from jaxformer.data.tokenizers import TokenNumbers, load_tokenizer
-from jaxformer.errors import TextError, UsageError
+from jaxformer.errors import UsageError
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
-from jaxformer.token_data import TokenSplit
+from jaxformer.sampling import Rows
 from jaxformer.training.config import TrainConfig
-
-# Ids to validate with, which always lie on the devices.
-MOST_EVALUATED = 1 << 24
+from jaxformer.training.data import Data, ValidationSet, read_folder
+from jaxformer.training.parallel.step_spec import RowKind
 
 
 class Tokenizer(Protocol):
@@ -79,9 +78,10 @@ class Experiment:
         corpus: the text, or the folder of tokens.
         tokenizer: of the corpus's characters, the one that the settings name, or that of the model
             it starts from.
-        train_ids: of the first 90 % of the text, int32; or a split on the disk that is too large
-            for the devices.
-        validation_ids: of the rest, int32.
+        train_ids: of the first 90 % of the text, int32; None if there are rows.
+        train_rows: what is read from the disk as it is needed.
+        validation: what it is validated with.
+        row: what a row of a batch is, see ``StepSpec``.
         start: what it starts from; None for random weights.
         files: by name, copied into the run's folder.
     """
@@ -89,8 +89,10 @@ class Experiment:
     config: TrainConfig
     corpus: Corpus | TokenCorpus
     tokenizer: Tokenizer
-    train_ids: np.ndarray | TokenSplit
-    validation_ids: np.ndarray
+    train_ids: np.ndarray | None
+    train_rows: Rows | None
+    validation: tuple[ValidationSet, ...]
+    row: RowKind = "ids"
     start: WarmStart | None = None
     files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
 
@@ -126,8 +128,13 @@ class Experiment:
                 files = {TOKENIZER: corpus.tokenizer_file}
             known = tokenizer or (corpus.tokenizer if start is None else start.tokenizer)
             size = corpus.vocab_size
-            train_ids, validation_ids = _read_splits(corpus, config)
+            data = read_folder(corpus, config)
         else:
+            if config.packing:
+                raise UsageError(
+                    f"--packing needs a folder of tokens, which knows its documents, and "
+                    f"{corpus.name} is one text: make a folder with jaxformer tokenize"
+                )
             if tokenizer is None:
                 tokenizer, more = _choose_tokenizer(config, corpus, start)
                 files = {**files, **more}
@@ -137,6 +144,13 @@ class Experiment:
             )
             if config.eval_tokens is not None:
                 validation_ids = validation_ids[: max(config.eval_tokens, config.window) + 1]
+            scale = None
+            if not isinstance(tokenizer, CharTokenizer):
+                scale = len(tokenizer.decode(validation_ids).encode()) / len(validation_ids)
+            known_set = ValidationSet(
+                corpus.name, len(validation_ids), validation_ids, bytes_per_token=scale
+            )
+            data = Data(train_ids, None, (known_set,))
         vocab_size = config.model.vocab_size or size
         if vocab_size < size:
             is_text = isinstance(known, CharTokenizer) and start is None
@@ -146,12 +160,18 @@ class Experiment:
             )
         model = dataclasses.replace(config.model, vocab_size=vocab_size)
         config = dataclasses.replace(config, model=model)
-        return cls(config, corpus, known, train_ids, validation_ids, start, files)
+        return cls(config, corpus, known, *data, start=start, files=files)
 
     @property
     def is_streamed(self) -> bool:
         """Whether the ids to train on stay on the disk, and not on the devices."""
-        return isinstance(self.train_ids, TokenSplit)
+        return self.train_ids is None
+
+    @property
+    def validation_ids(self) -> np.ndarray:
+        """The ids of the first set to validate with; empty if it has rows."""
+        ids = self.validation[0].ids
+        return np.zeros(0, np.int32) if ids is None else ids
 
     @property
     def vocabulary(self) -> str | None:
@@ -162,12 +182,10 @@ class Experiment:
     @property
     def bytes_per_token(self) -> float | None:
         """How many bytes of UTF-8 a token stands for on average; None if unknown, or characters."""
-        if isinstance(self.corpus, TokenCorpus):
-            return self.corpus.bytes_per_token
-        if self.vocabulary is not None:
+        known = [(one.share, one.bytes_per_token) for one in self.validation]
+        if any(scale is None for _, scale in known):
             return None
-        ids = self.validation_ids
-        return len(self.tokenizer.decode(ids).encode()) / len(ids)
+        return sum(share * (scale or 0) for share, scale in known)
 
     @property
     def sample_prompt(self) -> np.ndarray:
@@ -207,32 +225,3 @@ def _choose_tokenizer(
     if named is None:
         return CharTokenizer.train_from_text(corpus.text), {}
     return named, {} if file is None else {TOKENIZER: file}
-
-
-def _read_splits(
-    corpus: TokenCorpus, config: TrainConfig
-) -> tuple[np.ndarray | TokenSplit, np.ndarray]:
-    """The ids of a folder: those that fit on a device, and the split that does not."""
-    if config.tokenizer is not None:
-        raise UsageError(
-            f"{corpus.name} holds tokens, and brings its tokenizer: leave out --tokenizer"
-        )
-    for name, split in (("training", corpus.train), ("validation", corpus.validation)):
-        if len(split) <= config.window:
-            raise TextError(
-                f"the {name} split of {corpus.name} has {len(split):,} tokens, a window needs "
-                f"{config.window + 1:,}: give more text, a larger --val-fraction to jaxformer "
-                "tokenize, or a smaller --block-size"
-            )
-    count = len(corpus.validation)
-    if config.eval_tokens is not None:
-        count = min(count, max(config.eval_tokens, config.window) + 1)
-    if count > max(config.resident_tokens, MOST_EVALUATED):
-        raise UsageError(
-            f"the validation split of {corpus.name} has {count:,} tokens, which take long to "
-            f"evaluate: say how many with --eval-tokens, at most {MOST_EVALUATED - 1:,}"
-        )
-    validation_ids = corpus.validation.read(0, count)
-    if len(corpus.train) > config.resident_tokens:
-        return corpus.train, validation_ids
-    return corpus.train.read(0, len(corpus.train)), validation_ids

@@ -114,6 +114,7 @@ class TrainingLoop:
         self.evaluator = Evaluator(experiment, strategy)
         self.writes_samples = start.writes_samples
         self.batches = make_batches(experiment, strategy)
+        self.validation = experiment.validation
         self.bytes_per_token = experiment.bytes_per_token
         self.utilization = Utilization.of(
             count_training_operations(
@@ -250,9 +251,11 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         begin = time.perf_counter()
-        val_loss = self.evaluator.validation_loss(self.state.parameters, self._has_stopped)
-        if val_loss is None:
+        losses = self.evaluator.validation_losses(self.state.parameters, self._has_stopped)
+        if losses is None:
             return
+        shares = [one.share for one in self.validation]
+        val_loss = sum(share * loss for share, loss in zip(shares, losses, strict=True))
         numbers = {"val_loss": val_loss}
         if self.bytes_per_token is not None:
             numbers["val_bits_per_byte"] = val_loss / math.log(2) / self.bytes_per_token

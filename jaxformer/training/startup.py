@@ -19,6 +19,7 @@ from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.execution.attention_backends import slowed_by_dropout
 from jaxformer.hardware.memory import device_memory
 from jaxformer.hardware.units import format_count
+from jaxformer.packing import PackedRows
 from jaxformer.parameters import Parameters, split
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import Experiment, WarmStart
@@ -113,7 +114,7 @@ def start_run(
         UsageError: a resumed run must not change a setting that was changed, or no step is left.
     """
     config, start = experiment.config, experiment.start
-    spec = StepSpec.from_config(config)
+    spec = StepSpec.from_config(config, experiment.row)
     strategy = make_strategy(config, spec, devices)
     dtype_cast = Cast(state_dtypes(spec.shapes)) if cast else None
     manifest: Manifest = {}
@@ -244,11 +245,18 @@ def _describe_data(experiment: Experiment) -> str:
     known = experiment.tokenizer.vocabulary_size()
     if isinstance(experiment.corpus, TokenCorpus):
         where = ", read from the disk as they are needed" if experiment.is_streamed else ""
+        rows = experiment.train_rows
+        if isinstance(rows, PackedRows):
+            where += (
+                f"; {rows.documents:,} documents packed into {len(rows):,} windows, which are "
+                f"{100 * rows.fill:.1f} % full"
+            )
         train, validation = len(experiment.corpus.train), len(experiment.corpus.validation)
         return f"{train:,} + {validation:,} tokens of {known:,}{where}"
     characters = len(experiment.corpus.text)
     if experiment.vocabulary is not None:
         return f"{characters:,} characters, {known} different"
+    assert experiment.train_ids is not None
     tokens = len(experiment.train_ids) + len(experiment.validation_ids)
     return f"{characters:,} characters as {tokens:,} tokens of {known:,}"
 

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import TextError
-from jaxformer.token_data import (
-    TokenFolder,
-    TokenWindows,
-    epoch_starts,
-    permute,
-)
+from jaxformer.sampling import epoch_starts, permute
+from jaxformer.token_data import TokenFolder, TokenWindows
 from tests.support.folders_of_tokens import write_folder, write_nanogpt
 
 V = 300

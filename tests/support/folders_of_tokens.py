@@ -7,8 +7,13 @@ import pickle
 import numpy as np
 
 
-def write_folder(path, splits, *, vocab_size, shard=1000, dtype="uint16", **more):
-    """Writes ids by split into shards of so many, and their index."""
+def write_folder(
+    path, splits, *, vocab_size, shard=1000, dtype="uint16", documents=None, answers=None, **more
+):
+    """Writes ids by split into shards of so many, and their index.
+
+    ``documents`` says by split where documents begin, ``answers`` which ids belong to answers.
+    """
     path.mkdir(parents=True, exist_ok=True)
     index = {"format": "jaxformer-tokens", "version": 1, "dtype": dtype, "vocab_size": vocab_size}
     index |= {"splits": {}, **more}
@@ -21,6 +26,16 @@ def write_folder(path, splits, *, vocab_size, shard=1000, dtype="uint16", **more
             tokens = len(data) // np.dtype(dtype).itemsize
             digest = hashlib.sha256(data).hexdigest()
             shards.append({"file": file, "tokens": tokens, "sha256": digest})
+            if documents is not None:
+                starts = np.asarray(documents[name])
+                inside = starts[(starts >= begin) & (starts < begin + tokens)] - begin
+                inside.astype("<u8").tofile(path / f"{file}.documents")
+                found = {"file": f"{file}.documents", "count": len(inside)}
+                shards[-1]["documents"] = found
+            if answers is not None:
+                part = np.asarray(answers[name])[begin : begin + shard]
+                part.astype("u1").tofile(path / f"{file}.answers")
+                shards[-1]["answers"] = {"file": f"{file}.answers"}
         index["splits"][name] = {"tokens": len(ids), "shards": shards}
     (path / "index.json").write_text(json.dumps(index))
     return path

@@ -34,14 +34,14 @@ class DeviceLoop:
         self,
         state: TrainState,
         tokens: Int[Array, "C"] | None,
-        starts: Int[Array, "n A b"] | Int[Array, "n A b T+1"],
+        starts: Int[Array, "n A b"] | Int[Array, "n A b _"],
         count: Array,
     ) -> tuple[TrainState, dict[str, Float[Array, "n"]], Int[Array, ""]]:
         """Makes ``count`` steps, or fewer if one is not finite, which it leaves out of the state.
 
         Args:
             state: before the steps.
-            tokens: the corpus; None if ``starts`` are the windows themselves.
+            tokens: the corpus; None if ``starts`` are the rows themselves.
             starts: where the windows of each step begin.
             count: how many steps to make.
 
@@ -54,6 +54,7 @@ class DeviceLoop:
             optimizer=self.spec.optimizer,
             compute_dtype=self.spec.compute_dtype,
             axis_name=self.axis_name,
+            masked=self.spec.row != "ids",
         )
 
         def continues(carry: Any) -> Bool[Array, ""]:
@@ -63,7 +64,7 @@ class DeviceLoop:
         def make_step(carry: Any) -> Any:
             state, history, index, _ = carry
             key = None if self.key is None else jax.random.fold_in(self.key, state.step)
-            batch = cut_windows(tokens, starts[index], self.spec.context_length)
+            batch = self._batch(tokens, starts[index])
             after, metrics = step(state, batch, key)
             finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(metrics["grad_norm"])
             # A choice element by element fuses with the update; ``lax.cond`` copies the state.
@@ -81,20 +82,29 @@ class DeviceLoop:
     def evaluate_windows(
         self,
         parameters: Parameters,
-        tokens: Int[Array, "C"],
-        starts: Int[Array, "b"],
+        tokens: Int[Array, "C"] | None,
+        starts: Int[Array, "b"] | Int[Array, "b _"],
         mask: Bool[Array, "b T"],
     ) -> Float[Array, ""]:
         """Returns the sum of the losses of the targets that ``mask`` keeps, in nats."""
-        inputs, targets = cut_windows(tokens, starts, self.spec.context_length)
+        inputs, targets, *segments = self._batch(tokens, starts)
         return evaluation_step(
             parameters,
             inputs,
             targets,
             mask,
+            *segments,
             definition=self.spec.definition,
             compute_dtype=self.spec.compute_dtype,
         )
+
+    def _batch(self, tokens: Array | None, starts: Array) -> tuple[Array, ...]:
+        """Inputs, targets and, where rows have them, segments, each (*batch, T)."""
+        length = self.spec.context_length
+        if self.spec.row == "ids":
+            return cut_windows(tokens, starts, length)
+        rows = starts.reshape(*starts.shape[:-1], -1, length)
+        return tuple(rows[..., part, :] for part in range(rows.shape[-2]))
 
 
 def cut_windows(

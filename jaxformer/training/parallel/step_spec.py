@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jaxformer.parameters import abstract
 from jaxformer.train_step import Definition, TrainState
 from jaxformer.training.config import TrainConfig
 from jaxformer.transformer_lm import TransformerLM
+
+RowKind = Literal["ids", "targets", "documents"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,6 +32,8 @@ class StepSpec:
         compute_dtype: what parameters are cast to for a step; None leaves them as they are.
         uses_dropout: whether any dropout rate is above zero.
         eval_batch_size: windows that a device evaluates at a time; None is what suits it.
+        row: what a row of a batch is: T+1 ids; inputs and targets, some of which do not count; or
+            also segments, which say where its documents are.
     """
 
     definition: Definition
@@ -42,14 +46,22 @@ class StepSpec:
     compute_dtype: jnp.dtype | None = None
     uses_dropout: bool = True
     eval_batch_size: int | None = None
+    row: RowKind = "ids"
+
+    @property
+    def row_length(self) -> int:
+        """How many numbers a row has."""
+        length = self.context_length
+        return {"ids": length + 1, "targets": 2 * length, "documents": 3 * length}[self.row]
 
     @classmethod
-    def from_config(cls, config: TrainConfig) -> "StepSpec":
+    def from_config(cls, config: TrainConfig, row: RowKind = "ids") -> "StepSpec":
         """Returns the step of a run; this is where a run builds its abstract model, once.
 
         Args:
             config: with ``model.vocab_size`` set. Without ``decay_steps`` the learning rate decays
                 over all steps.
+            row: what a row of a batch is.
         """
         model, optimizer = config.model, config.optimizer
         definition, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
@@ -68,6 +80,7 @@ class StepSpec:
                 rate > 0 for name, rate in model.settings().items() if name.endswith("_dropout")
             ),
             eval_batch_size=config.eval_batch_size,
+            row=row,
         )
 
     def state_shapes(self) -> TrainState:

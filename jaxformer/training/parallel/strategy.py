@@ -98,13 +98,13 @@ class Strategy(abc.ABC):
         """Places a corpus, as ``train`` and ``evaluate`` take it."""
 
     def place_windows(
-        self, read: Callable[[Int[np.ndarray, "R"]], Int[np.ndarray, "n R T+1"]], steps: int
+        self, read: Callable[[Int[np.ndarray, "R"]], Int[np.ndarray, "n R _"]], steps: int
     ) -> Array:
-        """Places the windows of a call, as ``train`` takes them in place of their starts.
+        """Places the rows of a call, as ``train`` takes them in place of their starts.
 
         Args:
-            read: returns the windows of some rows of the batch, for every step; it is asked for
-                those of this process's devices alone.
+            read: returns some rows of the batch, of ``StepSpec.row_length`` numbers, for every
+                step; it is asked for those of this process's devices alone.
             steps: n, of one call.
         """
         rows = np.arange(self.spec.batch_size).reshape(self._batch_shape)
@@ -115,7 +115,7 @@ class Strategy(abc.ABC):
             found = np.pad(found, ((0, max(0, 2 - steps)), (0, 0), (0, 0)))
             return found.reshape(len(found), *chosen.shape, found.shape[-1])
 
-        shape = (max(2, steps), *rows.shape, self.spec.context_length + 1)
+        shape = (max(2, steps), *rows.shape, self.spec.row_length)
         return jax.make_array_from_callback(shape, self._input_sharding(2), part)
 
     @abc.abstractmethod
@@ -164,8 +164,8 @@ class Strategy(abc.ABC):
 
         Args:
             state: placed.
-            tokens: placed; None if ``starts`` are windows.
-            starts: where the windows begin, or the windows that ``place_windows`` has placed.
+            tokens: placed; None if ``starts`` are rows.
+            starts: where the windows begin, or the rows that ``place_windows`` has placed.
             count: how many steps to make.
         """
         if tokens is None:
@@ -184,8 +184,8 @@ class Strategy(abc.ABC):
     def evaluate(
         self,
         parameters: Parameters,
-        tokens: Array,
-        starts: Int[np.ndarray, "W"],
+        tokens: Array | None,
+        starts: Int[np.ndarray, "W"] | Int[np.ndarray, "W _"],
         mask: Bool[np.ndarray, "W T"],
         batch_size: int,
         stopped: Callable[[], bool] = lambda: False,
@@ -194,15 +194,15 @@ class Strategy(abc.ABC):
 
         Args:
             parameters: placed.
-            tokens: placed.
-            starts: where the windows begin.
+            tokens: placed; None if ``starts`` are rows.
+            starts: where the windows begin, or the rows themselves.
             mask: which of their targets count.
             batch_size: windows per device at a time, such as ``evaluation_batch_size``.
             stopped: called before every batch; if it returns True, the result is None.
         """
         batch = self._evaluation_batch(len(starts), batch_size)
         pad = -len(starts) % batch
-        starts = np.pad(starts, (0, pad))
+        starts = np.pad(starts, ((0, pad), *[(0, 0)] * (starts.ndim - 1)))
         padded = np.pad(mask, ((0, pad), (0, 0)))
         total = 0.0
         for first in range(0, len(starts), batch):
@@ -210,7 +210,8 @@ class Strategy(abc.ABC):
                 return None
             rows = slice(first, first + batch)
             shape = self._window_shape(batch)
-            batch_starts = self._place_input(starts[rows].reshape(shape), 0)
+            chosen = starts[rows].reshape(*shape, *starts.shape[1:])
+            batch_starts = self._place_input(chosen, 0)
             batch_mask = self._place_input(padded[rows].reshape(*shape, mask.shape[1]), 0)
             losses = self._evaluate(parameters, tokens, batch_starts, batch_mask)
             total += float(self.fetch(losses))
@@ -240,7 +241,7 @@ class Strategy(abc.ABC):
         return compiled
 
     def compile_evaluation(
-        self, parameters: Parameters, tokens: Array, starts: Any, mask: Any
+        self, parameters: Parameters, tokens: Array | None, starts: Any, mask: Any
     ) -> jax.stages.Compiled:
         """Compiles a batch of ``evaluate``; arguments may be ``jax.ShapeDtypeStruct``."""
         compiled: jax.stages.Compiled = self._evaluate.lower(
@@ -257,25 +258,26 @@ class Strategy(abc.ABC):
             steps: of one call.
         """
         tokens = None if corpus is None else jax.ShapeDtypeStruct((corpus,), np.int32)
-        window = () if corpus is not None else (self.spec.context_length + 1,)
+        window = () if corpus is not None else (self.spec.row_length,)
         starts = jax.ShapeDtypeStruct((max(2, steps), *self._batch_shape, *window), np.int32)
         count = jax.ShapeDtypeStruct((), np.int32)
         return self.abstract(state), self.abstract(tokens), starts, count
 
     def evaluation_shapes(
-        self, parameters: Parameters, corpus: int, windows: int, batch_size: int
+        self, parameters: Parameters, corpus: int | None, windows: int, batch_size: int
     ) -> tuple[Any, ...]:
         """Returns the shapes for ``compile_evaluation``.
 
         Args:
             parameters: their shapes, not placed.
-            corpus: its length, in tokens.
+            corpus: its length, in tokens; None if rows are given one by one.
             windows: how many there are in all.
             batch_size: windows per device at a time.
         """
         rows = self._window_shape(self._evaluation_batch(windows, batch_size))
-        tokens = jax.ShapeDtypeStruct((corpus,), np.int32)
-        starts = jax.ShapeDtypeStruct(rows, np.int32)
+        tokens = None if corpus is None else jax.ShapeDtypeStruct((corpus,), np.int32)
+        row = () if corpus is not None else (self.spec.row_length,)
+        starts = jax.ShapeDtypeStruct((*rows, *row), np.int32)
         mask = jax.ShapeDtypeStruct((*rows, self.spec.context_length), np.bool_)
         return self.abstract(parameters), self.abstract(tokens), starts, mask
 

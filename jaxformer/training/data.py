@@ -1,0 +1,106 @@
+"""What a run trains on and is validated with, of a folder of tokens and the run's settings."""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxformer.data.token_folders import TokenCorpus
+from jaxformer.errors import TextError, UsageError
+from jaxformer.packing import PackedRows
+from jaxformer.sampling import Rows
+from jaxformer.token_data import TokenWindows
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.parallel.step_spec import RowKind
+
+# Ids to validate with, which are held in memory.
+MOST_EVALUATED = 1 << 24
+
+
+@dataclasses.dataclass(frozen=True)
+class ValidationSet:
+    """What a run is validated with: ids, every one of which is a target, or rows.
+
+    Attributes:
+        name: of the text or folder.
+        tokens: how many ids there are.
+        ids: int32, which always lie on the devices; None if there are rows.
+        rows: all of which, or every ``stride``-th, have all targets.
+        bytes_per_token: of UTF-8, on average, if that is known.
+        share: of the run's batches that is drawn from this source.
+    """
+
+    name: str
+    tokens: int
+    ids: np.ndarray | None = None
+    rows: Rows | None = None
+    bytes_per_token: float | None = None
+    share: float = 1.0
+
+
+class Data(NamedTuple):
+    """The data of a run; see ``Experiment``."""
+
+    train_ids: np.ndarray | None
+    train_rows: Rows | None
+    validation: tuple[ValidationSet, ...]
+    row: RowKind = "ids"
+
+
+def read_folder(corpus: TokenCorpus, config: TrainConfig) -> Data:
+    """Returns the data of a folder: ids that fit on a device, or rows that are read.
+
+    Raises:
+        UsageError: the validation split takes too long to evaluate, or there are two tokenizers.
+        TextError: a split is shorter than a window, or does not know its documents.
+    """
+    if config.tokenizer is not None:
+        raise UsageError(
+            f"{corpus.name} holds tokens, and brings its tokenizer: leave out --tokenizer"
+        )
+    count = _evaluated(corpus, config)
+    row = _row_kind(corpus, config)
+    validation = ValidationSet(
+        corpus.name,
+        count,
+        ids=corpus.validation.read(0, count) if row == "ids" else None,
+        rows=None if row == "ids" else _rows(corpus, config, count),
+        bytes_per_token=corpus.bytes_per_token,
+    )
+    if row == "ids" and len(corpus.train) <= config.resident_tokens:
+        return Data(corpus.train.read(0, len(corpus.train)), None, (validation,))
+    return Data(None, _rows(corpus, config), (validation,), row)
+
+
+def _row_kind(corpus: TokenCorpus, config: TrainConfig) -> RowKind:
+    if config.packing:
+        return "documents"
+    return "targets" if corpus.train.has_answers else "ids"
+
+
+def _rows(corpus: TokenCorpus, config: TrainConfig, evaluated: int | None = None) -> Rows:
+    """The rows of the training split, or of the first ids of the validation split."""
+    split = corpus.train if evaluated is None else corpus.validation
+    if config.packing:
+        return PackedRows(split, config.window, evaluated)
+    return TokenWindows(split, config.window)
+
+
+def _evaluated(corpus: TokenCorpus, config: TrainConfig) -> int:
+    """How many ids of the validation split are evaluated."""
+    for name, split in (("training", corpus.train), ("validation", corpus.validation)):
+        if len(split) <= config.window and not (config.packing and len(split)):
+            raise TextError(
+                f"the {name} split of {corpus.name} has {len(split):,} tokens, a window needs "
+                f"{config.window + 1:,}: give more text, a larger --val-fraction to jaxformer "
+                "tokenize, or a smaller --block-size"
+            )
+    count = len(corpus.validation)
+    if config.eval_tokens is not None:
+        count = min(count, max(config.eval_tokens, config.window) + 1)
+    if count > max(config.resident_tokens, MOST_EVALUATED):
+        raise UsageError(
+            f"the validation split of {corpus.name} has {count:,} tokens, which take long to "
+            f"evaluate: say how many with --eval-tokens, at most {MOST_EVALUATED - 1:,}"
+        )
+    return count

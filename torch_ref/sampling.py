@@ -1,0 +1,111 @@
+"""The order in which rows of data are drawn, a function of (seed, step).
+
+A row is a window of ids (``TokenWindows``), or holds whole documents (``PackedRows``). Rows are
+drawn at random, with repetition, or in epochs, each once before any is drawn again.
+"""
+
+from typing import Literal, Protocol
+
+import numpy as np
+
+from torch_ref.char_data import window_starts
+
+FEISTEL_ROUNDS = 6
+Sampling = Literal["random", "epoch"]
+
+
+class Rows(Protocol):
+    """Rows to draw batches from.
+
+    Attributes:
+        stride: an epoch has every so many-th row: those that share no target.
+    """
+
+    stride: int
+
+    def __len__(self) -> int:
+        """Returns how many rows there are."""
+        ...
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        """Returns the arrays (T,) of a row: inputs, targets and perhaps segments."""
+        ...
+
+
+def draw_rows(rows: Rows, sampling: Sampling, seed: int, step: int, batch_size: int) -> np.ndarray:
+    """Returns which rows make the batch of a step, (B,)."""
+    if sampling == "random":
+        return window_starts(seed, step, batch_size, len(rows))
+    return epoch_order(seed, step, batch_size, epoch_length(rows)) * rows.stride
+
+
+def batch_of(rows: Rows, chosen: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Returns the arrays of a batch, each (B, T).
+
+    Args:
+        rows: all of them.
+        chosen: which, (B,).
+    """
+    found = [rows[int(index)] for index in chosen]
+    return tuple(np.stack(arrays) for arrays in zip(*found, strict=True))
+
+
+def epoch_length(rows: Rows) -> int:
+    """Returns how many rows an epoch has."""
+    return (len(rows) - 1) // rows.stride + 1
+
+
+def epoch_starts(
+    seed: int, step: int, batch_size: int, num_ids: int, block_size: int
+) -> np.ndarray:
+    """Returns where the windows of one batch begin, int64 (B,), in epochs without repetition.
+
+    The ids are cut into windows that follow each other.
+    """
+    return epoch_order(seed, step, batch_size, (num_ids - 1) // block_size) * block_size
+
+
+def epoch_order(seed: int, step: int, batch_size: int, count: int) -> np.ndarray:
+    """Returns which of ``count`` rows make one batch, int64 (B,), in epochs without repetition.
+
+    Every epoch goes through all of them in an order of its own.
+    """
+    places = step * batch_size + np.arange(batch_size, dtype=np.int64)
+    return _in_epochs(places, count, seed, 1)
+
+
+def _in_epochs(places: np.ndarray, count: int, seed: int, stream: int) -> np.ndarray:
+    """What stands at places of permutations of [0, count) that follow each other, int64."""
+    found = np.empty(len(places), np.int64)
+    for epoch in np.unique(places // count):
+        chosen = places // count == epoch
+        found[chosen] = permute(places[chosen] % count, count, seed, int(epoch), stream)
+    return found
+
+
+def permute(places: np.ndarray, count: int, seed: int, epoch: int, stream: int = 1) -> np.ndarray:
+    """Returns what stands at places of a permutation of [0, count), int64.
+
+    It gives each place by itself: a Feistel network whose values outside of the range are permuted
+    again (Black and Rogaway, 2002). Every seed, epoch and stream has a permutation of its own.
+    """
+    half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.Philox(key=[seed, stream], counter=[0, 0, 0, epoch]).random_raw(FEISTEL_ROUNDS)
+    values = places.astype(np.uint64)
+    outside = np.ones(len(values), bool)
+    while outside.any():
+        left, right = values[outside] >> half, values[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right + key) & mask)
+        values[outside] = left << half | right
+        outside = values >= np.uint64(count)
+    return values.astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Returns 64-bit numbers whose every bit depends on all bits of ``x`` (SplitMix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
