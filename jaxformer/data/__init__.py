@@ -1,8 +1,8 @@
 """Text on its way into and out of a model.
 
 A corpus is named or is a text file; a tokenizer makes ids of it. Larger ones become folders of
-tokens first. The batches themselves are part of the mirror (``char_data``, ``token_data``), as both
-frameworks must draw the same ones.
+tokens first. The batches themselves are part of the mirror (``char_data``, ``token_data``,
+``sampling``, ``packing``), as both frameworks must draw the same ones.
 
 - ``corpora``: the texts to train on, by name or path, with their hashes.
 - ``tokenizers``: text to ids and back with a Hugging Face ``tokenizer.json``.
