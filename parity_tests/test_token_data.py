@@ -63,14 +63,16 @@ def write_documents(path, splits, **more):
 
 def batch(side, folder, kind, step, seed=5):
     tokens, _, orders, packings = side
-    split = tokens.TokenFolder(folder).train
-    form = packings.PackedRows if kind == "packed" else tokens.TokenWindows
-    rows = form(split, T)
-    order = "random" if kind == "random" else "epoch"
+    form = packings.PackedRows if "packed" in kind else tokens.TokenWindows
+    split = tokens.TokenFolder(folder)
+    rows = form(split.train, T)
+    if "mixed" in kind:
+        rows = orders.MixedRows([rows, form(split.val, T)], [0.7, 0.3])
+    order = "random" if "random" in kind else "epoch"
     return orders.batch_of(rows, orders.draw_rows(rows, order, seed, step, B))
 
 
-@pytest.mark.parametrize("sampling", ["random", "epoch"])
+@pytest.mark.parametrize("sampling", ["random", "epoch", "random mixed", "epoch mixed"])
 def test_batches_are_the_same_token_for_token(folder, sampling):
     for step in (0, 1, 46, 12_345):
         (a, b), (c, d) = (batch(side, folder, sampling, step) for side in SIDES)
@@ -93,11 +95,12 @@ def test_both_know_a_folder_by_the_same_fingerprint(folder):
     assert (first.vocab_size, len(first.val)) == (second.vocab_size, len(second.val))
 
 
+@pytest.mark.parametrize("kind", ["packed", "packed mixed"])
 @pytest.mark.parametrize("has_answers", [False, True])
-def test_packed_batches_are_the_same(tmp_path, has_answers):
+def test_packed_batches_are_the_same(tmp_path, has_answers, kind):
     path = write_documents(tmp_path, {"train": ids(), "val": ids(50)}, has_answers=has_answers)
     for step in (0, 1, 46, 12_345):
-        found, expected = (batch(side, path, "packed", step) for side in SIDES)
+        found, expected = (batch(side, path, kind, step) for side in SIDES)
         assert len(found) == 3
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxformer.errors import UsageError
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import MIXED, TrainConfig
 from jaxformer.training.config_files import read_toml
 from jaxformer.training.presets import PRESETS
 
@@ -145,6 +145,33 @@ def read_settings(arguments: Sequence[str]) -> TrainConfig:
 def run_folder(arguments: Sequence[str]) -> Path:
     """Returns where a training run is kept."""
     return Path(peek(arguments, "--out") or f"runs/{preset_name(arguments)}")
+
+
+def join_mixture(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with several ``--data`` as one, which names a mixture.
+
+    Raises:
+        UsageError: one of several has no share.
+    """
+    kept: list[str] = []
+    sources: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--data":
+            sources += itertools.islice(rest, 1)
+        elif argument.startswith("--data="):
+            sources.append(argument.partition("=")[2])
+        else:
+            kept.append(argument)
+    if len(sources) < 2:
+        return list(arguments)
+    for source in sources:
+        if MIXED.fullmatch(source) is None or ", " in source:
+            raise UsageError(
+                f"several --data are mixed, and --data {source} has no share: give each one, such "
+                "as --data A:0.7 --data B:0.3"
+            )
+    return [*kept, "--data", ", ".join(sources)]
 
 
 def peek_all(arguments: Sequence[str], flag: str) -> tuple[str, ...]:

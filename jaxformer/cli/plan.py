@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxformer.cli.arguments import Preset, Switch, parse, read_settings
+from jaxformer.cli.arguments import Preset, Switch, join_mixture, parse, read_settings
 from jaxformer.errors import DoesNotFitError
 from jaxformer.training.config import TrainConfig
 
@@ -51,6 +51,7 @@ def run(arguments: Sequence[str]) -> None:
         DoesNotFitError: after the estimate is printed, if the devices have no room for the run.
         JaxformerError: one of its kinds, for whatever training would reject before its first step.
     """
+    arguments = join_mixture(arguments)
     default = PlanOptions(config=read_settings(arguments))
     options: PlanOptions = parse(PlanOptions, "jaxformer plan", arguments, default)
 

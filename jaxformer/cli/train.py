@@ -18,6 +18,7 @@ import tyro
 from jaxformer.cli.arguments import (
     Preset,
     Switch,
+    join_mixture,
     parse,
     peek,
     peek_all,
@@ -93,7 +94,7 @@ def run(arguments: Sequence[str]) -> None:
         JaxformerError: the arguments, the data or the devices do not allow it.
     """
     with _interrupted_at_once():
-        _train(arguments)
+        _train(join_mixture(arguments))
 
 
 @contextlib.contextmanager

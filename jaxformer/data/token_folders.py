@@ -1,6 +1,8 @@
 """A folder of token ids as something to train on: its ids, its tokenizer, what is known of it."""
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ class TokenCorpus:
         tokenizer: that made the ids; ``TokenNumbers`` if it is unknown.
         tokenizer_file: its ``tokenizer.json``, if it has one.
         bytes_per_token: of UTF-8, in the validation split, if that is known.
+        tokenizer_sha256: of the tokenizer's file or characters; None if it is unknown.
     """
 
     name: str
@@ -36,11 +39,77 @@ class TokenCorpus:
     tokenizer: Tokenizer
     tokenizer_file: Path | None
     bytes_per_token: float | None
+    tokenizer_sha256: str | None = None
+
+    @property
+    def parts(self) -> tuple[tuple["TokenCorpus", float], ...]:
+        """This folder, and its share: all."""
+        return ((self, 1.0),)
 
     @property
     def vocab_size(self) -> int:
         """How many different ids there may be."""
         return self.train.vocab_size
+
+
+@dataclass(frozen=True)
+class TokenMixture:
+    """Folders of token ids, all of one tokenizer, that are mixed.
+
+    Attributes:
+        parts: each with its share of the batches; shares add up to 1.
+    """
+
+    parts: tuple[tuple[TokenCorpus, float], ...]
+
+    @property
+    def name(self) -> str:
+        """The folders, each with its share."""
+        return ", ".join(f"{part.name}:{share:.4g}" for part, share in self.parts)
+
+    @property
+    def sha256(self) -> str:
+        """Tells the mixture from others, also of the same folders in other shares."""
+        named = [(part.sha256, share) for part, share in self.parts]
+        return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of all folders."""
+        return self.parts[0][0].tokenizer
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """Its ``tokenizer.json``, if it has one."""
+        return self.parts[0][0].tokenizer_file
+
+    @property
+    def vocab_size(self) -> int:
+        """How many different ids there may be."""
+        return self.parts[0][0].vocab_size
+
+
+def mix_tokens(parts: Sequence[tuple[TokenCorpus, float]]) -> TokenMixture:
+    """Returns the mixture of folders.
+
+    Raises:
+        TextError: their ids were not made by the same tokenizer.
+    """
+    first = parts[0][0]
+    for other, _ in parts[1:]:
+        if (other.tokenizer_sha256, other.vocab_size) != (first.tokenizer_sha256, first.vocab_size):
+            raise TextError(
+                f"{first.name} and {other.name} cannot be mixed: their ids were made by other "
+                f"tokenizers ({_describe(first)}, and {_describe(other)})"
+            )
+    total = sum(share for _, share in parts)
+    return TokenMixture(tuple((part, share / total) for part, share in parts))
+
+
+def _describe(corpus: TokenCorpus) -> str:
+    digest = corpus.tokenizer_sha256
+    known = "an unknown one" if digest is None else f"SHA-256 {digest[:12]}"
+    return f"{known} of {corpus.vocab_size:,} tokens"
 
 
 def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
@@ -58,11 +127,14 @@ def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
     file = folder.path / TOKENIZER if (folder.path / TOKENIZER).is_file() else None
     vocabulary = folder.index.get("vocabulary", vocabulary)
     tokenizer: Tokenizer = TokenNumbers(folder.vocab_size)
+    digest: str | None = None
     if isinstance(vocabulary, str):
         tokenizer, file = CharTokenizer(vocabulary), None
+        digest = hashlib.sha256(vocabulary.encode()).hexdigest()
     elif file is not None:
         expected = folder.index.get("tokenizer_sha256")
-        if expected is not None and sha256_of_file(file, follow_links=True) != expected:
+        digest = sha256_of_file(file, follow_links=True)
+        if expected not in (None, digest):
             raise TextError(
                 f"{file} is not the tokenizer that made the ids of {path}: put that back, or make "
                 "the folder again"
@@ -83,10 +155,11 @@ def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
         tokenizer,
         file,
         counts["bytes"] / counts["tokens"] if known else None,
+        digest,
     )
 
 
-def check_same_tokenizer(corpus: TokenCorpus, tokenizer: Any, source: str) -> None:
+def check_same_tokenizer(corpus: TokenCorpus | TokenMixture, tokenizer: Any, source: str) -> None:
     """Checks that a model and a folder have the same tokenizer.
 
     Args:

@@ -5,8 +5,8 @@ checkpoints, ``metrics.jsonl`` and a picture of the losses. A run passes through
 order:
 
 - ``config`` and ``presets``: its settings, free of JAX; ``config_files``: as a TOML file.
-- ``experiment``: settings completed by the corpus, token ids, and what the run starts from; ``data``:
-  what of a folder of tokens is trained on and validated with.
+- ``experiment``: settings completed by the corpus, token ids, and what the run starts from;
+  ``data``: what of folders of tokens is trained on and validated with.
 - ``startup``: checks (``memory``, ``resume_checks``), the strategy, the first or restored state.
 - ``run_folder``: the lock and the settings on disk; ``state_arrays``: a state as a checkpoint.
 - ``loop``: steps, evaluations and checkpoints, planned by ``step_scheduler``; ``batches`` gives the

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +13,8 @@ from jaxformer.config_tree import flatten, from_dict
 
 # Writing so many takes minutes; a larger number is likely a typing error.
 MAX_SAMPLE_TOKENS = 100_000
+# A source of a mixture and its share.
+MIXED = re.compile(r"(.+):(\d+\.?\d*|\.\d+)")
 
 
 def depends_on_other_documents(model: TransformerLMConfig) -> str | None:
@@ -47,7 +50,8 @@ class TrainConfig:
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     data: str = "python-docs"
     """A corpus by name (python-docs, tiny-shakespeare), a text file by path, or a folder of tokens
-    (of jaxformer tokenize or nanoGPT)."""
+    (of jaxformer tokenize or nanoGPT). Several folders, each with its share, are mixed:
+    --data A:0.7 --data B:0.3."""
     encoding: str = "utf-8"
     """The encoding of a text file."""
     tokenizer: str | None = None
@@ -145,6 +149,8 @@ class TrainConfig:
                 "block_size must be at most the model's context_length: got "
                 f"block_size={self.block_size}, context_length={self.model.context_length}"
             )
+        if any(share <= 0 for _, share in self.mixture):
+            raise ValueError(f"the shares of data must be positive: got {self.data!r}")
         if self.packing:
             self._check_packing()
         self._check_mesh()
@@ -155,8 +161,21 @@ class TrainConfig:
         return self.block_size or self.model.context_length
 
     @property
+    def mixture(self) -> tuple[tuple[str, float], ...]:
+        """The folders of a mixture, each with its share; empty if there is one source.
+
+        They stand in ``data`` as ``A:0.7, B:0.3``.
+        """
+        parts = [MIXED.fullmatch(part) for part in self.data.split(", ")]
+        if len(parts) < 2 or None in parts:
+            return ()
+        return tuple((part[1], float(part[2])) for part in parts if part is not None)
+
+    @property
     def data_is_tokens(self) -> bool:
-        """Whether ``data`` is a folder of tokens, and not a text."""
+        """Whether ``data`` is a folder of tokens or several, and not a text."""
+        if self.mixture:
+            return True
         files = ("index.json", "train.bin", "val.bin")
         return any(os.path.isfile(os.path.join(self.data, file)) for file in files)
 

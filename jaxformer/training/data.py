@@ -1,6 +1,7 @@
-"""What a run trains on and is validated with, of a folder of tokens and the run's settings."""
+"""What a run trains on and is validated with, of folders of tokens and the run's settings."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from jaxformer.data.token_folders import TokenCorpus
 from jaxformer.errors import TextError, UsageError
 from jaxformer.packing import PackedRows
-from jaxformer.sampling import Rows
+from jaxformer.sampling import MixedRows, Rows
 from jaxformer.token_data import TokenWindows
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.parallel.step_spec import RowKind
@@ -47,35 +48,54 @@ class Data(NamedTuple):
     row: RowKind = "ids"
 
 
-def read_folder(corpus: TokenCorpus, config: TrainConfig) -> Data:
-    """Returns the data of a folder: ids that fit on a device, or rows that are read.
+def read_folders(
+    name: str, parts: Sequence[tuple[TokenCorpus, float]], config: TrainConfig
+) -> Data:
+    """Returns the data of folders: ids that fit on a device, or rows that are read.
+
+    Args:
+        name: of the folder or of the mixture.
+        parts: folders, each with its share; shares add up to 1.
+        config: of the run.
 
     Raises:
-        UsageError: the validation split takes too long to evaluate, or there are two tokenizers.
+        UsageError: a validation split takes too long to evaluate, or there are two tokenizers.
         TextError: a split is shorter than a window, or does not know its documents.
     """
     if config.tokenizer is not None:
-        raise UsageError(
-            f"{corpus.name} holds tokens, and brings its tokenizer: leave out --tokenizer"
-        )
+        raise UsageError(f"{name} holds tokens, and brings its tokenizer: leave out --tokenizer")
+    row = _row_kind([corpus for corpus, _ in parts], config)
+    validation = tuple(_validation_set(corpus, share, row, config) for corpus, share in parts)
+    first = parts[0][0].train
+    if row == "ids" and len(parts) == 1 and len(first) <= config.resident_tokens:
+        return Data(first.read(0, len(first)), None, validation)
+    rows = [_rows(corpus, config) for corpus, _ in parts]
+    if len(rows) == 1:
+        return Data(None, rows[0], validation, row)
+    try:
+        return Data(None, MixedRows(rows, [share for _, share in parts]), validation, row)
+    except ValueError as error:
+        raise UsageError(f"--data {name}: {error}") from None
+
+
+def _validation_set(
+    corpus: TokenCorpus, share: float, row: RowKind, config: TrainConfig
+) -> ValidationSet:
     count = _evaluated(corpus, config)
-    row = _row_kind(corpus, config)
-    validation = ValidationSet(
+    return ValidationSet(
         corpus.name,
         count,
         ids=corpus.validation.read(0, count) if row == "ids" else None,
         rows=None if row == "ids" else _rows(corpus, config, count),
         bytes_per_token=corpus.bytes_per_token,
+        share=share,
     )
-    if row == "ids" and len(corpus.train) <= config.resident_tokens:
-        return Data(corpus.train.read(0, len(corpus.train)), None, (validation,))
-    return Data(None, _rows(corpus, config), (validation,), row)
 
 
-def _row_kind(corpus: TokenCorpus, config: TrainConfig) -> RowKind:
+def _row_kind(folders: Sequence[TokenCorpus], config: TrainConfig) -> RowKind:
     if config.packing:
         return "documents"
-    return "targets" if corpus.train.has_answers else "ids"
+    return "targets" if any(folder.train.has_answers for folder in folders) else "ids"
 
 
 def _rows(corpus: TokenCorpus, config: TrainConfig, evaluated: int | None = None) -> Rows:

@@ -12,7 +12,7 @@ from jaxformer.char_data import CharTokenizer, train_validation_split
 from jaxformer.checkpoints import Arrays
 from jaxformer.config import TransformerLMConfig
 from jaxformer.data.corpora import Corpus
-from jaxformer.data.token_folders import TOKENIZER, TokenCorpus, check_same_tokenizer
+from jaxformer.data.token_folders import TOKENIZER, TokenCorpus, TokenMixture, check_same_tokenizer
 from jaxformer.data.tokenizers import TokenNumbers, load_tokenizer
 from jaxformer.errors import UsageError
 from jaxformer.execution.attention_backends import attention_kernel
@@ -20,7 +20,7 @@ from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.sampling import Rows
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.data import Data, ValidationSet, read_folder
+from jaxformer.training.data import Data, ValidationSet, read_folders
 from jaxformer.training.parallel.step_spec import RowKind
 
 
@@ -75,7 +75,7 @@ class Experiment:
 
     Attributes:
         config: with ``model.vocab_size`` set.
-        corpus: the text, or the folder of tokens.
+        corpus: the text, the folder of tokens, or a mixture of folders.
         tokenizer: of the corpus's characters, the one that the settings name, or that of the model
             it starts from.
         train_ids: of the first 90 % of the text, int32; None if there are rows.
@@ -87,7 +87,7 @@ class Experiment:
     """
 
     config: TrainConfig
-    corpus: Corpus | TokenCorpus
+    corpus: Corpus | TokenCorpus | TokenMixture
     tokenizer: Tokenizer
     train_ids: np.ndarray | None
     train_rows: Rows | None
@@ -100,7 +100,7 @@ class Experiment:
     def prepare(
         cls,
         config: TrainConfig,
-        corpus: Corpus | TokenCorpus,
+        corpus: Corpus | TokenCorpus | TokenMixture,
         *,
         start: WarmStart | None = None,
         tokenizer: Tokenizer | None = None,
@@ -121,14 +121,14 @@ class Experiment:
                 tokenizers.
         """
         files = {} if start is None else start.files
-        if isinstance(corpus, TokenCorpus):
+        if not isinstance(corpus, Corpus):
             if start is not None:
                 check_same_tokenizer(corpus, start.tokenizer, start.source)
             elif corpus.tokenizer_file is not None:
                 files = {TOKENIZER: corpus.tokenizer_file}
             known = tokenizer or (corpus.tokenizer if start is None else start.tokenizer)
             size = corpus.vocab_size
-            data = read_folder(corpus, config)
+            data = read_folders(corpus.name, corpus.parts, config)
         else:
             if config.packing:
                 raise UsageError(

@@ -257,6 +257,9 @@ class TrainingLoop:
         shares = [one.share for one in self.validation]
         val_loss = sum(share * loss for share, loss in zip(shares, losses, strict=True))
         numbers = {"val_loss": val_loss}
+        if len(losses) > 1:
+            for one, loss in zip(self.validation, losses, strict=True):
+                numbers[f"val_loss/{one.name}"] = loss
         if self.bytes_per_token is not None:
             numbers["val_bits_per_byte"] = val_loss / math.log(2) / self.bytes_per_token
         self._write(step=self.step, **numbers)
@@ -272,6 +275,9 @@ class TrainingLoop:
             unit="token" if self.manifest["vocabulary"] is None else "char",
             bytes_per_token=self.bytes_per_token,
         )
+        if len(losses) > 1:
+            for one, loss in zip(self.validation, losses, strict=True):
+                reporter.note(f"  {one.name}: {loss:.4f} nats/token")
         if self.writes_samples and not self._has_stopped():
             parameters = self.strategy.fetch(self.state.parameters)
             processes.on_primary(

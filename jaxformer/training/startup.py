@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
 from jaxformer.config import TransformerLMConfig
-from jaxformer.data.token_folders import TokenCorpus
+from jaxformer.data.corpora import Corpus
 from jaxformer.distributed import processes
 from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.execution.attention_backends import slowed_by_dropout
@@ -21,6 +21,7 @@ from jaxformer.hardware.memory import device_memory
 from jaxformer.hardware.units import format_count
 from jaxformer.packing import PackedRows
 from jaxformer.parameters import Parameters, split
+from jaxformer.sampling import MixedRows
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.memory import check_memory, too_large_for_samples
@@ -243,15 +244,18 @@ def _warn_unshared(folder: RunFolder) -> list[str]:
 
 def _describe_data(experiment: Experiment) -> str:
     known = experiment.tokenizer.vocabulary_size()
-    if isinstance(experiment.corpus, TokenCorpus):
+    if not isinstance(experiment.corpus, Corpus):
         where = ", read from the disk as they are needed" if experiment.is_streamed else ""
         rows = experiment.train_rows
-        if isinstance(rows, PackedRows):
-            where += (
-                f"; {rows.documents:,} documents packed into {len(rows):,} windows, which are "
-                f"{100 * rows.fill:.1f} % full"
-            )
-        train, validation = len(experiment.corpus.train), len(experiment.corpus.validation)
+        for part in rows.parts if isinstance(rows, MixedRows) else [rows]:
+            if isinstance(part, PackedRows):
+                where += (
+                    f"; {part.documents:,} documents packed into {len(part):,} windows, which are "
+                    f"{100 * part.fill:.1f} % full"
+                )
+        folders = [folder for folder, _ in experiment.corpus.parts]
+        train = sum(len(folder.train) for folder in folders)
+        validation = sum(len(folder.validation) for folder in folders)
         return f"{train:,} + {validation:,} tokens of {known:,}{where}"
     characters = len(experiment.corpus.text)
     if experiment.vocabulary is not None:

@@ -34,7 +34,7 @@ def test_the_commands_run(empty_folder):
     (empty_folder / "corpus.txt").write_text(text)
     records = [json.dumps({"text": text[n : n + 500]}) for n in range(0, 30_000, 500)]
     (empty_folder / "records.jsonl").write_text("\n".join(records))
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 8
     for command in COMMANDS:
         assert main(arguments_of(command)) == 0, command
     for name in ("index.json", "train-00000.bin", "val-00000.bin", "train-00000.documents"):
