@@ -30,7 +30,8 @@ class TokenizeOptions:
         tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SOURCE...")
     ] = ()
     """Texts, .jsonl, .parquet, all also as .gz or .zst (not Parquet), folders of them, and folders
-    saved by Hugging Face's datasets."""
+    saved by Hugging Face's datasets. Records of a prompt and an answer, or of messages, are
+    conversations: their answers alone are trained on."""
     out: Path | None = None
     """The folder to make."""
     tokenizer: str | None = None
@@ -107,6 +108,7 @@ def _summarize(index: dict[str, Any], out: Path) -> list[str]:
         lines.append(
             f"{name}: {split['tokens']:,} tokens in {split['documents']:,} documents and "
             f"{len(split['shards']):,} shards, {split['bytes'] / split['tokens']:.2f} bytes a token"
+            + (f"; {split['answers']:,} tokens of answers count" if "answers" in split else "")
         )
     return [*lines, f"{out}: {index['vocab_size']:,} different tokens, {index['dtype']}"]
 

@@ -8,9 +8,11 @@ tokens first. The batches themselves are part of the mirror (``char_data``, ``to
 - ``tokenizers``: text to ids and back with a Hugging Face ``tokenizer.json``.
 - ``encoding``: a text of any length to ids, piece by piece.
 - ``token_folders``: a folder of tokens as something to train on.
-- ``making``: a folder of tokens from its settings, of the ``sources`` that are read, by the
+- ``making``: a folder of tokens from its settings, of the ``sources`` that are read (``compressed``
+  ones too), by the
   ``encoders`` that make ids, in the processes of ``tokenization``, as the ``shards`` that are
   written.
-- ``chat``: a conversation as text, by the chat template beside a model.
+- ``chat``: a conversation as text, by the chat template beside a model; ``conversations``: records
+  of prompts and answers, of which the answers count.
 - ``text_generation``: a prompt to ids, generated ids to text as they come, and their speed.
 """

@@ -44,25 +44,72 @@ def find_template(files: Mapping[str, Path]) -> str | None:
 def render_chat(messages: Sequence[Mapping[str, str]], files: Mapping[str, Path]) -> str:
     """Returns a conversation as text, with the start of the model's answer at its end.
 
-    A template is a program that comes with the model; it is run in the sandbox of jinja2, as
-    transformers does.
-
     Args:
         messages: each with a ``role`` and a ``content``.
         files: those beside the model's weights, by name.
 
     Raises:
+        UsageError, TextError, CheckpointError: as for ``ChatTemplate``.
+    """
+    return ChatTemplate(files).render(messages)
+
+
+class ChatTemplate:
+    """Writes conversations as text, by the template beside a model's weights.
+
+    A template is a program that comes with the model; it is run in the sandbox of jinja2, as
+    transformers does.
+
+    Args:
+        files: those beside the weights, by name.
+
+    Raises:
         UsageError: there is no template, or jinja2 is not installed.
-        TextError: the template rejects the conversation, or is none.
         CheckpointError: one of the files is damaged.
     """
-    template = find_template(files)
-    if template is None:
-        raise UsageError(
-            f"the model has no chat template: none of {', '.join(FILES)} beside it has one"
-        )
-    if importlib.util.find_spec("jinja2") is None:
-        raise UsageError(f"--chat needs the package jinja2: {install('hf')}")
+
+    def __init__(self, files: Mapping[str, Path]):
+        template = find_template(files)
+        if template is None:
+            raise UsageError(
+                f"the model has no chat template: none of {', '.join(FILES)} beside it has one"
+            )
+        if importlib.util.find_spec("jinja2") is None:
+            raise UsageError(f"a chat template needs the package jinja2: {install('hf')}")
+        self._source = template
+        self._special_tokens = _special_tokens(files)
+        self._compiled: Any = None
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, asks: bool = True) -> str:
+        """Returns a conversation as text.
+
+        Args:
+            messages: each with a ``role`` and a ``content``.
+            asks: whether the start of the model's answer follows.
+
+        Raises:
+            TextError: the template rejects the conversation, or is none.
+        """
+        import jinja2
+
+        try:
+            if self._compiled is None:
+                self._compiled = _environment().from_string(self._source)
+            return str(
+                self._compiled.render(
+                    messages=list(messages), add_generation_prompt=asks, **self._special_tokens
+                )
+            )
+        except jinja2.TemplateError as error:
+            reason = str(error).splitlines() or [type(error).__name__]
+            raise TextError(f"the chat template rejects the prompt: {reason[0]}") from error
+        # A template may do with its values whatever raises an error in Python.
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TextError(f"the chat template fails: {error}") from error
+
+
+def _environment() -> Any:
+    """The sandbox of jinja2, with what templates use."""
     import jinja2
     import jinja2.sandbox
 
@@ -76,16 +123,7 @@ def render_chat(messages: Sequence[Mapping[str, str]], files: Mapping[str, Path]
     environment.globals["raise_exception"] = reject
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     environment.filters["tojson"] = _to_json
-    try:
-        return environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=True, **_special_tokens(files)
-        )
-    except jinja2.TemplateError as error:
-        reason = str(error).splitlines() or [type(error).__name__]
-        raise TextError(f"the chat template rejects the prompt: {reason[0]}") from error
-    # A template may do with its values whatever raises an error in Python.
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise TextError(f"the chat template fails: {error}") from error
+    return environment
 
 
 def _special_tokens(files: Mapping[str, Path]) -> dict[str, str]:

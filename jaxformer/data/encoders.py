@@ -1,5 +1,6 @@
 """What makes ids of texts for a folder: a ``tokenizer.json``, characters, or bytes."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ class EncoderSpec:
         end_of_text: the id after every document; None for none.
         vocabulary: of characters.
         tokenizer: of a ``tokenizer.json``, its text.
+        opening: ids that stand before every text that a model is given.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class EncoderSpec:
     end_of_text: int | None
     vocabulary: str | None = None
     tokenizer: str | None = None
+    opening: Sequence[int] = ()
 
     def about(self) -> dict[str, Any]:
         """Returns what the index of a folder says of it."""
@@ -50,6 +53,7 @@ class Encoder(Protocol):
     """Makes ids of pieces of text."""
 
     end_of_text: int | None
+    opening: Sequence[int]
 
     def encode(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
         """Returns the ids of each piece."""
@@ -60,7 +64,7 @@ class _Tokens:
     def __init__(self, spec: EncoderSpec):
         import tokenizers
 
-        self.end_of_text = spec.end_of_text
+        self.end_of_text, self.opening = spec.end_of_text, spec.opening
         self._tokenizer = tokenizers.Tokenizer.from_str(spec.tokenizer or "")
         # A file may ask for texts of one length.
         self._tokenizer.no_truncation()
@@ -79,7 +83,7 @@ class _Tokens:
 
 class _Characters:
     def __init__(self, spec: EncoderSpec):
-        self.end_of_text = spec.end_of_text
+        self.end_of_text, self.opening = spec.end_of_text, spec.opening
         self._codes = np.array([ord(c) for c in spec.vocabulary or ""], np.uint32)
 
     def encode(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
@@ -91,7 +95,7 @@ class _Characters:
 
 class _Bytes:
     def __init__(self, spec: EncoderSpec):
-        self.end_of_text = spec.end_of_text
+        self.end_of_text, self.opening = spec.end_of_text, spec.opening
 
     def encode(self, pieces: Sequence[Piece]) -> list[np.ndarray]:
         return [np.frombuffer(piece.text.encode(), np.uint8).astype(np.int64) for piece in pieces]
@@ -161,8 +165,10 @@ def of_tokenizer(path: Path, end_of_text: str | None) -> EncoderSpec:
         UsageError: there is no such token.
         TextError: the file is no tokenizer.
     """
-    text = HuggingFaceTokenizer(path).to_json()
-    return from_json(text, end_of_text or _configured(path.with_name("tokenizer_config.json")))
+    tokenizer = HuggingFaceTokenizer(path)
+    end = end_of_text or _configured(path.with_name("tokenizer_config.json"))
+    opening = tuple(tokenizer.around_every_text()[0])
+    return dataclasses.replace(from_json(tokenizer.to_json(), end), opening=opening)
 
 
 def from_json(text: str, end_of_text: str | None) -> EncoderSpec:

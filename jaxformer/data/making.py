@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.data import encoders
+from jaxformer.data.chat import ChatTemplate, find_template
 from jaxformer.data.encoders import EncoderSpec
 from jaxformer.data.shards import PROGRESS, read_progress, write_progress
 from jaxformer.data.sources import Source, find_sources
@@ -66,8 +67,13 @@ def make_folder(
     if (settings.tokenizer is None) == (settings.train_bpe is None):
         raise UsageError("one of --tokenizer and --train-bpe says what makes tokens of the texts")
     fraction = 0.0 if settings.val else settings.val_fraction
-    sources = [(s, None) for s in find_sources(settings.sources, settings.field, fraction)]
-    validation = find_sources(settings.val, settings.field, 0.0) if settings.val else []
+    files = _files_beside(settings.tokenizer)
+    sources = [
+        (_with_template(s, files), None)
+        for s in find_sources(settings.sources, settings.field, fraction)
+    ]
+    found = find_sources(settings.val, settings.field, 0.0) if settings.val else []
+    validation = [_with_template(source, files) for source in found]
     pairs: list[tuple[Source, str | None]] = [*sources, *((s, "val") for s in validation)]
     total = sum(source.size() for source, _ in pairs)
     stored = _as_json(settings, pairs)
@@ -88,6 +94,21 @@ def make_folder(
         (settings.out / ENCODER).unlink()
     (settings.out / ".lock").unlink()
     return index
+
+
+def _files_beside(tokenizer: str | None) -> dict[str, Path]:
+    """The files beside a tokenizer, by name, one of which may have a chat template."""
+    if tokenizer is None or not Path(tokenizer).exists():
+        return {}
+    path = Path(tokenizer)
+    return {p.name: p for p in (path if path.is_dir() else path.parent).iterdir() if p.is_file()}
+
+
+def _with_template(source: Source, files: dict[str, Path]) -> Source:
+    """The source with the template that writes its messages, if there is one."""
+    if not source.has_answers or find_template(files) is None:
+        return source
+    return dataclasses.replace(source, template=ChatTemplate(files))
 
 
 def _check_free(folder: Path) -> None:
@@ -184,7 +205,9 @@ def check_folder(path: Path) -> dict[str, Any]:
     for split in folder.index["splits"].values():
         for shard in split["shards"]:
             expected[shard["file"]] = shard["sha256"]
-            expected[shard["documents"]["file"]] = shard["documents"]["sha256"]
+            for kind in ("documents", "answers"):
+                if kind in shard:
+                    expected[shard[kind]["file"]] = shard[kind]["sha256"]
     for name, digest in expected.items():
         file = folder.path / name
         if digest is not None and not file.is_file():

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxformer.errors import TextError
 from jaxformer.storage.durable_files import BUFFER_BYTES, atomic_write_text, sync_path
+from jaxformer.token_data import ANSWERS, DOCUMENTS
 
 PROGRESS = "progress.json"
-DOCUMENTS = np.dtype("<u8")
 
 
 class SplitWriter:
@@ -27,6 +27,7 @@ class SplitWriter:
         dtype: of the ids.
         shard_tokens: how many ids a shard has.
         state: of a split that was begun before.
+        has_answers: whether a file beside each shard says which ids are targets.
     """
 
     def __init__(
@@ -36,13 +37,15 @@ class SplitWriter:
         dtype: np.dtype,
         shard_tokens: int,
         state: dict[str, Any] | None = None,
+        has_answers: bool = False,
     ):
         self._folder, self._name, self._dtype = folder, name, dtype
         self._shard_tokens = shard_tokens
+        self._has_answers = has_answers
         state = state or {"tokens": 0, "documents": 0, "bytes": 0, "shards": [], "open": [0, 0]}
         self.shards: list[dict[str, Any]] = list(state["shards"])
         self.tokens, self.documents = state["tokens"], state["documents"]
-        self.bytes = state["bytes"]
+        self.bytes, self.answers = state["bytes"], state.get("answers", 0)
         self._finish_renames()
         self._open(*state["open"])
 
@@ -50,18 +53,30 @@ class SplitWriter:
     def state(self) -> dict[str, Any]:
         """How far the split is, as JSON; true once ``sync`` has returned."""
         return {
-            **{name: getattr(self, name) for name in ("tokens", "documents", "bytes", "shards")},
+            **{
+                name: getattr(self, name)
+                for name in ("tokens", "documents", "bytes", "answers", "shards")
+            },
             "open": [self._count, self._begun],
         }
 
-    def add(self, ids: np.ndarray, begins: np.ndarray, text_bytes: int) -> None:
+    def add(
+        self,
+        ids: np.ndarray,
+        begins: np.ndarray,
+        text_bytes: int,
+        counts: np.ndarray | None = None,
+    ) -> None:
         """Appends ids.
 
         Args:
             ids: (T,), of the dtype.
             begins: where documents begin among them.
             text_bytes: of UTF-8, which the ids stand for.
+            counts: which ids are targets; default all.
         """
+        counts = np.ones(len(ids), bool) if counts is None else counts
+        self.answers += int(counts.sum())
         self.tokens += len(ids)
         self.documents += len(begins)
         self.bytes += text_bytes
@@ -69,10 +84,11 @@ class SplitWriter:
         while done < len(ids):
             part = ids[done : done + self._shard_tokens - self._count]
             inside = begins[(begins >= done) & (begins < done + len(part))] - done + self._count
-            for file, digest, data in (
-                (self._ids, self._ids_hash, part.tobytes()),
-                (self._places, self._places_hash, inside.astype(DOCUMENTS).tobytes()),
-            ):
+            targets = counts[done : done + len(part)].astype(ANSWERS)
+            written = (part, inside.astype(DOCUMENTS), targets)
+            # The last of them has no file where every id is a target.
+            for array, file, digest in zip(written, self._files, self._hashes, strict=False):
+                data = array.tobytes()
                 file.write(data)
                 digest.update(data)
             self._count += len(part)
@@ -84,7 +100,7 @@ class SplitWriter:
 
     def sync(self) -> None:
         """Returns once all that ``state`` says is on the disk."""
-        for file in (self._ids, self._places):
+        for file in self._files:
             file.flush()
             os.fsync(file.fileno())
 
@@ -99,40 +115,33 @@ class SplitWriter:
         else:
             self._discard()
 
-    def _paths(self, number: int) -> tuple[Path, Path]:
-        stem = f"{self._name}-{number:05}"
-        return self._folder / f"{stem}.bin", self._folder / f"{stem}.documents"
+    def _paths(self, number: int) -> list[Path]:
+        kinds = ("bin", "documents", "answers")[: 3 if self._has_answers else 2]
+        return [self._folder / f"{self._name}-{number:05}.{kind}" for kind in kinds]
 
     def _open(self, count: int, begun: int) -> None:
         self._count, self._begun = count, begun
         paths = self._paths(len(self.shards))
-        sizes = (count * self._dtype.itemsize, begun * DOCUMENTS.itemsize)
-        self._ids, self._places = (
-            _reopen(_part(path), size) for path, size in zip(paths, sizes, strict=True)
-        )
-        self._ids_hash, self._places_hash = (_hash(_part(path)) for path in paths)
+        sizes = (count * self._dtype.itemsize, begun * DOCUMENTS.itemsize, count * ANSWERS.itemsize)
+        self._files = [_reopen(_part(path), size) for path, size in zip(paths, sizes, strict=False)]
+        self._hashes = [_hash(_part(path)) for path in paths]
 
     def _close(self) -> None:
         self.sync()
-        self._ids.close()
-        self._places.close()
-        ids, places = self._paths(len(self.shards))
-        self.shards.append(
-            {
-                "file": ids.name,
-                "tokens": self._count,
-                "sha256": self._ids_hash.hexdigest(),
-                "documents": {
-                    "file": places.name,
-                    "count": self._begun,
-                    "sha256": self._places_hash.hexdigest(),
-                },
-            }
+        for file in self._files:
+            file.close()
+        ids, places, *answers = (
+            {"file": path.name, "sha256": digest.hexdigest()}
+            for path, digest in zip(self._paths(len(self.shards)), self._hashes, strict=True)
         )
+        shard = {**ids, "tokens": self._count, "documents": {**places, "count": self._begun}}
+        if answers:
+            shard["answers"] = answers[0]
+        self.shards.append(shard)
 
     def _discard(self) -> None:
-        self._ids.close()
-        self._places.close()
+        for file in self._files:
+            file.close()
         for path in self._paths(len(self.shards)):
             _part(path).unlink()
 

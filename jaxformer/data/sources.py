@@ -1,10 +1,9 @@
 """Files of documents, read in pieces: text, JSONL, Parquet, folders of Hugging Face datasets."""
 
 import codecs
+import contextlib
 import gzip
 import importlib
-import importlib.util
-import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from jaxformer.data.chat import ChatTemplate
+from jaxformer.data.compressed import count_bytes, import_package, open_file, skip_bytes
+from jaxformer.data.conversations import is_conversation, read_turns
 from jaxformer.data.encoding import CONTEXT_CHARACTERS, PIECE_CHARACTERS, Piece, cut_text, find_cut
 from jaxformer.errors import ResourceError, TextError, UsageError
 
 BLOCK_BYTES = 1 << 20
 # How far the place between the splits of a text is moved to the end of a line.
 MOST_MOVED_BYTES = 1 << 16
-COMPRESSED_BYTES = 1 << 14
 RECORDS_AT_ONCE = 256
 RECORDS = re.compile(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", re.IGNORECASE)
 
@@ -30,13 +31,17 @@ class Part(NamedTuple):
         piece: the text.
         split: train or val.
         begins: whether a document begins here.
-        ends: whether a document ends here.
+        ends: whether a document ends here, and the token that ends a text follows.
+        counts: whether its tokens are targets.
+        opens: whether the tokens that stand before every text come first.
     """
 
     piece: Piece
     split: str
     begins: bool
     ends: bool
+    counts: bool = True
+    opens: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,15 @@ class Source:
         field: of a record that has its text.
         val_fraction: the share of it that is for validation: of a text its end, of records every
             so many-th from the first on.
+        has_answers: whether its records are conversations, of which answers alone are targets.
+        template: writes their messages.
     """
 
     path: Path
     field: str
     val_fraction: float
+    has_answers: bool = False
+    template: ChatTemplate | None = None
 
     def size(self) -> int:
         """Returns its bytes on the disk."""
@@ -74,6 +83,8 @@ class Source:
         try:
             if self.path.is_dir() or self.path.suffix.lower() == ".parquet":
                 yield from self._split_records(self._columns(advance))
+            elif self.has_answers:
+                yield from self._conversations(advance)
             elif RECORDS.search(self.path.name):
                 yield from self._split_records(self._lines(advance))
             else:
@@ -86,15 +97,44 @@ class Source:
             raise TextError(f"{self.path} is cut short: fetch it again") from error
 
     def _split_records(self, texts: Iterator[str]) -> Iterator[Part]:
-        every = round(1 / self.val_fraction) if self.val_fraction else 0
         for number, text in enumerate(texts):
-            split = "val" if every and number % every == 0 else "train"
+            split = self._split_of(number)
             pieces = list(cut_text(text)) if text else []
             for place, piece in enumerate(pieces):
                 yield Part(piece, split, place == 0, place == len(pieces) - 1)
 
+    def _split_of(self, number: int) -> str:
+        every = round(1 / self.val_fraction) if self.val_fraction else 0
+        return "val" if every and number % every == 0 else "train"
+
+    def _conversations(self, advance: Callable[[int], None]) -> Iterator[Part]:
+        """Yields the parts of records; what messages end with, their template has written."""
+        for count, (number, record) in enumerate(self._records(advance)):
+            try:
+                turns = read_turns(record, self.template)
+            except (ValueError, TextError) as error:
+                raise TextError(f"line {number} of {self.path} {error}") from None
+            pieces = [(p, turn.counts) for turn in turns if turn.text for p in cut_text(turn.text)]
+            is_chat = "messages" in record
+            for place, (piece, counts) in enumerate(pieces):
+                ends = place == len(pieces) - 1 and not is_chat
+                opens = place == 0 and not is_chat
+                yield Part(piece, self._split_of(count), place == 0, ends, counts, opens)
+
     def _lines(self, advance: Callable[[int], None]) -> Iterator[str]:
-        file, raw = _open(self.path)
+        for number, record in self._records(advance):
+            try:
+                text = record[self.field]
+            except (LookupError, TypeError):
+                raise TextError(
+                    f"line {number} of {self.path} has no {self.field!r}: name the field of the "
+                    "text with --field"
+                ) from None
+            yield self._as_text(text, f"line {number}")
+
+    def _records(self, advance: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+        """Yields the records of a file of JSON, each with the number of its line."""
+        file, raw = open_file(self.path)
         place = 0
         with raw, file:
             for number, line in enumerate(file, 1):
@@ -103,19 +143,13 @@ class Source:
                 if not line.strip():
                     continue
                 try:
-                    text = json.loads(line)[self.field]
-                except (ValueError, LookupError, TypeError, RecursionError) as error:
-                    reason = (
-                        f"has no {self.field!r}" if isinstance(error, KeyError) else "is no JSON"
-                    )
-                    raise TextError(
-                        f"line {number} of {self.path} {reason}: name the field of the text with "
-                        "--field"
-                    ) from None
-                yield self._as_text(text, f"line {number}")
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    raise TextError(f"line {number} of {self.path} is no JSON") from None
+                yield number, record
 
     def _columns(self, advance: Callable[[int], None]) -> Iterator[str]:
-        arrow = _import("pyarrow", self.path)
+        arrow = import_package("pyarrow", self.path)
         for file in self._files():
             try:
                 for batch in _batches(file, self.field):
@@ -136,11 +170,11 @@ class Source:
         return text
 
     def _text(self, advance: Callable[[int], None]) -> Iterator[Part]:
-        size = _length(self.path)
+        size = count_bytes(self.path)
         boundary = size
         if self.val_fraction:
             boundary = self._boundary(int(size * (1 - self.val_fraction)))
-        file, raw = _open(self.path)
+        file, raw = open_file(self.path)
         with raw, file:
             for split, begin, end in (("train", 0, boundary), ("val", boundary, size)):
                 place = raw.tell()
@@ -151,9 +185,9 @@ class Source:
 
     def _boundary(self, place: int) -> int:
         """The end of the line at a byte, or of its character if the line is long."""
-        file, raw = _open(self.path)
+        file, raw = open_file(self.path)
         with raw, file:
-            _skip(file, place)
+            skip_bytes(file, place)
             block = file.read(MOST_MOVED_BYTES)
         line = block.find(b"\n") + 1
         if line:
@@ -206,7 +240,21 @@ def find_sources(names: Sequence[Path], field: str, val_fraction: float) -> list
             raise UsageError(f"{name} does not exist")
     if not found:
         raise UsageError(f"{', '.join(map(str, names))}: there is no file")
-    return [Source(path, field, val_fraction) for path in found]
+    return [Source(p, field, val_fraction, _has_answers(p, field)) for p in found]
+
+
+def _has_answers(path: Path, field: str) -> bool:
+    """Whether the first record of a file of JSON is a conversation, and has no text in its field.
+
+    What cannot be read is rejected when its turn comes.
+    """
+    if path.is_dir() or not RECORDS.search(path.name):
+        return False
+    source = Source(path, field, 0.0)
+    with contextlib.suppress(TextError, OSError, EOFError):
+        first = next((record for _, record in source._records(lambda count: None)), None)
+        return first is not None and is_conversation(first) and field not in first
+    return False
 
 
 def _cut_stream(blocks: Iterator[str], split: str) -> Iterator[Part]:
@@ -223,59 +271,6 @@ def _cut_stream(blocks: Iterator[str], split: str) -> Iterator[Part]:
             text, begins = text[end:], False
     if text:
         yield Part(Piece(text, before), split, begins, True)
-
-
-def _open(path: Path) -> tuple[BinaryIO, BinaryIO]:
-    """A file as it is read, which may be compressed, and as it is on the disk."""
-    raw = path.open("rb")
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw), raw  # type: ignore[return-value]
-    if suffix == ".zst":
-        return io.BufferedReader(_ZstdReader(raw, _import("zstandard", path))), raw
-    return raw, raw
-
-
-class _ZstdReader(io.RawIOBase):
-    """Reads frames of zstandard; other readers of it take the end of a cut file for its end."""
-
-    def __init__(self, raw: BinaryIO, zstandard: Any):
-        self._raw, self._zstandard = raw, zstandard
-        self._frame: Any = None
-        self._data = self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._data:
-            rest = self._rest or self._raw.read(COMPRESSED_BYTES)
-            if not rest:
-                if self._frame is not None and not self._frame.eof:
-                    raise EOFError
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
-            self._data = self._frame.decompress(rest)
-            self._rest = self._frame.unused_data if self._frame.eof else b""
-        count = min(len(buffer), len(self._data))
-        buffer[:count] = self._data[:count]
-        self._data = self._data[count:]
-        return count
-
-
-def _length(path: Path) -> int:
-    """How many bytes a file has once it is no longer compressed."""
-    file, raw = _open(path)
-    with raw, file:
-        if file is raw:
-            return path.stat().st_size
-        return sum(len(block) for block in iter(lambda: file.read(BLOCK_BYTES), b""))
-
-
-def _skip(file: BinaryIO, count: int) -> None:
-    while count > 0 and (data := file.read(min(count, BLOCK_BYTES))):
-        count -= len(data)
 
 
 def _arrow_files(folder: Path) -> list[Path]:
@@ -299,9 +294,3 @@ def _batches(file: Path, field: str) -> Iterator[Any]:
     with arrow.OSFile(str(file)) as data, arrow.ipc.open_stream(data) as stream:
         for batch in stream:
             yield batch.column(field)
-
-
-def _import(name: str, path: Path) -> Any:
-    if importlib.util.find_spec(name) is None:
-        raise UsageError(f"{path} needs the package {name}: pip install 'jaxformer[data]'")
-    return importlib.import_module(name)

@@ -146,7 +146,8 @@ def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
             f"{folder.vocab_size}: they do not belong together"
         )
     counts = folder.index.get("splits", {}).get("val", {})
-    known = counts.get("bytes") and counts.get("tokens")
+    # A loss of answers alone is not that of all the text.
+    known = counts.get("bytes") and counts.get("tokens") and not folder.val.has_answers
     return TokenCorpus(
         str(path),
         folder.fingerprint(),

@@ -41,12 +41,14 @@ class Encoded(NamedTuple):
         ids: (T,), of the folder's dtype.
         begins: where documents begin among them, int64.
         text_bytes: of UTF-8.
+        counts: which ids are targets, bool; None for all.
     """
 
     split: str
     ids: np.ndarray
     begins: np.ndarray
     text_bytes: int
+    counts: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Tokenization:
         """The smallest dtype that holds the ids."""
         return "uint16" if self.encoder.vocab_size <= 2**16 else "uint32"
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether some ids are no targets."""
+        return any(source.has_answers for source, _ in self.sources)
+
 
 def tokenize(
     what: Tokenization, report: Callable[[int, int], None] = lambda done, tokens: None
@@ -99,7 +106,9 @@ def tokenize(
     dtype = DTYPES[what.dtype]
     states = progress.get("splits", {})
     writers = {
-        name: SplitWriter(what.out, name, dtype, what.shard_tokens, states.get(name))
+        name: SplitWriter(
+            what.out, name, dtype, what.shard_tokens, states.get(name), what.has_answers
+        )
         for name in SPLITS
     }
     progress["whole"] = True
@@ -122,7 +131,9 @@ def tokenize(
             # What is stored after an interrupt must have both splits, or neither.
             progress["whole"] = False
             for result in results:
-                writers[result.split].add(result.ids, result.begins, result.text_bytes)
+                writers[result.split].add(
+                    result.ids, result.begins, result.text_bytes, result.counts
+                )
             progress |= {"position": list(place), "whole": True}
             if time.monotonic() - last > SECONDS_PER_COMMIT:
                 _check_space(what.out)
@@ -151,6 +162,7 @@ def _finish(what: Tokenization, writers: dict[str, SplitWriter]) -> dict[str, An
             "tokens": writer.tokens,
             "documents": writer.documents,
             "bytes": writer.bytes,
+            **({"answers": writer.answers} if what.has_answers else {}),
             "shards": writer.shards,
         }
         for name, writer in writers.items()
@@ -297,12 +309,18 @@ def encode_parts(encoder: Encoder, parts: Sequence[Part], dtype: str) -> list[En
         if not chosen:
             continue
         pieces: list[np.ndarray] = []
+        counted: list[np.ndarray] = []
         for part, ids in chosen:
+            opening = encoder.opening if part.opens else ()
             closing = [encoder.end_of_text] if part.ends and encoder.end_of_text is not None else []
-            pieces.append(np.concatenate([ids, np.array(closing, ids.dtype)]))
+            pieces.append(np.concatenate([np.array(x, ids.dtype) for x in (opening, ids, closing)]))
+            counted.append(np.full(len(pieces[-1]), part.counts))
+            counted[-1][: len(opening)] = False
         places = [0, *itertools.accumulate(len(piece) for piece in pieces)]
         begins = [place for place, (part, _) in zip(places, chosen, strict=False) if part.begins]
         text_bytes = sum(len(part.piece.text.encode()) for part, _ in chosen)
         ids = np.concatenate(pieces).astype(DTYPES[dtype])
-        found.append(Encoded(split, ids, np.array(begins, np.int64), text_bytes))
+        counts = np.concatenate(counted)
+        begun = np.array(begins, np.int64)
+        found.append(Encoded(split, ids, begun, text_bytes, None if counts.all() else counts))
     return found

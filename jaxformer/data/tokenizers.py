@@ -69,12 +69,12 @@ class HuggingFaceTokenizer:
         if len(text) <= PIECE_CHARACTERS:
             encoded = self._tokenizer.encode(text, add_special_tokens=around_every_text)
             return np.array(encoded.ids, np.int32)
-        first, last = self._around_every_text() if around_every_text else ([], [])
+        first, last = self.around_every_text() if around_every_text else ([], [])
         pieces = (encode_piece(self._tokenizer, piece) for piece in cut_text(text))
         return np.concatenate([np.array(first, np.int32), *pieces, np.array(last, np.int32)])
 
-    def _around_every_text(self) -> tuple[list[int], list[int]]:
-        """The ids that stand before and after the tokens of every text."""
+    def around_every_text(self) -> tuple[list[int], list[int]]:
+        """Returns the ids that stand before and after the tokens of every text."""
         alone = self._tokenizer.encode("a", add_special_tokens=False).ids
         whole = self._tokenizer.encode("a", add_special_tokens=True).ids
         for place in range(len(whole) - len(alone) + 1):

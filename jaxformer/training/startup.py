@@ -254,6 +254,8 @@ def _describe_data(experiment: Experiment) -> str:
                     f"{100 * part.fill:.1f} % full"
                 )
         folders = [folder for folder, _ in experiment.corpus.parts]
+        if experiment.row != "ids" and any(folder.train.has_answers for folder in folders):
+            where += "; the tokens of answers alone count"
         train = sum(len(folder.train) for folder in folders)
         validation = sum(len(folder.validation) for folder in folders)
         return f"{train:,} + {validation:,} tokens of {known:,}{where}"
