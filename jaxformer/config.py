@@ -10,11 +10,10 @@ from .checks import (
     check_choice,
     check_elements,
     check_layers,
-    check_not_negative,
     check_numbers,
     check_positive,
-    check_rate,
 )
+from .config_optimizers import OptimizerConfig as OptimizerConfig
 from .config_parts import (
     AttentionConfig,
     BlockConfig,
@@ -203,52 +202,3 @@ class EncoderDecoderConfig(TransformerConfig):
         check_layers(self, "num_encoder_layers", "num_decoder_layers")
         check_elements("source_vocab_size", self.source_vocab_size, "d_model", self.d_model)
         check_elements("target_vocab_size", self.target_vocab_size, "d_model", self.d_model)
-
-
-Schedule = Literal["cosine", "linear", "constant", "wsd"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """The settings of AdamW (arXiv 1711.05101), its schedule and its clipping.
-
-    The defaults are nanoGPT's for a character model. With ``decay_steps`` None the rate stays as it
-    is after warm-up.
-
-    Raises:
-        ValueError: a setting is out of its range or not finite.
-    """
-
-    learning_rate: float = 1e-3
-    """The learning rate after warm-up."""
-    schedule: Schedule = "cosine"
-    """How the rate falls after warm-up: along half a cosine, along a line, not at all, or along a
-    line in the last steps (warm-up, stable, decay; see decay_share)."""
-    decay_share: float = 0.2
-    """With the schedule wsd: the share of the steps after warm-up in which the rate falls."""
-    min_learning_rate: float = 1e-4
-    """The learning rate at the end of the cosine."""
-    warmup_steps: int = 100
-    """Steps of linear warm-up."""
-    decay_steps: int | None = None
-    """The step at which the cosine ends; train.py takes the number of steps."""
-    weight_decay: float = 0.1
-    """Decoupled, on matrices and embeddings only."""
-    beta1: float = 0.9
-    """The decay of AdamW's first moment."""
-    beta2: float = 0.99
-    """The decay of AdamW's second moment."""
-    eps: float = 1e-8
-    """What is added to the root of the second moment."""
-    clip_norm: float | None = 1.0
-    """The bound on the norm of all gradients together; None clips nothing."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        check_positive(self, "learning_rate", "eps", "clip_norm", "decay_steps")
-        check_not_negative(self, "min_learning_rate", "warmup_steps", "weight_decay")
-        for name in ("beta1", "beta2"):
-            check_rate(self, name)
-        check_choice(self, "schedule", get_args(Schedule))
-        if not 0 < self.decay_share <= 1:
-            raise ValueError(f"decay_share must be in (0, 1]: got {self.decay_share}")

@@ -1,4 +1,9 @@
-"""AdamW with the clipping, decay groups and schedule that PyTorch's training loops use."""
+"""Optimizers with the clipping, decay groups and schedule that PyTorch's training loops use.
+
+Their formulas are optax's. Each has a setting's name in ``config_optimizers.OPTIMIZERS``.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +45,21 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""] | int) -> Float[
 def decay_mask(parameters: Parameters) -> dict[str, bool]:
     """Returns which parameters decay: those of two or more dimensions, but for norms."""
     return {
-        # A norm's scale has two dimensions where it has a row a head.
-        name: value.ndim >= 2 and name.rpartition(".")[2] not in ("scale", "bias")
+        # A norm's scale has two dimensions where it has a row a head. What Muon updates has none
+        # where AdamW updates the rest.
+        name: getattr(value, "ndim", 0) >= 2 and name.rpartition(".")[2] not in ("scale", "bias")
+        for name, value in parameters.items()
+    }
+
+
+def hidden_matrices(parameters: Parameters) -> dict[str, bool]:
+    """Returns which parameters Muon updates: the kernels of the linear layers inside blocks.
+
+    Embeddings, heads, norms and biases are not among them (Jordan et al., "Muon: An optimizer for
+    hidden layers in neural networks", kellerjordan.github.io/posts/muon, 2024).
+    """
+    return {
+        name: name.endswith(".kernel") and "blocks" in name.split(".") and value.ndim == 2
         for name, value in parameters.items()
     }
 
@@ -66,16 +84,133 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+class _MuonState(NamedTuple):
+    """The state of ``_scale_by_muon``: how many updates were made, and the momentum."""
+
+    count: Int[Array, ""]  # type: ignore[assignment]
+    mu: optax.Updates
+
+
+def orthogonalize(x: Float[Array, "I O"], eps: float) -> Float[Array, "I O"]:
+    """Returns about U Vᵀ of x = U S Vᵀ: five Newton-Schulz steps, whose factors are Jordan's.
+
+    The singular values of the result lie between 0.7 and 1.2, but for those that were tiny. The
+    steps are computed in the dtype of x, where ``torch.optim.Muon`` rounds to bfloat16.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    x = x / (jnp.linalg.norm(x) + eps)
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.T if is_tall else x
+
+
+def _scale_by_muon(momentum: float, eps: float) -> optax.GradientTransformation:
+    """Makes orthogonal matrices of gradients with Nesterov momentum (Jordan et al., 2024).
+
+    As ``optax.contrib.muon(consistent_rms=0.2)``: both parts of the momentum are corrected for
+    their beginning at zero, which ``torch.optim.Muon`` does not do, and the result is scaled by
+    0.2 · sqrt(max(I, O)), so that learning rate and decay of AdamW serve (arXiv 2502.16982, eq. 4).
+    """
+
+    def update(
+        gradients: optax.Updates, state: _MuonState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, _MuonState]:
+        count = optax.safe_increment(state.count)
+        mu = jax.tree.map(lambda g, m: (1 - momentum) * g + momentum * m, gradients, state.mu)
+        steps = jnp.asarray(count, jnp.result_type(float))
+        of_mu = momentum / (1 - momentum ** (steps + 1))
+        of_gradient = (1 - momentum) / (1 - momentum**steps)
+
+        def direction(g: Array, m: Array) -> Array:
+            ahead = (of_mu * m + of_gradient * g).astype(g.dtype)
+            return 0.2 * max(g.shape) ** 0.5 * orthogonalize(ahead, eps)
+
+        return jax.tree.map(direction, gradients, mu), _MuonState(count, mu)
+
+    return optax.GradientTransformation(
+        lambda params: _MuonState(jnp.int32(0), jax.tree.map(jnp.zeros_like, params)), update
+    )
+
+
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns clipping, then AdamW that decays matrices only (arXiv 1711.05101, algorithm 2)."""
-    adamw = optax.adamw(
-        lambda count: learning_rate(config, count),
+    """Returns clipping, then the optimizer that the settings name; matrices alone decay.
+
+    - adamw: arXiv 1711.05101, algorithm 2.
+    - muon: ``_scale_by_muon`` for ``hidden_matrices``, AdamW for all else, at one learning rate.
+    - lion: arXiv 2302.06675, algorithm 2.
+    - adafactor: arXiv 1804.04235, algorithms 4 and 5, without momentum and with the schedule's
+      rate relative to each parameter's size; only matrices whose two dimensions are 128 or more
+      are factored, as in optax. Decay is multiplied by the learning rate, which optax's is not.
+    - sgd: with momentum, and with decay that is added to the gradient: ``torch.optim.SGD``.
+    """
+    update = _UPDATES[config.optimizer](config)
+    if config.clip_norm is None:
+        return update
+    return optax.chain(clip_by_global_norm(config.clip_norm), update)
+
+
+def _rate(config: OptimizerConfig) -> optax.Schedule:
+    return lambda count: learning_rate(config, count)
+
+
+def _adamw(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.adamw(
+        _rate(config),
         b1=config.beta1,
         b2=config.beta2,
         eps=config.eps,
         weight_decay=config.weight_decay,
         mask=decay_mask,
     )
-    if config.clip_norm is None:
-        return adamw
-    return optax.chain(clip_by_global_norm(config.clip_norm), adamw)
+
+
+def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
+    muon = optax.chain(
+        _scale_by_muon(config.momentum_rate, config.eps),
+        optax.add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(_rate(config)),
+    )
+
+    def choose(parameters: Parameters) -> dict[str, str]:
+        hidden = hidden_matrices(parameters)
+        return {name: "hidden" if hidden[name] else "rest" for name in parameters}
+
+    return optax.partition({"hidden": muon, "rest": _adamw(config)}, choose)
+
+
+def _lion(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.lion(
+        _rate(config),
+        b1=config.beta1,
+        b2=config.beta2,
+        weight_decay=config.weight_decay,
+        mask=decay_mask,
+    )
+
+
+def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
+    def decay_rate(step: Int[Array, ""], exponent: float) -> Float[Array, ""]:
+        # optax's own is float32 even where float64 is on.
+        return 1 - jnp.asarray(step + 1, jnp.result_type(float)) ** -exponent
+
+    return optax.chain(
+        optax.scale_by_factored_rms(decay_rate_fn=decay_rate),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(),
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        optax.scale_by_learning_rate(_rate(config)),
+    )
+
+
+def _sgd(config: OptimizerConfig) -> optax.GradientTransformation:
+    return optax.chain(
+        optax.add_decayed_weights(config.weight_decay, decay_mask),
+        optax.trace(config.momentum_rate),
+        optax.scale_by_learning_rate(_rate(config)),
+    )
+
+
+_UPDATES = {"adamw": _adamw, "muon": _muon, "lion": _lion, "adafactor": _adafactor, "sgd": _sgd}

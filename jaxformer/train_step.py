@@ -90,7 +90,7 @@ def train_step(
     axis_name: str | None = None,
     masked: bool = False,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-    """Makes one AdamW update from the gradients of A micro-batches, averaged.
+    """Makes one update from the gradients of A micro-batches, averaged.
 
     Args:
         state: before the step.

@@ -121,6 +121,7 @@ def test_the_same_call_arguments(name, cls):
     "name",
     [
         "config.py",
+        "config_optimizers.py",
         "config_parts.py",
         "config_positions.py",
         "config_tree.py",

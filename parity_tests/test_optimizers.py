@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 import torch
 from flax import nnx
@@ -23,6 +24,7 @@ from jaxformer.parameters import get_parameters, set_parameters, split
 from jaxformer.porting import export_arrays
 from jaxformer.porting.mapping.naming import torch_name
 from jaxformer.train_step import TrainState, train_step
+from jaxformer.training.state_arrays import moments_of
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.harness import perturbed
 from parity_tests.twins import copy_to_torch
@@ -288,3 +290,124 @@ def test_accumulated_micro_batches_are_one_batch(pair):
     for name, value in whole.items():
         if "k_proj.bias" not in name:  # Its gradient is only rounding, which Adam turns into steps.
             np.testing.assert_allclose(accumulated[name], value, rtol=0, atol=1e-12, err_msg=name)
+
+
+# Two of its dimensions are 128 or more, so that Adafactor factors some matrices and others not.
+WIDE = MODEL.replace(d_model=130, d_ff=134)
+OTHERS = {
+    "muon": OptimizerConfig(optimizer="muon", learning_rate=3e-3),
+    "lion": OptimizerConfig(optimizer="lion", learning_rate=3e-4),
+    "adafactor": OptimizerConfig(optimizer="adafactor", learning_rate=0.1),
+    "sgd": OptimizerConfig(optimizer="sgd", learning_rate=0.1),
+    "sgd without momentum": OptimizerConfig(optimizer="sgd", learning_rate=0.1, momentum=0.0),
+}
+
+
+def build_wide():
+    module = TransformerLM(WIDE, rngs=nnx.Rngs(0))
+    set_parameters(module, perturbed(module))
+    twin = torch_ref.transformer_lm.TransformerLM(
+        torch_ref.config.TransformerLMConfig(**WIDE.settings())
+    )
+    copy_to_torch(module, twin)
+    return module, twin
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_sixty_steps_of_the_other_optimizers_agree_with_torch(name):
+    module, twin = build_wide()
+    config = dataclasses.replace(
+        OTHERS[name], warmup_steps=5, decay_steps=50, weight_decay=0.2, clip_norm=3.0
+    )
+    parameters = get_parameters(module)
+    before = export_arrays(parameters)
+    optimizer = candidate.make_optimizer(config)
+    state = optimizer.init(parameters)
+    update = jax.jit(optimizer.update)
+    torch_optimizer = reference.make_optimizer(twin, torch_config(config))
+    for step in range(60):
+        gradients = draw_gradients(parameters, (9, step), 10.0 ** (step % 3 - 2))
+        updates, state = update(gradients, state, parameters)
+        parameters = optax.apply_updates(parameters, updates)
+        give_gradients(twin, gradients)
+        reference.clip_by_global_norm(twin, config.clip_norm)
+        for group in torch_optimizer.param_groups:
+            group["lr"] = reference.learning_rate(torch_config(config), step)
+        torch_optimizer.step()
+
+    expected = torch_arrays(twin.named_parameters())
+    for path, value in export_arrays(parameters).items():
+        np.testing.assert_allclose(value, expected[path], rtol=0, atol=1e-12, err_msg=path)
+        assert np.abs(value - before[path]).max() > 1e-4
+    kept = moments_of(state)
+    assert kept.keys() == config.kind.moments.keys()
+    for moment, arrays in kept.items():
+        # Adafactor's means of rows and columns, and the zeros in place of what it does not keep,
+        # have other shapes than parameters. torch keeps no momentum of 0.
+        like = {n: a for n, a in arrays.items() if a.shape == parameters[n].shape}
+        assert like or moment in ("v_row", "v_col")
+        for path, value in export_arrays(like).items() if config.momentum != 0 else ():
+            found = torch_optimizer.state[twin.get_parameter(path)][config.kind.moments[moment]]
+            np.testing.assert_allclose(value, found, rtol=0, atol=1e-12, err_msg=path)
+
+
+def test_muon_is_optaxs(pair):
+    """Of the blocks' linear layers, at AdamW's learning rate; AdamW has the rest."""
+    module, _ = pair
+    config = OptimizerConfig(
+        optimizer="muon", warmup_steps=0, decay_steps=None, clip_norm=None, weight_decay=0.3
+    )
+    parameters = get_parameters(module)
+    hidden = candidate.hidden_matrices(parameters)
+    assert {name for name, is_hidden in hidden.items() if is_hidden} == {
+        f"blocks.0.{part}_proj.kernel"
+        for part in (*(f"attention.{n}" for n in "qkvo"), "feed_forward.up", "feed_forward.down")
+    }
+    optaxs = optax.contrib.muon(
+        1e-3,
+        weight_decay=0.3,
+        adam_b2=0.99,
+        adam_weight_decay=0.3,
+        adam_learning_rate=1e-3,
+        consistent_rms=0.2,
+        muon_weight_dimension_numbers={
+            name: optax.contrib.MuonDimensionNumbers() if is_hidden else None
+            for name, is_hidden in hidden.items()
+        },
+    )
+    optimizers = (candidate.make_optimizer(config), optaxs)
+    states = [optimizer.init(parameters) for optimizer in optimizers]
+    decays = candidate.decay_mask(parameters)
+    for step in range(3):
+        gradients = draw_gradients(parameters, (4, step))
+        updates = []
+        for place, optimizer in enumerate(optimizers):
+            update, states[place] = optimizer.update(gradients, states[place], parameters)
+            updates.append(update)
+        for name in parameters:
+            if decays[name]:  # optax lets norms and biases decay too.
+                np.testing.assert_allclose(updates[0][name], updates[1][name], rtol=0, atol=1e-15)
+
+
+def test_newton_schulz_makes_matrices_nearly_orthogonal():
+    for shape in ((17, 40), (40, 17)):
+        x = np.random.default_rng(3).standard_normal(shape)
+        u, _, vt = np.linalg.svd(x, full_matrices=False)
+        for made in (
+            candidate.orthogonalize(jnp.asarray(x), 1e-8),
+            reference.orthogonalize(torch.from_numpy(x), 1e-8),
+        ):
+            # The singular vectors stay, the singular values come near to 1.
+            turned = u.T @ np.asarray(made) @ vt.T
+            values = np.diag(turned)
+            np.testing.assert_allclose(turned, np.diag(values), rtol=0, atol=1e-12)
+            assert values.min() > 0.65 and values.max() < 1.25
+
+
+def test_an_optimizer_takes_the_settings_that_it_has():
+    with pytest.raises(ValueError, match="momentum is a setting of muon and sgd: got optimizer="):
+        OptimizerConfig(optimizer="lion", momentum=0.9)
+    with pytest.raises(ValueError, match="optimizer must be"):
+        OptimizerConfig(optimizer="adam")
+    assert OptimizerConfig(optimizer="sgd").momentum_rate == 0.9
+    assert OptimizerConfig(optimizer="muon").momentum_rate == 0.95

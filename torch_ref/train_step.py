@@ -23,7 +23,7 @@ class TrainState:
     """
 
     model: TransformerLM
-    optimizer_state: torch.optim.AdamW
+    optimizer_state: torch.optim.Optimizer
     step: int
 
     @classmethod
@@ -70,7 +70,7 @@ def train_step(
     loss_function: Callable[..., torch.Tensor] = language_model_loss,
     masked: bool = False,
 ) -> tuple[TrainState, dict[str, torch.Tensor]]:
-    """Makes one AdamW update from the gradients of A micro-batches, averaged.
+    """Makes one update from the gradients of A micro-batches, averaged.
 
     Args:
         state: changed in place and returned.

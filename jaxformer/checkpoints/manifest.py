@@ -16,7 +16,8 @@ import numpy as np
 from jaxformer.errors import CheckpointError, mismatches
 
 FORMAT = 1
-GROUPS = ("parameters", "mu", "nu")
+# Of parameters: themselves, and what the optimizers of ``config_optimizers`` keep of them.
+GROUPS = ("parameters", "mu", "nu", "trace", "v_row", "v_col", "v")
 MANIFEST = "MANIFEST.json"
 # Enough for three hundred thousand arrays.
 MAX_BYTES = 64 << 20

@@ -24,8 +24,7 @@ Preset = Annotated[str, tyro.conf.arg(metavar="|".join(PRESETS))]
 # What other projects call a flag, by the command that has it under another name.
 _TRAINING = {
     "--lr": "--learning-rate",
-    "--optimizer": "--learning-rate, --beta1, --beta2, --eps and --weight-decay, the settings of "
-    "AdamW: there is no other optimizer",
+    "--optim": "--optimizer",
     "--epochs": "--steps", "--max-steps": "--steps", "--max-iters": "--steps",
     "--bs": "--batch-size", "--n-layer": "--num-layers", "--n-layers": "--num-layers",
     "--n-head": "--num-heads", "--n-heads": "--num-heads", "--n-embd": "--d-model",

@@ -147,6 +147,7 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
 
 def _summarize(port: "Port", source: str) -> dict[str, str]:
     """Returns the lines that say what a port does, by their titles."""
+    from jaxformer.config_optimizers import OPTIMIZERS
     from jaxformer.hardware.units import format_count
     from jaxformer.porting.formats.detection import FORMAT_NAMES
     from jaxformer.porting.targets import CERTIFICATE
@@ -168,11 +169,13 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
         if error:
             rows["rounding"] = f"at most {error:.3g} ({worst})"
     if output.optimizer is not None:
-        rows["optimizer"] = f"AdamW after {output.optimizer.count} steps"
+        title = OPTIMIZERS[output.optimizer.kind].title
+        rows["optimizer"] = f"{title} after {output.optimizer.count} steps"
     elif raw.optimizer is not None:
-        rows["optimizer"] = "left out" + (
-            "" if target.weights_only else f": {FORMAT_NAMES[target.format]}s hold none"
-        )
+        reason = f": {FORMAT_NAMES[target.format]}s hold none"
+        if target.format == "torch":
+            reason = ": PyTorch has no place for what jaxformer's Adafactor keeps"
+        rows["optimizer"] = "left out" + ("" if target.weights_only else reason)
     if output.vocabulary is not None:
         rows["vocabulary"] = f"{len(output.vocabulary)} characters"
     elif port.checkpoint.tokenizer_file is not None:

@@ -30,7 +30,8 @@ class ResourceEstimate:
         mesh: sizes of its axes.
         parameter_count: how many numbers the model learns.
         parameters: bytes of the parameters.
-        moments: bytes of AdamW's two moments.
+        optimizer: the optimizer's name, for people.
+        moments: bytes of what it keeps.
         corpus: bytes of the text's ids, which are kept on the device.
         gradients: bytes of the gradients, part of ``training``; always a model's estimate.
         activations: bytes that a micro-batch keeps for its backward pass, part of ``training``;
@@ -52,6 +53,7 @@ class ResourceEstimate:
     mesh: dict[str, int]
     parameter_count: int
     parameters: int
+    optimizer: str
     moments: int
     corpus: int
     gradients: int
@@ -169,6 +171,7 @@ def _counted(experiment: Experiment, mesh: dict[str, int], step: StepEstimate) -
         "mesh": mesh,
         "parameter_count": step.parameter_count,
         "parameters": step.parameters,
+        "optimizer": config.optimizer.kind.title,
         "moments": step.moments,
         "gradients": step.gradients,
         "activations": step.activations,

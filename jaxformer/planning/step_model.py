@@ -10,20 +10,22 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
 from jaxformer.execution.chunked_loss import positions_at_once
+from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import join_path
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.parallel.sharding_rules import ShardedParameter, sharding_table
+from jaxformer.training.state_arrays import moments_of
 from jaxformer.transformer_lm import TransformerLM
 
 FLOAT32 = 4
-# How many steps AdamW and its schedule have counted.
-COUNTERS = 8
 # What the backward pass of one block holds, fitted to the compilations of benchmarks/scale.py.
 # Weights gathered along fsdp, as a multiple of one block's: its own, and those of the next block or
 # gradients in transfer. Arrays, as a multiple of those of its forward pass: these and gradients.
@@ -38,7 +40,7 @@ class StepEstimate:
     Attributes:
         parameter_count: how many numbers the model learns.
         parameters: bytes of those that a device holds.
-        moments: bytes of AdamW's two moments.
+        moments: bytes of what the optimizer keeps.
         gradients: bytes of one for each parameter, and of their sum over micro-batches.
         activations: bytes that one micro-batch keeps for its backward pass.
         temporary: all other bytes at the peak: gathered weights, logits, a block's own arrays.
@@ -147,7 +149,7 @@ class _StepModel:
         return StepEstimate(
             parameter_count=self._elements(lambda row: math.prod(row.shape)),
             parameters=FLOAT32 * self.stored,
-            moments=2 * FLOAT32 * self.stored + COUNTERS,
+            moments=self._moments(),
             gradients=self._gradient_sum() + self._gradients(),
             activations=self._kept(self.config.remat) + self.tokens * self.width * self.block.model,
             temporary=self._temporary(),
@@ -156,6 +158,22 @@ class _StepModel:
             operations=operations,
             collectives=tuple(self._collectives()),
         )
+
+    def _moments(self) -> int:
+        """Returns the bytes of what the optimizer keeps, and of its counts of steps."""
+        rows = {row.name: row for row in self.table}
+        shapes = {name: jax.ShapeDtypeStruct(r.shape, jnp.float32) for name, r in rows.items()}
+        state = jax.eval_shape(make_optimizer(self.config.optimizer).init, shapes)
+        moments = moments_of(state)
+        counts = len(jax.tree.leaves(state)) - len(jax.tree.leaves(moments))
+        kept = sum(
+            (self.layers if _in_block(rows[name]) else 1)
+            # What has another shape than its parameter lies whole on every device.
+            * math.prod(rows[name].part if leaf.shape == rows[name].shape else leaf.shape)
+            for group in moments.values()
+            for name, leaf in group.items()
+        )
+        return FLOAT32 * (kept + counts)
 
     def _kept(self, remat: str) -> int:
         """Returns the bytes of a micro-batch that all blocks keep."""
@@ -230,15 +248,15 @@ class _StepModel:
         return once, once + config.batch_size * again
 
     def _traffic(self) -> int:
-        """Returns the bytes through a device's memory: AdamW's, the weights', the activations'.
+        """Returns the bytes through a device's memory: of update, weights and activations.
 
-        AdamW reads parameter, moments and gradient and writes all but the gradient; the gradient is
-        written, and read once more for its norm. Weights are read by each pass, and written where
-        fsdp gathers them. The results of a pass are written and read once; the backward pass
-        computes as much again, from as much.
+        The update reads parameter, moments and gradient and writes all but the gradient; the
+        gradient is written, and read once more for its norm. Weights are read by each pass, and
+        written where fsdp gathers them. The results of a pass are written and read once; the
+        backward pass computes as much again, from as much.
         """
         passes = 3 if self.config.remat == "full" else 2
-        update = FLOAT32 * self.stored * 9
+        update = FLOAT32 * self.stored * 5 + 2 * self._moments()
         weights = self.width * (self.layers * self.whole_block + self._tables())
         weights *= passes * (2 if self.mesh["fsdp"] > 1 else 1) + 2
         made = self.layers * self.tokens * self._kept_of_token("none")

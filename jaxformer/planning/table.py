@@ -38,7 +38,8 @@ def _add_memory(estimate: ResourceEstimate, table: Table) -> None:
     if mesh:
         table.add_row("mesh", mesh, "what follows is of one device")
     table.add_row("parameters", format_memory(estimate.parameters), f"{size}, float32")
-    table.add_row("AdamW's moments", format_memory(estimate.moments), "two for each parameter")
+    numbers = f"{estimate.moments / estimate.parameters:.2g} for each parameter"
+    table.add_row(f"{estimate.optimizer}'s moments", format_memory(estimate.moments), numbers)
     if estimate.corpus:
         table.add_row("corpus", format_memory(estimate.corpus), "ids of the whole text")
     table.add_row("training", format_memory(estimate.training), f"temporary, {here}; of it")

@@ -85,27 +85,27 @@ class Checkpoint:
         return [kind for kind in named if isinstance(kind, str)]
 
     def optimizer_state(self, plan: Plan) -> OptimizerState | None:
-        """Returns AdamW's state by the paths of the model's parameters, or None without one.
+        """Returns the optimizer's state by the paths of the parameters, or None without one.
 
         Args:
             plan: what ``plan`` returned.
 
         Raises:
-            UsageError: it is the state of another optimizer.
+            UsageError: it is the state of an optimizer that jaxformer has not.
             CheckpointError: it does not fit the model.
         """
         optimizer = self.raw.optimizer
         if isinstance(optimizer, Moments):
             manifest = optimizer.manifest
-            settings = _optimizer_settings(manifest)
-            return OptimizerState(optimizer.mu, optimizer.nu, manifest["step"], settings)
+            kind, settings = _optimizer_settings(manifest)
+            return OptimizerState(optimizer.moments, manifest["step"], settings, kind)
         if optimizer is None:
             return None
         try:
-            return read_optimizer(optimizer, plan)
+            return read_optimizer(optimizer, plan, steps=self.raw.record.get("step"))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the optimizer's state is not as PyTorch's AdamW has it ({error}): "
+                f"the optimizer's state is not as PyTorch has it ({error}): "
                 "leave it out with --weights-only"
             ) from error
 
@@ -301,22 +301,24 @@ def in_float32(plan: Plan) -> Plan:
     return dataclasses.replace(plan, tensors={**plan.tensors, **narrow})
 
 
-def _optimizer_settings(manifest: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the settings of a run's optimizer, with the learning rate of its last step."""
+def _optimizer_settings(manifest: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+    """Returns a run's optimizer and its settings, with the learning rate of its last step."""
     if isinstance(manifest.get("optimizer"), dict):
-        return dict(manifest["optimizer"])
+        known = dict(manifest["optimizer"])
+        return known.pop("optimizer", "adamw"), known
     run = manifest.get("config") or {}
     given = run.get("optimizer")
     if not isinstance(given, dict):
-        return {}
+        return "adamw", {}
     from jaxformer.optimizers import learning_rate
 
     config: OptimizerConfig = from_dict(OptimizerConfig, given)
     if config.decay_steps is None:
         config = dataclasses.replace(config, decay_steps=run.get("steps"))
-    return {
+    return config.optimizer, {
         "learning_rate": float(learning_rate(config, max(manifest["step"] - 1, 0))),
         **{name: getattr(config, name) for name in ("beta1", "beta2", "eps", "weight_decay")},
+        "momentum": config.momentum_rate,
     }
 
 

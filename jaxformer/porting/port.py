@@ -14,6 +14,7 @@ from jaxformer.errors import ResourceError
 from jaxformer.porting.certificate import file_record, make_certificate
 from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.mapping.casts import DTYPES, cast
+from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.targets import CERTIFICATE, PortTarget, check_replaceable, plan_target
 from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress, declared_order
@@ -54,7 +55,8 @@ class Port:
         """How many bytes of arrays will be read."""
         tensors = list(self.output.plan.tensors.values())
         if self.output.optimizer is not None:
-            tensors += [*self.output.optimizer.mu.values(), *self.output.optimizer.nu.values()]
+            for kept in self.output.optimizer.moments.values():
+                tensors += kept.values()
         return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -92,6 +94,8 @@ def _plan_output(
     optimizer = None
     if not target.weights_only and target.format in ("torch", "run"):
         optimizer = checkpoint.optimizer_state(imported)
+    if optimizer is not None and target.format == "torch" and optimizer.kind in WITHOUT_TORCH_FORM:
+        optimizer = None
     order = None
     if target.format == "torch":
         order = _parameter_order(exported, imported if has_same_dialect else None, recorded)

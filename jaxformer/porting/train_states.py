@@ -6,20 +6,24 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxformer.config import OptimizerConfig
+from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import UsageError
-from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import Parameters, get_parameters
 from jaxformer.porting.api import build, export_plan, import_plan
 from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
 from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.optimizer_state import MOMENTS, OptimizerState, read_optimizer
-from jaxformer.porting.mapping.transfer import export_tensors
+from jaxformer.porting.mapping.optimizer_state import (
+    OptimizerState,
+    export_moments,
+    find_kind,
+    read_optimizer,
+)
 from jaxformer.train_step import TrainState
 from jaxformer.training.experiment import WarmStart
+from jaxformer.training.state_arrays import fill_state, moments_of
 
 
 def read_warm_start(
@@ -51,15 +55,16 @@ def read_warm_start(
     arrays: dict[str, Any] = {"parameters": {n: t.read() for n, t in plan.tensors.items()}}
     optimizer = None if fresh else checkpoint.optimizer_state(plan)
     if optimizer is not None:
-        arrays["mu"] = {name: tensor.read() for name, tensor in optimizer.mu.items()}
-        arrays["nu"] = {name: tensor.read() for name, tensor in optimizer.nu.items()}
+        for group, kept in optimizer.moments.items():
+            arrays[group] = {name: tensor.read() for name, tensor in kept.items()}
         arrays["step"] = optimizer.count
     files = checkpoint.files_beside()
     if checkpoint.vocabulary is not None:
         # It is written with every checkpoint of the run.
         files.pop("tokenizer.json", None)
     about = {"origin": checkpoint.origin_of(plan), "token_ids": checkpoint.token_ids}
-    return WarmStart(str(path), model, arrays, tokenizer, files, about)
+    kind = None if optimizer is None else optimizer.kind
+    return WarmStart(str(path), model, arrays, tokenizer, files, about, kind)
 
 
 def train_state_from_torch(
@@ -73,7 +78,7 @@ def train_state_from_torch(
 
     Args:
         model: the ``torch.nn.Module``.
-        optimizer: its ``torch.optim.AdamW``, or the optimizer's state dict.
+        optimizer: the optimizer, such as ``torch.optim.AdamW``, or its state dict.
         config: settings of the optimizer. The schedule continues at the step that the optimizer has
             counted, so give the settings of the whole run, not those of the rest.
         dialect: see ``from_torch``.
@@ -82,8 +87,8 @@ def train_state_from_torch(
         The NNX module, and the state with its parameters and moments.
 
     Raises:
-        UsageError: the optimizer is not AdamW, or its weight decay is on other parameters than
-            jaxformer's.
+        UsageError: the optimizer is not that of ``config``, or its weight decay is on other
+            parameters than jaxformer's.
         CheckpointError: weights or moments do not fit; all problems are listed.
     """
     plan = import_plan(model, dialect)
@@ -96,14 +101,22 @@ def train_state_from_torch(
 def make_train_state(
     parameters: Parameters, optimizer: OptimizerState, config: OptimizerConfig
 ) -> TrainState:
-    """Returns a ``TrainState`` of parameters and an optimizer's state; reads its moments."""
-    empty = make_optimizer(config).init(parameters)
-    step = jnp.int32(optimizer.count)
+    """Returns a ``TrainState`` of parameters and an optimizer's state; reads its moments.
+
+    Raises:
+        UsageError: the settings name another optimizer.
+    """
+    if optimizer.kind != config.optimizer:
+        raise UsageError(
+            f"the state is that of {OPTIMIZERS[optimizer.kind].title}, the settings are those of "
+            f"{config.kind.title}"
+        )
     moments = {
-        name: {key: jnp.asarray(tensor.read()) for key, tensor in getattr(optimizer, name).items()}
-        for name in MOMENTS
+        group: {name: jnp.asarray(tensor.read()) for name, tensor in kept.items()}
+        for group, kept in optimizer.moments.items()
     }
-    return TrainState(parameters, optax.tree_utils.tree_set(empty, count=step, **moments), step)
+    step = jnp.int32(optimizer.count)
+    return fill_state({"parameters": parameters, **moments, "step": step}, config)
 
 
 def train_state_to_torch(
@@ -117,7 +130,7 @@ def train_state_to_torch(
         module: an NNX module, from ``train_state_from_torch`` or built by hand.
         state: its parameters, moments and step.
         model: the ``torch.nn.Module`` that continues; it is not changed.
-        optimizer: its ``torch.optim.AdamW``; it is not changed.
+        optimizer: its optimizer; it is not changed.
         dialect: see ``to_torch``.
 
     Returns:
@@ -129,28 +142,26 @@ def train_state_to_torch(
         KeyError: the optimizer holds a parameter that is none of the model's.
     """
     plan = export_plan(module, dialect, state.parameters)
-    moments = {
-        source: export_tensors(
-            plan.links,
-            {
-                name: StoredTensor.of(np.asarray(array))
-                for name, array in optax.tree_utils.tree_get(state.optimizer_state, target).items()
-            },
-        )
-        for target, source in MOMENTS.items()
+    kind = find_kind(optimizer.param_groups)
+    kept = {
+        moment: {name: StoredTensor.of(np.asarray(array)) for name, array in arrays.items()}
+        for moment, arrays in moments_of(state.optimizer_state).items()
     }
+    moments = export_moments(kept, plan, kind)
     linked = {name for link in plan.links for name in link.source}
     names: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         carrier = name if name in linked else plan.module_mapping.aliases.get(name, name)
         names.setdefault(id(parameter), carrier)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    count = np.array(int(state.step), np.float32)
     entries = {
         place: {
-            "step": to_torch_like(parameter, np.array(int(state.step), np.float32)),
+            **({} if kind == "sgd" else {"step": to_torch_like(parameter, count)}),
             **{
                 source: to_torch_like(parameter, tensors[names[id(parameter)]].read())
                 for source, tensors in moments.items()
+                if names[id(parameter)] in tensors
             },
         }
         for place, parameter in enumerate(parameters)

@@ -35,7 +35,7 @@ class Output:
         token_ids: see ``Checkpoint``.
         companions: files of a tokenizer, by the name under which a folder gets a copy.
         step: how many optimizer steps the weights have been trained for.
-        optimizer: AdamW's state; only PyTorch files and runs hold one.
+        optimizer: the optimizer's state; only PyTorch files and runs hold one.
         order: the parameters' names in the order of the PyTorch model, if it is known.
         origin: the dialect and class that the arrays came from, and their order there.
         source_config: the config.json that the model came with, if its dialect is the plan's.
@@ -166,8 +166,8 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
         "origin": output.origin,
     }
     if output.optimizer is not None:
-        arrays |= {"mu": read(output.optimizer.mu), "nu": read(output.optimizer.nu)}
-        about["optimizer"] = dict(output.optimizer.settings)
+        arrays |= {name: read(kept) for name, kept in output.optimizer.moments.items()}
+        about["optimizer"] = {"optimizer": output.optimizer.kind, **output.optimizer.settings}
     checkpoints = CheckpointFolder(folder / "checkpoints")
     checkpoints.save(step, arrays, about)
     manifest = checkpoints.wait()

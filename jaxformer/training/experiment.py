@@ -47,13 +47,14 @@ class WarmStart:
     Attributes:
         source: where it was read, for the record.
         model: its settings.
-        arrays: ``parameters`` by path; also ``mu``, ``nu`` and ``step`` if the run continues with
-            the state of its optimizer.
+        arrays: ``parameters`` by path; also what its optimizer keeps of them, and ``step``, if the
+            run continues with that.
         tokenizer: of its text.
         files: by name, copied into the run's folder, where readers of the run need them: a
             ``tokenizer.json`` and what else lies beside the weights.
         about: written with every checkpoint of the run, so that it can go back where it came from:
             ``origin`` and ``token_ids``.
+        optimizer: whose state is in the arrays, by its setting's name; None without one.
     """
 
     source: str
@@ -62,6 +63,7 @@ class WarmStart:
     tokenizer: Tokenizer
     files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer: str | None = None
 
     @property
     def step(self) -> int:

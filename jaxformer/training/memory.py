@@ -9,8 +9,8 @@ from jaxformer.errors import UsageError
 from jaxformer.hardware.units import format_count, format_memory
 from jaxformer.training.config import TrainConfig
 
-# Numbers of four bytes for each parameter: itself and AdamW's two moments.
-KEPT_BYTES = 3 * 4
+# Of a parameter, and of each of its moments.
+FLOAT32 = 4
 # Of a run, over all devices: 16 PiB.
 MOST_BYTES = 2**54
 
@@ -58,10 +58,15 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
     logits = logits * at_once // config.window
     gradients = width * parameters
     return {
-        "state": KEPT_BYTES * parameters + gradients,
+        "state": _kept_bytes(config) * parameters + gradients,
         "batch": inputs + max(0, logits - gradients),
         "starts": 4 * config.steps_per_call * config.batch_size // devices,
     }
+
+
+def _kept_bytes(config: TrainConfig) -> int:
+    """The bytes that stay of each parameter at least: its own and those of its moments."""
+    return FLOAT32 * (1 + config.optimizer.kind.least)
 
 
 def check_countable(config: TrainConfig) -> None:
@@ -120,8 +125,9 @@ def too_large_for_samples(config: TrainConfig, room: int | None) -> str | None:
     Returns:
         The reason with its numbers; None if there is room, or it is unknown how much there is.
     """
-    whole = 4 * count_matrices(config.model)
-    training = 3 * whole // (config.fsdp * config.tensor)  # parameters and moments
+    whole = FLOAT32 * count_matrices(config.model)
+    parameters = count_matrices(config.model) // (config.fsdp * config.tensor)
+    training = _kept_bytes(config) * parameters
     if room is None or whole + training <= room:
         return None
     return (

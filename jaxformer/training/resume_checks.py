@@ -10,7 +10,7 @@ from jaxformer.training.config import TrainConfig
 # With another value the state would no longer be that of the same experiment.
 FIXED = (
     "model", "data", "encoding", "tokenizer", "block_size", "sampling", "packing", "seed",
-    "batch_size", "accumulation", "dtype", "vocabulary", "corpus",
+    "batch_size", "accumulation", "dtype", "vocabulary", "corpus", "optimizer.optimizer",
 )  # fmt: skip
 
 
@@ -68,7 +68,9 @@ def check_resumable(
 
 def _reject_fixed(changes: dict[str, str]) -> None:
     fixed = [
-        f"{name} ({change})" for name, change in changes.items() if name.partition(".")[0] in FIXED
+        f"{name} ({change})"
+        for name, change in changes.items()
+        if name in FIXED or name.partition(".")[0] in FIXED
     ]
     if fixed:
         raise UsageError(

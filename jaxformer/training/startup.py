@@ -14,6 +14,7 @@ from flax import nnx
 from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
 from jaxformer.config import TransformerLMConfig
 from jaxformer.data.corpora import Corpus
+from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.distributed import processes
 from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.execution.attention_backends import slowed_by_dropout
@@ -29,7 +30,13 @@ from jaxformer.training.parallel import StepSpec, Strategy, make_strategy
 from jaxformer.training.parallel.devices import check_devices, choose_devices
 from jaxformer.training.resume_checks import check_resumable, differences
 from jaxformer.training.run_folder import RunFolder
-from jaxformer.training.state_arrays import check_arrays, check_manifest, from_arrays, state_dtypes
+from jaxformer.training.state_arrays import (
+    check_arrays,
+    check_manifest,
+    from_arrays,
+    state_dtypes,
+    state_shapes,
+)
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -117,7 +124,8 @@ def start_run(
     config, start = experiment.config, experiment.start
     spec = StepSpec.from_config(config, experiment.row)
     strategy = make_strategy(config, spec, devices)
-    dtype_cast = Cast(state_dtypes(spec.shapes)) if cast else None
+    dtypes = state_dtypes(state_shapes(spec.shapes, spec.optimizer))
+    dtype_cast = Cast(dtypes) if cast else None
     manifest: Manifest = {}
     if folder.resumed:
         state, manifest, notes, warnings = _restore(experiment, folder, strategy, dtype_cast)
@@ -126,7 +134,7 @@ def start_run(
             notes = []
             state = strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
         else:
-            start, notes = _widen(start, state_dtypes(spec.shapes))
+            start, notes = _widen(start, dtypes)
             state = _load_warm_start(start, config.steps, strategy, dtype_cast)
         warnings = processes.on_primary(folder.checkpoints.tidy)
     notes += [] if dtype_cast is None else dtype_cast.notes()
@@ -188,19 +196,27 @@ def _load_warm_start(
             "--fresh-optimizer to begin at step 0"
         )
     spec = strategy.spec
-    groups = tuple(group for group in GROUPS if group in start.arrays)
-    check_arrays(start.arrays, spec.shapes, groups, cast=cast is not None)
+    if start.optimizer not in (None, spec.optimizer.optimizer):
+        raise UsageError(
+            f"{start.source} holds the state of {OPTIMIZERS[start.optimizer].title}: continue with "
+            f"--optimizer {start.optimizer}, or take its weights alone with --fresh-optimizer"
+        )
+    shapes = state_shapes(spec.shapes, spec.optimizer)
+    found = [group for group in GROUPS if group in start.arrays]
+    given = {group: shapes.get(group, {}) for group in found}
+    check_arrays({g: start.arrays[g] for g in found}, given, cast=cast is not None)
     arrays: Arrays = {
         group: {
             name: np.asarray(array) if cast is None else cast(f"{group}/{name}", np.asarray(array))
             for name, array in start.arrays[group].items()
         }
-        for group in groups
+        for group in found
     }
     arrays["step"] = start.step
-    if "mu" not in arrays:
-        zeros = jax.tree.map(np.zeros_like, arrays["parameters"])
-        arrays = arrays | {"mu": zeros, "nu": zeros, "step": 0}
+    if found == ["parameters"]:
+        del shapes["parameters"], shapes["step"]
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        arrays = {"parameters": arrays["parameters"], **zeros, "step": 0}
     placed: TrainState = strategy.place(from_arrays(arrays, spec.shapes, spec.optimizer))
     return placed
 
@@ -216,7 +232,8 @@ def _restore(
         changes[:] = check_resumable(
             manifest, config, experiment.vocabulary, experiment.corpus.sha256
         )
-        check_manifest(manifest, spec.shapes, cast=cast is not None)
+        shapes = state_shapes(spec.shapes, spec.optimizer)
+        check_manifest(manifest, shapes, cast=cast is not None)
         return cast
 
     arrays, manifest, damaged = folder.checkpoints.restore_latest(

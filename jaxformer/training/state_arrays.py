@@ -1,31 +1,52 @@
 """A training state as the arrays of a checkpoint, and back."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from jaxformer.checkpoints import DTYPES, GROUPS, Arrays, Manifest, describe_array, unflatten
+from jaxformer.checkpoints import DTYPES, Arrays, Manifest, describe_array, flatten, unflatten
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import CheckpointError, mismatches
-from jaxformer.optimizers import make_optimizer
 from jaxformer.train_step import TrainState
 
 # Shape and dtype of every parameter of a model, by path.
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 
+def moments_of(optimizer_state: Any) -> dict[str, dict[str, Any]]:
+    """Returns what an optimizer's state keeps of parameters, by optax's name and by path."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(optimizer_state)[0]:
+        place = _place(path)
+        if place is not None:
+            found.setdefault(place[0], {})[place[1]] = leaf
+    return found
+
+
+def _place(path: Sequence[Any]) -> tuple[str, str] | None:
+    """The name that a leaf has in its optimizer, and its parameter; None for a count of steps."""
+    if not isinstance(path[-1], jax.tree_util.DictKey):
+        return None
+    return path[-2].name, path[-1].key
+
+
 def to_arrays(state: Any) -> Arrays:
     """Returns the groups of a checkpoint of a ``TrainState``, or of a tree structured like one."""
     return {
         "parameters": state.parameters,
-        "mu": optax.tree_utils.tree_get(state.optimizer_state, "mu"),
-        "nu": optax.tree_utils.tree_get(state.optimizer_state, "nu"),
+        **moments_of(state.optimizer_state),
         "step": state.step,
     }
+
+
+def state_shapes(shapes: Shapes, optimizer: OptimizerConfig) -> Arrays:
+    """Returns the arrays of a checkpoint as ``jax.ShapeDtypeStruct``."""
+    create = functools.partial(TrainState.create, optimizer=optimizer)
+    return to_arrays(jax.eval_shape(create, dict(shapes)))
 
 
 def from_arrays(arrays: Arrays, shapes: Shapes, optimizer: OptimizerConfig) -> TrainState:
@@ -37,33 +58,43 @@ def from_arrays(arrays: Arrays, shapes: Shapes, optimizer: OptimizerConfig) -> T
         optimizer: its settings, whose state this becomes.
 
     Raises:
-        CheckpointError: names, shapes or dtypes are not those of the model; all are listed.
+        CheckpointError: names, shapes or dtypes are not those of the model and its optimizer; all
+            are listed.
     """
-    check_arrays(arrays, shapes)
+    check_arrays(arrays, state_shapes(shapes, optimizer))
+    return fill_state(arrays, optimizer)
+
+
+def fill_state(arrays: Arrays, optimizer: OptimizerConfig) -> TrainState:
+    """Returns the state of arrays that fit, see ``from_arrays``; their dtypes may be any."""
     step: Any = arrays["step"]
     step = step if isinstance(step, jax.Array) else np.asarray(step, np.int32)
-    # Every number of the optimizer's state is in the checkpoint: its shape is all that is missing.
-    empty = jax.eval_shape(make_optimizer(optimizer).init, arrays["parameters"])
-    optimizer_state = optax.tree_utils.tree_set(empty, mu=arrays["mu"], nu=arrays["nu"], count=step)
+    create = functools.partial(TrainState.create, optimizer=optimizer)
+    empty = jax.eval_shape(create, arrays["parameters"]).optimizer_state
+
+    def fill(path: Sequence[Any], _: Any) -> Any:
+        place = _place(path)
+        return step if place is None else arrays[place[0]][place[1]]
+
+    optimizer_state = jax.tree_util.tree_map_with_path(fill, empty)
     return TrainState(arrays["parameters"], optimizer_state, step)
 
 
-def check_arrays(
-    arrays: Arrays, shapes: Shapes, groups: tuple[str, ...] = GROUPS, *, cast: bool = False
-) -> None:
-    """Checks that arrays have the names, shapes and dtypes of a model's.
+def check_arrays(arrays: Arrays, shapes: Arrays, *, cast: bool = False) -> None:
+    """Checks that arrays have the names, shapes and dtypes of those that there must be.
 
     Args:
         arrays: by group and name; shapes and dtypes (``jax.ShapeDtypeStruct``) do.
-        shapes: of the model's parameters.
-        groups: those that there must be.
+        shapes: by the same groups; a group that they lack may not be there.
         cast: let floats have another dtype.
 
     Raises:
         CheckpointError: they do not; all differences are listed.
     """
-    expected = {f"{group}/{name}": x for group in groups for name, x in shapes.items()}
-    found = {f"{group}/{name}": x for group in groups for name, x in arrays.get(group, {}).items()}
+    expected, found = (
+        {name: x for name, x in flatten({**tree, "step": None}).items() if name != "step"}
+        for tree in (shapes, arrays)
+    )
     floats = {
         name: x
         for name, x in found.items()
@@ -86,7 +117,7 @@ def check_arrays(
         raise CheckpointError(f"the checkpoint does not fit its model: {'; '.join(wrong)}{hint}")
 
 
-def check_manifest(manifest: Manifest, shapes: Shapes, *, cast: bool) -> None:
+def check_manifest(manifest: Manifest, shapes: Arrays, *, cast: bool) -> None:
     """Checks what a checkpoint holds before any of its arrays is read.
 
     Raises:
@@ -102,9 +133,9 @@ def check_manifest(manifest: Manifest, shapes: Shapes, *, cast: bool) -> None:
     check_arrays(unflatten(described), shapes, cast=cast)
 
 
-def state_dtypes(shapes: Shapes) -> dict[str, np.dtype]:
-    """Returns the dtypes that training keeps a model's arrays in, by ``group/path``."""
-    return {f"{group}/{name}": np.dtype(x.dtype) for group in GROUPS for name, x in shapes.items()}
+def state_dtypes(shapes: Arrays) -> dict[str, np.dtype]:
+    """Returns the dtypes of the arrays of a checkpoint by ``group/path``, from their shapes."""
+    return {name: np.dtype(x.dtype) for name, x in flatten(shapes).items() if name != "step"}
 
 
 def _is_float(x: Any) -> bool:

@@ -32,7 +32,7 @@ def test_flags_of_other_projects_lead_to_flags_that_exist(program, capsys):
     [
         ("train --lr 1e-3", "there is no --lr: use --learning-rate (see jaxformer train --help)"),
         ("train --lr=1e-3", "there is no --lr: use --learning-rate"),
-        ("train --optimizer adamw", "the settings of AdamW: there is no other optimizer"),
+        ("train --optim adamw", "there is no --optim: use --optimizer"),
         ("sample runs/x --max_new_tokens 9", "there is no --max-new-tokens: use --tokens"),
         ("port a.pt x.onnx", "x.onnx: jaxformer writes no .onnx files: name a .safetensors"),
     ],

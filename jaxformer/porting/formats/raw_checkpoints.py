@@ -47,16 +47,14 @@ RECORDED: dict[str, type] = {
 
 @dataclasses.dataclass(frozen=True)
 class Moments:
-    """AdamW's state in a training run of jaxformer.
+    """An optimizer's state in a training run of jaxformer.
 
     Attributes:
-        mu: first moments, by the paths of their parameters.
-        nu: second moments.
+        moments: by optax's name and the paths of their parameters.
         manifest: of the step.
     """
 
-    mu: dict[str, StoredTensor]
-    nu: dict[str, StoredTensor]
+    moments: dict[str, dict[str, StoredTensor]]
     manifest: dict[str, Any]
 
 
@@ -262,7 +260,7 @@ def _read_torch_shards(path: Path, kind: Kind) -> RawCheckpoint:
 
 
 def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckpoint:
-    from jaxformer.checkpoints import CheckpointFolder
+    from jaxformer.checkpoints import GROUPS, CheckpointFolder
 
     folder = {"run": path / "checkpoints", "checkpoints": path, "checkpoint": path.parent}[kind]
     if kind == "checkpoint":
@@ -279,14 +277,14 @@ def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckp
         # A manifest with a correct seal, but not written by jaxformer.
         raise CheckpointError(f"{folder} has a manifest that lacks {error}") from error
     root = folder.parent
-    optimizer = Moments(_stored(arrays.get("mu", {})), _stored(arrays.get("nu", {})), manifest)
+    kept = {group: _stored(arrays[group]) for group in GROUPS[1:] if group in arrays}
     return RawCheckpoint(
         kind,
         tuple(sorted(path for path in here.rglob("*") if path.is_file())),
         parameters,
         {**manifest, "dialect": "jaxformer"},
         companions=tuple(root / name for name in COMPANIONS if (root / name).is_file()),
-        optimizer=optimizer if optimizer.mu else None,
+        optimizer=Moments(kept, manifest) if kept else None,
         warnings=tuple(warnings),
     )
 

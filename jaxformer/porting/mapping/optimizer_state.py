@@ -1,88 +1,95 @@
-"""Converts AdamW's state between PyTorch and JAX: moments, step count, which parameters decay.
+"""Converts optimizers' state between PyTorch and JAX: moments, step count, which parameters decay.
 
-torch keeps ``exp_avg``, ``exp_avg_sq`` and ``step`` by a parameter's place in its groups; optax
-keeps ``mu``, ``nu`` and ``count`` by name. A moment is laid out as its parameter is, so the links
-of the model's port carry the moments too. The learning rate is no state in jaxformer: it is a
-function of the count (``optimizers.learning_rate``), so carrying the count carries the schedule's
-position.
+torch keeps moments and ``step`` by a parameter's place in its groups; optax keeps them and
+``count`` by name. ``config_optimizers.OPTIMIZERS`` has the names of both. A moment is laid out as
+its parameter is, so the links of the model's port carry the moments too. The learning rate is no
+state in jaxformer: it is a function of the count (``optimizers.learning_rate``), so carrying the
+count carries the schedule's position.
+
+AdamW and SGD are ``torch.optim``'s; Lion and Muon have the form of ``torch_ref.optimizers``. What
+Adafactor keeps is not laid out as parameters are, and stays in jaxformer.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.optimizers import hidden_matrices
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.matching import unwrap
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.transfer import export_tensors, import_tensors
 
-MOMENTS = {"mu": "exp_avg", "nu": "exp_avg_sq"}
-# Variants of Adam that compute something else.
-UNSUPPORTED = ("amsgrad", "maximize")
+# Those whose state PyTorch has no place for.
+WITHOUT_TORCH_FORM = ("adafactor",)
+# Variants of Adam and SGD that compute something else.
+UNSUPPORTED = ("amsgrad", "maximize", "nesterov", "dampening")
 Tensors = Mapping[str, StoredTensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """AdamW's state after some steps, with jaxformer's names.
+    """An optimizer's state after some steps, with jaxformer's names.
 
     Attributes:
-        mu: decayed means of the gradients, by parameter.
-        nu: decayed means of their squares, by parameter.
+        moments: what it keeps of parameters: by optax's name, then by parameter.
         count: the number of steps.
-        settings: ``learning_rate`` (of the last step), ``beta1``, ``beta2``, ``eps`` and
-            ``weight_decay``, as far as they are known.
+        settings: ``learning_rate`` (of the last step), ``beta1``, ``beta2``, ``eps``, ``momentum``
+            and ``weight_decay``, as far as they are known.
+        kind: its name in ``OPTIMIZERS``.
     """
 
-    mu: Mapping[str, StoredTensor]
-    nu: Mapping[str, StoredTensor]
+    moments: Mapping[str, Mapping[str, StoredTensor]]
     count: int
     settings: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    kind: str = "adamw"
 
 
-def read_optimizer(state: Mapping[str, Any], plan: Plan) -> OptimizerState:
-    """Imports a ``torch.optim.AdamW`` state dict.
+def read_optimizer(
+    state: Mapping[str, Any], plan: Plan, *, steps: int | None = None
+) -> OptimizerState:
+    """Imports the state dict of a PyTorch optimizer.
 
     Args:
         state: as ``optimizer.state_dict()`` gives it, or keyed by names as
             ``torch.distributed.checkpoint.state_dict`` does; arrays are stored tensors or torch's.
         plan: the import of the model, from a state dict in the order of its modules.
+        steps: how many it has made, where its state does not say so: SGD's does not.
 
     Raises:
         CheckpointError: moments are missing, unexpected or of another shape, or the step counts
-            differ; all are listed.
+            differ or are unknown; all are listed.
         UsageError: it is another optimizer, or other parameters decay than in jaxformer.
     """
     groups = state.get("param_groups")
     if not isinstance(groups, list | tuple) or not isinstance(state.get("state"), Mapping):
         raise UsageError("not a torch optimizer's state dict: it has no state or no param_groups")
-    for group in groups:
-        odd = [f"{name}={group[name]}" for name in UNSUPPORTED if group.get(name)]
-        if group.get("decoupled_weight_decay") is False or "betas" not in group:
-            odd.append("not AdamW" if "betas" not in group else "Adam with L2 regularisation")
-        if odd:
-            raise UsageError(
-                f"unsupported: the optimizer must be plain AdamW: got {', '.join(odd)}"
-            )
+    kind = find_kind(groups)
     shapes = _shapes(plan)
     named = [name for name in dict.fromkeys(_canonical(plan, plan.order)) if name in shapes]
-    names = _names_of(groups, named, shapes)
+    hidden = _hidden(plan)
+    names = _names_of(groups, named, shapes, hidden if kind == "muon" else ())
+    settings = _settings(groups, names, shapes)
     entries = {names.get(key, str(key)): entry for key, entry in state["state"].items()}
     problems = [f"unexpected state of {name}" for name in entries if name not in shapes]
     if not entries:
-        return _before_the_first_step(plan, _settings(groups, names, shapes))
+        momentum = settings.get("momentum")
+        count = (steps or 0) if kind == "sgd" and not momentum else 0
+        return _before_the_first_step(plan, settings, kind, count)
     problems += [f"no state of {name}" for name in shapes if name not in entries]
-    counts = {_number(entry.get("step")) for entry in entries.values()}
+    counts = {_number(entry.get("step", steps)) for entry in entries.values()}
     if len(counts) > 1:
         problems.append(f"its parameters made different numbers of steps: {sorted(counts)}")
     moments: dict[str, dict[str, StoredTensor]] = {}
-    for target, source in MOMENTS.items():
-        found = {n: _stored(e[source]) for n, e in entries.items() if n in shapes and source in e}
-        problems += [f"no {source} of {n}" for n in entries if n in shapes and n not in found]
+    for target, source in OPTIMIZERS[kind].moments.items():
+        members = {n: e for n, e in entries.items() if _keeps(kind, target, n in hidden)}
+        found = {n: _stored(e[source]) for n, e in members.items() if n in shapes and source in e}
+        problems += [f"no {source} of {n}" for n in members if n in shapes and n not in found]
         problems += [
             f"{source} of {name} has shape {tensor.shape}, not {shapes[name]}"
             for name, tensor in found.items()
@@ -91,49 +98,112 @@ def read_optimizer(state: Mapping[str, Any], plan: Plan) -> OptimizerState:
         moments[target] = found
     if problems:
         raise CheckpointError(f"the optimizer does not fit its model: {'; '.join(problems)}")
-    return OptimizerState(
-        import_tensors(plan.links, moments["mu"]),
-        import_tensors(plan.links, moments["nu"]),
-        int(counts.pop()),
-        _settings(groups, names, shapes),
-    )
+    imported = {
+        target: import_tensors(_links_of(plan, found), found) for target, found in moments.items()
+    }
+    return OptimizerState(imported, int(counts.pop()), settings, kind)
+
+
+def find_kind(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Returns which optimizer has such groups, by its name in ``OPTIMIZERS``.
+
+    Raises:
+        UsageError: none of jaxformer's.
+    """
+    kind = "adamw"
+    for group in groups:
+        odd = [f"{name}={group[name]}" for name in UNSUPPORTED if group.get(name)]
+        if "hidden" in group:
+            kind = "muon"
+        elif "betas" in group:
+            kind = "adamw" if "eps" in group else "lion"
+        elif "momentum" in group and "dampening" in group:
+            kind = "sgd"
+        else:
+            odd.append("not AdamW, SGD, nor Lion or Muon as torch_ref has them")
+        if group.get("decoupled_weight_decay") is False:
+            odd.append("Adam with L2 regularisation")
+        if odd:
+            raise UsageError(
+                "unsupported: the optimizer must be plain AdamW, or one of the others that "
+                f"jaxformer has: got {', '.join(odd)}"
+            )
+    return kind
+
+
+def _keeps(kind: str, moment: str, is_hidden: bool) -> bool:
+    """Whether a parameter has this moment: Muon keeps no second one of hidden matrices."""
+    return not (kind == "muon" and moment == "nu" and is_hidden)
+
+
+def _hidden(plan: Plan) -> set[str]:
+    """The source arrays that Muon updates."""
+    hidden = set()
+    for link in plan.links:
+        shapes = zip(link.target, link.target_shapes, strict=True)
+        targets = {name: np.empty(shape, np.bool_) for name, shape in shapes}
+        if all(hidden_matrices(targets).values()):  # type: ignore[arg-type]
+            hidden |= set(link.source)
+    return hidden
+
+
+def _links_of(plan: Plan, arrays: Mapping[str, Any], *, targets: bool = False) -> list[Any]:
+    """The links that carry these arrays, by the names of the source or of the target."""
+    return [
+        link for link in plan.links if set(link.target if targets else link.source) <= set(arrays)
+    ]
+
+
+def export_moments(
+    moments: Mapping[str, Mapping[str, StoredTensor]], plan: Plan, kind: str
+) -> dict[str, dict[str, StoredTensor]]:
+    """Returns what an optimizer keeps under the source's names: by torch's name, by parameter."""
+    names = OPTIMIZERS[kind].moments
+    return {
+        names[moment]: export_tensors(_links_of(plan, kept, targets=True), kept)
+        for moment, kept in moments.items()
+    }
 
 
 def write_optimizer(
     optimizer: OptimizerState, plan: Plan, order: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Exports the state as ``torch.optim.AdamW.load_state_dict`` takes it.
+    """Exports the state as the optimizer's ``load_state_dict`` takes it.
 
     Two groups, as ``torch_ref.optimizers.make_optimizer`` and nanoGPT make them: parameters of two
     or more dimensions, which decay, then the others; each in the order of the model's parameters.
-    ``param_names`` lists the parameters of each.
+    Muon has a group before these, of the hidden matrices. ``param_names`` lists the parameters of
+    each.
 
     Args:
         optimizer: the state.
         plan: the export of the model.
         order: the source arrays in the order of ``named_parameters()``; default that of the plan.
     """
-    shapes = _shapes(plan)
+    shapes, kind = _shapes(plan), optimizer.kind
     names = [name for name in (order or plan.tensors) if name in shapes]
-    moments = {
-        source: export_tensors(plan.links, getattr(optimizer, target))
-        for target, source in MOMENTS.items()
-    }
+    moments = export_moments(optimizer.moments, plan, kind)
+    hidden = _hidden(plan) if kind == "muon" else set()
     state: dict[int, dict[str, Any]] = {}
     groups = []
-    for decays in (True, False):
-        members = [name for name in names if (len(shapes[name]) >= 2) is decays]
+    for is_hidden, decays in ((True, True), (False, True), (False, False)):
+        members = [
+            name
+            for name in names
+            if (name in hidden) is is_hidden and (len(shapes[name]) >= 2) is decays
+        ]
         if not members:
             continue
         start = len(state)
         for place, name in enumerate(members, start):
             state[place] = {
-                "step": StoredTensor.of(np.array(optimizer.count, np.float32)),
-                **{source: tensors[name] for source, tensors in moments.items()},
+                **_step(kind, optimizer.count),
+                **{source: kept[name] for source, kept in moments.items() if name in kept},
             }
         groups.append(
             {
-                **_group_settings(optimizer.settings, decays=decays),
+                **_group_settings(kind, optimizer.settings, decays=decays),
+                **({"hidden": is_hidden} if kind == "muon" else {}),
                 "params": list(range(start, len(state))),
                 "param_names": members,
             }
@@ -141,12 +211,25 @@ def write_optimizer(
     return {"state": state, "param_groups": groups}
 
 
-def _before_the_first_step(plan: Plan, settings: Mapping[str, float]) -> OptimizerState:
+def _step(kind: str, count: int) -> dict[str, Any]:
+    """Returns the count of steps as torch keeps it; SGD counts none."""
+    return {} if kind == "sgd" else {"step": StoredTensor.of(np.array(count, np.float32))}
+
+
+def _before_the_first_step(
+    plan: Plan, settings: Mapping[str, float], kind: str, count: int
+) -> OptimizerState:
     def zeros(shape: tuple[int, ...], dtype: np.dtype) -> StoredTensor:
         return StoredTensor(shape, dtype, lambda: np.zeros(shape, dtype))
 
     empty = {name: zeros(tensor.shape, tensor.dtype) for name, tensor in plan.tensors.items()}
-    return OptimizerState(empty, dict(empty), 0, settings)
+    of_source = _hidden(plan)
+    hidden = {n for link in plan.links if set(link.source) <= of_source for n in link.target}
+    moments = {
+        moment: {n: t for n, t in empty.items() if _keeps(kind, moment, n in hidden)}
+        for moment in OPTIMIZERS[kind].moments
+    }
+    return OptimizerState(moments, count, settings, kind)
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
@@ -165,7 +248,10 @@ def _canonical(plan: Plan, order: Sequence[str]) -> list[str]:
 
 
 def _names_of(
-    groups: Sequence[Mapping[str, Any]], named: Sequence[str], shapes: Mapping[str, Any]
+    groups: Sequence[Mapping[str, Any]],
+    named: Sequence[str],
+    shapes: Mapping[str, Any],
+    hidden: Collection[str],
 ) -> dict[Any, str]:
     """Returns the parameter that each entry of the groups is.
 
@@ -184,8 +270,8 @@ def _names_of(
             f"the optimizer holds {len(flat)} parameters and the model {len(named)}"
         )
     if len(members) > 1:
-        # Parameters that decay come first, as in nanoGPT and torch_ref.
-        named = sorted(named, key=lambda name: len(shapes[name]) < 2)
+        # Parameters that decay come first, as in nanoGPT and torch_ref; of Muon, hidden matrices.
+        named = sorted(named, key=lambda name: (name not in hidden, len(shapes[name]) < 2))
     return dict(zip(flat, named, strict=True))
 
 
@@ -199,8 +285,10 @@ def _settings(
     """
     values: dict[str, set[float]] = {}
     for group in groups:
-        beta1, beta2 = group["betas"]
-        found = {"learning_rate": group["lr"], "beta1": beta1, "beta2": beta2, "eps": group["eps"]}
+        found = {"learning_rate": group["lr"]}
+        if "betas" in group:
+            found["beta1"], found["beta2"] = group["betas"]
+        found |= {name: group[name] for name in ("eps", "momentum") if name in group}
         for name, value in found.items():
             values.setdefault(name, set()).add(_number(value))
     several = [f"{name} {sorted(v)}" for name, v in values.items() if len(v) > 1]
@@ -226,13 +314,34 @@ def _settings(
     return {name: v.pop() for name, v in values.items()} | {"weight_decay": max(rates, default=0.0)}
 
 
-def _group_settings(settings: Mapping[str, float], *, decays: bool) -> dict[str, Any]:
-    """Returns all settings of a group of ``torch.optim.AdamW``, torch's defaults included."""
-    return {
+def _group_settings(kind: str, settings: Mapping[str, float], *, decays: bool) -> dict[str, Any]:
+    """Returns all settings of a group of the optimizer, torch's defaults included."""
+    always = {
         "lr": settings.get("learning_rate", 1e-3),
-        "betas": (settings.get("beta1", 0.9), settings.get("beta2", 0.999)),
-        "eps": settings.get("eps", 1e-8),
         "weight_decay": settings.get("weight_decay", 0.01) if decays else 0.0,
+    }
+    betas = (settings.get("beta1", 0.9), settings.get("beta2", 0.999))
+    if kind == "lion":
+        return {**always, "betas": betas}
+    momentum = settings.get("momentum", OPTIMIZERS[kind].momentum)
+    if kind == "sgd":
+        return {
+            **always,
+            "momentum": momentum,
+            "dampening": 0,
+            "nesterov": False,
+            "maximize": False,
+            "foreach": None,
+            "differentiable": False,
+            "fused": None,
+        }
+    eps = settings.get("eps", 1e-8)
+    if kind == "muon":
+        return {**always, "betas": betas, "momentum": momentum, "eps": eps}
+    return {
+        **always,
+        "betas": betas,
+        "eps": eps,
         "amsgrad": False,
         "foreach": None,
         "maximize": False,

@@ -101,7 +101,7 @@ class MeshStrategy(Strategy):
         return jax.lax.with_sharding_constraint(state, self._state_shardings)
 
     def place(self, tree: Any) -> Any:
-        """Places parameters and moments in parts, all else whole on every device.
+        """Places parameters and moments of their shapes in parts, all else whole on every device.
 
         What lies there already is returned as it is.
         """
@@ -152,8 +152,10 @@ class MeshStrategy(Strategy):
         """The sharding of each leaf, by the parameter's name that stands last in its path."""
 
         def find_sharding(path: Sequence[Any], leaf: Any) -> NamedSharding:
-            name = next((k.key for k in path[::-1] if isinstance(k, jax.tree_util.DictKey)), "step")
-            if name == "step":
+            last = path[-1] if path else None
+            name = last.key if isinstance(last, jax.tree_util.DictKey) else None
+            if name is None or leaf.shape != self.spec.shapes[name].shape:
+                # A count, ids, or Adafactor's means of rows and columns.
                 return self._input_sharding(None)
             return self.layout.parameter_sharding(name, leaf.shape)
 
