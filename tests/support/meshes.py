@@ -59,13 +59,13 @@ def parameter_shapes(config):
 
 
 @functools.cache
-def make(config, mesh, accumulation=1, batch_size=BATCH):
+def make(config, mesh, accumulation=1, batch_size=BATCH, optimizer=OPTIMIZER):
     devices, fsdp, tensor = MESHES.get(mesh, mesh)
     definition, shapes = parameter_shapes(config)
     spec = StepSpec(
         definition=definition,
         shapes=shapes,
-        optimizer=OPTIMIZER,
+        optimizer=optimizer,
         seed=1,
         batch_size=batch_size,
         accumulation=accumulation,
@@ -84,13 +84,14 @@ def parameters_of(config):
     return {name: np.asarray(p, jnp.float64) for name, p in parameters.items()}
 
 
-def state_of(config):
-    return TrainState.create(parameters_of(config), OPTIMIZER)
+def state_of(config, optimizer=OPTIMIZER):
+    return TrainState.create(parameters_of(config), optimizer)
 
 
 def run_with(strategy, config, per_call=STEPS):
     """Losses of twenty steps, and the state after the last."""
-    state, tokens = strategy.place(state_of(config)), strategy.place_tokens(IDS)
+    state = strategy.place(state_of(config, strategy.spec.optimizer))
+    tokens = strategy.place_tokens(IDS)
     losses = []
     for first in range(0, STEPS, per_call):
         # As many rows in every call, so that one program serves all of them.
