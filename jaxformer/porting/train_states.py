@@ -154,10 +154,9 @@ def train_state_to_torch(
         carrier = name if name in linked else plan.module_mapping.aliases.get(name, name)
         names.setdefault(id(parameter), carrier)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    count = np.array(int(state.step), np.float32)
     entries = {
         place: {
-            **({} if kind == "sgd" else {"step": to_torch_like(parameter, count)}),
+            **({} if kind == "sgd" else {"step": _count(parameter, state)}),
             **{
                 source: to_torch_like(parameter, tensors[names[id(parameter)]].read())
                 for source, tensors in moments.items()
@@ -171,3 +170,8 @@ def train_state_to_torch(
         {name: tensor.read() for name, tensor in plan.tensors.items()},
         {"state": entries, "param_groups": groups},
     )
+
+
+def _count(parameter: Any, state: TrainState) -> Any:
+    """The steps that a state has made, as torch keeps them: each parameter changes its own."""
+    return to_torch_like(parameter, np.array(int(state.step), np.float32))

@@ -1,0 +1,44 @@
+"""The gradient noise scale of a run, from gradients of a step and of its parts."""
+
+from collections.abc import Iterable, Mapping
+
+# Of the running means, as both estimates are noisy; a step's own share is one part in twenty.
+DECAY = 0.95
+
+
+class NoiseScale:
+    """Estimates the simple noise scale tr(Σ) / |G|² (McCandlish et al., arXiv 1812.06162, A.1).
+
+    The mean square of the norms of the parts' gradients, E|G_b|² = |G|² + tr(Σ)/b, and that of the
+    whole batch's give both unknowns without bias; their running means are divided. Noise is that of
+    windows, so the scale is in windows, as the batch size is.
+
+    Args:
+        part: windows of one part.
+        whole: windows of a step.
+    """
+
+    def __init__(self, part: int, whole: int):
+        self._part, self._whole = part, whole
+        self._signal = self._noise = 0.0
+
+    def replay(self, records: Iterable[Mapping[str, float]]) -> None:
+        """Takes in the records of the steps before, so that a resumed run continues exactly."""
+        for record in records:
+            if "part_grad_norm" in record:
+                self.update(record["grad_norm"], record["part_grad_norm"])
+
+    def update(self, norm: float, part_norm: float) -> float | None:
+        """Returns the noise scale, in windows; None while the estimate of |G|² is not positive.
+
+        Args:
+            norm: of the gradient of a step.
+            part_norm: the root of the mean square of the norms of its parts' gradients.
+        """
+        part, whole = self._part, self._whole
+        signal = (whole * norm**2 - part * part_norm**2) / (whole - part)
+        noise = (part_norm**2 - norm**2) / (1 / part - 1 / whole)
+        # Both begin at zero, which cancels in their ratio.
+        self._signal = DECAY * self._signal + (1 - DECAY) * signal
+        self._noise = DECAY * self._noise + (1 - DECAY) * noise
+        return self._noise / self._signal if self._signal > 0 else None
