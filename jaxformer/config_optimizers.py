@@ -41,7 +41,7 @@ OPTIMIZERS: dict[str, OptimizerKind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The settings of an optimizer, its schedule and its clipping.
+    """The settings of an update: the loss, the optimizer, its schedule, clipping and averages.
 
     The defaults are nanoGPT's for a character model. With ``decay_steps`` None the rate stays as it
     is after warm-up.
@@ -79,12 +79,24 @@ class OptimizerConfig:
     """What is added to the root of AdamW's second moment, and to the norm of Muon's matrices."""
     clip_norm: float | None = 1.0
     """The bound on the norm of all gradients together; None clips nothing."""
+    z_loss: float = 0.0
+    """What the square of log Σ exp(logits) is multiplied by and added to the training loss; PaLM
+    has 1e-4."""
+    label_smoothing: float = 0.0
+    """The share of the training targets' distribution that is spread over the whole vocabulary."""
+    ema: float | None = None
+    """The decay of an exponential moving average of the weights, such as 0.999, which is evaluated,
+    sampled from and ported in their place; None keeps none."""
+    noise_scale: bool = False
+    """Measure the gradient noise scale: the batch size up to which twice the batch nearly halves
+    the steps. Needs micro-batches, or devices under pmap."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
         check_positive(self, "learning_rate", "eps", "clip_norm", "decay_steps")
         check_not_negative(self, "min_learning_rate", "warmup_steps", "weight_decay")
-        for name in ("beta1", "beta2"):
+        check_not_negative(self, "z_loss")
+        for name in ("beta1", "beta2", "label_smoothing"):
             check_rate(self, name)
         check_choice(self, "schedule", get_args(Schedule))
         check_choice(self, "optimizer", get_args(Optimizer))
@@ -93,10 +105,12 @@ class OptimizerConfig:
         if self.momentum is not None:
             if self.kind.momentum is None:
                 raise ValueError(
-                    "momentum is a setting of muon and sgd: got "
-                    f"optimizer={self.optimizer!r}, momentum={self.momentum}"
+                    "momentum must be left out but with muon and sgd: got "
+                    f"{self.momentum}, optimizer={self.optimizer!r}"
                 )
             check_rate(self, "momentum")
+        if self.ema is not None:
+            check_rate(self, "ema")
 
     @property
     def kind(self) -> OptimizerKind:

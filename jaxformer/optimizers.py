@@ -136,7 +136,9 @@ def _scale_by_muon(momentum: float, eps: float) -> optax.GradientTransformation:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns clipping, then the optimizer that the settings name; matrices alone decay.
+    """Returns clipping, the optimizer that the settings name, and the average of the weights.
+
+    Matrices alone decay.
 
     - adamw: arXiv 1711.05101, algorithm 2.
     - muon: ``_scale_by_muon`` for ``hidden_matrices``, AdamW for all else, at one learning rate.
@@ -146,10 +148,35 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
       are factored, as in optax. Decay is multiplied by the learning rate, which optax's is not.
     - sgd: with momentum, and with decay that is added to the gradient: ``torch.optim.SGD``.
     """
-    update = _UPDATES[config.optimizer](config)
-    if config.clip_norm is None:
-        return update
-    return optax.chain(clip_by_global_norm(config.clip_norm), update)
+    parts = [_UPDATES[config.optimizer](config)]
+    if config.clip_norm is not None:
+        parts.insert(0, clip_by_global_norm(config.clip_norm))
+    if config.ema is not None:
+        parts.append(_average_weights(config.ema))
+    return parts[0] if len(parts) == 1 else optax.chain(*parts)
+
+
+class _AverageState(NamedTuple):
+    """The state of ``_average_weights``."""
+
+    ema: optax.Params
+
+
+def _average_weights(decay: float) -> optax.GradientTransformation:
+    """Keeps decay · average + (1 - decay) · weights after each update; begins with the first."""
+
+    def update(
+        updates: optax.Updates, state: _AverageState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, _AverageState]:
+        weights = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda a, w: decay * a + (1 - decay) * w, state.ema, weights)
+        return updates, _AverageState(average)
+
+    # Copies: a state whose arrays stand in two places cannot be donated.
+    return optax.GradientTransformation(
+        lambda params: _AverageState(jax.tree.map(lambda p: jnp.array(p, copy=True), params)),
+        update,
+    )
 
 
 def _rate(config: OptimizerConfig) -> optax.Schedule:

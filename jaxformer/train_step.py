@@ -1,6 +1,7 @@
 """One training step and one evaluation step, as pure functions."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import OptimizerConfig
 from jaxformer.execution.all_reduce import mean_over
-from jaxformer.execution.chunked_loss import average_losses
+from jaxformer.execution.chunked_loss import TokenLosses, average_losses
 from jaxformer.execution.sharding import gather_outside_blocks
 from jaxformer.layers import seed_dropout
 from jaxformer.losses import token_losses
@@ -54,6 +55,7 @@ def language_model_loss(
     *,
     segments: Int[Array, "B T"] | None = None,
     divisor: Float[Array, ""] | None = None,
+    losses: TokenLosses = token_losses,
 ) -> Float[Array, ""]:
     """Returns the mean cross-entropy of the model in training mode, in nats per token.
 
@@ -70,13 +72,14 @@ def language_model_loss(
             positions begin anew in each.
         divisor: where given, targets below 0 do not count, and the sum of the others' losses is
             divided by this number.
+        losses: from logits and targets to the loss of each token.
     """
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
     hidden = model.hidden(inputs, **_inside_documents(segments))
     shares = None if divisor is None else (targets >= 0) / divisor
-    return average_losses(token_losses, model.logits, hidden, targets, shares)
+    return average_losses(losses, model.logits, hidden, targets, shares)
 
 
 def train_step(
@@ -104,8 +107,10 @@ def train_step(
             and devices that do.
 
     Returns:
-        The state after the step, and ``train_loss`` (nats per token), ``grad_norm`` (before
-        clipping) and ``learning_rate``.
+        The state after the step, and ``train_loss`` (nats per token, with what z-loss and label
+        smoothing make of it), ``grad_norm`` (before clipping) and ``learning_rate``; with
+        ``noise_scale`` also ``part_grad_norm``, the root of the mean square of the norms of the
+        gradients of each micro-batch on each device.
     """
     count, rows = batch[0].shape[:2]
     first_row = None if axis_name is None else jax.lax.axis_index(axis_name) * rows
@@ -123,27 +128,37 @@ def train_step(
             first_row,
             segments=segments[0] if segments else None,
             divisor=divisor,
+            losses=losses,
         )
 
+    def differentiate(parameters: Parameters, micro: Any, index: Any) -> tuple[Any, Any, Any]:
+        value, gradients = jax.value_and_grad(loss)(parameters, micro, index)
+        square = jnp.square(global_norm(gradients)) if optimizer.noise_scale else None
+        return value, gradients, square
+
+    losses = functools.partial(
+        token_losses, z_loss=optimizer.z_loss, label_smoothing=optimizer.label_smoothing
+    )
+
     divisor = _mean_counted(batch[1], axis_name) if masked else None
-    value_and_grad = jax.value_and_grad(loss)
     first_micro = tuple(x[0] for x in batch)
     if count == 1:
-        value, gradients = value_and_grad(state.parameters, first_micro, 0)
+        value, gradients, square = differentiate(state.parameters, first_micro, 0)
     else:
 
         def accumulate(total: Any, micro: Any) -> tuple[Any, None]:
             micro_batch, index = micro
             return jax.tree.map(
-                jnp.add, total, value_and_grad(state.parameters, micro_batch, index)
+                jnp.add, total, differentiate(state.parameters, micro_batch, index)
             ), None
 
-        first = value_and_grad(state.parameters, first_micro, 0)
+        first = differentiate(state.parameters, first_micro, 0)
         rest = (tuple(x[1:] for x in batch), jnp.arange(1, count))
         total, _ = jax.lax.scan(accumulate, first, rest)
-        value, gradients = jax.tree.map(lambda x: x / count, total)
+        value, gradients, square = jax.tree.map(lambda x: x / count, total)
     if axis_name is not None:
-        value, gradients = mean_over((value, _compute_wide(gradients)), axis_name)
+        parts = (value, _compute_wide(gradients), square)
+        value, gradients, square = mean_over(parts, axis_name)
 
     updates, optimizer_state = make_optimizer(optimizer).update(
         gradients, state.optimizer_state, state.parameters
@@ -153,6 +168,8 @@ def train_step(
         "grad_norm": global_norm(gradients),
         "learning_rate": learning_rate(optimizer, state.step).astype(value.dtype),
     }
+    if square is not None:
+        metrics["part_grad_norm"] = jnp.sqrt(square)
     parameters = optax.apply_updates(state.parameters, updates)
     return TrainState(parameters, optimizer_state, state.step + 1), metrics
 

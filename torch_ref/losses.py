@@ -24,10 +24,28 @@ def cross_entropy(
     return (losses * kept).sum() / kept.sum().clamp(min=1)
 
 
-def token_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Returns -log softmax(logits)[target] of each token (B, T), in nats, in float32 or wider."""
+def token_losses(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Returns -log softmax(logits)[target] of each token (B, T), in nats, in float32 or wider.
+
+    Args:
+        logits: of every class.
+        targets: ids.
+        z_loss: what (log Σ exp(logits))² is multiplied by and added (arXiv 2204.02311, section 5);
+            it keeps that sum near 1.
+        label_smoothing: ε: the target's share of the true distribution is 1 - ε + ε/V, and that of
+            every other class ε/V (arXiv 1512.00567, section 7).
+    """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = functional.cross_entropy(
-        logits.flatten(0, -2), targets.flatten().long(), reduction="none"
-    )
-    return losses.reshape(targets.shape)
+        logits.flatten(0, -2),
+        targets.flatten().long(),
+        reduction="none",
+        label_smoothing=label_smoothing,
+    ).reshape(targets.shape)
+    return losses + z_loss * torch.logsumexp(logits, -1).square() if z_loss else losses

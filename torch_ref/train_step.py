@@ -1,12 +1,14 @@
 """One training step and one evaluation step, the way PyTorch users write them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from torch_ref.config import OptimizerConfig
-from torch_ref.losses import cross_entropy, token_losses
+from torch_ref.losses import token_losses
 from torch_ref.masks import document_mask, document_positions
 from torch_ref.optimizers import clip_by_global_norm, global_norm, learning_rate, make_optimizer
 from torch_ref.transformer_lm import TransformerLM
@@ -20,16 +22,20 @@ class TrainState:
         model: with its parameters.
         optimizer_state: torch's optimizer.
         step: how many updates were made.
+        ema: the moving average of the parameters by name; None keeps none.
     """
 
     model: TransformerLM
     optimizer_state: torch.optim.Optimizer
     step: int
+    ema: dict[str, torch.Tensor] | None = None
 
     @classmethod
     def create(cls, model: TransformerLM, optimizer: OptimizerConfig) -> "TrainState":
         """Returns the state before the first step."""
-        return cls(model, make_optimizer(model, optimizer), 0)
+        first = {name: p.detach().clone() for name, p in model.named_parameters()}
+        average = None if optimizer.ema is None else first
+        return cls(model, make_optimizer(model, optimizer), 0, average)
 
 
 def language_model_loss(
@@ -40,6 +46,7 @@ def language_model_loss(
     *,
     segments: torch.Tensor | None = None,
     divisor: torch.Tensor | None = None,
+    losses: Callable[..., torch.Tensor] = token_losses,
 ) -> torch.Tensor:
     """Returns the mean cross-entropy of the model in training mode, in nats per token.
 
@@ -53,12 +60,13 @@ def language_model_loss(
             and positions begin anew in each.
         divisor: where given, targets below 0 do not count, and the sum of the others' losses is
             divided by this number.
+        losses: from logits and targets to the loss of each token.
     """
     model.train()
     logits = _logits(model, inputs, compute_dtype, segments)
     if divisor is None:
-        return cross_entropy(logits, targets)
-    return torch.sum(token_losses(logits, targets) * (targets >= 0)) / divisor
+        return losses(logits, targets).mean()
+    return torch.sum(losses(logits, targets) * (targets >= 0)) / divisor
 
 
 def train_step(
@@ -82,16 +90,23 @@ def train_step(
             that do.
 
     Returns:
-        The state, and ``train_loss`` (nats per token), ``grad_norm`` (before clipping) and
-        ``learning_rate``.
+        The state, and ``train_loss`` (nats per token, with what z-loss and label smoothing make of
+        it), ``grad_norm`` (before clipping) and ``learning_rate``; with ``noise_scale`` also
+        ``part_grad_norm``, the root of the mean square of the norms of the micro-batches'
+        gradients.
     """
     rate = learning_rate(optimizer, state.step)
     for group in state.optimizer_state.param_groups:
         group["lr"] = rate
     state.optimizer_state.zero_grad(set_to_none=True)
     count = batch[0].shape[0]
-    total = torch.zeros(())
-    more: dict[str, torch.Tensor] = {}
+    total, squares = torch.zeros(()), torch.zeros((), dtype=torch.float64)
+    before: list[Any] = []
+    more: dict[str, Any] = {}
+    if optimizer.z_loss or optimizer.label_smoothing:
+        more["losses"] = functools.partial(
+            token_losses, z_loss=optimizer.z_loss, label_smoothing=optimizer.label_smoothing
+        )
     if masked:
         more["divisor"] = torch.sum(batch[1] >= 0).double().clamp(min=1e-9) / count
     for inputs, targets, *segments in zip(*batch, strict=True):
@@ -100,17 +115,26 @@ def train_step(
         loss = loss_function(state.model, inputs, targets, compute_dtype, **more) / count
         loss.backward()
         total = total + loss.detach()
+        if optimizer.noise_scale:
+            sums = [p.grad.clone() for p in state.model.parameters() if p.grad is not None]
+            for now, then in zip(sums, before or [0] * len(sums), strict=True):
+                squares += torch.sum((count * (now - then)).square()) / count
+            before = sums
     if optimizer.clip_norm is None:
         norm = global_norm(state.model)
     else:
         norm = clip_by_global_norm(state.model, optimizer.clip_norm)
     state.optimizer_state.step()
     state.step += 1
-    return state, {
+    if state.ema is not None and optimizer.ema is not None:
+        for name, parameter in state.model.named_parameters():
+            state.ema[name].mul_(optimizer.ema).add_(parameter.detach(), alpha=1 - optimizer.ema)
+    metrics = {
         "train_loss": total,
         "grad_norm": norm,
         "learning_rate": torch.tensor(rate, dtype=torch.float64),
     }
+    return state, metrics | ({"part_grad_norm": squares.sqrt()} if optimizer.noise_scale else {})
 
 
 @torch.no_grad()

@@ -16,8 +16,9 @@ import numpy as np
 from jaxformer.errors import CheckpointError, mismatches
 
 FORMAT = 1
-# Of parameters: themselves, and what the optimizers of ``config_optimizers`` keep of them.
-GROUPS = ("parameters", "mu", "nu", "trace", "v_row", "v_col", "v")
+# Of parameters: themselves, what the optimizers of ``config_optimizers`` keep of them, and their
+# moving average.
+GROUPS = ("parameters", "mu", "nu", "trace", "v_row", "v_col", "v", "ema")
 MANIFEST = "MANIFEST.json"
 # Enough for three hundred thousand arrays.
 MAX_BYTES = 64 << 20

@@ -11,6 +11,7 @@ import numpy as np
 from jaxformer.char_data import CharTokenizer, train_validation_split
 from jaxformer.checkpoints import Arrays
 from jaxformer.config import TransformerLMConfig
+from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.data.corpora import Corpus
 from jaxformer.data.token_folders import TOKENIZER, TokenCorpus, TokenMixture, check_same_tokenizer
 from jaxformer.data.tokenizers import TokenNumbers, load_tokenizer
@@ -119,10 +120,16 @@ class Experiment:
 
         Raises:
             TextError: a split is shorter than a window, or holds what the tokenizer does not know.
-            UsageError: the vocabulary does not fit ``model.vocab_size``, or there are two
-                tokenizers.
+            UsageError: the vocabulary does not fit ``model.vocab_size``, there are two tokenizers,
+                or the state to start from is that of another optimizer.
         """
         files = {} if start is None else start.files
+        if start is not None and start.optimizer not in (None, config.optimizer.optimizer):
+            raise UsageError(
+                f"{start.source} holds the state of {OPTIMIZERS[start.optimizer].title}: continue "
+                f"with --optimizer {start.optimizer}, or take its weights alone with "
+                "--fresh-optimizer"
+            )
         if not isinstance(corpus, Corpus):
             if start is not None:
                 check_same_tokenizer(corpus, start.tokenizer, start.source)

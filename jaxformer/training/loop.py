@@ -20,11 +20,13 @@ from jaxformer.training.batches import make_batches
 from jaxformer.training.divergence import all_finite, not_finite, report_divergence
 from jaxformer.training.evaluation import Evaluator
 from jaxformer.training.experiment import Experiment
-from jaxformer.training.logging.metrics import Tracker, check_trackers
+from jaxformer.training.logging.metrics import Tracker, check_trackers, read_metrics
+from jaxformer.training.logging.noise_scale import NoiseScale
 from jaxformer.training.logging.run_log import RunLog
 from jaxformer.training.profiling import Profile
 from jaxformer.training.run_folder import RunFolder
 from jaxformer.training.startup import StartingPoint, agree_on_devices, start_run
+from jaxformer.training.state_arrays import averaged_parameters
 from jaxformer.training.step_scheduler import StepScheduler, StopSignal
 
 
@@ -141,6 +143,12 @@ class TrainingLoop:
         # The validation loss of ``state``, and the step and loss of the newest checkpoint.
         self.val_loss: float | None = start.manifest.get("val_loss")
         self.saved = (self.step, self.val_loss) if start.manifest else None
+        batch, parts = config.batch_size, strategy.gradient_parts
+        self.noise_scale: NoiseScale | None = None
+        if config.optimizer.noise_scale:
+            self.noise_scale = NoiseScale(batch // parts, batch)
+            if self.step and log.metrics_path.exists():
+                self.noise_scale.replay(read_metrics(log.metrics_path))
         # The numbers of the step that was made last, and where its windows begin.
         self.last_record: dict[str, Any] = {}
 
@@ -230,6 +238,11 @@ class TrainingLoop:
         for i in range(len(history["train_loss"])):
             record = {name: float(values[i]) for name, values in history.items()}
             step = self.step + 1
+            scale = None
+            if self.noise_scale is not None:
+                scale = self.noise_scale.update(record["grad_norm"], record["part_grad_norm"])
+            if scale is not None:
+                record["noise_scale"] = scale
             self._write(
                 step=step,
                 **record,
@@ -251,7 +264,8 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         begin = time.perf_counter()
-        losses = self.evaluator.validation_losses(self.state.parameters, self._has_stopped)
+        weights = averaged_parameters(self.state)
+        losses = self.evaluator.validation_losses(weights, self._has_stopped)
         if losses is None:
             return
         shares = [one.share for one in self.validation]
@@ -279,7 +293,7 @@ class TrainingLoop:
             for one, loss in zip(self.validation, losses, strict=True):
                 reporter.note(f"  {one.name}: {loss:.4f} nats/token")
         if self.writes_samples and not self._has_stopped():
-            parameters = self.strategy.fetch(self.state.parameters)
+            parameters = self.strategy.fetch(weights)
             processes.on_primary(
                 lambda: reporter.sample(self.evaluator.sample(parameters, self.step))
             )

@@ -66,7 +66,8 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
 
 def _kept_bytes(config: TrainConfig) -> int:
     """The bytes that stay of each parameter at least: its own and those of its moments."""
-    return FLOAT32 * (1 + config.optimizer.kind.least)
+    averages = config.optimizer.ema is not None
+    return FLOAT32 * (1 + config.optimizer.kind.least + averages)
 
 
 def check_countable(config: TrainConfig) -> None:

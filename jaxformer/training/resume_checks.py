@@ -10,7 +10,8 @@ from jaxformer.training.config import TrainConfig
 # With another value the state would no longer be that of the same experiment.
 FIXED = (
     "model", "data", "encoding", "tokenizer", "block_size", "sampling", "packing", "seed",
-    "batch_size", "accumulation", "dtype", "vocabulary", "corpus", "optimizer.optimizer",
+    "batch_size", "accumulation", "dtype", "vocabulary", "corpus",
+    "optimizer.optimizer", "optimizer.ema",
 )  # fmt: skip
 
 

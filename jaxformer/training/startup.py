@@ -196,11 +196,6 @@ def _load_warm_start(
             "--fresh-optimizer to begin at step 0"
         )
     spec = strategy.spec
-    if start.optimizer not in (None, spec.optimizer.optimizer):
-        raise UsageError(
-            f"{start.source} holds the state of {OPTIMIZERS[start.optimizer].title}: continue with "
-            f"--optimizer {start.optimizer}, or take its weights alone with --fresh-optimizer"
-        )
     shapes = state_shapes(spec.shapes, spec.optimizer)
     found = [group for group in GROUPS if group in start.arrays]
     given = {group: shapes.get(group, {}) for group in found}
@@ -215,8 +210,10 @@ def _load_warm_start(
     arrays["step"] = start.step
     if found == ["parameters"]:
         del shapes["parameters"], shapes["step"]
-        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-        arrays = {"parameters": arrays["parameters"], **zeros, "step": 0}
+        arrays |= {**jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes), "step": 0}
+    if "ema" in shapes:
+        # An average begins with the first weights.
+        arrays["ema"] = {name: arrays["parameters"][name] for name in shapes["ema"]}
     placed: TrainState = strategy.place(from_arrays(arrays, spec.shapes, spec.optimizer))
     return placed
 

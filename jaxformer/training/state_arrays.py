@@ -11,6 +11,7 @@ import numpy as np
 from jaxformer.checkpoints import DTYPES, Arrays, Manifest, describe_array, flatten, unflatten
 from jaxformer.config import OptimizerConfig
 from jaxformer.errors import CheckpointError, mismatches
+from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
 
 # Shape and dtype of every parameter of a model, by path.
@@ -41,6 +42,12 @@ def to_arrays(state: Any) -> Arrays:
         **moments_of(state.optimizer_state),
         "step": state.step,
     }
+
+
+def averaged_parameters(state: TrainState) -> Parameters:
+    """Returns the moving average of the parameters where a state keeps one, else themselves."""
+    average = moments_of(state.optimizer_state).get("ema", {})
+    return {**state.parameters, **average}
 
 
 def state_shapes(shapes: Shapes, optimizer: OptimizerConfig) -> Arrays:

@@ -68,7 +68,7 @@ def test_no_number_may_be_infinite_or_nan(cls, name, value):
 
 MAY_BE_ZERO = {
     "warmup_steps", "weight_decay", "min_learning_rate", "beta1", "beta2", "seed", "sample_tokens",
-    "position_offset", "num_token_types",
+    "position_offset", "num_token_types", "z_loss", "label_smoothing", "ema",
 }  # fmt: skip
 
 
@@ -255,9 +255,10 @@ def test_every_setting_is_read_by_something():
     names = {name for cls in CLASSES for name in types_of(cls)}
     # Rates of dropout are read as a group by StepSpec, and each by the part that it belongs to.
     sources += "config.block_size" if "config.window" in sources else ""
+    sources += "config.momentum" if "config.momentum_rate" in sources else ""
     unread = {
         name
         for name in names
-        if not re.search(rf"(config|part|rotary|norm)\.(\w+\.)*{name}\b", sources)
+        if not re.search(rf"(config|part|rotary|norm|optimizer)\.(\w+\.)*{name}\b", sources)
     }
     assert unread == set()

@@ -273,15 +273,19 @@ def _read_run(path: Path, kind: Kind, step: int | None, best: bool) -> RawCheckp
     try:
         arrays, manifest, warnings = CheckpointFolder(folder).choose(step, best=best)
         here, parameters = folder / str(manifest["step"]), _stored(arrays["parameters"])
+        # What is evaluated; an optimizer's state is not of these weights.
+        average = _stored(arrays.get("ema", {}))
     except (LookupError, TypeError, AttributeError) as error:
         # A manifest with a correct seal, but not written by jaxformer.
         raise CheckpointError(f"{folder} has a manifest that lacks {error}") from error
     root = folder.parent
-    kept = {group: _stored(arrays[group]) for group in GROUPS[1:] if group in arrays}
+    kept = {
+        group: _stored(arrays[group]) for group in GROUPS[1:] if group in arrays and not average
+    }
     return RawCheckpoint(
         kind,
         tuple(sorted(path for path in here.rglob("*") if path.is_file())),
-        parameters,
+        parameters | average,
         {**manifest, "dialect": "jaxformer"},
         companions=tuple(root / name for name in COMPANIONS if (root / name).is_file()),
         optimizer=Moments(kept, manifest) if kept else None,

@@ -44,8 +44,9 @@ class MetricsFile:
     Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token; of a mixture
     the mean by the shares of its sources, beside ``val_loss/NAME`` of each),
     ``val_bits_per_byte`` (of tokens that are no characters), ``tokens_seen`` (by this step),
-    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``, and
-    ``model_flops_utilization`` (a share) on devices whose peak is known.
+    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``,
+    ``model_flops_utilization`` (a share) on devices whose peak is known, and ``part_grad_norm`` and
+    ``noise_scale`` (windows) where that is measured.
 
     Args:
         path: of the file.

@@ -74,7 +74,9 @@ class DeviceLoop:
 
         dtype = next(iter(state.parameters.values())).dtype
         empty = jnp.zeros(starts.shape[0], dtype)
-        history = dict.fromkeys(("train_loss", "grad_norm", "learning_rate"), empty)
+        names = ["train_loss", "grad_norm", "learning_rate"]
+        names += ["part_grad_norm"] * self.spec.optimizer.noise_scale
+        history = dict.fromkeys(names, empty)
         start = (state, history, jnp.int32(0), jnp.bool_(True))
         state, history, made, _ = jax.lax.while_loop(continues, make_step, start)
         return state, history, made

@@ -53,10 +53,17 @@ def check_devices(config: TrainConfig, count: int) -> None:
     """Checks that the mesh and the batch divide over so many devices.
 
     Raises:
-        DeviceError: they do not; the message names the numbers that do.
+        DeviceError: they do not; the message names the numbers that do. Or there is one gradient
+            a step where the noise scale needs several.
     """
     check_mesh(count, config.fsdp, config.tensor)
     check_batch_size(config.batch_size, config.accumulation, count, config.tensor)
+    parts = config.accumulation * (count if config.strategy == "pmap" else 1)
+    if config.optimizer.noise_scale and parts == 1:
+        raise DeviceError(
+            "--noise-scale compares a step's gradient with those of its parts: give --accumulation "
+            "2 or more, or more devices to the strategy pmap"
+        )
 
 
 def check_batch_size(batch_size: int, accumulation: int, devices: int, tensor: int = 1) -> None:

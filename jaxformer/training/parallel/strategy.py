@@ -73,6 +73,12 @@ class Strategy(abc.ABC):
         """
 
     @property
+    def gradient_parts(self) -> int:
+        """How many gradients are averaged in a step: of micro-batches, under pmap of devices too."""
+        devices = 1 if self.loop.axis_name is None else len(self.devices)
+        return self.spec.accumulation * devices
+
+    @property
     def evaluation_batch_size(self) -> int:
         """How many windows each device takes at a time in an evaluation."""
         if self.spec.eval_batch_size is not None:
