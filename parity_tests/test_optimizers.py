@@ -402,9 +402,7 @@ def test_newton_schulz_makes_matrices_nearly_orthogonal():
 
 
 def test_an_optimizer_takes_the_settings_that_it_has():
-    with pytest.raises(
-        ValueError, match="momentum must be left out but with muon and sgd: got 0.9"
-    ):
+    with pytest.raises(ValueError, match="momentum must be left out but with muon and sgd"):
         OptimizerConfig(optimizer="lion", momentum=0.9)
     with pytest.raises(ValueError, match="optimizer must be"):
         OptimizerConfig(optimizer="adam")

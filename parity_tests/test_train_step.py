@@ -11,15 +11,18 @@ import torch
 from flax import nnx
 
 import torch_ref.config
+import torch_ref.losses
 import torch_ref.train_step
 import torch_ref.transformer_lm
 from jaxformer.char_data import TokenIdsDataset, batch_at, window_starts
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.execution import chunked_loss
+from jaxformer.losses import token_losses
 from jaxformer.parameters import set_parameters, split
 from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, train_step
 from jaxformer.training.parallel import PmapStrategy, StepSpec
+from jaxformer.training.state_arrays import averaged_parameters
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch
 from tests.support.tiers import FULL, full_after
@@ -84,6 +87,62 @@ def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, mon
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.parametrize("logits_at_once", full_after(1, [2000, chunked_loss.LOGITS_AT_ONCE]))
+def test_losses_averages_and_noise_agree_with_torch(logits_at_once, monkeypatch):
+    """Fifty steps with z-loss and label smoothing, an average of weights, and norms of parts."""
+    monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", logits_at_once)
+    optimizer = dataclasses.replace(
+        OPTIMIZER, z_loss=1e-2, label_smoothing=0.1, ema=0.9, noise_scale=True
+    )
+    model, definition, parameters = build()
+    twin = build_twin(model)
+    state = TrainState.create(parameters, optimizer)
+    step = jax.jit(functools.partial(train_step, definition=definition, optimizer=optimizer))
+    torch_optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(optimizer))
+    torch_state = torch_ref.train_step.TrainState.create(twin, torch_optimizer)
+    dataset = TokenIdsDataset(IDS, CONFIG.context_length)
+    for number in range(50):
+        batch = tuple(a.reshape(3, 2, -1) for a in batch_at(dataset, 3, number, 6))
+        state, candidate = step(state, batch, None)
+        torch_state, reference = torch_ref.train_step.train_step(
+            torch_state,
+            tuple(torch.from_numpy(a).long() for a in batch),
+            optimizer=torch_optimizer,
+        )
+        assert candidate.keys() == reference.keys()
+        for name, value in reference.items():
+            np.testing.assert_allclose(candidate[name], value, rtol=0, atol=1e-10, err_msg=name)
+        assert float(candidate["part_grad_norm"]) > float(candidate["grad_norm"])
+    expected = {name: p.detach().numpy() for name, p in twin.named_parameters()}
+    for name, value in export_arrays(state.parameters).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)
+    for name, value in export_arrays(averaged_parameters(state)).items():
+        np.testing.assert_allclose(value, torch_state.ema[name], rtol=0, atol=1e-9, err_msg=name)
+        assert np.abs(value - expected[name]).max() > 1e-6
+
+
+@pytest.mark.parametrize("settings", [{"z_loss": 0.03}, {"label_smoothing": 0.2}], ids=str)
+def test_each_term_of_the_loss_is_torchs_and_its_formulas(settings):
+    random = np.random.default_rng(4)
+    logits, targets = 3 * random.standard_normal((2, 5, 7)), random.integers(0, 7, (2, 5))
+
+    def mean(logits):
+        return jnp.mean(token_losses(logits, jnp.asarray(targets), **settings))
+
+    value, gradient = jax.value_and_grad(mean)(jnp.asarray(logits))
+    given = torch.from_numpy(logits).requires_grad_()
+    expected = torch_ref.losses.token_losses(given, torch.from_numpy(targets), **settings).mean()
+    expected.backward()
+    normalizer = np.log(np.exp(logits).sum(-1))
+    log_p = logits - normalizer[..., None]
+    share = settings.get("label_smoothing", 0.0)
+    formula = -(1 - share) * np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
+    formula += -share * log_p.mean(-1) + settings.get("z_loss", 0.0) * normalizer**2
+    np.testing.assert_allclose(value, formula.mean(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(value, expected.detach(), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(gradient, given.grad, rtol=0, atol=1e-14)
+
+
 def run_parallel(devices, batch_size=16, accumulation=1, steps=20, per_call=20, dropout=0.0):
     config = dataclasses.replace(CONFIG, residual_dropout=dropout)
     _, definition, parameters = build(config)
@@ -142,7 +201,6 @@ def test_eight_devices_drop_what_one_does(accumulation):
 @pytest.mark.tier("full")
 def test_evaluation_over_devices_is_the_plain_mean():
     from jaxformer.char_data import evaluation_windows
-    from jaxformer.losses import token_losses
 
     model, definition, parameters = build()
     starts, mask = evaluation_windows(len(IDS), CONFIG.context_length)

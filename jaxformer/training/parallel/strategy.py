@@ -74,7 +74,7 @@ class Strategy(abc.ABC):
 
     @property
     def gradient_parts(self) -> int:
-        """How many gradients are averaged in a step: of micro-batches, under pmap of devices too."""
+        """How many gradients a step averages: of micro-batches, under pmap of devices too."""
         devices = 1 if self.loop.axis_name is None else len(self.devices)
         return self.spec.accumulation * devices
 
