@@ -118,7 +118,8 @@ def test_losses_averages_and_noise_agree_with_torch(logits_at_once, monkeypatch)
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)
     for name, value in export_arrays(averaged_parameters(state)).items():
         np.testing.assert_allclose(value, torch_state.ema[name], rtol=0, atol=1e-9, err_msg=name)
-        assert np.abs(value - expected[name]).max() > 1e-6
+        # The gradient of a key's bias is zero in exact arithmetic.
+        assert np.abs(value - expected[name]).max() > (0 if "k_proj.bias" in name else 1e-6)
 
 
 @pytest.mark.parametrize("settings", [{"z_loss": 0.03}, {"label_smoothing": 0.2}], ids=str)
