@@ -14,7 +14,6 @@ from flax import nnx
 from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
 from jaxformer.config import TransformerLMConfig
 from jaxformer.data.corpora import Corpus
-from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.distributed import processes
 from jaxformer.errors import JaxformerError, TextError, UsageError
 from jaxformer.execution.attention_backends import slowed_by_dropout
