@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxformer.data.encoding import Piece, encode_piece
-from jaxformer.data.tokenizers import HuggingFaceTokenizer
+from jaxformer.data.tokenizers import END_OF_TEXT, HuggingFaceTokenizer, byte_tokenizer
 from jaxformer.errors import TextError, UsageError
 
-END_OF_TEXT = "<|endoftext|>"
 # In the order in which they are looked for.
 ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]", "<|im_end|>")
 
@@ -124,33 +123,7 @@ def of_characters(texts: Iterator[str]) -> EncoderSpec:
 
 def of_bytes() -> EncoderSpec:
     """Returns the encoder of UTF-8's bytes: id i is byte i, and 256 is the end of a text."""
-    byte_level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    described = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": 256, "content": END_OF_TEXT, **special, "special": True}],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", **byte_level},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", **byte_level},
-        "model": {
-            "type": "BPE",
-            "vocab": {**_byte_characters(), END_OF_TEXT: 256},
-            "merges": [],
-        },
-    }
-    return EncoderSpec("bytes", 257, 256, tokenizer=json.dumps(described))
-
-
-def _byte_characters() -> dict[str, int]:
-    """The character that stands for each byte in GPT-2's tokenizer: itself where it can be seen."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    characters = {byte: chr(byte) for byte in seen}
-    characters |= {byte: chr(256 + n) for n, byte in enumerate(hidden)}
-    return {characters[byte]: byte for byte in range(256)}
+    return EncoderSpec("bytes", 257, 256, tokenizer=byte_tokenizer())
 
 
 def of_tokenizer(path: Path, end_of_text: str | None) -> EncoderSpec:

@@ -1,6 +1,7 @@
 """Text to ids and back with a Hugging Face ``tokenizer.json``."""
 
 import importlib.util
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jaxformer.hardware.invocation import install
 from jaxformer.storage.local_files import LocalFile
 
 MAX_BYTES = 256 << 20
+END_OF_TEXT = "<|endoftext|>"
 
 
 class HuggingFaceTokenizer:
@@ -20,6 +22,7 @@ class HuggingFaceTokenizer:
 
     Args:
         path: the file.
+        text: what it would hold, where there is none.
 
     Attributes:
         path: as given.
@@ -31,7 +34,7 @@ class HuggingFaceTokenizer:
         ResourceError: it cannot be read.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, text: str | None = None):
         if importlib.util.find_spec("tokenizers") is None:
             raise UsageError(
                 f"{path} needs the package tokenizers: {install('hf')}, or give and "
@@ -40,11 +43,8 @@ class HuggingFaceTokenizer:
         import tokenizers
 
         self.path = path
-        file = LocalFile(path)
-        if file.size > MAX_BYTES:
-            raise TextError(f"{path} has {file.size} bytes, where a tokenizer has at most 256 MiB")
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(file.bytes(0, file.size).decode())
+            self._tokenizer = tokenizers.Tokenizer.from_str(_read(path) if text is None else text)
         # The package raises nothing more special.
         except Exception as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -121,11 +121,51 @@ def tokenizer_in(folder: Path, vocabulary: str | None) -> CharTokenizer | Huggin
     return CharTokenizer(vocabulary)
 
 
-def load_tokenizer(name: str) -> tuple[CharTokenizer | HuggingFaceTokenizer | None, Path | None]:
-    """Returns the tokenizer that ``--tokenizer`` names, and its ``tokenizer.json``.
+def byte_tokenizer() -> str:
+    """Returns a ``tokenizer.json`` of UTF-8's bytes: id i is byte i, and 256 ends a text."""
+    byte_level = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    special = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    described = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": 256, "content": END_OF_TEXT, **special, "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", **byte_level},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", **byte_level},
+        "model": {
+            "type": "BPE",
+            "vocab": {**_byte_characters(), END_OF_TEXT: 256},
+            "merges": [],
+        },
+    }
+    return json.dumps(described)
+
+
+def _byte_characters() -> dict[str, int]:
+    """The character that stands for each byte in GPT-2's tokenizer: itself where it can be seen."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    characters = {byte: chr(byte) for byte in seen}
+    characters |= {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+    return {characters[byte]: byte for byte in range(256)}
+
+
+def _read(path: Path) -> str:
+    file = LocalFile(path)
+    if file.size > MAX_BYTES:
+        raise TextError(f"{path} has {file.size} bytes, where a tokenizer has at most 256 MiB")
+    return file.bytes(0, file.size).decode()
+
+
+def load_tokenizer(
+    name: str,
+) -> tuple[CharTokenizer | HuggingFaceTokenizer | None, Path | bytes | None]:
+    """Returns the tokenizer that ``--tokenizer`` names, and its file or what would be in it.
 
     Args:
-        name: a ``tokenizer.json``, a folder that has one, or ``chars``.
+        name: a ``tokenizer.json``, a folder that has one, ``chars``, or ``bytes``.
 
     Returns:
         None and None for ``chars``, which knows its vocabulary once it has seen the text.
@@ -136,12 +176,15 @@ def load_tokenizer(name: str) -> tuple[CharTokenizer | HuggingFaceTokenizer | No
     """
     if name == "chars":
         return None, None
+    if name == "bytes":
+        text = byte_tokenizer()
+        return HuggingFaceTokenizer(Path(name), text), text.encode()
     path = Path(name)
     if path.is_dir():
         path /= "tokenizer.json"
     if not path.is_file():
         raise UsageError(
-            f"--tokenizer {name}: there is no {path}; give a tokenizer.json, a folder with one, or "
-            "chars"
+            f"--tokenizer {name}: there is no {path}; give a tokenizer.json, a folder with one, "
+            "chars, or bytes"
         )
     return HuggingFaceTokenizer(path), path

@@ -55,8 +55,8 @@ class TrainConfig:
     encoding: str = "utf-8"
     """The encoding of a text file."""
     tokenizer: str | None = None
-    """What makes tokens of a text: a tokenizer.json, a folder of Hugging Face, or chars; default
-    its characters, or the tokenizer of the model that a run starts from."""
+    """What makes tokens of a text: a tokenizer.json, a folder of Hugging Face, chars, or bytes;
+    default its characters, or the tokenizer of the model that a run starts from."""
     block_size: int | None = None
     """Tokens in a window; default the model's context length."""
     steps: int = 2000

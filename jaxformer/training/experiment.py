@@ -86,7 +86,7 @@ class Experiment:
         validation: what it is validated with.
         row: what a row of a batch is, see ``StepSpec``.
         start: what it starts from; None for random weights.
-        files: by name, copied into the run's folder.
+        files: by name, copied into the run's folder; some as what they are to hold.
     """
 
     config: TrainConfig
@@ -97,7 +97,7 @@ class Experiment:
     validation: tuple[ValidationSet, ...]
     row: RowKind = "ids"
     start: WarmStart | None = None
-    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, Path | bytes] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def prepare(
@@ -123,7 +123,7 @@ class Experiment:
             UsageError: the vocabulary does not fit ``model.vocab_size``, there are two tokenizers,
                 or the state to start from is that of another optimizer.
         """
-        files = {} if start is None else start.files
+        files: Mapping[str, Path | bytes] = {} if start is None else start.files
         if start is not None and start.optimizer not in (None, config.optimizer.optimizer):
             raise UsageError(
                 f"{start.source} holds the state of {OPTIMIZERS[start.optimizer].title}: continue "
@@ -221,7 +221,7 @@ class Experiment:
 
 def _choose_tokenizer(
     config: TrainConfig, corpus: Corpus, start: WarmStart | None
-) -> tuple[Tokenizer, Mapping[str, Path]]:
+) -> tuple[Tokenizer, Mapping[str, Path | bytes]]:
     """The tokenizer of a text, and the files that a run keeps of it."""
     if start is not None:
         if config.tokenizer is not None:

@@ -241,7 +241,8 @@ def check_tokenizer(preset: str, config: TrainConfig) -> None:
             f"the preset {preset} is a model of tokens, and {config.data} is a text: say what "
             "makes tokens of it with ",
             Setting("tokenizer"),
-            " (a tokenizer.json, a folder of Hugging Face, or chars), or start from a model with ",
+            " (a tokenizer.json, a folder of Hugging Face, chars, or bytes), or start from a model "
+            "with ",
             Setting("init_from"),
         )
 

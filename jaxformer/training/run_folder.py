@@ -88,7 +88,7 @@ class RunFolder:
             raise ResourceError(f"cannot write to {self.path}: {error.strerror}") from error
         return lock
 
-    def begin(self, config: TrainConfig, files: Mapping[str, Path] | None = None) -> None:
+    def begin(self, config: TrainConfig, files: Mapping[str, Path | bytes] | None = None) -> None:
         """Writes the settings and the owner of the lock: from here on the folder is this run's.
 
         Args:
@@ -102,7 +102,7 @@ class RunFolder:
         config = self.path / "config.json"
         return [bool(seen) for (seen,) in processes.all_gather_ints([int(config.exists())])]
 
-    def _begin(self, config: TrainConfig, files: Mapping[str, Path]) -> None:
+    def _begin(self, config: TrainConfig, files: Mapping[str, Path | bytes]) -> None:
         assert self._lock is not None
         self._lock.seek(0)
         self._lock.truncate()
@@ -112,7 +112,8 @@ class RunFolder:
         atomic_write_text(self.path / "config.toml", to_toml(config))
         self._copied = [self.path / name for name in files]
         for name, file in files.items():
-            atomic_write_bytes(self.path / name, file.read_bytes())
+            data = file if isinstance(file, bytes) else file.read_bytes()
+            atomic_write_bytes(self.path / name, data)
 
     def __enter__(self) -> "RunFolder":
         return self

@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer.cli.main import main
 from jaxformer.training.run_folder import stored_config
-from tests.support.tiny import losses, resume, same_run, train, train_arguments
+from tests.support.tiny import losses, records, resume, same_run, train, train_arguments
 from tests.support.tokens import SIZE, corpus, tokenizer
 
 
@@ -37,6 +37,21 @@ def test_a_text_becomes_tokens_of_the_named_tokenizer(docs, folder, tmp_path, ca
     assert stored_config(tmp_path / "run").model.vocab_size == SIZE
     assert main(["sample", str(tmp_path / "run"), "--prompt", "import", "--tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("import")
+
+
+def test_bytes_are_the_tokens_of_any_text(docs, tmp_path, capsys):
+    docs.write_text(docs.read_text()[:9000] + "é🙂 naïve\n" * 200)
+    flags = ["--tokenizer", "bytes", "--decay-steps", 20]
+    assert train(docs, tmp_path / "whole", *flags, "--steps", 20) == 0
+    assert "tokens of 257" in " ".join(capsys.readouterr().out.split())
+    assert train(docs, tmp_path / "cut", *flags, "--steps", 10) == 0
+    assert resume(tmp_path / "cut", "--steps", 20) == 0
+    same_run(tmp_path / "cut", tmp_path / "whole", 20)
+    # A token is a byte, so that bits per byte are those of the loss.
+    final = records(tmp_path / "whole")[-1]
+    assert final["val_bits_per_byte"] == pytest.approx(final["val_loss"] / np.log(2), rel=1e-12)
+    assert main(["sample", str(tmp_path / "whole"), "--prompt", "é", "--tokens", "4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("é")
 
 
 @pytest.mark.tier("full")
