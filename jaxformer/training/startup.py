@@ -145,7 +145,9 @@ def start_run(
     if writes_samples and reason:
         writes_samples = False
         warnings.append(reason)
-    if reason := slowed_by_dropout(config.model, config.dtype):
+    # Documents in one window are beyond the fused kernels anyway.
+    reason = None if config.packing else slowed_by_dropout(config.model, config.dtype)
+    if reason:
         warnings.append(reason)
     summary = _summarize(experiment, strategy, folder.path)
     return StartingPoint(strategy, state, step, manifest, writes_samples, summary, warnings, notes)

@@ -1,5 +1,7 @@
 """Documents in rows: every target once, each row full, each document by itself."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -85,3 +87,24 @@ def test_damaged_documents_are_rejected(tmp_path, starts):
 def test_documents_of_one_token_are_nothing_to_train_on(tmp_path):
     with pytest.raises(TextError, match="two tokens or more"):
         open_rows(tmp_path, np.arange(COUNT))
+
+
+@pytest.mark.parametrize("name", ["train-00002.bin.answers", "train-00002.bin.documents"])
+def test_a_file_beside_a_shard_that_is_cut_short_is_named(tmp_path, name):
+    open_rows(tmp_path, [0, 160, 170], answers={"train": np.ones(COUNT), "val": np.ones(COUNT)})
+    file = tmp_path / name
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(TextError, match=f"{name} has .* bytes, and .* numbers"):
+        TokenFolder(tmp_path)
+    file.unlink()
+    with pytest.raises(TextError, match=f"{name} is missing"):
+        TokenFolder(tmp_path)
+
+
+def test_answers_of_some_shards_alone_are_rejected(tmp_path):
+    open_rows(tmp_path, [0], answers={"train": np.ones(COUNT), "val": np.ones(COUNT)})
+    index = json.loads((tmp_path / "index.json").read_text())
+    del index["splits"]["train"]["shards"][3]["answers"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(TextError, match="some shards have answers, and some have none"):
+        TokenFolder(tmp_path)
