@@ -41,7 +41,10 @@ MODELS = {
     "sinusoidal": {"positions": "sinusoidal"},
     "none": {"positions": "none"},
 }
-OPTIMIZER = OptimizerConfig(warmup_steps=2, decay_steps=20, learning_rate=3e-3, clip_norm=0.5)
+OPTIMIZER = OptimizerConfig(
+    warmup_steps=2, decay_steps=20, learning_rate=3e-3, clip_norm=0.5, z_loss=1e-3,
+    label_smoothing=0.1,
+)  # fmt: skip
 
 
 def build(config):
