@@ -156,14 +156,14 @@ def test_a_second_signal_stops_at_once(text, empty_folder):
 
 
 def test_a_signal_while_evaluating_puts_the_evaluation_off(whole, whole_text, monkeypatch):
-    validation_loss = Evaluator.validation_loss
+    validation_losses = Evaluator.validation_losses
 
     def interrupted(*arguments):
         signal.raise_signal(signal.SIGTERM)
-        return validation_loss(*arguments)
+        return validation_losses(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Evaluator, "validation_loss", interrupted)
+        patch.setattr(Evaluator, "validation_losses", interrupted)
         assert train(whole_text, "run", "--steps", 30, *DROPOUT) == 143
     assert steps("run") == [10]
     assert manifest("run", 10)["val_loss"] is None
