@@ -1,5 +1,7 @@
 """Hugging Face's ``bert`` and its kin: BERT (arXiv 1810.04805), its encoder and masked-LM head.
 
+With ``is_decoder`` they are causal and write text: ``BertLMHeadModel``, ``RobertaForCausalLM`` ...
+
 - ``roberta``, ``xlm-roberta`` and ``camembert`` (arXiv 1907.11692, 1911.02116, 1911.03894) count
   positions from the row after that of the padding token. transformers gives padding, by its id,
   no position: pass ``positions`` that count real tokens where a text has some.
@@ -30,6 +32,7 @@ from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import (
+    BOOLEAN,
     Conversion,
     Fixed,
     Mapped,
@@ -102,8 +105,8 @@ def _has_pooler(source_model: SourceModel, values: Values) -> bool:
     return source_model.kind.endswith("Model") and source_model.has("pooler")
 
 
-MASKED_LM = (*fixed(causal=False, head="masked_lm", head_bias=True),)
-POST_NORM = (*fixed(block="post_norm", embedding_norm=True, final_norm=False),)
+MASKED_LM = fixed(head="masked_lm", head_bias=True)
+POST_NORM = fixed(block="post_norm", embedding_norm=True, final_norm=False)
 # transformers' gelu, whatever the activation of the blocks is.
 GELU_HEAD = Fixed("head_activation", "gelu")
 KIN = (
@@ -118,7 +121,8 @@ KIN = (
     Mapped("hidden_act", "activation", translation=ACTIVATIONS),
     Mapped("layer_norm_eps", "norm_eps", 1e-12),
     Required("position_embedding_type", "absolute", is_written=True),
-    Required("is_decoder", False, is_written=True),
+    # transformers masks what is to come by this alone, whatever the class is.
+    Mapped("is_decoder", "causal", False, BOOLEAN),
     Required("add_cross_attention", False),
     Mapped("attention_probs_dropout_prob", "attention_dropout", 0.0),
     Mapped("hidden_dropout_prob", ("residual_dropout", "embedding_dropout"), 0.0),
@@ -178,6 +182,7 @@ DISTILBERT = (
     ATTENTION_DROPOUT,
     Mapped("dropout", ("feed_forward_dropout", "embedding_dropout"), 0.0),
     Fixed("norm_eps", 1e-12),
+    Fixed("causal", False),
     *MASKED_LM,
     *POST_NORM,
     # What the table of positions starts with; two rates of heads for other tasks.

@@ -52,6 +52,7 @@ class Case:
         without_effect: settings that need not come back, because in this model nothing reads them.
         std: how far the weights of the model that writes are moved; larger ones make a text that
             does not repeat its last token.
+        embeddings: a factor on its embeddings, see ``randomize``; small ones help a pre-norm model.
         notes: where transformers rounds, for the table of docs/models.md.
         ignore: patterns of arrays that are not ported.
     """
@@ -67,6 +68,7 @@ class Case:
     copies: Mapping[str, str] = field(default_factory=dict)
     without_effect: frozenset[str] = frozenset()
     std: float = 0.5
+    embeddings: float = 0.2
     notes: str = ""
     ignore: tuple[str, ...] = ()
 

@@ -182,10 +182,16 @@ class Proof:
     def texts(self) -> tuple[np.ndarray, np.ndarray]:
         """The greedy continuations of jaxformer and of transformers, with caches."""
         case = self.case
-        # Large weights and small embeddings, so that a text does not repeat its last token.
-        source = randomize(build_case(case), std=case.std, embeddings=0.2, copies=case.copies)
+        source = build_case(case)
+        # Such that a text does not repeat its last token.
+        randomize(source, std=case.std, embeddings=case.embeddings, copies=case.copies)
         source = build_exact(case, source.state_dict())
         prompt = tokens(4, (BATCH, 11))
+        more = {}
+        if case.counts_tokens:
+            # Those of its forward pass: ``generate`` of transformers 5 begins with row 0.
+            rows = torch.arange(prompt.shape[1]) + source.config.pad_token_id + 1
+            more["position_ids"] = rows.expand(prompt.shape)
         with in_float64():
             expected = source.generate(
                 torch.as_tensor(prompt),
@@ -193,6 +199,7 @@ class Proof:
                 do_sample=False,
                 max_new_tokens=GENERATED,
                 pad_token_id=0,
+                **more,
             )
             found = generate(self._port(source), prompt, GENERATED, greedy=True)
         self.save({"tokens": GENERATED})

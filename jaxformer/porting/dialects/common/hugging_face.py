@@ -62,7 +62,7 @@ def language_model(
     """
     known = TRANSFORMERS_TYPES[name]
     prefix, defaults = known.prefix, known.defaults
-    whole_class, body_class = known.classes
+    whole_class, body_class, *causal_class = known.classes
     tied = {f"{head[-1].source[0]}.weight": f"{prefix}{known.embedding}.weight"}
     is_tied_by_default = defaults.get("tie_word_embeddings", False)
     body_buffers = tuple(buffers)
@@ -86,10 +86,15 @@ def language_model(
         read_settings((*settings, *vocabulary, *SHARED), source_model)
         return find_unread(source_model, DEFAULTS)
 
+    def class_of(config: TransformerLMConfig) -> str:
+        if config.head.head == "none":
+            return body_class
+        return causal_class[0] if causal_class and config.causal else whole_class
+
     def write(module: TransformerLM) -> dict[str, Any]:
         return {
             "model_type": name,
-            "architectures": [body_class if module.config.head.head == "none" else whole_class],
+            "architectures": [class_of(module.config)],
             **write_settings(vocabulary, module.config),
             **NO_SPECIAL_TOKENS,
             **write_settings(settings, module.config),
@@ -102,9 +107,9 @@ def language_model(
 
         return of
 
-    def module_mapping(kind: str, start: str, **more: Any) -> ModuleMapping:
+    def module_mapping(kinds: tuple[str, ...], start: str, **more: Any) -> ModuleMapping:
         return ModuleMapping(
-            (kind,),
+            kinds,
             TransformerLM,
             build,
             rules(start),
@@ -118,14 +123,14 @@ def language_model(
         name,
         (
             module_mapping(
-                whole_class,
+                (whole_class, *causal_class),
                 prefix,
                 aliases=tied | dict(copies or {}),
                 prefix=prefix,
                 outside=outside,
                 superfluous=superfluous,
             ),
-            module_mapping(body_class, ""),
+            module_mapping((body_class,), ""),
         ),
         prefix=prefix,
         model_types=(name,),

@@ -18,14 +18,15 @@ class TransformersType:
 
     Attributes:
         file: the module of ``dialects`` with its names and settings.
-        classes: that of the whole model, with a language-modelling head, and that of the body.
+        classes: that of the whole model, with a language-modelling head; that of the body; and that
+            of a causal model, where it is another class with the same arrays.
         prefix: of the body's names in the whole model, with its dot.
         embedding: what the body calls the token embedding, which the head may be tied to.
         defaults: settings where config.json has none, as far as they are not a row's own default.
     """
 
     file: str
-    classes: tuple[str, str]
+    classes: tuple[str, ...]
     prefix: str
     embedding: str
     defaults: Mapping[str, Any]

@@ -1,5 +1,6 @@
 """BERT and its kin."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.support.hugging_face.case import SIZES, Case
@@ -14,12 +15,15 @@ DISTILBERT = {
     "max_position_embeddings": 320,
 }
 ROBERTA_BIASES = {"lm_head.bias": "lm_head.decoder.bias"}
+ROBERTA_NOTES = (
+    "text as by its forward pass: `generate` of transformers 5 begins with another row of positions"
+)
 
 
 def roberta(dialect: str, start: str) -> dict[str, Case]:
     """The cases of one of the types whose positions count real tokens."""
 
-    def case(name: str, **settings: Any) -> Case:
+    def case(name: str, std: float = 0.5, embeddings: float = 0.2, **settings: Any) -> Case:
         is_body = name == "Model"
         return Case(
             dialect,
@@ -28,6 +32,9 @@ def roberta(dialect: str, start: str) -> dict[str, Case]:
             counts_tokens=True,
             pad_token=settings.get("pad_token_id", 1),
             copies={} if is_body else ROBERTA_BIASES,
+            std=std,
+            embeddings=embeddings,
+            notes=ROBERTA_NOTES,
         )
 
     return {
@@ -36,7 +43,16 @@ def roberta(dialect: str, start: str) -> dict[str, Case]:
             "ForMaskedLM", tie_word_embeddings=False, hidden_act="relu", pad_token_id=0
         ),
         f"{dialect} body": case("Model", pad_token_id=2),
+        f"{dialect} causal": case(
+            "ForCausalLM", 0.2, 3.0, is_decoder=True, tie_word_embeddings=False
+        ),
     }
+
+
+def causal(dialect: str, kind: str, copies: Mapping[str, str] = BIASES, **settings: Any) -> Case:
+    """The case of a class that writes text; its embeddings show through the norm behind them."""
+    settings = {**SIZES, "is_decoder": True, **settings}
+    return Case(dialect, kind, settings, copies=copies, std=0.3, embeddings=3.0)
 
 
 CASES = {
@@ -56,6 +72,7 @@ CASES = {
     **roberta("roberta", "Roberta"),
     **roberta("xlm-roberta", "XLMRoberta"),
     **roberta("camembert", "Camembert"),
+    "bert causal": causal("bert", "BertLMHeadModel"),
     "electra": Case("electra", "ElectraForMaskedLM", {**SIZES, "embedding_size": 14}),
     "electra wide untied relu": Case(
         "electra",
@@ -68,6 +85,7 @@ CASES = {
         {**SIZES, "embedding_size": 34, "tie_word_embeddings": False},
     ),
     "electra body": Case("electra", "ElectraModel", {**SIZES, "embedding_size": 14}),
+    "electra causal": causal("electra", "ElectraForCausalLM", {}, embedding_size=14),
     "megatron-bert": Case("megatron-bert", "MegatronBertForMaskedLM", SIZES, copies=BIASES),
     "megatron-bert untied": Case(
         "megatron-bert",
@@ -76,6 +94,9 @@ CASES = {
         copies=BIASES,
     ),
     "megatron-bert body": Case("megatron-bert", "MegatronBertModel", SIZES),
+    "megatron-bert causal": causal(
+        "megatron-bert", "MegatronBertForCausalLM", tie_word_embeddings=False
+    ),
     "ernie": Case("ernie", "ErnieForMaskedLM", SIZES, copies=BIASES),
     "ernie untied": Case(
         "ernie",
@@ -84,6 +105,7 @@ CASES = {
         copies=BIASES,
     ),
     "ernie body": Case("ernie", "ErnieModel", SIZES),
+    "ernie causal": causal("ernie", "ErnieForCausalLM"),
     "distilbert": Case("distilbert", "DistilBertForMaskedLM", DISTILBERT),
     "distilbert untied relu": Case(
         "distilbert",
