@@ -42,8 +42,7 @@ def from_transformers(source: "Source") -> Any:
                 source.path,
                 local_files_only=True,
                 dtype=widest_dtype(source),
-                # Other implementations have no soft cap and return no attention weights.
-                attn_implementation="eager",
+                attn_implementation=_attention_path(source),
                 output_loading_info=True,
                 **more,
             )
@@ -78,7 +77,10 @@ def empty_transformer(source: "Source") -> Any:
         try:
             config = cls.config_class.from_pretrained(source.path, local_files_only=True)
             module = cls._from_config(
-                config, dtype=widest_dtype(source), attn_implementation="eager", **more
+                config,
+                dtype=widest_dtype(source),
+                attn_implementation=_attention_path(source),
+                **more,
             )
         # transformers raises errors of many kinds.
         except Exception as error:
@@ -88,6 +90,21 @@ def empty_transformer(source: "Source") -> Any:
             ) from error
     module.config.use_cache = False
     return module
+
+
+def _attention_path(source: "Source") -> str:
+    """Returns the implementation of attention that transformers is to run.
+
+    Those besides eager have no soft cap and return no attention weights. But Falcon's adds ALiBi
+    twice: it is run where the config names it.
+    """
+    is_falcon = source.plan.origin.dialect.name == "falcon"
+    if not is_falcon or source.plan.module.config.position.positions != "alibi":
+        return "eager"
+    settings = source.checkpoint.config
+    names = ("attn_implementation", "_attn_implementation")
+    named = [settings.get(name) for name in names] if isinstance(settings, Mapping) else []
+    return "eager" if "eager" in named else "sdpa"
 
 
 def widest_dtype(source: "Source") -> Any:

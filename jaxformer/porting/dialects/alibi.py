@@ -220,6 +220,30 @@ def _has_alibi(values: Values) -> bool:
     return bool(values["positions"] == "alibi")
 
 
+@dataclass(frozen=True)
+class FalconBias(Row):
+    """How much of ALiBi's bias is added to scores: before they are scaled, in ``eager`` twice.
+
+    The second time is by the mask, to which transformers adds the bias for its other paths.
+    """
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Gives the factor, by the path that the config or the module names; usually ``sdpa``."""
+        config = getattr(source_model.module, "config", None)
+        names = ("attn_implementation", "_attn_implementation")
+        of_module = getattr(config, "_attn_implementation", None)
+        path = source_model.setting(*names, default=of_module)
+        if not _has_alibi(values):
+            return {"alibi_scale": 1.0}
+        return {"alibi_scale": (2 if path == "eager" else 1) / math.sqrt(even_head_width(values))}
+
+    def write(self, config: TransformerLMConfig) -> dict[str, Any]:
+        """Names the path where it is the unusual one."""
+        is_alibi = config.position.positions == "alibi"
+        is_twice = is_alibi and config.position.alibi_scale == 2 / math.sqrt(config.head_width)
+        return {"attn_implementation": "eager"} if is_twice else {}
+
+
 FALCON = (
     Mapped(("hidden_size", "n_embed"), "d_model"),
     Mapped("num_attention_heads", "num_heads"),
@@ -240,13 +264,7 @@ FALCON = (
     ),
     RotaryPositions(),
     Mapped("alibi", "positions", False, Flag("alibi", "rotary"), is_nullable=True),
-    # The bias is added to scores before they are scaled.
-    Fixed(
-        "alibi_scale",
-        lambda source_model, values: (
-            1 / math.sqrt(even_head_width(values)) if _has_alibi(values) else 1.0
-        ),
-    ),
+    FalconBias(),
     Fixed("alibi_in_bfloat16", lambda source_model, values: _has_alibi(values)),
     ATTENTION_DROPOUT,
     Mapped("hidden_dropout", "residual_dropout", 0.0),

@@ -5,8 +5,9 @@ from tests.support.hugging_face.case import LINEAR, PARTIAL, SIZES, Case
 FALCON = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
 ALIBI = {**FALCON, "alibi": True, "parallel_attn": False}
 ALIBI_NOTES = (
-    "`sdpa`, as `eager` adds ALiBi twice; no padding to the left: transformers counts ALiBi's "
-    "positions, which it rounds to bfloat16, from the first real token"
+    "`eager` adds ALiBi twice, and so does jaxformer where the config names it; no padding to the "
+    "left: transformers counts ALiBi's positions, which it rounds to bfloat16, from the first real "
+    "token"
 )
 MPT = {"d_model": 24, "n_heads": 4, "n_layers": 2, "max_seq_len": 320}
 
@@ -49,6 +50,13 @@ CASES = {
         "FalconModel",
         {**ALIBI, "num_attention_heads": 6, "parallel_attn": True},
         attention="sdpa",
+        left_padding=False,
+        notes=ALIBI_NOTES,
+    ),
+    "falcon alibi eager": Case(
+        "falcon",
+        "FalconForCausalLM",
+        {**ALIBI, "num_attention_heads": 6, "tie_word_embeddings": False},
         left_padding=False,
         notes=ALIBI_NOTES,
     ),
