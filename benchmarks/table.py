@@ -24,7 +24,7 @@ TARGETS = tuple(
 )
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
-    "checkpointing", "scale", "tokenizing", "token_folders",
+    "checkpointing", "scale", "tokenizing", "token_folders", "loading",
 )  # fmt: skip
 Result = dict[str, Any]
 

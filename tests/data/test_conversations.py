@@ -1,6 +1,7 @@
 """Records of prompts and answers: the ids that a model is asked with, and answers that count."""
 
 import gzip
+import itertools
 import json
 import re
 
@@ -10,6 +11,7 @@ import transformers
 from tokenizers import processors
 
 from jaxformer.cli.main import main
+from jaxformer.data.shards import SplitWriter
 from jaxformer.token_data import IGNORED, TokenFolder
 from tests.support.tiny import records, train
 from tests.support.tokens import tokenizer
@@ -93,6 +95,34 @@ def test_shards_and_workers_change_nothing(made, tmp_path):
     one, two = (TokenFolder(tmp_path / name) for name in ("one", "two"))
     assert len(two.train.paths) > 3
     assert ids_and_targets(one.train) == ids_and_targets(two.train)
+
+
+def test_what_was_written_after_the_last_commit_is_cut_off(tmp_path):
+    """Of all three files of a shard, as of a process that was killed."""
+    ids = np.arange(500).astype(np.uint16)
+    counts = np.random.default_rng(0).random(500) < 0.5
+    begins = np.arange(0, 500, 9)
+
+    def write(folder, *cuts, state=None, finish=True):
+        folder.mkdir(exist_ok=True)
+        writer = SplitWriter(folder, "train", np.dtype(np.uint16), 77, state, has_answers=True)
+        for begin, end in itertools.pairwise(cuts):
+            inside = begins[(begins >= begin) & (begins < end)] - begin
+            writer.add(ids[begin:end], inside, 0, counts[begin:end])
+            writer.sync()
+            state = writer.state if end == 200 else state
+        writer.finish() if finish else writer.sync()
+        writer.commit()
+        return state, writer
+
+    state, _ = write(tmp_path / "cut", 0, 100, 200, 230, finish=False)
+    _, again = write(tmp_path / "cut", 200, 350, 500, state=json.loads(json.dumps(state)))
+    _, whole = write(tmp_path / "whole", 0, 200, 500)
+    assert again.state == whole.state
+    assert again.answers == counts.sum()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "cut").iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
+    }
 
 
 def test_messages_are_those_of_transformers(made, tmp_path):
