@@ -274,6 +274,9 @@ class TrainingLoop:
         if len(losses) > 1:
             for one, loss in zip(self.validation, losses, strict=True):
                 numbers[f"val_loss/{one.name}"] = loss
+                if one.bytes_per_token is not None:
+                    bits = loss / math.log(2) / one.bytes_per_token
+                    numbers[f"val_bits_per_byte/{one.name}"] = bits
         if self.bytes_per_token is not None:
             numbers["val_bits_per_byte"] = val_loss / math.log(2) / self.bytes_per_token
         self._write(step=self.step, **numbers)

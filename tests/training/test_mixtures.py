@@ -1,5 +1,7 @@
 """Training on several folders at once: their shares, validation, resuming, what is rejected."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -46,6 +48,7 @@ def test_a_mixture_is_cut_and_resumed(sources, tmp_path, flags, capsys):
     found = next(r for r in records(tmp_path / "whole") if "val_loss" in r)
     names = [str(tmp_path / name) for name in "ab"]
     parts = [found[f"val_loss/{name}"] for name in names]
+    assert not any("bits_per_byte" in key for key in found)
     assert found["val_loss"] == pytest.approx(0.75 * parts[0] + 0.25 * parts[1], rel=1e-12)
     assert all(
         f"{name}: {part:.4f} nats/token" in shown for name, part in zip(names, parts, strict=True)
@@ -63,6 +66,25 @@ def test_processes_read_the_mixture_of_one(sources, tmp_path):
     run(2, 2, "train", *sources, *several[1:at], *several[at + 2 :], cache=tmp_path / "programs")
     expected, found = losses(tmp_path / "one"), losses(tmp_path / "several")
     assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5
+
+
+@pytest.mark.tier("full")
+def test_each_source_is_scored_in_bits_per_byte(tmp_path):
+    """And the mixture by the bytes and nats of a token of it, on average."""
+    scales = {"a": 2.0, "b": 5.0}
+    for name, scale in scales.items():
+        path = write_source(tmp_path / name, 0)
+        index = json.loads((path / "index.json").read_text())
+        index["splits"]["val"]["bytes"] = round(60 * scale)
+        (path / "index.json").write_text(json.dumps(index))
+    sources = [w for name in scales for w in ("--data", f"{tmp_path / name}:{ord(name) - 96}")]
+    assert main(arguments(sources, tmp_path / "run", "--steps", 2)) == 0
+    found = records(tmp_path / "run")[-1]
+    for name, scale in scales.items():
+        path = tmp_path / name
+        expected = found[f"val_loss/{path}"] / np.log(2) / scale
+        assert found[f"val_bits_per_byte/{path}"] == pytest.approx(expected)
+    assert found["val_bits_per_byte"] == pytest.approx(found["val_loss"] / np.log(2) / 4)
 
 
 def test_folders_of_other_tokenizers_are_rejected(refuse, tmp_path):

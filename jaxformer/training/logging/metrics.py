@@ -42,7 +42,7 @@ class MetricsFile:
     """The file ``metrics.jsonl``, one JSON object a line.
 
     Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token; of a mixture
-    the mean by the shares of its sources, beside ``val_loss/NAME`` of each),
+    the mean by the shares of its sources, beside ``val_loss/NAME`` of each, and its bits per byte),
     ``val_bits_per_byte`` (of tokens that are no characters), ``tokens_seen`` (by this step),
     ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``,
     ``model_flops_utilization`` (a share) on devices whose peak is known, and ``part_grad_norm`` and
