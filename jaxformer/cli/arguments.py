@@ -149,8 +149,10 @@ def run_folder(arguments: Sequence[str]) -> Path:
 def join_mixture(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with several ``--data`` as one, which names a mixture.
 
+    Where none of them has a share, the last counts, as of any flag.
+
     Raises:
-        UsageError: one of several has no share.
+        UsageError: one has a share, and another has none.
     """
     kept: list[str] = []
     sources: list[str] = []
@@ -162,10 +164,11 @@ def join_mixture(arguments: Sequence[str]) -> list[str]:
             sources.append(argument.partition("=")[2])
         else:
             kept.append(argument)
-    if len(sources) < 2:
+    has_share = [MIXED.fullmatch(source) is not None for source in sources]
+    if len(sources) < 2 or not any(has_share):
         return list(arguments)
-    for source in sources:
-        if MIXED.fullmatch(source) is None or ", " in source:
+    for source, known in zip(sources, has_share, strict=True):
+        if not known or ", " in source:
             raise UsageError(
                 f"several --data are mixed, and --data {source} has no share: give each one, such "
                 "as --data A:0.7 --data B:0.3"
