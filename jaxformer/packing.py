@@ -64,8 +64,10 @@ class PackedRows:
         for number, document in enumerate(range(first, int(self._ends[index])), 1):
             begin, length = int(self._begins[document]), int(self._lengths[document])
             taken = slice(place, place + length)
-            inputs[taken] = self.split.read(begin, length)
-            targets[taken] = self.split.read_targets(begin + 1, length)
+            ids = self.split.read(begin, length + 1)
+            inputs[taken], targets[taken] = ids[:-1], ids[1:]
+            if self.split.has_answers:
+                targets[taken] = self.split.read_targets(begin + 1, length)
             segments[taken] = number
             place += length
         return inputs, targets, segments
