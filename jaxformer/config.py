@@ -22,6 +22,7 @@ from .config_parts import (
     HeadConfig,
     LayerPattern,
     LMEmbeddingConfig,
+    LoRAConfig,
     NormConfig,
     PlainActivation,
 )
@@ -107,6 +108,7 @@ class TransformerLMConfig(TransformerConfig):
     embedding: LMEmbeddingConfig = LMEmbeddingConfig()
     head: HeadConfig = HeadConfig()
     layers: LayerPattern = LayerPattern()
+    lora: LoRAConfig = LoRAConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +144,11 @@ class TransformerLMConfig(TransformerConfig):
             raise ValueError(
                 "projected_embeddings='sum' with an embedding_width needs head='masked_lm' or "
                 f"'none': got embedding_width={given}, head='linear'"
+            )
+        if "gate_proj" in self.lora.targets and not self.feed_forward.is_gated:
+            raise ValueError(
+                "lora_targets has gate_proj, which a feed-forward that is not gated has not: got "
+                f"activation={self.feed_forward.activation!r}"
             )
         if self.head.pooler and self.causal:
             raise ValueError("pooler needs causal=False: the first of causal tokens sees no other")

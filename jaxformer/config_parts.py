@@ -21,6 +21,9 @@ QueryKeyNormSpan = Literal["head", "own_head", "all_heads"]
 ProjectedEmbeddings = Literal["sum", "tokens"]
 HeadKind = Literal["linear", "masked_lm", "none"]
 
+# The linear layers of a block, by their attributes.
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueryKeyNormConfig(Part):
@@ -257,6 +260,40 @@ class HeadConfig(Part):
                 f"head_bias={self.head_bias}, logit_scale={self.logit_scale}, "
                 f"logit_soft_cap={self.logit_soft_cap}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig(Part):
+    """The settings of low-rank adapters (Hu et al., arXiv 2106.09685).
+
+    Raises:
+        ValueError: a setting is out of its range, or a target is no linear layer of a block.
+    """
+
+    lora_rank: int | None = None
+    """The rank of low-rank adapters, which alone are trained then; default none."""
+    lora_alpha: float = 16.0
+    """What the product of an adapter's matrices is multiplied by, times the rank."""
+    lora_targets: str = "q_proj,v_proj"
+    """The linear layers that get adapters, with commas: q_proj, k_proj, v_proj, o_proj, up_proj,
+    gate_proj, down_proj."""
+    lora_dropout: float = 0.0
+    """The rate at which adapters drop numbers of their inputs while training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "lora_rank", "lora_alpha")
+        unknown = [name for name in self.targets if name not in LINEAR_LAYERS]
+        if unknown or len(set(self.targets)) < len(self.targets):
+            raise ValueError(
+                f"lora_targets must be some of {', '.join(LINEAR_LAYERS)}, with commas: got "
+                f"{self.lora_targets!r}"
+            )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names in ``lora_targets``."""
+        return tuple(name.strip() for name in self.lora_targets.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.adapters import trained_parameters
 from jaxformer.config import OptimizerConfig
 from jaxformer.execution.all_reduce import mean_over
 from jaxformer.execution.chunked_loss import TokenLosses, average_losses
@@ -30,7 +31,8 @@ class TrainState:
 
     Attributes:
         parameters: by path, in the dtype they are kept in.
-        optimizer_state: optax's, with moments in the same dict shape.
+        optimizer_state: optax's, with moments in the same dict shape; where there are adapters,
+            of these alone.
         step: how many updates were made, int32 scalar.
     """
 
@@ -41,7 +43,8 @@ class TrainState:
     @classmethod
     def create(cls, parameters: Parameters, optimizer: OptimizerConfig) -> "TrainState":
         """Returns the state before the first step."""
-        return cls(parameters, make_optimizer(optimizer).init(parameters), jnp.int32(0))
+        trained = trained_parameters(parameters)
+        return cls(parameters, make_optimizer(optimizer).init(trained), jnp.int32(0))
 
 
 def language_model_loss(
@@ -115,12 +118,14 @@ def train_step(
     count, rows = batch[0].shape[:2]
     first_row = None if axis_name is None else jax.lax.axis_index(axis_name) * rows
 
-    def loss(parameters: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
+    trained = trained_parameters(state.parameters)
+
+    def loss(trained: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
         micro_key = None if key is None else jax.random.fold_in(key, index)
         inputs, targets, *segments = micro
         return language_model_loss(
             definition,
-            parameters,
+            {**state.parameters, **trained},
             inputs,
             targets,
             micro_key,
@@ -131,8 +136,8 @@ def train_step(
             losses=losses,
         )
 
-    def differentiate(parameters: Parameters, micro: Any, index: Any) -> tuple[Any, Any, Any]:
-        value, gradients = jax.value_and_grad(loss)(parameters, micro, index)
+    def differentiate(micro: Any, index: Any) -> tuple[Any, Any, Any]:
+        value, gradients = jax.value_and_grad(loss)(trained, micro, index)
         square = jnp.square(global_norm(gradients)) if optimizer.noise_scale else None
         return value, gradients, square
 
@@ -143,16 +148,14 @@ def train_step(
     divisor = _mean_counted(batch[1], axis_name) if masked else None
     first_micro = tuple(x[0] for x in batch)
     if count == 1:
-        value, gradients, square = differentiate(state.parameters, first_micro, 0)
+        value, gradients, square = differentiate(first_micro, 0)
     else:
 
         def accumulate(total: Any, micro: Any) -> tuple[Any, None]:
             micro_batch, index = micro
-            return jax.tree.map(
-                jnp.add, total, differentiate(state.parameters, micro_batch, index)
-            ), None
+            return jax.tree.map(jnp.add, total, differentiate(micro_batch, index)), None
 
-        first = differentiate(state.parameters, first_micro, 0)
+        first = differentiate(first_micro, 0)
         rest = (tuple(x[1:] for x in batch), jnp.arange(1, count))
         total, _ = jax.lax.scan(accumulate, first, rest)
         value, gradients, square = jax.tree.map(lambda x: x / count, total)
@@ -161,7 +164,7 @@ def train_step(
         value, gradients, square = mean_over(parts, axis_name)
 
     updates, optimizer_state = make_optimizer(optimizer).update(
-        gradients, state.optimizer_state, state.parameters
+        gradients, state.optimizer_state, trained
     )
     metrics = {
         "train_loss": value,
@@ -170,7 +173,8 @@ def train_step(
     }
     if square is not None:
         metrics["part_grad_norm"] = jnp.sqrt(square)
-    parameters = optax.apply_updates(state.parameters, updates)
+    changed: Any = optax.apply_updates(trained, updates)
+    parameters = {**state.parameters, **changed}
     return TrainState(parameters, optimizer_state, state.step + 1), metrics
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.adapters import add_adapters
 from jaxformer.attention import LayerCache
 from jaxformer.blocks import run_blocks, self_attention_mask
 from jaxformer.builders import (
@@ -65,6 +66,15 @@ class TransformerLM(nnx.Module):
         self.head_transform = make_head_transform(config, rngs=rngs)
         self.lm_head = make_lm_head(config, config.vocab_size, rngs=rngs)
         initialize(self, config.initialization, config.num_layers, rngs)
+        if config.lora.lora_rank is not None:
+            add_adapters(
+                self.blocks,
+                config.lora.targets,
+                rank=config.lora.lora_rank,
+                alpha=config.lora.lora_alpha,
+                dropout=config.lora.lora_dropout,
+                rngs=rngs,
+            )
 
     def __call__(
         self,

@@ -248,6 +248,10 @@ CASES = [
     Case("layers/embedding", lambda s: s.layers.Embedding(V, D, **s.init), given(ids=ids(B, T))),
     Case("layers/tied-head", lambda s: s.layers.Embedding(V, D, **s.init), FLOW, method="attend"),
     Case("layers/dropout", lambda s: s.layers.Dropout(0.4), FLOW, dropout=True),
+    Case("adapters/lora-linear", lambda s: s.adapters.LoRALinear(
+         D, F, rank=5, alpha=7.0, **s.init), FLOW),
+    Case("adapters/lora-linear-no-bias", lambda s: s.adapters.LoRALinear(
+         D, F, rank=5, alpha=7.0, dropout=0.3, use_bias=False, **s.init), FLOW, dropout=True),
     Case("norms/layer-norm", lambda s: s.norms.LayerNorm(D), FLOW),
     Case("norms/layer-norm-no-bias", lambda s: s.norms.LayerNorm(D, use_bias=False), FLOW),
     Case("norms/layer-norm-eps", lambda s: s.norms.LayerNorm(D, eps=1e-2), FLOW),
@@ -403,6 +407,7 @@ CASES = [
     Case("heads/bias", lambda s: s.heads.OutputBias(D), FLOW),
     Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True,
          dropout=True),
+    Case("transformer_lm/lora", lm(lora_rank=3, lora_targets="q_proj,o_proj,up_proj"), TOKENS),
     Case("transformer_lm/nanogpt", lm(qkv_bias=False, output_bias=False, feed_forward_bias=False,
                                       norm_bias=False), TOKENS, weights=True),
     Case("transformer_lm/char-lm", lm(qkv_bias=False, attention_dropout=0.1, output_dropout=0.1,

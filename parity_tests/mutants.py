@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxformer.adapters as adapters
 import jaxformer.attention as attention
 import jaxformer.blocks as blocks
 import jaxformer.encoder_decoder as encoder_decoder
@@ -343,6 +344,12 @@ MUTANTS = [
         lambda masks: [masks[0]] * len(masks))),
     Mutant("the wrong layers are windowed", "transformer_lm/gemma2", run_with_masks(
         lambda masks: masks[::-1])),
+    Mutant("an adapter is not scaled", "adapters/lora-linear",
+          setting(adapters.LoRALinear, "alpha", lambda self: self.rank)),
+    Mutant("an adapter has no dropout", "adapters/lora-linear-no-bias",
+          setting(adapters.LoRALinear, "lora_dropout", lambda self: layers.Dropout(0.0))),
+    Mutant("adapters are left out", "transformer_lm/lora",
+          setting(adapters.LoRALinear, "alpha", 0.0)),
     Mutant("token types are ignored", "transformer_lm/bert", replace(
         transformer_lm.TransformerLM, "embed", lambda original:
         lambda self, tokens, positions=None, token_types=None: original(self, tokens, positions))),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_ref.adapters import trained_parameters
 from torch_ref.config import OptimizerConfig
 
 
@@ -209,7 +210,7 @@ def make_optimizer(module: torch.nn.Module, config: OptimizerConfig) -> torch.op
     for of_hidden, decay in ((True, True), (False, True), (False, False)):
         group = {"params": [], "weight_decay": config.weight_decay if decay else 0.0}
         groups[of_hidden, decay] = group | ({"hidden": of_hidden} if is_muon else {})
-    for name, parameter in module.named_parameters():
+    for name, parameter in trained_parameters(module).items():
         groups[is_muon and hidden[name], decays[name]]["params"].append(parameter)
     return _MAKERS[config.optimizer]([g for g in groups.values() if g["params"]], config)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_ref.adapters import trained_parameters
 from torch_ref.config import OptimizerConfig
 from torch_ref.losses import token_losses
 from torch_ref.masks import document_mask, document_positions
@@ -32,8 +33,11 @@ class TrainState:
 
     @classmethod
     def create(cls, model: TransformerLM, optimizer: OptimizerConfig) -> "TrainState":
-        """Returns the state before the first step."""
-        first = {name: p.detach().clone() for name, p in model.named_parameters()}
+        """Returns the state before the first step; what is not trained gets no gradients."""
+        trained = trained_parameters(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in trained)
+        first = {name: p.detach().clone() for name, p in trained.items()}
         average = None if optimizer.ema is None else first
         return cls(model, make_optimizer(model, optimizer), 0, average)
 
@@ -127,7 +131,7 @@ def train_step(
     state.optimizer_state.step()
     state.step += 1
     if state.ema is not None and optimizer.ema is not None:
-        for name, parameter in state.model.named_parameters():
+        for name, parameter in trained_parameters(state.model).items():
             state.ema[name].mul_(optimizer.ema).add_(parameter.detach(), alpha=1 - optimizer.ema)
     metrics = {
         "train_loss": total,

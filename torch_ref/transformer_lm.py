@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from torch_ref.adapters import add_adapters
 from torch_ref.attention import LayerCache
 from torch_ref.blocks import run_blocks, self_attention_mask
 from torch_ref.builders import (
@@ -62,6 +63,14 @@ class TransformerLM(nn.Module):
         self.head_transform = make_head_transform(config)
         self.lm_head = make_lm_head(config, config.vocab_size)
         initialize(self, config.initialization, config.num_layers, generator)
+        if config.lora.lora_rank is not None:
+            add_adapters(
+                self.blocks,
+                config.lora.targets,
+                rank=config.lora.lora_rank,
+                alpha=config.lora.lora_alpha,
+                dropout=config.lora.lora_dropout,
+            )
 
     def forward(
         self,

@@ -42,8 +42,12 @@ class PortOptions:
     """Whose names the arrays have; default what the checkpoint shows."""
     force: Switch = False
     """Take --dialect even where the checkpoint's config is of another model_type."""
-    to: Literal["torch", "jax", "hf"] | None = None
-    """A PyTorch file, a run's folder, or a Hugging Face folder; default by the name of DST."""
+    to: Literal["torch", "jax", "hf", "peft"] | None = None
+    """A PyTorch file, a run's folder, a Hugging Face folder, or PEFT's folder of adapters; default
+    by the name of DST."""
+    base: Path | None = None
+    """The model that the adapters in SRC are of, where that is PEFT's folder; default the folder
+    that they name."""
     as_: Annotated[str | None, tyro.conf.arg(name="as", metavar="DIALECT")] = None
     """Whose names to write; default those that the arrays came with, else torch_ref's."""
     dtype: Annotated[
@@ -132,6 +136,7 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
             best=options.best,
             ignore=options.ignore,
             force=options.force,
+            base=options.base,
         )
         for warning in checkpoint.raw.warnings:
             console.print(f"[yellow]warning:[/] {escape(warning)}")
@@ -150,6 +155,7 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
     from jaxformer.config_optimizers import OPTIMIZERS
     from jaxformer.hardware.units import format_count
     from jaxformer.porting.formats.detection import FORMAT_NAMES
+    from jaxformer.porting.peft import has_adapters
     from jaxformer.porting.targets import CERTIFICATE
 
     imported, output, target = port.imported, port.output, port.target
@@ -161,6 +167,8 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
         "model": f"{len(exported.tensors)} arrays, {format_count(port.parameter_count)} "
         f"parameters, {', '.join(dtypes)}" + (f" to {target.dtype}" if port.rounding else ""),
     }
+    if has_adapters(imported) and target.format != "peft" and not has_adapters(exported):
+        rows["adapters"] = "merged into the weights"
     if imported.dropped:
         rows["left out"] = _describe_names(imported.dropped)
     if port.rounding:

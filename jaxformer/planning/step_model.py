@@ -9,11 +9,13 @@ arrays are small, or XLA fuses them.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxformer.adapters import trained_parameters
 from jaxformer.config import TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
 from jaxformer.execution.chunked_loss import positions_at_once
@@ -132,6 +134,8 @@ class _StepModel:
         batches = config.accumulation * mesh["data"] * mesh["fsdp"]
         self.tokens = config.batch_size * config.window // batches
         self.stored = self._elements(lambda row: math.prod(row.part))
+        trained: Any = trained_parameters(shapes)
+        self.trained = self._elements(lambda r: math.prod(r.part) if r.name in trained else 0)
         # Of a block, as a device computes with it.
         self.whole_block = sum(
             math.prod(r.part) * (mesh["fsdp"] if r.is_cut("fsdp") else 1)
@@ -162,8 +166,9 @@ class _StepModel:
     def _moments(self) -> int:
         """Returns the bytes of what the optimizer keeps, and of its counts of steps."""
         rows = {row.name: row for row in self.table}
-        shapes = {name: jax.ShapeDtypeStruct(r.shape, jnp.float32) for name, r in rows.items()}
-        state = jax.eval_shape(make_optimizer(self.config.optimizer).init, shapes)
+        shapes: Any = {n: jax.ShapeDtypeStruct(r.shape, jnp.float32) for n, r in rows.items()}
+        init = make_optimizer(self.config.optimizer).init
+        state = jax.eval_shape(init, trained_parameters(shapes))
         moments = moments_of(state)
         counts = len(jax.tree.leaves(state)) - len(jax.tree.leaves(moments))
         kept = sum(
@@ -189,7 +194,7 @@ class _StepModel:
 
     def _gradient_sum(self) -> int:
         """Returns the bytes of the sum of the micro-batches' gradients, in float32."""
-        return FLOAT32 * self.stored if self.config.accumulation > 1 else 0
+        return FLOAT32 * self.trained if self.config.accumulation > 1 else 0
 
     def _gradients(self) -> int:
         """Returns the bytes of the gradients of one micro-batch, in the dtype of the products.
@@ -197,7 +202,7 @@ class _StepModel:
         A loop over the blocks returns all of them at its end; else each is added at once.
         """
         at_once = self.config.accumulation == 1 or self.config.scan_layers
-        return self.width * self.stored if at_once else 0
+        return self.width * self.trained if at_once else 0
 
     def _temporary(self) -> int:
         """Returns the bytes at the peak beside state, gradients and activations.
@@ -256,7 +261,7 @@ class _StepModel:
         backward pass computes as much again, from as much.
         """
         passes = 3 if self.config.remat == "full" else 2
-        update = FLOAT32 * self.stored * 5 + 2 * self._moments()
+        update = FLOAT32 * self.trained * 5 + 2 * self._moments()
         weights = self.width * (self.layers * self.whole_block + self._tables())
         weights *= passes * (2 if self.mesh["fsdp"] > 1 else 1) + 2
         made = self.layers * self.tokens * self._kept_of_token("none")
@@ -294,7 +299,7 @@ class _StepModel:
                 Collective("all-reduce", ("fsdp",), devices, count, count * FLOAT32 * uncut),
             ]
         if mesh["data"] > 1:
-            payload = FLOAT32 * self.stored
+            payload = FLOAT32 * self.trained
             found.append(Collective("all-reduce", ("data",), mesh["data"], 1, payload))
         if mesh["tensor"] > 1:
             # Two in each pass of a block, the embedding's rows, the gradient of the head's input.

@@ -27,6 +27,7 @@ from jaxformer.porting.mapping.casts import cast
 from jaxformer.porting.mapping.matching import unwrap
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, read_optimizer
 from jaxformer.porting.mapping.plans import Plan, plan_import
+from jaxformer.porting.peft import Adapter, add_adapter, holds_adapter, read_adapter
 
 Tokenizer = CharTokenizer | HuggingFaceTokenizer
 
@@ -45,6 +46,7 @@ class Checkpoint:
         token_ids: ``bos_token_id``, ``eos_token_id``, ``pad_token_id``, if they are known.
         ignore: patterns of names to leave out.
         force: whether the dialect may contradict the config.
+        adapter: of PEFT, which goes with this model.
     """
 
     path: Path
@@ -56,6 +58,16 @@ class Checkpoint:
     token_ids: dict[str, Any]
     ignore: tuple[str, ...] = ()
     force: bool = False
+    adapter: Adapter | None = None
+
+    @property
+    def base(self) -> str | None:
+        """The model that adapters here are of, as far as it is known."""
+        if self.adapter is not None:
+            named: str | None = self.adapter.settings.get("base_model_name_or_path")
+            return named
+        start = self.raw.record.get("init_from")
+        return start if isinstance(start, str) else None
 
     def plan(self, ignore: Sequence[str] = ()) -> Plan:
         """Returns the plan by which it becomes an NNX module.
@@ -75,7 +87,8 @@ class Checkpoint:
             check_class(found, tensors, config)
         named = [found.equivalents.get(kind, kind) for kind in self._kinds(config)]
         kinds = [kind for kind in named if found.for_class([kind])]
-        return plan_import(tensors, found, kinds=kinds, config=config, ignore=ignore)
+        plan = plan_import(tensors, found, kinds=kinds, config=config, ignore=ignore)
+        return plan if self.adapter is None else add_adapter(plan, self.adapter)
 
     def _kinds(self, config: Any) -> list[str]:
         """Returns the names of the class that the checkpoint gives."""
@@ -94,7 +107,7 @@ class Checkpoint:
             UsageError: it is the state of an optimizer that jaxformer has not.
             CheckpointError: it does not fit the model.
         """
-        optimizer = self.raw.optimizer
+        optimizer = None if self.adapter is not None else self.raw.optimizer
         if isinstance(optimizer, Moments):
             manifest = optimizer.manifest
             kind, settings = _optimizer_settings(manifest)
@@ -183,12 +196,13 @@ def open_checkpoint(
     best: bool = False,
     ignore: Sequence[str] = (),
     force: bool = False,
+    base: str | Path | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint of any format; its arrays are read later.
 
     Args:
-        path: a ``.safetensors`` or ``.pt`` file, the index of several, a Hugging Face folder, or a
-            run's folder, whose arrays are all read and verified now.
+        path: a ``.safetensors`` or ``.pt`` file, the index of several, a Hugging Face folder, a
+            run's folder, whose arrays are all read and verified now, or PEFT's folder of adapters.
         dialect: whose names its arrays have; by default it is detected.
         config: a JSON file, or settings as in ``from_torch``; they take precedence over those in
             the checkpoint.
@@ -199,6 +213,7 @@ def open_checkpoint(
         ignore: patterns of names to leave out; also names of settings that are known to be without
             effect.
         force: whether to take the dialect even where the config has another ``model_type``.
+        base: the model that adapters are of; default the folder that they name.
 
     Raises:
         CheckpointError: it is missing, damaged, or no checkpoint.
@@ -209,6 +224,15 @@ def open_checkpoint(
     if dialect is not None:
         find_dialect(dialect)
     path = Path(path)
+    if holds_adapter(path):
+        adapter = read_adapter(path)
+        model = open_checkpoint(
+            adapter.base if base is None else base, dialect=dialect, config=config, meta=meta,
+            step=step, best=best, ignore=ignore, force=force,
+        )  # fmt: skip
+        return dataclasses.replace(model, adapter=adapter)
+    if base is not None:
+        raise UsageError(f"--base goes with PEFT's folder of adapters, and {path} is none")
     raw = read_raw_checkpoint(path, step, best=best)
     record = raw.record
     if isinstance(config, str | Path):

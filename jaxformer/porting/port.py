@@ -16,6 +16,7 @@ from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.mapping.casts import DTYPES, cast
 from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM
 from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.peft import has_adapters
 from jaxformer.porting.targets import CERTIFICATE, PortTarget, check_replaceable, plan_target
 from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress, declared_order
 from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
@@ -94,6 +95,9 @@ def _plan_output(
     optimizer = None
     if not target.weights_only and target.format in ("torch", "run"):
         optimizer = checkpoint.optimizer_state(imported)
+    if optimizer is not None and has_adapters(imported) and not has_adapters(exported):
+        # It is that of the adapters.
+        optimizer = None
     if optimizer is not None and target.format == "torch" and optimizer.kind in WITHOUT_TORCH_FORM:
         optimizer = None
     order = None
@@ -110,6 +114,7 @@ def _plan_output(
         optimizer=optimizer,
         order=order,
         origin=checkpoint.origin_of(imported),
+        base=checkpoint.base,
         source_config=imported.origin.config if has_same_dialect else {},
     )
 

@@ -12,9 +12,12 @@ from jaxformer.errors import UsageError
 from jaxformer.porting.dialects import DIALECTS, find_dialect
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.plans import Plan, plan_export
+from jaxformer.porting.peft import has_adapters, merge_plan, plan_adapter
 from jaxformer.porting.writers import FOLDERS, Format
 
 CERTIFICATE = "certificate.json"
+# Dialects whose models hold adapters beside their weights; for all others these are merged.
+WITH_ADAPTERS = ("jaxformer", "torch_ref")
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Files of models that jaxformer does not write; a folder may have any other name.
 FOREIGN_SUFFIXES = (
@@ -48,7 +51,7 @@ class PortTarget:
 
 def choose_target(
     path: Path,
-    to: Literal["torch", "jax", "hf"] | None = None,
+    to: Literal["torch", "jax", "hf", "peft"] | None = None,
     certificate: Path | None = None,
     *,
     overwrite: bool = False,
@@ -58,7 +61,7 @@ def choose_target(
 
     Args:
         path: the file or folder.
-        to: a PyTorch file, a run's folder or a Hugging Face folder.
+        to: a PyTorch file, a run's folder, a Hugging Face folder, or PEFT's folder of adapters.
         certificate: where to write the certificate; by default beside a file.
         overwrite: whether what is there may be replaced.
         settings: ``dialect``, ``dtype`` and ``weights_only`` of ``PortTarget``.
@@ -86,6 +89,8 @@ def _choose_format(path: Path, to: str | None) -> Format:
         )
     if to == "hf":
         return "huggingface"
+    if to == "peft":
+        return "peft"
     if suffix == ".safetensors":
         return "safetensors"
     if to != "jax" and (to == "torch" or suffix in TORCH_SUFFIXES):
@@ -141,9 +146,18 @@ def plan_target(plan: Plan, target: PortTarget, recorded: Mapping[str, Any]) -> 
     if target.format == "run":
         return _plan_run(plan, dialect)
     name = source.dialect.name if source.dialect.name != "jaxformer" else recorded.get("dialect")
+    if target.format == "peft":
+        if not has_adapters(plan):
+            raise UsageError("a PEFT folder holds adapters, and this model has none: --to hf")
+        merged = merge_plan(plan)
+        return plan_adapter(plan, plan_target(merged, _as_folder(target), recorded))
     if target.format != "huggingface":
         chosen = find_dialect(dialect or name or "torch_ref")
+        if has_adapters(plan) and chosen.name not in WITH_ADAPTERS:
+            plan = merge_plan(plan)
         return plan_export(plan.module, plan.tensors, chosen, origin=source)
+    if has_adapters(plan):
+        plan = merge_plan(plan)
     published = [name for name in DIALECTS if find_dialect(name).model_types]
     if dialect is None and name in published:
         dialect = name
@@ -160,6 +174,10 @@ def plan_target(plan: Plan, target: PortTarget, recorded: Mapping[str, Any]) -> 
         f"none of {', '.join(published)} computes what this {source.kind} does: --as NAME says why "
         "one cannot"
     )
+
+
+def _as_folder(target: PortTarget) -> PortTarget:
+    return dataclasses.replace(target, format="huggingface")
 
 
 def _under_published_names(plan: Plan) -> Plan:

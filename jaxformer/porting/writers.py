@@ -17,10 +17,11 @@ from jaxformer.porting.formats.torch_writer import write_torch_file
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, write_optimizer
 from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.peft import SETTINGS, WEIGHTS, adapter_settings
 from jaxformer.storage.durable_files import atomic_write_bytes, read_back_error
 
-Format = Literal["safetensors", "torch", "huggingface", "run"]
-FOLDERS = ("huggingface", "run")
+Format = Literal["safetensors", "torch", "huggingface", "run", "peft"]
+FOLDERS = ("huggingface", "run", "peft")
 Progress = Callable[[int], None]
 
 
@@ -29,7 +30,8 @@ class Output:
     """What a port writes.
 
     Attributes:
-        format: a ``.safetensors`` file, a PyTorch file, a Hugging Face folder or a run's folder.
+        format: a ``.safetensors`` file, a PyTorch file, a Hugging Face folder, a run's folder, or
+            one of PEFT's, which holds adapters alone.
         plan: from the model to the names that are written.
         vocabulary: the characters in the order of their ids, if they are known.
         token_ids: see ``Checkpoint``.
@@ -38,6 +40,7 @@ class Output:
         optimizer: the optimizer's state; only PyTorch files and runs hold one.
         order: the parameters' names in the order of the PyTorch model, if it is known.
         origin: the dialect and class that the arrays came from, and their order there.
+        base: the model that adapters are of, if they are all that is written.
         source_config: the config.json that the model came with, if its dialect is the plan's.
     """
 
@@ -50,6 +53,7 @@ class Output:
     optimizer: OptimizerState | None = None
     order: Sequence[str] | None = None
     origin: Mapping[str, Any] | None = None
+    base: str | None = None
     source_config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -133,6 +137,13 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
     atomic_write_bytes(folder / "config.json", text.encode())
     _copy(output.companions, folder)
     return digests
+
+
+def _write_peft(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
+    settings = adapter_settings(output.plan, output.base)
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    atomic_write_bytes(folder / SETTINGS, text.encode())
+    return write_safetensors(folder / WEIGHTS, output.plan.tensors, _metadata({}), progress)
 
 
 def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, str]:
@@ -231,4 +242,5 @@ WRITERS: dict[Format, Callable[[Output, Path, Progress], dict[str, str]]] = {
     "torch": _write_torch,
     "huggingface": _write_hugging_face,
     "run": _write_run,
+    "peft": _write_peft,
 }

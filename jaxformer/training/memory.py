@@ -56,7 +56,8 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
     rows = config.batch_size // (config.accumulation * devices)
     at_once = positions_at_once(rows, config.window, model.vocab_size or 0, width)
     logits = logits * at_once // config.window
-    gradients = width * parameters
+    # Of adapters alone there are few.
+    gradients = width * parameters if config.model.lora.lora_rank is None else 0
     return {
         "state": _kept_bytes(config) * parameters + gradients,
         "batch": inputs + max(0, logits - gradients),
@@ -67,6 +68,8 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
 def _kept_bytes(config: TrainConfig) -> int:
     """The bytes that stay of each parameter at least: its own and those of its moments."""
     averages = config.optimizer.ema is not None
+    if config.model.lora.lora_rank is not None:
+        return FLOAT32
     return FLOAT32 * (1 + config.optimizer.kind.least + averages)
 
 

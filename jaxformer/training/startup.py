@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxformer.adapters import is_adapter
 from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
 from jaxformer.config import TransformerLMConfig
 from jaxformer.data.corpora import Corpus
@@ -23,6 +24,7 @@ from jaxformer.packing import PackedRows
 from jaxformer.parameters import Parameters, split
 from jaxformer.sampling import MixedRows
 from jaxformer.train_step import TrainState
+from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.memory import check_memory, too_large_for_samples
 from jaxformer.training.parallel import StepSpec, Strategy, make_strategy
@@ -134,6 +136,7 @@ def start_run(
             state = strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
         else:
             start, notes = _widen(start, dtypes)
+            start = _draw_adapters(start, config, spec)
             state = _load_warm_start(start, config.steps, strategy, dtype_cast)
         warnings = processes.on_primary(folder.checkpoints.tidy)
     notes += [] if dtype_cast is None else dtype_cast.notes()
@@ -217,6 +220,27 @@ def _load_warm_start(
         arrays["ema"] = {name: arrays["parameters"][name] for name in shapes["ema"]}
     placed: TrainState = strategy.place(from_arrays(arrays, spec.shapes, spec.optimizer))
     return placed
+
+
+def _draw_adapters(start: WarmStart, config: TrainConfig, spec: StepSpec) -> WarmStart:
+    """Returns the start with new adapters, where the model has some and the start has none."""
+    given = start.arrays["parameters"]
+    missing = [name for name in spec.shapes if is_adapter(name) and name not in given]
+    if not missing:
+        return start
+    if start.step:
+        raise UsageError(
+            f"{start.source} holds an optimizer's state, which is not of new adapters: take its "
+            "weights alone with --fresh-optimizer"
+        )
+
+    def draw() -> Parameters:
+        parameters = draw_parameters(config.model, config.seed)
+        return {name: parameters[name] for name in missing}
+
+    # What is not returned is not computed.
+    arrays = {**start.arrays, "parameters": {**given, **jax.jit(draw)()}}
+    return dataclasses.replace(start, arrays=arrays)
 
 
 def _restore(

@@ -9,6 +9,7 @@ from typing import Any
 from flax import nnx
 
 from jaxformer import (
+    adapters,
     attention,
     blocks,
     encoder_decoder,
@@ -56,6 +57,7 @@ CLASSES: dict[str, type] = {
         norms.LayerNorm,
         norms.RMSNorm,
         layers.Linear,
+        adapters.LoRALinear,
         layers.Embedding,
         layers.Dropout,
     )
@@ -90,6 +92,10 @@ def _rate(place: str) -> Read:
 READERS: dict[str, dict[str, Read]] = {
     "Linear": {
         "in_features": _size("", 1), "out_features": _size("", 0), "use_bias": _has("bias"),
+    },
+    "LoRALinear": {
+        "in_features": _size("", 1), "out_features": _size("", 0), "use_bias": _has("bias"),
+        "dropout": _rate("lora_dropout"),
     },
     "Embedding": {"num_embeddings": _size("", 0), "features": _size("", 1)},
     "LayerNorm": {

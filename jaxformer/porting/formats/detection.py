@@ -31,6 +31,7 @@ FORMAT_NAMES: dict[str, str] = {
     "torch_index": "PyTorch files",
     "huggingface": "Hugging Face folder",
     "run": "run folder",
+    "peft": "PEFT folder",
     "checkpoints": "run folder",
     "checkpoint": "run folder",
 }

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.adapters import is_adapter
 from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.optimizers import hidden_matrices
@@ -233,9 +234,11 @@ def _before_the_first_step(
 
 
 def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The shapes of what an optimizer updates: of adapters where there are any."""
+    adapters = [link for link in plan.links if is_adapter(link.target[0])]
     return {
         name: shape
-        for link in plan.links
+        for link in adapters or plan.links
         for name, shape in zip(link.source, link.source_shapes, strict=True)
     }
 

@@ -65,6 +65,9 @@ RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
     "pooler.bias": (None,),
     "lm_head.kernel": ("fsdp", "tensor"),
     "lm_head.bias": ("tensor",),
+    # Adapters are small.
+    "lora_a.kernel": (None, None),
+    "lora_b.kernel": (None, None),
 }
 
 # Activations, by the dimension letters of ``jaxformer``; the others are whole.
