@@ -74,6 +74,8 @@ ROTARY = {"positions": "rotary", "rotary_scaling": "llama3", "rotary_scaling_fac
 CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "Linear": (lambda s: s.layers.Linear(D, F, **s.init), (X,)),
     "Linear-bare": (lambda s: s.layers.Linear(D, F, use_bias=False, **s.init), (X,)),
+    "LoRALinear": (lambda s: s.adapters.LoRALinear(
+        D, F, rank=3, alpha=5.0, dropout=0.1, **s.init), (X,)),
     "Embedding": (lambda s: s.layers.Embedding(V, D, **s.init), (TOKENS,)),
     "Dropout": (lambda s: s.layers.Dropout(0.3), (X,)),
     "LayerNorm": (lambda s: s.norms.LayerNorm(D, eps=1e-3), (X,)),
@@ -144,6 +146,9 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "EncoderDecoder": (lambda s: encoder_decoder(s, causal=False, embedding_norm=True),
                        (SOURCE, TOKENS)),
     "TransformerLM": (lambda s: model(s, **ROTARY), (TOKENS,)),
+    "TransformerLM-lora": (
+        lambda s: model(s, lora_rank=3, lora_targets="k_proj,down_proj", lora_dropout=0.2),
+        (TOKENS,)),
     "TransformerLM-bert": (
         lambda s: model(s, causal=False, block="post_norm", final_norm=False, embedding_norm=True,
                         num_token_types=2, head="masked_lm", head_bias=True, pooler=True),
