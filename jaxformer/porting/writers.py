@@ -176,6 +176,8 @@ def _write_run(output: Output, folder: Path, progress: Progress) -> dict[str, st
         "token_ids": dict(output.token_ids),
         "origin": output.origin,
     }
+    if output.base is not None:
+        about["init_from"] = output.base
     if output.optimizer is not None:
         arrays |= {name: read(kept) for name, kept in output.optimizer.moments.items()}
         about["optimizer"] = {"optimizer": output.optimizer.kind, **output.optimizer.settings}

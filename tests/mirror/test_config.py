@@ -256,6 +256,7 @@ def test_every_setting_is_read_by_something():
     # Rates of dropout are read as a group by StepSpec, and each by the part that it belongs to.
     sources += "config.block_size" if "config.window" in sources else ""
     sources += " config.momentum" if "config.momentum_rate" in sources else ""
+    sources += " config.lora_targets" if "config.lora.targets" in sources else ""
     unread = {
         name
         for name in names

@@ -41,7 +41,7 @@ RECORD = "jaxformer"
 # What a record may hold, and of which type; anything else in it is ignored.
 RECORDED: dict[str, type] = {
     "dialect": str, "class": str, "config": dict, "vocabulary": str, "token_ids": dict,
-    "step": int, "origin": dict,
+    "step": int, "origin": dict, "init_from": str,
 }  # fmt: skip
 
 
