@@ -11,6 +11,7 @@ array. PyTorch need not be installed to port files.
 - ``data``: what a run trains on by its name; nanoGPT's pickle is read here.
 - ``port``: plans and writes a port; ``targets`` chooses format and dialect, ``writers`` writes each
   format, ``certificate`` records what was done.
+- ``peft``: adapters in PEFT's folders, and merged into weights.
 - ``formats/``: files. ``mapping/``: which array becomes which. ``dialects/``: one file a code base.
 """
 
