@@ -8,7 +8,6 @@ then extended token by token, without one it is read anew for every token: the r
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,18 +19,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
 from jaxformer.config import TransformerLMConfig
+from jaxformer.execution import lengths
 from jaxformer.logits import check_sampling, filter_logits
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import read_prompt
 from jaxformer.transformer_lm import TransformerLM
-
-# Lengths are rounded up, to a power of two or halfway to it, so that few programs are compiled. A
-# prompt takes at least the first number of tokens; a cache the second, or as many as fit the bytes,
-# below which reading it costs little. A cache that is full is copied into the next larger one:
-# attention reads all of it in every step, and never much more than there is.
-SHORTEST_PREFILL = 16
-SHORTEST_CACHE = 64
-SMALLEST_CACHE_BYTES = 2**22
 
 Definition = nnx.GraphDef[Any]
 
@@ -40,7 +32,7 @@ def make_cache(
     config: TransformerLMConfig, batch: int, length: int, dtype: jnp.dtype
 ) -> list[LayerCache]:
     """Returns empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
-    shape = _cache_shape(config, batch, length)
+    shape = lengths.cache_shape(config, batch, length)
     return [
         LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.int32(0))
         for _ in range(config.num_layers)
@@ -170,7 +162,7 @@ def stream(
         rows,
         num_tokens,
         model.config.context_length,
-        _shortest_cache(model.config, len(rows), dtype),
+        lengths.shortest_cache(model.config, len(rows), dtype),
         chunk,
         use_cache,
     )
@@ -214,7 +206,7 @@ class _Window:
 
     def with_slots(self, slots: int) -> "_Window":
         """The same window with room for ``slots`` tokens."""
-        return _lengthen(self, slots - self.slots)
+        return lengths.lengthen(self, slots - self.slots)
 
     def read(
         self, model: TransformerLM, start: Int[Array, ""] | int, count: int
@@ -286,7 +278,7 @@ def _programs(
         # What the slots past the prompt leave in the cache is hidden by the causal mask until it
         # is overwritten.
         hidden = window.read(model, 0, slots_read)
-        window.cache = _lengthen(window.cache, window.slots - slots_read)
+        window.cache = lengths.lengthen(window.cache, window.slots - slots_read)
         last = jax.lax.dynamic_slice_in_dim(hidden, window.length - 1, 1, axis=1)
         window.append(choose(model.logits(last)[:, 0], key, index), stop_tokens)
         return window
@@ -339,9 +331,11 @@ def _stream(
         rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
         length = max(len(row) for row in rows)
         end = min(length + num_tokens - made, context_length + 1) if use_cache else length + 1
-        window = _Window.pack(rows, ended_B, _round_up(length, shortest_cache, context_length))
+        window = _Window.pack(
+            rows, ended_B, lengths.round_up(length, shortest_cache, context_length)
+        )
         padding = np.array(window.padding_B)
-        slots_read = _round_up(length, SHORTEST_PREFILL, context_length)
+        slots_read = lengths.round_up(length, lengths.SHORTEST_PREFILL, context_length)
         window = prefill(window, np.int32(made), slots_read=slots_read)
         while True:
             # Copies: on a CPU a mere view would keep the window from being donated.
@@ -352,35 +346,8 @@ def _stream(
             if length == end or ended_B.all():
                 break
             if length > window.slots:
-                slots = _round_up(length, shortest_cache, context_length)
+                slots = lengths.round_up(length, shortest_cache, context_length)
                 window = _lengthen_window(window, slots=slots)
             count = min(chunk, end - length, window.slots + 1 - length)
             window = extend(window, np.int32(made), np.int32(count))
         rows = [row[start:length] for row, start in zip(tokens, padding, strict=True)]
-
-
-def _lengthen(tree: Any, count: int) -> Any:
-    """The same arrays with ``count`` more slots, the second dimension of all that have one."""
-
-    def longer(x: Array) -> Array:
-        return x if x.ndim < 2 else jnp.pad(x, [(0, 0), (0, count), *[(0, 0)] * (x.ndim - 2)])
-
-    return jax.tree.map(longer, tree)
-
-
-def _cache_shape(config: TransformerLMConfig, batch: int, length: int) -> tuple[int, int, int]:
-    """The shape of a layer's keys or values: rows times key/value heads, slots, head width."""
-    return batch * config.key_value_heads, length, config.head_width
-
-
-def _shortest_cache(config: TransformerLMConfig, batch: int, dtype: jnp.dtype) -> int:
-    """The power of two of slots from which on a cache grows."""
-    slot = 2 * config.num_layers * math.prod(_cache_shape(config, batch, 1)) * dtype.itemsize
-    return max(SHORTEST_CACHE, 1 << max(SMALLEST_CACHE_BYTES // slot, 1).bit_length() - 1)
-
-
-def _round_up(length: int, shortest: int, longest: int) -> int:
-    """The next power of two or three halves of one, from ``shortest`` to ``longest``."""
-    power = 1 << (length - 1).bit_length()
-    halfway = power * 3 // 4
-    return min(max(halfway if length <= halfway else power, shortest), longest)

@@ -10,6 +10,7 @@ import torch
 
 from jaxformer import generation
 from jaxformer.config import TransformerLMConfig
+from jaxformer.execution import lengths
 from jaxformer.parameters import split
 from parity_tests.generating import BASE, CONTEXT, TOKENS, V, build, pair, prompts, torch_generate
 from tests.support.tiers import full_after
@@ -19,9 +20,9 @@ from torch_ref.config import TransformerLMConfig as TorchTransformerLMConfig
 
 def short_buckets(monkeypatch):
     """Prompts and caches from 4 tokens on: a text of the context grows through 6, 8, 12, 16."""
-    monkeypatch.setattr(generation, "SHORTEST_PREFILL", 4)
-    monkeypatch.setattr(generation, "SHORTEST_CACHE", 4)
-    monkeypatch.setattr(generation, "SMALLEST_CACHE_BYTES", 0)
+    monkeypatch.setattr(lengths, "SHORTEST_PREFILL", 4)
+    monkeypatch.setattr(lengths, "SHORTEST_CACHE", 4)
+    monkeypatch.setattr(lengths, "SMALLEST_CACHE_BYTES", 0)
 
 
 @pytest.mark.parametrize("name", full_after(1, ["rotary", "relative"]))
@@ -108,8 +109,8 @@ def test_a_stop_token_that_the_model_does_not_know_is_refused(token):
 
 
 def test_neither_length_nor_count_compiles_beyond_the_rounded_lengths(caplog, monkeypatch):
-    monkeypatch.setattr(generation, "SHORTEST_CACHE", 32)
-    monkeypatch.setattr(generation, "SMALLEST_CACHE_BYTES", 0)
+    monkeypatch.setattr(lengths, "SHORTEST_CACHE", 32)
+    monkeypatch.setattr(lengths, "SMALLEST_CACHE_BYTES", 0)
     model, _ = build(positions="learned", num_layers=1, context_length=64)
 
     def compiled(length, count, **settings):
@@ -129,19 +130,19 @@ def test_neither_length_nor_count_compiles_beyond_the_rounded_lengths(caplog, mo
 
 
 def test_lengths_are_rounded_to_powers_of_two_and_halfway_between(monkeypatch):
-    rounded = {generation._round_up(n, 16, 100) for n in range(1, 100)}
+    rounded = {lengths.round_up(n, 16, 100) for n in range(1, 100)}
     assert sorted(rounded) == [16, 24, 32, 48, 64, 96, 100]
-    assert all(n <= generation._round_up(n, 1, 2**20) < max(1.5 * n, 2) for n in range(1, 3000))
+    assert all(n <= lengths.round_up(n, 1, 2**20) < max(1.5 * n, 2) for n in range(1, 3000))
     config = TransformerLMConfig(vocab_size=V, **{**BASE, "num_kv_heads": 2})
     # Keys and values of 2 layers of 2 heads of 9 numbers: 288 bytes a row and slot in float32.
     for batch, dtype, slots in ((1, "float32", 32), (4, "float32", 8), (4, "bfloat16", 16)):
-        monkeypatch.setattr(generation, "SHORTEST_CACHE", 2)
-        monkeypatch.setattr(generation, "SMALLEST_CACHE_BYTES", 63 * 288)
-        assert generation._shortest_cache(config, batch, jnp.dtype(dtype)) == slots
-        monkeypatch.setattr(generation, "SHORTEST_CACHE", 20)
-        assert generation._shortest_cache(config, batch, jnp.dtype(dtype)) == max(slots, 20)
-    monkeypatch.setattr(generation, "SMALLEST_CACHE_BYTES", 0)
-    assert generation._shortest_cache(config, 3, jnp.dtype("float32")) == 20
+        monkeypatch.setattr(lengths, "SHORTEST_CACHE", 2)
+        monkeypatch.setattr(lengths, "SMALLEST_CACHE_BYTES", 63 * 288)
+        assert lengths.shortest_cache(config, batch, jnp.dtype(dtype)) == slots
+        monkeypatch.setattr(lengths, "SHORTEST_CACHE", 20)
+        assert lengths.shortest_cache(config, batch, jnp.dtype(dtype)) == max(slots, 20)
+    monkeypatch.setattr(lengths, "SMALLEST_CACHE_BYTES", 0)
+    assert lengths.shortest_cache(config, 3, jnp.dtype("float32")) == 20
 
 
 def test_caches_have_the_shape_and_dtype_asked_for():

@@ -107,6 +107,10 @@ def test_a_text_ends_where_the_model_ends_it(capsys, folder, monkeypatch):
         assert [int(i) for i in text.split()] == [*ids, *made[:end]]
         port(folder, "run", "--overwrite")
         assert sample(capsys, "run", "--prompt-ids", "3,4", "--greedy", "--tokens", 12) == text
+    # The second of the ids stands in generation_config.json alone.
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": 29}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [29, made[4]]}))
+    assert sample(capsys, folder, "--prompt-ids", "3,4", "--greedy", "--tokens", 12) == text
 
 
 def test_without_a_tokenizer_ids_go_in_and_out(capsys, folder):
