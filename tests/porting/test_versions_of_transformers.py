@@ -54,20 +54,23 @@ def names_in(folder):
         return set(file.keys())
 
 
-def check(command, folders, expected, version):
+def check(command, folders, expected, version, rounded=None):
     """Runs the script on folders, and compares what they compute."""
     run = subprocess.run([*command, SCRIPT, *folders], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.strip().startswith(version)
-    compare_outputs(folders, expected)
+    compare_outputs(folders, expected, rounded)
 
 
-def compare_outputs(folders, expected):
+def compare_outputs(folders, expected, rounded=None):
+    """Compares all folders; those that are ``rounded`` have another tolerance, by their names."""
+    wrong = {}
     for folder, outputs in zip(folders, expected, strict=True):
-        found = np.load(folder / "outputs.npy")
+        difference = np.abs(np.load(folder / "outputs.npy") - outputs).max() / np.abs(outputs).max()
         # Other versions order float32 sums otherwise.
-        scale = np.abs(outputs).max()
-        assert np.abs(found - outputs).max() < 2e-4 * scale, folder
+        if not difference < (rounded or {}).get(folder.parent.name, 2e-4):
+            wrong[folder.parent.name] = float(difference)
+    assert not wrong, wrong
 
 
 def test_names_are_those_that_every_version_reads(tmp_path):
@@ -95,8 +98,11 @@ def test_a_folder_loads_strictly_in_transformers_5(name, tmp_path):
     compare_outputs([folder], [expected])
 
 
-# Kinds of rotary scaling that transformers 4 does not have: OLMo 2's llama3, and proportional.
-NOT_IN_4 = ("olmo2 biases tied head_dim", "llama proportional")
+# What transformers 4 does not have: OLMo 2's llama3, proportional, and two bases in OLMo 3.
+NOT_IN_4 = ("olmo2 biases tied head_dim", "llama proportional", "olmo3 bases biases tied head_dim")
+# transformers 4 keeps xIELU's two numbers in bfloat16, and rounds what it makes of them once more:
+# up to 2^-8 of what each of the two layers adds.
+ROUNDED_IN_4 = {name: 2 * 2.0**-8 for name, case in CASES.items() if case.dialect == "apertus"}
 
 
 @pytest.mark.tier("slow")
@@ -106,4 +112,6 @@ def test_all_folders_load_strictly_in_transformers_4(tmp_path):
         pytest.skip("there is no uv to make an environment with transformers 4")
     names = [n for n in CASES if not n.endswith("no pooler") and n not in NOT_IN_4]
     made = [export(name, tmp_path / name.replace(" ", "_")) for name in names]
-    check(command, [folder for folder, _ in made], [outputs for _, outputs in made], "4.")
+    folders, expected = [folder for folder, _ in made], [outputs for _, outputs in made]
+    rounded = {name.replace(" ", "_"): tolerance for name, tolerance in ROUNDED_IN_4.items()}
+    check(command, folders, expected, "4.", rounded)

@@ -174,13 +174,6 @@ class Phi3Positions(RotaryPositions):
 PHI3 = stack(
     # null says that there is none.
     Mapped("sliding_window", "sliding_window", None, is_nullable=True),
-    # Phi-3's class reads it here alone.
-    Mapped(
-        "original_max_position_embeddings",
-        "rotary_original_context_length",
-        is_read=False,
-        applies=lambda values: values["rotary_scaling"] == "longrope",
-    ),
     Mapped("resid_pdrop", "residual_dropout", 0.0),
     # Its class has no such dropout.
     Inert(("embd_pdrop",)),

@@ -191,6 +191,9 @@ class RotaryPositions(Row):
         is_scaled = rotary.scaling.rotary_scaling != "none"
         if self.has_two_fields and scaling.keys() == {"rope_type", "factor"}:
             scaling = {"type": scaling["rope_type"], "factor": scaling["factor"]}
+        # transformers 4 chooses between longrope's factors by this one alone.
+        length = rotary.scaling.rotary_original_context_length
+        beside = {TRAINED_LENGTH: length} if rotary.scaling.rotary_scaling == "longrope" else {}
         # A whole head is what all readers take, where it is the usual.
         is_whole = self.fraction is None or self.fraction == rotary.rotary_fraction == 1.0
         return {
@@ -198,6 +201,7 @@ class RotaryPositions(Row):
             "rope_theta": rotary.rotary_base,
             self.base_name: rotary.rotary_base,
             "rope_scaling": scaling if is_scaled else None,
+            **beside,
             **({} if is_whole else {self.fraction_name: rotary.rotary_fraction}),
         }
 
