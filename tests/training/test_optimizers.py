@@ -112,6 +112,19 @@ def test_a_run_goes_to_torch_goes_on_there_and_comes_back(name, run):
     np.testing.assert_array_equal(arrays[first][kernel].T, kept[weight][moments[first]])
 
 
+def test_sgd_that_counts_no_steps_is_rejected(run, capsys):
+    run("out", "--optimizer", "sgd", "--steps", 1)
+    assert main(["port", "out", "out.pt"]) == 0
+    saved = torch.load("out.pt", weights_only=True)
+    torch.save({name: value for name, value in saved.items() if name != "step"}, "no-step.pt")
+    capsys.readouterr()
+    assert main(["port", "no-step.pt", "back"]) == 4
+    err = capsys.readouterr().err
+    assert "SGD's state does not say how many steps it has made" in err
+    assert err.count("\n") == 1
+    assert main(["port", "no-step.pt", "back", "--weights-only"]) == 0
+
+
 def test_pytorch_has_no_place_for_adafactor(run, capsys):
     run("out", "--optimizer", "adafactor", "--steps", 10)
     assert main(["port", "out", "out.pt"]) == 0

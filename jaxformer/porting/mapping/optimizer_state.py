@@ -82,6 +82,11 @@ def read_optimizer(
         momentum = settings.get("momentum")
         count = (steps or 0) if kind == "sgd" and not momentum else 0
         return _before_the_first_step(plan, settings, kind, count)
+    if kind == "sgd" and steps is None:
+        raise CheckpointError(
+            "SGD's state does not say how many steps it has made, and neither does the file: take "
+            "the weights alone"
+        )
     problems += [f"no state of {name}" for name in shapes if name not in entries]
     counts = {_number(entry.get("step", steps)) for entry in entries.values()}
     if len(counts) > 1:
