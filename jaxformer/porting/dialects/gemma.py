@@ -49,7 +49,6 @@ STACK: dict[str, Any] = {
     "heads": head_width(256),
     "biases": (ATTENTION_BIAS, Fixed("feed_forward_bias", False)),
 }
-PATTERN = ("sliding_window_pattern", "_sliding_window_pattern")
 GEMMA = stack(
     *OFFSET_NORMS,
     # transformers 4 has it go before hidden_act, transformers 5 does not read it.
@@ -79,11 +78,11 @@ GEMMA2 = stack(
 GEMMA3 = stack(
     *LATER,
     Mapped("final_logit_softcapping", "logit_soft_cap", None, is_nullable=True),
-    SlidingWindow(every_full(6, *PATTERN)),
+    SlidingWindow(every_full(6, "sliding_window_pattern")),
     RotaryByLayerType(base=1e6),
     Fixed("query_key_norm", True),
-    # Its class has the last of these, and does not hand it to the attention.
-    Inert((*PATTERN, "attn_logit_softcapping")),
+    # Its class sets the second of these by the first, and does not hand the last to the attention.
+    Inert(("sliding_window_pattern", "_sliding_window_pattern", "attn_logit_softcapping")),
     activation=ACTIVATION,
     rotary=None,
     **STACK,
