@@ -5,25 +5,49 @@ of ``schemes`` maps (path, shape, fan_in, fan_out) to an initializer, so a whole
 initialised by one walk over its parameters.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-Initializer = Callable[[Array, tuple[int, ...]], Float[Array, "..."]]
+# Takes a key, or None where only the shape is wanted (``parameters.ShapesOnly``).
+Initializer = Callable[[Array | None, tuple[int, ...]], Float[Array, "..."]]
+# Outside of ``jax.jit``, arrays of up to so many numbers are cut from vectors of few lengths.
+_SMALL, _LARGE = 2**12, 2**20
 
 
 def uniform(bound: float) -> Initializer:
     """Returns the initializer of U(-bound, bound)."""
-    return lambda key, shape: jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+    sample = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
+    return lambda key, shape: _draw(sample, key, shape)
 
 
 def normal(std: float) -> Initializer:
     """Returns the initializer of N(0, std²)."""
-    return lambda key, shape: std * jax.random.normal(key, shape)
+    return lambda key, shape: _draw(jax.random.normal, key, shape, std)
+
+
+def _draw(
+    sample: Callable[..., Array], key: Array | None, shape: tuple[int, ...], scale: float = 1.0
+) -> Float[Array, "..."]:
+    """Returns ``scale * sample(key, shape)``; without a key zeros, as only the shape is wanted.
+
+    JAX draws each number from the key and the number's place in row-major order. So the first
+    numbers of a longer vector are the same. Outside of ``jax.jit`` each shape would be compiled,
+    which takes seconds for a model; the longer vectors have few lengths.
+    """
+    size = math.prod(shape)
+    if key is None:
+        return jnp.zeros(shape)
+    if isinstance(key, jax.core.Tracer) or size > _LARGE:
+        return scale * sample(key, shape)
+    length = max(_SMALL, 1 << max(size - 1, 0).bit_length())
+    return jnp.array(float(scale) * np.asarray(sample(key, (length,)))[:size].reshape(shape))
 
 
 def constant(value: float) -> Initializer:

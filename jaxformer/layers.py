@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxformer.initializers import torch_linear
+from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
 
 
@@ -64,7 +64,7 @@ class Embedding(nnx.Module):
     """
 
     def __init__(self, num_embeddings: int, features: int, *, rngs: nnx.Rngs):
-        self.embedding = nnx.Param(jax.random.normal(rngs.params(), (num_embeddings, features)))
+        self.embedding = nnx.Param(normal(1.0)(rngs.params(), (num_embeddings, features)))
 
     def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Returns the rows of ``ids``, in the table's dtype."""

@@ -112,12 +112,37 @@ def set_parameters(module: nnx.Module, parameters: Parameters) -> None:
     if problems:
         raise ValueError("; ".join(problems))
     for name, variable in variables.items():
-        variable.set_value(jax.numpy.asarray(parameters[name]))
+        variable.set_value(_as_array(parameters[name]))
 
 
-def abstract(build: Any) -> tuple[nnx.GraphDef[Any], dict[str, jax.ShapeDtypeStruct]]:
-    """Returns definition and parameter shapes of the module that ``build()`` would make."""
-    definition, state = nnx.split(nnx.eval_shape(build), nnx.Param)
+def _as_array(array: Any) -> Array:
+    """Returns a JAX array as it is and a numpy array as a copy.
+
+    ``jnp.asarray`` would compile a program for each shape of a numpy array.
+    """
+    return array if isinstance(array, jax.Array) else jax.numpy.array(array)
+
+
+class ShapesOnly:
+    """In place of ``nnx.Rngs`` where only a module's shapes are wanted: nothing is drawn.
+
+    Drawing takes most of the time of building a module, even when it is only traced.
+    """
+
+    def params(self) -> None:
+        """Returns no key; the initializers then return zeros."""
+
+
+def abstract_module(build: Callable[[Any], Any]) -> Any:
+    """Returns the module of ``build(rngs)`` with a ``jax.ShapeDtypeStruct`` for every array."""
+    return nnx.eval_shape(lambda: build(ShapesOnly()))
+
+
+def abstract(
+    build: Callable[[Any], Any],
+) -> tuple[nnx.GraphDef[Any], dict[str, jax.ShapeDtypeStruct]]:
+    """Returns definition and parameter shapes of the module that ``build(rngs)`` would make."""
+    definition, state = nnx.split(abstract_module(build), nnx.Param)
     return definition, {
         join_path(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
         for path, variable in nnx.to_flat_state(state)

@@ -20,7 +20,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
 from jaxformer.execution.chunked_loss import positions_at_once
 from jaxformer.optimizers import make_optimizer
-from jaxformer.parameters import join_path
+from jaxformer.parameters import abstract_module, join_path
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.parallel.sharding_rules import ShardedParameter, sharding_table
@@ -124,7 +124,7 @@ class _StepModel:
         model = config.model
         # One block stands for all: they are alike, and to trace 80 of them takes a minute.
         one = model.replace(num_layers=1, full_attention_layers=())
-        self.module = nnx.eval_shape(lambda: TransformerLM(one, rngs=nnx.Rngs(0)))
+        self.module = abstract_module(lambda rngs: TransformerLM(one, rngs=rngs))
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
         shapes = {join_path(path): variable.get_value() for path, variable in flat}
         self.table = sharding_table(shapes, mesh)

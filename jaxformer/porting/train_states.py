@@ -112,7 +112,7 @@ def make_train_state(
             f"{config.kind.title}"
         )
     moments = {
-        group: {name: jnp.asarray(tensor.read()) for name, tensor in kept.items()}
+        group: {name: jnp.array(tensor.read()) for name, tensor in kept.items()}
         for group, kept in optimizer.moments.items()
     }
     step = jnp.int32(optimizer.count)

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.errors import CheckpointError
+from jaxformer.parameters import abstract_module
 from jaxformer.porting.formats.raw_checkpoints import RECORD
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -217,13 +218,13 @@ def declared_order(module: Any) -> list[str]:
         return _parameters(module)
     names: list[str] = []
 
-    def note() -> Any:
+    def note(rngs: Any) -> Any:
         # A module that went through eval_shape has its attributes in alphabetical order.
-        made = build(module.config, rngs=nnx.Rngs(0))
+        made = build(module.config, rngs=rngs)
         names.extend(_parameters(made))
         return made
 
-    nnx.eval_shape(note)
+    abstract_module(note)
     return names
 
 

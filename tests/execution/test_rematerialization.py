@@ -62,7 +62,7 @@ def test_the_numbers_are_the_same(choice):
 def test_less_is_kept():
     """What is carried from the forward pass to the backward one, in bytes."""
     config = dataclasses.replace(CONFIG, context_length=256)
-    definition, parameters = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    definition, parameters = abstract(lambda rngs: TransformerLM(config, rngs=rngs))
     batch, length = 4, 256
     x = jax.ShapeDtypeStruct((batch, length, config.d_model), jnp.float32)
 

@@ -55,7 +55,7 @@ def dropping(config):
 
 @functools.cache
 def parameter_shapes(config):
-    return abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    return abstract(lambda rngs: TransformerLM(config, rngs=rngs))
 
 
 @functools.cache

@@ -61,7 +61,8 @@ def run_target(module: Any, call: Callable[..., Any], inputs: Arrays, dialect: s
         output, *weights = flatten(call(merge(definition, parameters), **{**inputs, **floats}))
         return jnp.sum(output * cotangent_of(output.shape)), (output, weights)
 
-    run = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
+    # As one program: odd shapes would compile every operation.
+    run = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))
     (_, (output, weights)), (by_parameter, by_input) = run(parameters, floats)
     plan = export_plan(module, dialect)
     gradients = export_tensors(

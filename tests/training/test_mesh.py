@@ -7,7 +7,6 @@ import re
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import PartitionSpec
 
 from jaxformer.char_data import evaluation_windows
@@ -203,7 +202,7 @@ def test_every_part_of_every_model_has_a_rule_and_every_rule_a_part():
     used = set()
     for settings in ALL_PARTS:
         _, shapes = abstract(
-            lambda s=settings: TransformerLM(TransformerLMConfig(**BASE, **s), rngs=nnx.Rngs(0))
+            lambda rngs, s=settings: TransformerLM(TransformerLMConfig(**BASE, **s), rngs=rngs)
         )
         table = sharding_table(shapes, {"data": 1, "fsdp": 2, "tensor": 2})
         assert {line.name for line in table} == shapes.keys()

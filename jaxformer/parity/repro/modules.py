@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxformer.config_tree import from_dict
 from jaxformer.errors import UsageError
-from jaxformer.parameters import join_path, merge
+from jaxformer.parameters import abstract_module, join_path, merge
 from jaxformer.parity.matching.positions import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
 from jaxformer.parity.trace import torch_trace
@@ -130,7 +130,7 @@ def build_candidate(kind: str, config: Mapping[str, Any]) -> Any:
     """
     made = _parse_config(kind, config)
     cls = MODEL_OF_CONFIG[type(made)]
-    module = nnx.eval_shape(lambda: cls(made, rngs=nnx.Rngs(0)))
+    module = abstract_module(lambda rngs: cls(made, rngs=rngs))
     module.eval()
     return module
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
+from jaxformer.parameters import abstract_module
 from jaxformer.parity.comparison.weights import weight_difference
 from jaxformer.parity.sources.transformers_folders import from_transformers
 from jaxformer.parity.trace.torch_trace import require_torch
@@ -183,7 +183,7 @@ def in_rotary_layout_of(reference: Source, candidate: Source) -> Source:
     if reordered <= as_it_is:
         return candidate
     same = config.replace(rotary_interleaved=not config.position.rotary.rotary_interleaved)
-    module = nnx.eval_shape(lambda: MODEL_OF_CONFIG[type(same)](same, rngs=nnx.Rngs(0)))
+    module = abstract_module(lambda rngs: MODEL_OF_CONFIG[type(same)](same, rngs=rngs))
     plan = dataclasses.replace(candidate.plan, module=module, tensors=tensors)
     note = ", queries and keys reordered to A's rotary layout"
     return dataclasses.replace(candidate, plan=plan, note=note)

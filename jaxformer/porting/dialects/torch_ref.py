@@ -195,7 +195,7 @@ def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
 
 def _rules(module: Any) -> Rules:
     """Returns rules that keep every path."""
-    owners = (name.rpartition(".")[0] for name in abstract(lambda: module)[1])
+    owners = (name.rpartition(".")[0] for name in abstract(lambda rngs: module)[1])
     return names({path: path for path in (INDEX.sub("*", owner) for owner in owners)})
 
 

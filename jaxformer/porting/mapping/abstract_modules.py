@@ -1,16 +1,16 @@
 """jaxformer modules without weights: built from settings, and described as plain values."""
 
 import dataclasses
+import functools
 from typing import Any
 
-import jax
 from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
-from jaxformer.parameters import join_path
+from jaxformer.parameters import abstract_module, join_path
 from jaxformer.porting.mapping.adapter import ModuleMapping
 from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.source_model import SourceModel
@@ -47,13 +47,12 @@ def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, con
     """
     if isinstance(config, nnx.Module):
         return config
-    keys: Any = _SameKey()
     try:
         if type(config) in MODEL_OF_CONFIG:
             build = MODEL_OF_CONFIG[type(config)]
-            module = nnx.eval_shape(lambda: build(config, rngs=keys))
+            module = abstract_module(lambda rngs: build(config, rngs=rngs))
         else:
-            module = nnx.eval_shape(lambda: module_mapping.build(source_model, keys))
+            module = abstract_module(functools.partial(module_mapping.build, source_model))
     except JaxformerError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -63,17 +62,6 @@ def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, con
     if type(getattr(module, "config", None)) in MODEL_OF_CONFIG:
         check_config(module.config)
     return module
-
-
-class _SameKey:
-    """In place of ``nnx.Rngs`` where nothing is drawn: making keys would take most of the time."""
-
-    def __init__(self) -> None:
-        self.key = jax.random.key(0)
-
-    def params(self) -> jax.Array:
-        """Returns a key."""
-        return self.key
 
 
 def parameter_shapes(module: Any) -> dict[str, Shape]:

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jaxformer.config import OptimizerConfig
 from jaxformer.parameters import abstract
@@ -64,7 +63,7 @@ class StepSpec:
             row: what a row of a batch is.
         """
         model, optimizer = config.model, config.optimizer
-        definition, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+        definition, shapes = abstract(lambda rngs: TransformerLM(model, rngs=rngs))
         return cls(
             definition=definition,
             shapes=shapes,
