@@ -119,12 +119,10 @@ def pytest_runtest_teardown() -> None:
 compile_quickly(True)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def compile_as_the_module_needs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compiles modules that are marked ``optimized`` as users do, and all others quickly."""
-    compile_quickly(request.node.get_closest_marker("optimized") is None)
-    yield
-    compile_quickly(True)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Compiles for tests that are marked ``optimized`` as users do, and for all others quickly."""
+    compile_quickly(item.get_closest_marker("optimized") is None)
 
 
 @pytest.fixture(scope="module")
