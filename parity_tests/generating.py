@@ -83,7 +83,7 @@ MODELS = {
 def build(seed=7, dtype=np.float64, **settings):
     """A model and its twin, with every parameter far from where it started."""
     config = TransformerLMConfig(**{"vocab_size": V, **BASE, **settings})
-    definition, shapes = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    definition, shapes = abstract(lambda rngs: TransformerLM(config, rngs=rngs))
     rng = np.random.default_rng(seed)
     parameters = {
         name: rng.normal(name.endswith("scale"), 0.4, shape.shape) for name, shape in shapes.items()

@@ -280,7 +280,7 @@ def test_a_named_configuration_has_its_full_size(name):
     with torch.device("meta"):
         reference = eval(row.reference[0], {**defined_in(family_module("unified")), **settings})
         twin = eval(row.candidate[0], {**vocabulary(TORCH), **settings})
-    _, candidate = abstract(lambda: eval(row.candidate[0], {**vocabulary(JAX), **settings}))
+    _, candidate = abstract(lambda _: eval(row.candidate[0], {**vocabulary(JAX), **settings}))
     sizes = {n: np.broadcast_to(0.0, p.shape) for n, p in reference.named_parameters()}
     expected = sorted(a.shape for a in translate("unified", sizes).values())
     assert sorted(tuple(p.shape) for p in twin.parameters()) == expected

@@ -140,7 +140,7 @@ def test_a_plan_counts_what_the_optimizer_keeps(name):
     optimizer = OptimizerConfig(optimizer=name)
     config = TrainConfig(model=model, optimizer=optimizer, batch_size=8)
     whole = estimate_step(config, {"data": 1, "fsdp": 1, "tensor": 1}).moments
-    _, shapes = abstract(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
+    _, shapes = abstract(lambda rngs: TransformerLM(model, rngs=rngs))
     state = jax.eval_shape(make_optimizer(optimizer).init, shapes)
     assert whole == sum(4 * leaf.size for leaf in jax.tree.leaves(state))
     parts = estimate_step(config, {"data": 1, "fsdp": 4, "tensor": 2}).moments
