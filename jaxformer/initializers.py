@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-# Takes a key, or None where only the shape is wanted (``parameters.ShapesOnly``).
+# Takes a key, or None where only the shape is wanted (``parameters.abstract``).
 Initializer = Callable[[Array | None, tuple[int, ...]], Float[Array, "..."]]
 # Outside of ``jax.jit``, arrays of up to so many numbers are cut from vectors of few lengths.
 _SMALL, _LARGE = 2**12, 2**20

@@ -123,7 +123,7 @@ def _as_array(array: Any) -> Array:
     return array if isinstance(array, jax.Array) else jax.numpy.array(array)
 
 
-class ShapesOnly:
+class _ShapesOnly:
     """In place of ``nnx.Rngs`` where only a module's shapes are wanted: nothing is drawn.
 
     Drawing takes most of the time of building a module, even when it is only traced.
@@ -135,7 +135,7 @@ class ShapesOnly:
 
 def abstract_module(build: Callable[[Any], Any]) -> Any:
     """Returns the module of ``build(rngs)`` with a ``jax.ShapeDtypeStruct`` for every array."""
-    return nnx.eval_shape(lambda: build(ShapesOnly()))
+    return nnx.eval_shape(lambda: build(_ShapesOnly()))
 
 
 def abstract(
