@@ -5,7 +5,6 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import torch
-from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.parameters import abstract, merge

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 import torch
-from flax import nnx
 
 import torch_ref.config
 import torch_ref.train_step
