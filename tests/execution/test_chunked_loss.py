@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import chunked_loss
@@ -33,7 +32,7 @@ HEADS = {
 
 def loss_and_gradients(config, compute_dtype=None):
     """Of random parameters and ids, in float64 but for ``compute_dtype``."""
-    definition, shapes = abstract(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    definition, shapes = abstract(lambda rngs: TransformerLM(config, rngs=rngs))
     random = np.random.default_rng(0)
     parameters = {name: jnp.asarray(random.normal(size=p.shape) / 3) for name, p in shapes.items()}
     ids = random.integers(0, config.vocab_size, (BATCH, config.context_length + 1))
