@@ -11,8 +11,6 @@ from jaxformer.hardware import compilation_cache as compilation
 from jaxformer.hardware.compilation_cache import use_compilation_cache
 from tests.support.tiny import DROPOUT, ROOT, losses, manifest, start, train, train_arguments
 
-pytestmark = pytest.mark.optimized
-
 # A full disk: whatever is written to the cache stays half written.
 FULL_DISK = """
 import errno, sys
@@ -37,6 +35,7 @@ def entries(cache):
     return {path.name: path.stat().st_mtime_ns for path in cache.rglob("*-cache")}
 
 
+@pytest.mark.optimized
 @pytest.mark.tier("full")
 def test_a_warm_cache_compiles_nothing_and_changes_no_bit(text, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")

@@ -109,7 +109,6 @@ UNSUPPORTED = [
         {"apply_residual_connection_post_layernorm": True},
         _unsupported("apply_residual_connection_post_layernorm", "True"),
     ),
-    ("bert", {"is_decoder": True}, _unsupported("is_decoder", "True")),
     ("bert", {"add_cross_attention": True}, _unsupported("add_cross_attention", "True")),
     (
         "bert",
@@ -134,6 +133,13 @@ def test_unsupported_settings_are_rejected(name, changed, words):
     arrays, config = _arrays(name)
     with pytest.raises(UsageError, match=words):
         from_torch(arrays, CASES[name].dialect, {**config, **changed})
+
+
+def test_a_pooler_of_causal_tokens_is_rejected():
+    source = build_case(CASES["bert"])
+    source.config.is_decoder = True
+    with pytest.raises(UsageError, match="pooler needs causal=False"):
+        from_torch(source)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox", "bloom", "bert", "opt"])

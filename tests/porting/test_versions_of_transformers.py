@@ -73,6 +73,7 @@ def compare_outputs(folders, expected, rounded=None):
     assert not wrong, wrong
 
 
+@FULL
 def test_names_are_those_that_every_version_reads(tmp_path):
     first, outputs_of_first = export("gpt_neox", tmp_path / "gpt_neox")
     assert "embed_out.weight" in names_in(first)
