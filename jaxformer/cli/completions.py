@@ -56,6 +56,7 @@ def _all_commands() -> Any:
     from jaxformer.cli import inspect
     from jaxformer.cli.plan import PlanOptions
     from jaxformer.cli.port import PortOptions
+    from jaxformer.cli.runs import RunsOptions
     from jaxformer.cli.sample import SampleOptions
     from jaxformer.cli.tokenize import TokenizeOptions
     from jaxformer.cli.train import TrainOptions
@@ -71,6 +72,7 @@ def _all_commands() -> Any:
         "tokenize": TokenizeOptions,
         "port": PortOptions,
         "verify": VerifyOptions,
+        "runs": RunsOptions,
         "inspect": _union(inspections),
         "plan": PlanOptions,
         "completions": CompletionsOptions,

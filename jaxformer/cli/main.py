@@ -31,6 +31,7 @@ usage: jaxformer COMMAND [OPTIONS]
   tokenize  make a folder of tokens of texts, to train on
   port      move a checkpoint between PyTorch and JAX
   verify    run two checkpoints side by side, and name the first place where they differ
+  runs      list training runs with their state, or compare some
   inspect   list what is in a checkpoint, or draw what is inside a model: attention, gradients,
             init, norms, positions, masks, scaling, costs
   plan      estimate what training takes: memory, operations, where it fits
@@ -45,6 +46,7 @@ COMMANDS = {
     "tokenize": "jaxformer.cli.tokenize",
     "port": "jaxformer.cli.port",
     "verify": "jaxformer.cli.verify",
+    "runs": "jaxformer.cli.runs",
     "inspect": "jaxformer.cli.inspect",
     "plan": "jaxformer.cli.plan",
     "completions": "jaxformer.cli.completions",

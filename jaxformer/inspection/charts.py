@@ -1,6 +1,6 @@
 """The pictures with bars, curves and distributions, and the colours of all pictures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from jaxformer.costs import evaluate_fit
 
 Numbers = Mapping[str, Any]
+Point = tuple[int, float]
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#8a8f98"
 NAMES = {
@@ -233,3 +234,29 @@ def _memory_formula(fit: Mapping[str, float]) -> str:
         f"{fit['activations']:.1f} per activation (T·(D+F))\n"
         f"median error of the fit {fit['error']:.0%}"
     )
+
+
+def losses_of_runs(runs: Mapping[str, tuple[Sequence[Point], Sequence[Point]]]) -> Figure:
+    """Draws training loss (thin) and validation loss (dots) of several runs, in one colour each.
+
+    Args:
+        runs: by name the points (step, loss in nats per token) of training and of validation.
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    colours = mpl.colormaps["viridis"](np.linspace(0.05, 0.85, max(len(runs), 2)))
+    for colour, (name, (trained, evaluated)) in zip(colours, runs.items(), strict=False):
+        label = name
+        if trained:
+            steps, losses = zip(*trained, strict=True)
+            axes.plot(steps, losses, color=colour, linewidth=0.6, alpha=0.4)
+        steps, losses = zip(*evaluated, strict=True) if evaluated else ((), ())
+        if evaluated:
+            label = f"{name}: {losses[-1]:.4f}"
+        axes.plot(steps, losses, "o-", color=colour, markersize=4, label=label)
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("cross-entropy (nats per token)")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    return figure

@@ -111,6 +111,7 @@ class TrainingLoop:
         self.config = config = experiment.config
         self.strategy = strategy = start.strategy
         self.folder = folder
+        self.devices = start.summary["devices"]
         self.log = log
         self.scheduler = scheduler
         self.evaluator = Evaluator(experiment, strategy)
@@ -174,7 +175,7 @@ class TrainingLoop:
                 self._save()
             if self.step >= config.steps and self.val_loss is not None:
                 self.folder.checkpoints.wait()
-                return processes.on_primary(self.log.finish)
+                return processes.on_primary(lambda: self.log.finish(self.devices))
             if signal_number is not None:
                 self.folder.checkpoints.wait()
                 self._stop(signal_number)
@@ -298,7 +299,7 @@ class TrainingLoop:
         if self.writes_samples and not self._has_stopped():
             parameters = self.strategy.fetch(weights)
             processes.on_primary(
-                lambda: reporter.sample(self.evaluator.sample(parameters, self.step))
+                lambda: self.log.sample(self.step, self.evaluator.sample(parameters, self.step))
             )
 
     def _has_stopped(self) -> bool:

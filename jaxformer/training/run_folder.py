@@ -132,7 +132,7 @@ class RunFolder:
     def _discard(self) -> None:
         for name in ("checkpoints", "tensorboard", "profile"):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("config.json", "config.toml", "metrics.jsonl", ".lock"):
+        for name in ("config.json", "config.toml", "metrics.jsonl", "samples.jsonl", ".lock"):
             (self.path / name).unlink(missing_ok=True)
         for copy in self._copied:
             copy.unlink(missing_ok=True)
@@ -168,6 +168,19 @@ def holds_run(path: Path) -> bool:
     """Returns whether a folder holds a run, with or without a checkpoint."""
     names = ("config.json", "metrics.jsonl", "checkpoints")
     return any((Path(path) / name).exists() for name in names)
+
+
+def is_in_use(path: Path) -> bool:
+    """Returns whether a process trains in a folder, that is, holds its lock."""
+    file = Path(path) / ".lock"
+    if not file.exists():
+        return False
+    with file.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def stored_config(path: Path) -> TrainConfig:

@@ -254,6 +254,7 @@ def test_splash_attention_is_the_cores(case):
     compare(case, functools.partial(fused.fused_attention, "splash", interpret=True))
 
 
+@pytest.mark.tier("full")
 def test_splash_attention_of_a_mesh_is_the_cores():
     """Each of four devices calls the kernel with its own text and heads: XLA cannot cut it."""
     mesh = jax.make_mesh(

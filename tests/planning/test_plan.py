@@ -75,6 +75,7 @@ def plan(capsys, *flags):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("count", full_after(1, [2, 1]))
 def test_what_stays_is_what_xla_is_given(count):
     config = TrainConfig.from_dict(

@@ -78,6 +78,7 @@ def test_adapters_alone_are_trained_and_resumed(base, run, tmp_path):
     assert cut == whole
 
 
+@pytest.mark.tier("full")
 def test_a_run_of_all_weights_is_continued_with_adapters_from_step_0(base, tmp_path, capsys):
     text = base.parent / "text.txt"
     start = ["train", "--data", text, *FLAGS, "--out"]

@@ -70,6 +70,7 @@ def test_the_noise_scale_is_that_of_the_gradients():
     assert found == pytest.approx(spread**2 * 50 / np.sum(mean**2), rel=0.2)
 
 
+@pytest.mark.tier("full")
 def test_the_noise_scale_is_measured_where_it_is_wanted(text):
     more = ["--noise-scale", "--accumulation", 2, "--decay-steps", 20]
     assert train(text, "whole", *more, "--steps", 20) == 0

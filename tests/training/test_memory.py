@@ -131,6 +131,7 @@ def test_samples_need_the_whole_model_on_one_device(monkeypatch):
     assert too_large_for_samples(config, device_memory(jax.devices()[:1])) is None
 
 
+@pytest.mark.tier("full")
 def test_a_run_without_room_for_samples_says_so_once_and_continues(text, monkeypatch, capsys):
     monkeypatch.setattr(
         startup, "too_large_for_samples", lambda *_: "no samples will be written: x"

@@ -148,6 +148,7 @@ def test_a_plan_counts_what_the_optimizer_keeps(name):
     assert 0 <= least <= whole
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", full_after(1, OTHERS))
 def test_many_devices_are_one(name):
     """On a mesh Adafactor's means of rows and columns lie whole on every device."""

@@ -23,7 +23,7 @@ from tests.support.tiny import (
 from tests.support.tokens import SIZE, corpus, tokenizer
 
 # Which program reads the ids does not change a bit of what users' programs compute.
-pytestmark = pytest.mark.optimized
+as_users_do = pytest.mark.optimized
 
 STREAMED = ["--resident-tokens", 1]
 VOCABULARY = sorted(set(TEXT))
@@ -51,6 +51,7 @@ def write_tokens(path, **more):
     return path
 
 
+@as_users_do
 def test_a_folder_of_nanogpt_trains_as_its_text_does(folder, whole_text, tmp_path, capsys):
     """Whether its ids lie on the devices or stay on the disk."""
     whole = tmp_path / "whole"
@@ -64,6 +65,7 @@ def test_a_folder_of_nanogpt_trains_as_its_text_does(folder, whole_text, tmp_pat
     assert "read from the disk" in capsys.readouterr().out
 
 
+@as_users_do
 def test_a_run_from_the_disk_is_cut_and_resumed(folder, tmp_path):
     flags = [*DROPOUT, *STREAMED, "--sampling", "epoch", "--decay-steps", 20]
     assert train(folder, tmp_path / "whole", "--steps", 20, *flags) == 0
@@ -72,6 +74,7 @@ def test_a_run_from_the_disk_is_cut_and_resumed(folder, tmp_path):
     same_run(tmp_path / "cut", tmp_path / "whole", 20)
 
 
+@as_users_do
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_read_the_batch_of_one(folder, tmp_path, count):
@@ -87,6 +90,7 @@ def test_processes_read_the_batch_of_one(folder, tmp_path, count):
     assert max(abs(found[step] - expected[step]) for step in range(1, 7)) < 1e-5
 
 
+@as_users_do
 @pytest.mark.tier("full")
 def test_a_mesh_and_micro_batches_read_the_same(folder, tmp_path):
     mesh = ["--strategy", "mesh", "--fsdp", 2, "--tensor", 2, "--devices", 4, "--accumulation", 2]

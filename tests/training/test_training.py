@@ -1,5 +1,6 @@
 """Whole runs learn, and leave numbers, settings, checkpoints and a picture."""
 
+import html
 import json
 import math
 import shutil
@@ -177,3 +178,22 @@ def test_a_fresh_run_that_fails_before_its_first_step_leaves_nothing(
     shutil.rmtree("mine")
     after = snapshot(empty_folder.parent)
     assert {p: c for p, (_, c) in before.items()} == {p: c for p, (_, c) in after.items()}
+
+
+def test_samples_are_kept_and_the_report_shows_the_run(whole):
+    samples = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
+    evaluated = [r["step"] for r in records(whole) if "val_loss" in r]
+    assert [one["step"] for one in samples] == evaluated
+    page = (whole / "report.html").read_text(encoding="utf-8")
+    losses = [r["val_loss"] for r in records(whole) if "val_loss" in r]
+    for shown in (
+        f"{losses[-1]:.4f} nats per token, at step 30",
+        html.escape(samples[-1]["text"]),
+        "<td>model.num_layers</td>",
+        f"<td>{jax.__version__}</td>",
+        "<svg",
+        "--resume",
+    ):
+        assert shown in page
+    assert "src=" not in page
+    assert "<script" not in page

@@ -38,15 +38,8 @@ class Sink(Protocol):
         """Writes what is still held."""
 
 
-class MetricsFile:
-    """The file ``metrics.jsonl``, one JSON object a line.
-
-    Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token; of a mixture
-    the mean by the shares of its sources, beside ``val_loss/NAME`` of each, and its bits per byte),
-    ``val_bits_per_byte`` (of tokens that are no characters), ``tokens_seen`` (by this step),
-    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``,
-    ``model_flops_utilization`` (a share) on devices whose peak is known, and ``part_grad_norm`` and
-    ``noise_scale`` (windows) where that is measured.
+class StepsFile:
+    """A file with one JSON object a line, each with the ``step`` that it belongs to.
 
     Args:
         path: of the file.
@@ -61,15 +54,14 @@ class MetricsFile:
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, record: Mapping[str, float]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """Appends one line, and hands it to the operating system.
 
         Raises:
             ResourceError: it could not be written.
         """
-        finite = {k: v if math.isfinite(v) else None for k, v in record.items()}
         try:
-            self._file.write(json.dumps(finite) + "\n")
+            self._file.write(json.dumps(record) + "\n")
             self._file.flush()
         except OSError as error:
             raise ResourceError(f"could not write {self._path}: {error.strerror}") from error
@@ -79,6 +71,26 @@ class MetricsFile:
         # A line that is still held could not be written, and ``write`` has said so.
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+class MetricsFile(StepsFile):
+    """The file ``metrics.jsonl``.
+
+    Keys, where they apply: ``step``, ``train_loss`` and ``val_loss`` (nats per token; of a mixture
+    the mean by the shares of its sources, beside ``val_loss/NAME`` of each, and its bits per byte),
+    ``val_bits_per_byte`` (of tokens that are no characters), ``tokens_seen`` (by this step),
+    ``tokens_per_second``, ``grad_norm`` (before clipping), ``learning_rate``,
+    ``model_flops_utilization`` (a share) on devices whose peak is known, and ``part_grad_norm`` and
+    ``noise_scale`` (windows) where that is measured.
+    """
+
+    def write(self, record: Mapping[str, float]) -> None:
+        """Appends one line; what is not finite becomes null.
+
+        Raises:
+            ResourceError: it could not be written.
+        """
+        super().write({k: v if math.isfinite(v) else None for k, v in record.items()})
 
 
 class MetricsService:
@@ -138,7 +150,7 @@ class MetricsService:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a ``metrics.jsonl``, without lines that are cut short or damaged."""
+    """Returns the records of a ``StepsFile``, without lines that are cut short or damaged."""
     records = []
     for line in path.read_bytes().splitlines():
         try:

@@ -6,16 +6,19 @@ from pathlib import Path
 
 from jaxformer.distributed import processes
 from jaxformer.hardware.invocation import command
+from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.logging.metrics import (
     MetricsFile,
     MetricsService,
     Sink,
+    StepsFile,
     Tracker,
     plot_losses,
     read_metrics,
 )
 from jaxformer.training.logging.progress import Reporter
+from jaxformer.training.logging.report_page import make_report
 
 
 class RunLog:
@@ -41,6 +44,7 @@ class RunLog:
         self._first_step = first_step
         self._trackers = trackers
         self._sinks: list[Sink] = []
+        self._samples: StepsFile | None = None
         self.reporter = Reporter(config.steps, first_step, quiet=not processes.is_primary())
 
     def __enter__(self) -> "RunLog":
@@ -48,6 +52,7 @@ class RunLog:
             on_error.callback(self.close)
             if processes.is_primary():
                 self._sinks.append(MetricsFile(self.metrics_path, self._first_step))
+                self._samples = StepsFile(self._folder / "samples.jsonl", self._first_step)
                 for name in self._trackers:
                     settings = self._config.to_dict()
                     service = MetricsService(name, self._folder, settings, self.reporter.warn)
@@ -63,6 +68,8 @@ class RunLog:
         self.reporter.close()
         for sink in self._sinks:
             sink.close()
+        if self._samples is not None:
+            self._samples.close()
 
     @property
     def metrics_path(self) -> Path:
@@ -78,13 +85,32 @@ class RunLog:
         for sink in self._sinks:
             sink.write(record)
 
-    def finish(self) -> None:
-        """Draws the loss curve and says how to use the trained model."""
-        picture = self._folder / "loss.png"
+    def sample(self, step: int, text: str) -> None:
+        """Shows a text that the model wrote after a step, and keeps it in ``samples.jsonl``.
+
+        Raises:
+            ResourceError: ``samples.jsonl`` could not be written.
+        """
+        self.reporter.sample(text)
+        if self._samples is not None:
+            self._samples.write({"step": step, "text": text})
+
+    def finish(self, devices: str) -> None:
+        """Draws the loss curve, writes the report, and says how to use the trained model.
+
+        Args:
+            devices: what the model was trained on, in words.
+        """
+        picture, report = self._folder / "loss.png", self._folder / "report.html"
         title = f"{self._folder.name} · {self._config.data}"
-        drawn = plot_losses(read_metrics(self.metrics_path), picture, title)
+        records = read_metrics(self.metrics_path)
+        drawn = plot_losses(records, picture, title)
+        samples = read_metrics(self._folder / "samples.jsonl")
+        page = make_report(self._folder, self._config, records, samples, devices)
+        atomic_write_text(report, page)
         self.reporter.note(
             f"done: {self._folder}"
             + (f", loss curve in {picture}" if drawn else " (no loss curve: matplotlib is missing)")
+            + f", report in {report}"
         )
         self.reporter.note(f"write more with: {command('sample', self._folder)}")
