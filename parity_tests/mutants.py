@@ -347,7 +347,8 @@ MUTANTS = [
     Mutant("an adapter is not scaled", "adapters/lora-linear",
           setting(adapters.LoRALinear, "alpha", lambda self: self.rank)),
     Mutant("an adapter has no dropout", "adapters/lora-linear-no-bias",
-          setting(adapters.LoRALinear, "lora_dropout", lambda self: layers.Dropout(0.0))),
+          setting(adapters.LoRALinear, "lora_dropout", lambda self: layers.Dropout(0.0)),
+          "dropout"),
     Mutant("adapters are left out", "transformer_lm/lora",
           setting(adapters.LoRALinear, "alpha", 0.0)),
     Mutant("token types are ignored", "transformer_lm/bert", replace(

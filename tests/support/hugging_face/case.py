@@ -44,6 +44,8 @@ class Case:
         attention: the path of transformers that is the reference: ``sdpa`` where ``eager`` rounds.
         counts_tokens: whether positions count from a row's first real token, and not from its
             first place.
+        positions_are_rows: whether ``position_ids`` are rows of the table, the first behind the
+            padding token's.
         left_padding: whether texts that are padded to their left are compared too; not where
             transformers counts rounded positions from a row's first real token, see ``notes``.
         pad_token: what stands in the padded places.
@@ -63,6 +65,7 @@ class Case:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     attention: str = "eager"
     counts_tokens: bool = False
+    positions_are_rows: bool = False
     left_padding: bool = True
     pad_token: int = 0
     copies: Mapping[str, str] = field(default_factory=dict)

@@ -188,7 +188,7 @@ class Proof:
         source = build_exact(case, source.state_dict())
         prompt = tokens(4, (BATCH, 11))
         more = {}
-        if case.counts_tokens:
+        if case.positions_are_rows:
             # Those of its forward pass: ``generate`` of transformers 5 begins with row 0.
             rows = torch.arange(prompt.shape[1]) + source.config.pad_token_id + 1
             more["position_ids"] = rows.expand(prompt.shape)

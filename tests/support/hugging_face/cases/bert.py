@@ -30,6 +30,7 @@ def roberta(dialect: str, start: str) -> dict[str, Case]:
             f"{start}{name}",
             {**SIZES, **settings},
             counts_tokens=True,
+            positions_are_rows=True,
             pad_token=settings.get("pad_token_id", 1),
             copies={} if is_body else ROBERTA_BIASES,
             std=std,
