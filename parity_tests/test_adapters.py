@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,23 +11,28 @@ import pytest
 import torch
 import transformers
 from flax import nnx
+from safetensors.numpy import load_file
 
 import torch_ref.adapters
 import torch_ref.config
 import torch_ref.train_step
 import torch_ref.transformer_lm
 from jaxformer.adapters import add_adapters, is_adapter, merge_adapters, trained_parameters
+from jaxformer.api.model import Model
+from jaxformer.cli.main import main
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.feed_forward import FeedForward
 from jaxformer.parameters import get_parameters, merge, set_parameters, split
 from jaxformer.porting import export_arrays
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import open_checkpoint
+from jaxformer.porting.peft import has_adapters, merge_plan
 from jaxformer.train_step import TrainState, language_model_loss, train_step
 from jaxformer.training.state_arrays import moments_of
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.harness import perturbed
 from parity_tests.twins import copy_to_torch
+from tests.support.tiers import FULL
 
 peft = pytest.importorskip("peft")
 # PEFT asks transformers by a name that is going away.
@@ -232,3 +238,105 @@ def test_forward_gradients_and_fifty_steps_are_pefts(peft_model):
     unmerged = merge(definition, state.parameters)
     unmerged.eval()
     np.testing.assert_allclose(unmerged(inputs[0]), expected, rtol=0, atol=1e-12 * scale)
+
+
+SIZES = {"vocab_size": 29, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+BASES = {
+    # Its linear layers are (in, out), and three of them one after the other.
+    "gpt2": (
+        transformers.GPT2Config(
+            vocab_size=29, n_positions=20, n_embd=24, n_layer=2, n_head=3, resid_pdrop=0.0,
+            embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2,
+        ),
+        ["c_attn", "c_proj"],
+    ),
+    # Three layers head by head.
+    "neox": (
+        transformers.GPTNeoXConfig(
+            **SIZES, intermediate_size=40, max_position_embeddings=20, bos_token_id=1,
+            eos_token_id=2, hidden_dropout=0.0, attention_dropout=0.0,
+        ),
+        ["query_key_value", "dense_4h_to_h"],
+    ),
+}  # fmt: skip
+
+
+def weights_of(folder):
+    """The weights of a model, with its adapters merged."""
+    plan = open_checkpoint(folder).plan()
+    plan = merge_plan(plan) if has_adapters(plan) else plan
+    return {name: tensor.read() for name, tensor in plan.tensors.items()}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-12, err_msg=name)
+
+
+def merge_with_peft(model, folder):
+    """Saves what PEFT makes of a model and its adapters; returns its weights."""
+    model.merge_and_unload().save_pretrained(folder)
+    return weights_of(folder)
+
+
+@pytest.fixture(params=["gpt2", pytest.param("neox", marks=FULL)])
+def fused(request, tmp_path):
+    """A model that holds several layers in one array, with an adapter, and their folder."""
+    torch.manual_seed(0)
+    config, targets = BASES[request.param]
+    base = transformers.AutoModelForCausalLM.from_config(config).double()
+    base.save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(
+        r=5, lora_alpha=7, target_modules=targets, task_type="CAUSAL_LM", use_rslora=True,
+        fan_in_fan_out=request.param == "gpt2",
+    )  # fmt: skip
+    model = peft.get_peft_model(base, lora, autocast_adapter_dtype=False).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model.save_pretrained(tmp_path / "adapter")
+    return model, tmp_path
+
+
+def test_an_adapter_of_several_layers_in_one_is_carried(fused):
+    model, folder = fused
+    merged = merge_with_peft(model, folder / "merged")
+    assert_same(weights_of(folder / "adapter"), merged)
+    # As it came, every bit of it.
+    run, back = folder / "run", folder / "back"
+    assert main(["port", str(folder / "adapter"), str(run)]) == 0
+    assert main(["port", str(run), str(back), "--to", "peft"]) == 0
+    one, two = (load_file(p / "adapter_model.safetensors") for p in (folder / "adapter", back))
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(value, two[name]) for name, value in one.items())
+    assert_same(weights_of(back), merged)
+
+
+def test_adapters_of_some_layers_in_one_are_written_as_one(fused):
+    """PEFT computes with them what the model here does, and they can be read again."""
+    _, folder = fused
+    plain = build(open_checkpoint(folder / "base").plan())
+    config = plain.config.replace(lora_rank=3, lora_alpha=4.0, lora_targets="v_proj,q_proj,up_proj")
+    module = TransformerLM(config, rngs=nnx.Rngs(0))
+    drawn = np.random.default_rng(0)
+    parameters = {
+        name: drawn.standard_normal(value.shape) if is_adapter(name) else value
+        for name, value in (get_parameters(module) | get_parameters(plain)).items()
+    }
+    set_parameters(module, parameters)
+    expected = {name: np.asarray(v) for name, v in merge_adapters(parameters, 4.0 / 3).items()}
+    file, out = folder / "module.safetensors", folder / "out"
+    Model(module).save(file)
+    assert main(["port", str(file), str(out), "--to", "peft"]) == 0
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float64)
+    model = peft.PeftModel.from_pretrained(base, out, autocast_adapter_dtype=False)
+    assert_same(merge_with_peft(model, folder / "merged"), expected)
+    settings = json.loads((out / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (6, 8.0)
+    (out / "adapter_config.json").write_text(
+        json.dumps(settings | {"base_model_name_or_path": str(folder / "base")})
+    )
+    assert_same(weights_of(out), expected)

@@ -3,6 +3,7 @@
 import datetime
 import importlib.util
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from jaxformer.storage.strict_json import parse_json
 MAX_BYTES = 16 << 20
 # Where a template stands, the first that is there counts.
 FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+# What a template writes before and after what it marks as generated: nothing unless it is asked to.
+MARKS = ("begin_of_answer", "end_of_answer")
 
 
 def find_template(files: Mapping[str, Path]) -> str | None:
@@ -90,15 +93,44 @@ class ChatTemplate:
         Raises:
             TextError: the template rejects the conversation, or is none.
         """
+        return self._render(messages, add_generation_prompt=asks)
+
+    def mark_answers(self, messages: Sequence[Mapping[str, str]]) -> list[tuple[str, bool]]:
+        """Returns a conversation in parts, each with whether the template marks it as an answer.
+
+        What stands after the last answer is left out.
+
+        Args:
+            messages: each with a ``role`` and a ``content``.
+
+        Returns:
+            The parts; none if the template has no ``{% generation %}``.
+
+        Raises:
+            TextError: the template rejects the conversation, or changes what it has marked.
+        """
+        # No text has these, and no filter of case changes them.
+        marks = {name: f"<{secrets.randbits(128)}>" for name in MARKS}
+        first, last = marks.values()
+        before, *others = self._render(messages, add_generation_prompt=False, **marks).split(first)
+        parts = []
+        for other in others:
+            answer, _, after = other.partition(last)
+            parts += [(before, False), (answer, True)]
+            before = after
+        whole = "".join(text for text, _ in parts) + before
+        if parts and whole != self.render(messages, asks=False):
+            raise TextError("has a chat template that changes what it marks as generated")
+        return parts
+
+    def _render(self, messages: Sequence[Mapping[str, str]], **values: Any) -> str:
         import jinja2
 
         try:
             if self._compiled is None:
                 self._compiled = _environment().from_string(self._source)
             return str(
-                self._compiled.render(
-                    messages=list(messages), add_generation_prompt=asks, **self._special_tokens
-                )
+                self._compiled.render(messages=list(messages), **values, **self._special_tokens)
             )
         except jinja2.TemplateError as error:
             reason = str(error).splitlines() or [type(error).__name__]
@@ -111,10 +143,25 @@ class ChatTemplate:
 def _environment() -> Any:
     """The sandbox of jinja2, with what templates use."""
     import jinja2
+    import jinja2.ext
     import jinja2.sandbox
 
+    class Generation(jinja2.ext.Extension):
+        """``{% generation %}``, with which transformers marks what an assistant has written."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja2 reads it so)
+
+        def parse(self, parser: Any) -> Any:
+            nodes = jinja2.nodes
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            first, last = (nodes.Output([nodes.Name(name, "load")]) for name in MARKS)
+            return nodes.Scope([first, *body, last]).set_lineno(line)
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", Generation],
     )
 
     def reject(message: str) -> None:

@@ -62,16 +62,19 @@ def _check_messages(messages: Any) -> Sequence[Mapping[str, str]]:
 
 
 def _chat_turns(messages: Sequence[Mapping[str, str]], template: ChatTemplate | None) -> list[Turn]:
-    """The turns of messages, where an answer is what the template adds to the prompt before it.
+    """The turns of messages, where an answer is what the template marks as generated.
 
-    What follows the last answer is left out, as nothing of it is a target.
+    If it marks nothing, an answer is what it adds to the prompt before it. What follows the last
+    answer is left out, as nothing of it is a target.
     """
     if template is None:
         raise ValueError(
             "has messages, and there is no chat template to write them: name the folder of a "
             "tokenizer that has one with --tokenizer"
         )
-    turns: list[Turn] = []
+    turns = [Turn(text, counts) for text, counts in template.mark_answers(messages)]
+    if turns:
+        return turns
     done = ""
     for place, message in enumerate(messages):
         if message["role"] != ANSWERING:

@@ -2,11 +2,18 @@
 
 PEFT names an adapter by the module of the base model that it adapts, so a folder is read and
 written beside the port of the base model, whose rules say which module is which.
+
+A module may be several layers of jaxformer in one, as GPT-2's ``c_attn`` is. Its adapter is read as
+one for each of them, with the same first matrix and their rows of the second. Adapters of such
+layers are written with that matrix if all of theirs are still the same, and else with the first
+matrices one below the other, and zeros in the second where they do not meet: the same function, of
+a higher rank.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +28,15 @@ from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
-from jaxformer.porting.mapping.packings import ONE_TO_ONE
+from jaxformer.porting.mapping.packings import (
+    ONE_TO_ONE,
+    SHARED,
+    Packing,
+    StackedColumns,
+    StackedRows,
+)
 from jaxformer.porting.mapping.plans import Plan
-from jaxformer.porting.mapping.rules import Rules, link, names
+from jaxformer.porting.mapping.rules import Link, Rule, Rules, link
 from jaxformer.porting.mapping.transfer import export_tensors, import_tensors
 from jaxformer.transformer_lm import TransformerLM
 
@@ -31,14 +44,18 @@ SETTINGS = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 # What stands before the names of the base model's modules.
 PREFIX = "base_model.model."
-# Settings of PEFT with which an adapter computes something else; their values are without effect.
+# Settings of PEFT that change nothing once an adapter is trained, or that are read here.
+HARMLESS = {
+    "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules",
+    "exclude_modules", "layers_pattern", "fan_in_fan_out", "megatron_core", "eva_config",
+    "loftq_config", "qalora_group_size", "runtime_config", "ensure_weight_tying",
+}  # fmt: skip
+# With any other, an adapter computes something else, but for these values and empty ones. An
+# adapter that began as a part of the base model's weights has also changed those.
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",), "bias": ("none", None), "use_rslora": (False, None),
-    "use_dora": (False, None), "use_qalora": (False, None), "lora_bias": (False, None),
-    "modules_to_save": (None, []), "rank_pattern": (None, {}), "alpha_pattern": (None, {}),
-    "layers_to_transform": (None, []), "layer_replication": (None, []),
-    "target_parameters": (None, []), "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
+    "peft_type": ("LORA",), "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
 }  # fmt: skip
 
 
@@ -86,9 +103,9 @@ def read_adapter(path: Path) -> Adapter:
     """
     settings = read_config(path / SETTINGS)
     odd = [
-        f"{name}={settings[name]!r:.60}"
-        for name, usual in WITHOUT_EFFECT.items()
-        if name in settings and settings[name] not in usual
+        f"{name}={value!r:.60}"
+        for name, value in settings.items()
+        if value and name not in HARMLESS and value not in WITHOUT_EFFECT.get(name, ())
     ]
     if odd:
         raise UsageError(f"{path} is not a plain LoRA: {', '.join(odd)} is unsupported")
@@ -110,12 +127,17 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
     config = getattr(plan.module, "config", None)
     if not isinstance(config, TransformerLMConfig):
         raise UsageError(f"adapters go with a language model, and this is a {plan.origin.kind}")
-    owners = _adapted(plan, adapter)
-    wanted = {owner.rpartition(".")[2] for owner in owners.values()}
+    layers = _adapted(plan, adapter)
+    wanted = {name.split(".")[-2] for each in layers.values() for name in each.target}
     try:
+        rank = adapter.settings.get("r")
+        alpha = float(adapter.settings.get("lora_alpha", 8))
+        if adapter.settings.get("use_rslora"):
+            # The product is divided by the root of the rank (arXiv 2312.03732).
+            alpha *= math.sqrt(rank)  # type: ignore[arg-type]
         config = config.replace(
-            lora_rank=adapter.settings.get("r"),
-            lora_alpha=float(adapter.settings.get("lora_alpha", 8)),
+            lora_rank=rank,
+            lora_alpha=alpha,
             lora_dropout=float(adapter.settings.get("lora_dropout") or 0.0),
             lora_targets=",".join(name for name in LINEAR_LAYERS if name in wanted),
         )
@@ -123,8 +145,7 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
         raise UsageError(f"{adapter.path / SETTINGS}: {error}") from error
     module = nnx.eval_shape(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
     shapes = {name: s for name, s in parameter_shapes(module).items() if is_adapter(name)}
-    rules = _rules({owner: name for name, owner in owners.items()})
-    links, unmatched = link(rules, shapes)
+    links, unmatched = link(_rules(layers), shapes)
     problems = [f"no array for {name}" for name in unmatched]
     for each in links:
         (name,), (shape,) = each.source, each.source_shapes
@@ -139,8 +160,8 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
     return dataclasses.replace(plan, module=module, links=[*plan.links, *links], tensors=tensors)
 
 
-def _adapted(plan: Plan, adapter: Adapter) -> dict[str, str]:
-    """Returns jaxformer's module for each module of the base model that has an adapter."""
+def _adapted(plan: Plan, adapter: Adapter) -> dict[str, Link]:
+    """Returns the layers in each module of the base model that has an adapter."""
     known = _linear_modules(plan)
     found, unknown = {}, []
     for key in adapter.tensors:
@@ -157,32 +178,60 @@ def _adapted(plan: Plan, adapter: Adapter) -> dict[str, str]:
             found[name] = known[same[0]]
     if unknown:
         raise UsageError(
-            f"{adapter.path} adapts what jaxformer's adapters do not, or what is one array of "
-            f"several layers: {', '.join(unknown[:8])}"
+            f"{adapter.path} adapts what jaxformer's adapters do not: {', '.join(unknown[:8])}; "
+            "merge it with peft's merge_and_unload, and port the whole model"
         )
     return found
 
 
-def _linear_modules(plan: Plan) -> dict[str, str]:
-    """Returns jaxformer's linear layers of blocks, by the names of the modules of the source."""
+def _linear_modules(plan: Plan) -> dict[str, Link]:
+    """Returns the linear layers of blocks, by the module of the source that they are."""
     return {
-        each.source[0].removesuffix(".weight"): each.target[0].removesuffix(".kernel")
+        each.source[0].removesuffix(".weight"): each
         for each in plan.links
-        if each.rule.packing is ONE_TO_ONE
-        and each.target[0].endswith(".kernel")
-        and each.target[0].split(".")[-2] in LINEAR_LAYERS
+        if len(each.source) == 1
+        and each.source[0].endswith(".weight")
+        and all(
+            name.endswith(".kernel") and name.split(".")[-2] in LINEAR_LAYERS
+            for name in each.target
+        )
     }
 
 
-def _rules(modules: Mapping[str, str]) -> Rules:
-    """Returns the rules of adapters, from the base model's modules by jaxformer's."""
-    return names(
-        {
-            f"{owner}.lora_{matrix}": f"{PREFIX}{name}.lora_{matrix.upper()}"
-            for owner, name in modules.items()
-            for matrix in ("a", "b")
-        }
+def _rules(layers: Mapping[str, Link]) -> Rules:
+    """Returns the rules of adapters of which each module has one."""
+    return tuple(
+        _rule(matrix, each.target, name, packing)
+        for name, each in layers.items()
+        for matrix, packing in (
+            ("a", SHARED if len(each.target) > 1 else ONE_TO_ONE),
+            ("b", each.rule.packing),
+        )
     )
+
+
+def _stacked_rules(layers: Mapping[str, Link], adapted: Collection[str]) -> Rules:
+    """Returns the rules of adapters of which a module has one for each of its layers."""
+    places = {
+        name: tuple(n for n, kernel in enumerate(each.target) if kernel in adapted)
+        for name, each in layers.items()
+    }
+    blocks = max(map(len, places.values()))
+    rules = []
+    for name, each in layers.items():
+        chosen = [each.target[place] for place in places[name]]
+        outputs = tuple(shape[1] for shape in each.target_shapes)
+        columns = StackedColumns(blocks, each.rule.packing, outputs, places[name])
+        rules += [
+            _rule("a", chosen, name, StackedRows(blocks)),
+            _rule("b", chosen, name, columns),
+        ]
+    return tuple(rules)
+
+
+def _rule(matrix: str, kernels: Sequence[str], name: str, packing: Packing) -> Rule:
+    owners = tuple(f"{kernel.removesuffix('.kernel')}.lora_{matrix}" for kernel in kernels)
+    return Rule(owners, (f"{PREFIX}{name}.lora_{matrix.upper()}",), packing)
 
 
 def has_adapters(plan: Plan) -> bool:
@@ -234,18 +283,38 @@ def plan_adapter(plan: Plan, exported: Plan) -> Plan:
     Raises:
         UsageError: some adapt what is one array of several layers there.
     """
-    modules = {owner: name for name, owner in _linear_modules(exported).items()}
     adapters = {name: t for name, t in plan.tensors.items() if is_adapter(name)}
-    shapes = {name: tensor.shape for name, tensor in adapters.items()}
-    links, unmatched = link(_rules(modules), shapes)
+    adapted = {_kernel(name) for name in adapters}
+    layers = {
+        name: each
+        for name, each in _linear_modules(exported).items()
+        if adapted.intersection(each.target)
+    }
+    is_shared = all(_have_one_matrix(each, adapters) for each in layers.values())
+    rules = _rules(layers) if is_shared else _stacked_rules(layers, adapted)
+    links, unmatched = link(rules, {name: tensor.shape for name, tensor in adapters.items()})
     if unmatched:
-        layers = sorted({name.split(".lora_")[0] for name in unmatched})
+        owners = sorted({name.split(".lora_")[0] for name in unmatched})
         raise UsageError(
-            f"unsupported: {exported.origin.dialect.name} has these layers in one array with "
-            f"others, which PEFT adapts as one: {', '.join(layers[:4])}"
+            f"unsupported: {exported.origin.dialect.name} has no module for each of these layers, "
+            f"which PEFT could adapt: {', '.join(owners[:4])}; --to hf merges them"
         )
     tensors = export_tensors(links, adapters)
     return dataclasses.replace(exported, module=plan.module, links=links, tensors=tensors)
+
+
+def _kernel(name: str) -> str:
+    """Returns the kernel that a parameter of an adapter changes."""
+    return f"{name.split('.lora_')[0]}.kernel"
+
+
+def _have_one_matrix(each: Link, adapters: Mapping[str, StoredTensor]) -> bool:
+    """Returns whether the adapters of a module's layers begin with the same matrix."""
+    names = [f"{kernel.removesuffix('.kernel')}.lora_a.kernel" for kernel in each.target]
+    if not all(name in adapters for name in names):
+        return False
+    first, *others = (adapters[name].read().tobytes() for name in names)
+    return all(other == first for other in others)
 
 
 def adapter_settings(plan: Plan, base: str | None) -> dict[str, Any]:
@@ -254,14 +323,19 @@ def adapter_settings(plan: Plan, base: str | None) -> dict[str, Any]:
     # What comes after the block's index: PEFT compares the ends of names.
     modules = [name.removeprefix(PREFIX).split(".lora_")[0] for name in plan.tensors]
     ends = {name.split(".")[-2] + "." + name.split(".")[-1] for name in modules}
+    # Where adapters of several layers are one, all have a multiple of their rank.
+    rank = next(t.shape[0] for name, t in plan.tensors.items() if name.endswith("lora_A.weight"))
+    rules = plan.module_mapping.rules_for(plan.module)
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": lora.lora_rank,
-        "lora_alpha": lora.lora_alpha,
+        "r": rank,
+        "lora_alpha": lora.lora_alpha * rank / lora.lora_rank,
         "lora_dropout": lora.lora_dropout,
         "target_modules": sorted(ends),
+        # Of matrices (in, out), as GPT-2's are.
+        "fan_in_fan_out": not all(rule.transpose for rule in rules),
         "bias": "none",
         "inference_mode": True,
     }

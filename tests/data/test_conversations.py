@@ -25,6 +25,8 @@ END{% else %}{{ message['content'] }}{{ eos_token }}
 {% endif %}{% endfor %}
 {%- if add_generation_prompt %}<assistant>
 {% endif %}"""
+# Thoughts are left out of all answers but the last, as newer models' templates do.
+THINKING = CHAT.replace("BEGIN", "BEGIN{% if loop.last %}thought {% endif %}")
 TALK = [
     {"role": "user", "content": "What is a module?"},
     {"role": "assistant", "content": "A file of code."},
@@ -125,16 +127,23 @@ def test_what_was_written_after_the_last_commit_is_cut_off(tmp_path):
     }
 
 
-def test_messages_are_those_of_transformers(made, tmp_path):
+def marked(template):
+    return template.replace("BEGIN", "{% generation %}").replace("END", "{% endgeneration %}")
+
+
+@pytest.mark.parametrize("kind", ["plain", "marked", "thinking"])
+def test_messages_are_those_of_transformers(made, tmp_path, kind):
+    """Answers are what the template marks, and what it adds to the prompt where it marks nothing."""
+    template = THINKING if kind == "thinking" else CHAT
+    if kind != "plain":
+        (made / "chat_template.jinja").write_text(marked(template))
     write(tmp_path / "talks.jsonl", [{"messages": TALK}] * 4)
     flags = ["--val-fraction", 0.5]
     assert tokenize(tmp_path / "talks.jsonl", made, tmp_path / "out", *flags) == 0
     reference = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(made / "tokenizer.json"), eos_token=END
     )
-    reference.chat_template = CHAT.replace("BEGIN", "{% generation %}").replace(
-        "END", "{% endgeneration %}"
-    )
+    reference.chat_template = marked(template)
     expected = reference.apply_chat_template(
         TALK, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
@@ -143,6 +152,19 @@ def test_messages_are_those_of_transformers(made, tmp_path):
     counts = np.array(expected["assistant_masks"] * 2, bool)
     assert 0 < counts.sum() < len(counts)
     np.testing.assert_array_equal(np.array(targets) >= 0, counts)
+    if kind == "thinking":
+        answers = tokenizer().decode(np.array(ids)[counts], skip_special_tokens=False)
+        assert answers == 2 * f"A file of code.{END}\nthought A folder of modules.{END}\n"
+
+
+def test_a_template_that_changes_its_marks_is_rejected(made, tmp_path, capsys):
+    template = "{% set all %}" + marked(CHAT) + "{% endset %}{{ all[-140:] }}"
+    (made / "chat_template.jinja").write_text(template)
+    source = write(tmp_path / "talks.jsonl", [{"messages": TALK}])
+    assert tokenize(source, made, tmp_path / "out") == 3
+    error = capsys.readouterr().err
+    assert "line 1 of" in error
+    assert "changes what it marks" in error
 
 
 def test_a_run_trains_on_answers(made, tmp_path, capsys):

@@ -153,6 +153,9 @@ def test_adapters_go_to_torch_ref_as_they_are_with_their_optimizer(run, tmp_path
     ("change", "words"),
     [
         ({"use_dora": True}, "is not a plain LoRA: use_dora=True is unsupported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is unsupported"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern={'q_proj': 4} is unsupported"),
+        ({"setting_of_tomorrow": 3}, "setting_of_tomorrow=3 is unsupported"),
         ({"bias": "all"}, "bias='all' is unsupported"),
         ({"r": 4}, "does not fit its model"),
         ({"base_model_name_or_path": "some/model"}, "name its base model with --base"),

@@ -165,4 +165,95 @@ class RotaryPermutation(Packing):
         return heads[:, order].reshape(array.shape)
 
 
+class Shared(Packing):
+    """One source array is each of the target arrays: the first matrix of adapters of one input."""
+
+    def count(self, target: int) -> int:
+        """Returns 1."""
+        return 1
+
+    def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Returns the shape of each."""
+        return (shapes[0],)
+
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns the first target array, which all others must equal."""
+        return [target[0]]
+
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Returns the source array for each target array."""
+        return [source[0]] * len(shapes)
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedRows(Fused):
+    """The target arrays in turn, and rows of zeros to a number of blocks.
+
+    Args:
+        blocks: how many arrays of this size there is room for.
+    """
+
+    blocks: int
+
+    def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Returns one shape with the rows of all blocks."""
+        rows, *inner = shapes[0]
+        return ((self.blocks * rows, *inner),)
+
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Concatenates, and fills up with zeros."""
+        missing = self.blocks - len(target)
+        return [np.concatenate([*target, *[np.zeros_like(target[0])] * missing])]
+
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Splits, and leaves out what fills up."""
+        return np.split(source[0], self.blocks)[: len(shapes)]
+
+
+@dataclasses.dataclass(frozen=True)
+class StackedColumns(Fused):
+    """Second matrices of adapters whose first ones are ``StackedRows``: each with its own columns.
+
+    >>> stacked = StackedColumns(2, Fused(), (1, 2, 1), (0, 2))
+    >>> stacked.pack([np.array([[5]]), np.array([[7]])])[0].tolist()
+    [[5, 0], [0, 0], [0, 0], [0, 7]]
+
+    Args:
+        blocks: as there.
+        layers: how the layers lie in the array that is adapted.
+        outputs: of each of these layers.
+        places: those among them that have adapters.
+    """
+
+    blocks: int
+    layers: Packing
+    outputs: tuple[int, ...]
+    places: tuple[int, ...]
+
+    def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Returns one shape with the outputs of all layers and the columns of all blocks."""
+        return self.layers.shapes(self._whole(shapes[0][1]))
+
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Puts each array into its rows and columns; all else is zero."""
+        rank = target[0].shape[1]
+        whole = [np.zeros(shape, target[0].dtype) for shape in self._whole(rank)]
+        for number, (place, array) in enumerate(zip(self.places, target, strict=True)):
+            whole[place][:, number * rank : (number + 1) * rank] = array
+        return self.layers.pack(whole)
+
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Takes each array from its rows and columns."""
+        rank = shapes[0][1]
+        whole = self.layers.unpack(source, self._whole(rank))
+        return [
+            whole[place][:, number * rank : (number + 1) * rank]
+            for number, place in enumerate(self.places)
+        ]
+
+    def _whole(self, rank: int) -> list[Shape]:
+        return [(outputs, self.blocks * rank) for outputs in self.outputs]
+
+
 ONE_TO_ONE = Packing()
+SHARED = Shared()
