@@ -133,7 +133,7 @@ def marked(template):
 
 @pytest.mark.parametrize("kind", ["plain", "marked", "thinking"])
 def test_messages_are_those_of_transformers(made, tmp_path, kind):
-    """Answers are what the template marks, and what it adds to the prompt where it marks nothing."""
+    """Answers are what the template marks; where it marks nothing, what it adds to the prompt."""
     template = THINKING if kind == "thinking" else CHAT
     if kind != "plain":
         (made / "chat_template.jinja").write_text(marked(template))
