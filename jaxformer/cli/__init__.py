@@ -5,7 +5,7 @@ JAX, so that help and errors of usage are instant. The work is done by the packa
 of them imports this one. An error is one line on standard error; docs/faults.md lists exit codes.
 
 - ``main``: the table of commands, and how errors are reported.
-- ``arguments``: reads arguments into options.
+- ``arguments``: reads arguments into options; ``progress``: bars over bytes.
 - ``train``, ``tokenize``, ``sample``, ``port``, ``verify``, ``inspect``, ``plan``, ``completions``:
   the commands; ``verify_code`` is ``verify`` for models that people's own code makes.
 """

@@ -5,7 +5,7 @@ import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from jaxformer.cli.arguments import Switch, parse
+from jaxformer.cli.progress import byte_bar
 from jaxformer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
             console.print(f"[yellow]warning:[/] {escape(warning)}")
         planned = plan_port(checkpoint, target)
         command = shlex.join(["jaxformer", "port", *arguments])
-        with _progress_bar(console, "writing", planned.nbytes) as advance:
+        with byte_bar(console, "writing", planned.nbytes) as advance:
             count = write_port(planned, source=options.source, command=command, progress=advance)
     rows = _summarize(planned, options.source)
     rows["time"] = f"{time.monotonic() - began:.1f} s, {count} arrays read back and compared"
@@ -228,28 +229,7 @@ def _local_source(options: PortOptions, console: "Console") -> Iterator[Path]:
         )
     folder = next(path for path in options.target.absolute().parents if path.is_dir())
     with (
-        _progress_bar(console, "fetching", None) as advance,
+        byte_bar(console, "fetching", None) as advance,
         fetch_file(options.source, options.sha256, folder, advance) as path,
     ):
         yield path
-
-
-@contextlib.contextmanager
-def _progress_bar(
-    console: "Console", what: str, total: int | None
-) -> Iterator[Callable[[int], None]]:
-    """Shows a bar over bytes if there is a terminal; gives what advances it."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn(f"[bold]{what}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)

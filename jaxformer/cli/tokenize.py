@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from jaxformer.cli.arguments import Switch, parse
+from jaxformer.cli.progress import byte_bar
 from jaxformer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ class TokenizeOptions:
         tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="SOURCE...")
     ] = ()
     """Texts, .jsonl, .parquet, all also as .gz or .zst (not Parquet), folders of them, and folders
-    saved by Hugging Face's datasets. Records of a prompt and an answer, or of messages, are
-    conversations: their answers alone are trained on."""
+    saved by Hugging Face's datasets; with --download datasets of its hub, OWNER/NAME@COMMIT or
+    OWNER/NAME@COMMIT/PATH, where PATH may be a pattern. Records of a prompt and an answer, or of
+    messages, are conversations: their answers alone are trained on."""
     out: Path | None = None
     """The folder to make."""
     tokenizer: str | None = None
@@ -50,6 +52,8 @@ class TokenizeOptions:
     """Processes; default as many as there are cores."""
     shard_tokens: int = 1 << 26
     """Tokens of a shard."""
+    download: Switch = False
+    """Fetch sources of the Hugging Face hub over the network."""
     check: Switch = False
     """Read the folder --out again, and compare every file with its SHA-256."""
     debug: Switch = False
@@ -83,9 +87,14 @@ def run(arguments: Sequence[str]) -> None:
     else:
         if not options.sources:
             raise UsageError("name a file or folder of texts")
-        names = TokenSettings.__dataclass_fields__.keys() - {"out", "workers"}
+        names = TokenSettings.__dataclass_fields__.keys() - {"sources", "val", "out", "workers"}
+        sources, val = (options.sources, options.val)
+        if options.download:
+            sources, val = _fetch(sources), _fetch(val)
         settings = TokenSettings(
             **{name: getattr(options, name) for name in names},
+            sources=sources,
+            val=val,
             out=options.out,
             workers=options.workers or available_cores(),
         )
@@ -93,6 +102,24 @@ def run(arguments: Sequence[str]) -> None:
             index = make_folder(settings, report)
     for line in _summarize(index, options.out):
         print(line)
+
+
+def _fetch(sources: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Returns the sources with what is on the hub fetched; shows how far it is."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    from jaxformer.data.hub import fetch_sources
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with byte_bar(console, "fetching", None) as advance:
+
+        def begin(size: int, left_out: list[str]) -> None:
+            names = f"; left out: {', '.join(left_out[:8])}" if left_out else ""
+            more = f" and {len(left_out) - 8:,} more" if len(left_out) > 8 else ""
+            console.print(escape(f"{size / 1e6:,.1f} MB to fetch{names}{more}"))
+
+        return fetch_sources(sources, begin, advance)
 
 
 def available_cores() -> int:

@@ -12,6 +12,7 @@ tokens first. The batches themselves are part of the mirror (``char_data``, ``to
   ones too), by the
   ``encoders`` that make ids, in the processes of ``tokenization``, as the ``shards`` that are
   written.
+- ``hub``: datasets of the Hugging Face hub, fetched if the user wants it.
 - ``chat``: a conversation as text, by the chat template beside a model; ``conversations``: records
   of prompts and answers, of which the answers count.
 - ``text_generation``: a prompt to ids, generated ids to text as they come, and their speed.

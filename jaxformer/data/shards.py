@@ -85,7 +85,7 @@ class SplitWriter:
             part = ids[done : done + self._shard_tokens - self._count]
             inside = begins[(begins >= done) & (begins < done + len(part))] - done + self._count
             targets = counts[done : done + len(part)].astype(ANSWERS)
-            written = (part, inside.astype(DOCUMENTS), targets)
+            written: tuple[np.ndarray, ...] = (part, inside.astype(DOCUMENTS), targets)
             # The last of them has no file where every id is a target.
             for array, file, digest in zip(written, self._files, self._hashes, strict=False):
                 data = array.tobytes()

@@ -22,6 +22,9 @@ BLOCK_BYTES = 1 << 20
 MOST_MOVED_BYTES = 1 << 16
 RECORDS_AT_ONCE = 256
 RECORDS = re.compile(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", re.IGNORECASE)
+# What is taken of a dataset on the hub, where other files explain it.
+READABLE = re.compile(r"\.((txt|jsonl|ndjson)(\.gz|\.zst)?|parquet)$", re.IGNORECASE)
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@.*)?")
 
 
 class Part(NamedTuple):
@@ -237,7 +240,13 @@ def find_sources(names: Sequence[Path], field: str, val_fraction: float) -> list
         elif name.exists():
             found.append(name)
         else:
-            raise UsageError(f"{name} does not exist")
+            hint = ""
+            if HUB_NAME.fullmatch(str(name)):
+                hint = (
+                    "; a dataset of the Hugging Face hub is fetched with --download, as "
+                    "OWNER/NAME@COMMIT"
+                )
+            raise UsageError(f"{name} does not exist{hint}")
     if not found:
         raise UsageError(f"{', '.join(map(str, names))}: there is no file")
     return [Source(p, field, val_fraction, _has_answers(p, field)) for p in found]

@@ -6,5 +6,6 @@ only when it is complete and on the disk. This package knows nothing of models o
 
 - ``local_files``: ``LocalFile`` reads a file by position and notices if it changes meanwhile.
 - ``durable_files``: atomic writes, syncing, temporary names, hashes and free space.
+- ``downloads``: what another machine gives, by https alone.
 - ``strict_json``: JSON in which no key may occur twice.
 """
