@@ -27,6 +27,12 @@ def as_keyword(setting: Setting) -> str:
     return f"{setting.name}={setting.example}"
 
 
+def as_flag(setting: Setting) -> str:
+    """Returns a setting as the command line writes it: ``--dialect``."""
+    flag = f"--{setting.name.replace('_', '-')}"
+    return f"a JSON file for {flag}: {setting.example}" if setting.example else flag
+
+
 class JaxformerError(Exception):
     """The base class of all errors that jaxformer raises on purpose.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import tyro
 
 from jaxformer.cli.arguments import Switch, is_path, parse
-from jaxformer.errors import ResourceError, UsageError
+from jaxformer.errors import ResourceError, UsageError, as_flag
 from jaxformer.hardware.invocation import install
 
 # Tables of these sizes take a gigabyte or less, and show no more than smaller ones.
@@ -283,7 +283,7 @@ def _list(options: TreeOptions) -> None:
         ignore=options.ignore,
         force=options.force,
     )
-    facts = describe(checkpoint)
+    facts = describe(checkpoint, as_flag)
     if options.json:
         print(json.dumps(facts, indent=1, ensure_ascii=False))
     else:

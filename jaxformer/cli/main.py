@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from jaxformer.errors import (
     JaxformerError,
     ResourceError,
-    Setting,
     UsageError,
+    as_flag,
     is_out_of_memory,
 )
 from jaxformer.hardware.huge_pages import reexec_with_huge_pages
@@ -95,12 +95,6 @@ def entry_point() -> None:
     if sys.argv[1:2] == ["train"]:
         reexec_with_huge_pages()
     sys.exit(main(sys.argv[1:]))
-
-
-def as_flag(setting: Setting) -> str:
-    """Returns a setting as the command line writes it: ``--dialect``."""
-    flag = f"--{setting.name.replace('_', '-')}"
-    return f"a JSON file for {flag}: {setting.example}" if setting.example else flag
 
 
 def _run(command: str, arguments: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from jaxformer.config_tree import default_settings, flatten, setting_types
-from jaxformer.errors import JaxformerError
+from jaxformer.errors import JaxformerError, Setting, as_keyword
 from jaxformer.hardware.units import format_count, format_file_size
 from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.formats.detection import FORMAT_NAMES
@@ -24,17 +24,23 @@ Modules = dict[str, Any]
 MAX_WIDTH = 1_000_000
 
 
-def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+def describe(
+    checkpoint: Checkpoint, spell: Callable[[Setting], str] = as_keyword
+) -> dict[str, Any]:
     """Returns format, model, settings and arrays of a checkpoint, as plain values.
 
     ``parameters`` counts tied arrays once, and no buffers where the model is known. ``problem``
     says why a checkpoint cannot be ported.
+
+    Args:
+        checkpoint: what is described.
+        spell: how ``problem`` names a setting that would help.
     """
     plan, problem = None, None
     try:
         plan = checkpoint.plan()
     except JaxformerError as error:
-        problem = str(error)
+        problem = error.message(spell)
     tensors = checkpoint.raw.tensors
     ties = [{"name": a, "to": b} for a, b in _ties(tensors, plan)]
     tied = {tie["name"] for tie in ties}

@@ -101,6 +101,7 @@ def attention(
     )
     return {
         "text": text,
+        "tokens": [run.tokenizer.decode([i]) for i in ids],
         "layers": list(range(layers)) if layer is None else [layer],
         "heads": list(range(heads)) if one_head is None else [one_head],
         "weights": maps.reshape(shape),
@@ -274,7 +275,7 @@ def _text_and_ids(
     ids = run.tokenizer.encode(text, unknown=unknown)
     if not 1 <= len(ids) <= context:
         raise UsageError(
-            Setting("text"), f" must have 1 to {context} characters to read: got {len(ids)}"
+            Setting("text"), f" must have 1 to {context} tokens to read: got {len(ids)}"
         )
     return run.tokenizer.decode(ids), ids
 

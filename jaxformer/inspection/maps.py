@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -28,7 +29,7 @@ POSITION_LABELS = {
 
 def attention(numbers: Numbers) -> Figure:
     """Draws a map for each layer and head, on one colour scale."""
-    weights_LNTS, text = numbers["weights"], numbers["text"]
+    weights_LNTS, tokens = numbers["weights"], numbers["tokens"]
     layers, heads = weights_LNTS.shape[:2]
     count = layers * heads
     if layers > 1 and heads > 1:
@@ -36,9 +37,9 @@ def attention(numbers: Numbers) -> Figure:
     else:
         columns = count if count <= 3 else min(4, max(2, round(count**0.5)))
         rows = -(-count // columns)
-    # A few maps can be large enough for every character to be read.
+    # A few maps can be large enough for every token to be read.
     largest = 7.0 if count == 1 else 5.0 if count <= 4 else 3.2 if count <= 16 else 2.2
-    side = min(max(0.125 * len(text), 2.2), largest)
+    side = min(max(0.125 * len(tokens), 2.2), largest)
     size = (columns * (side + 0.35) + 1.0, rows * (side + 0.5) + 0.3)
     figure = Figure(figsize=size, layout="compressed")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -47,11 +48,11 @@ def attention(numbers: Numbers) -> Figure:
     norm = PowerNorm(0.5, vmin=0, vmax=high)
     colours = mpl.colormaps["viridis"].with_extremes(bad="#f1f1f1")
     titles = [f"layer {i}, {_head(j)}" for i in numbers["layers"] for j in numbers["heads"]]
-    maps = weights_LNTS.reshape(count, len(text), -1)
+    maps = weights_LNTS.reshape(count, len(tokens), -1)
     for axes, map_TS, title in zip(grid.flat, maps, titles, strict=False):
         image = axes.imshow(np.ma.masked_equal(map_TS, 0), cmap=colours, norm=norm)
         axes.set_title(title)
-        _label_tokens(axes, text, side)
+        _label_tokens(axes, tokens, side)
         axes.spines[:].set_visible(False)
     for axes in list(grid.flat)[count:]:
         axes.set_visible(False)
@@ -138,12 +139,12 @@ def _head(head: int | str) -> str:
     return "mean of heads" if head == "mean" else f"head {head}"
 
 
-def _label_tokens(axes: Any, text: str, side: float) -> None:
+def _label_tokens(axes: Any, tokens: Sequence[str], side: float) -> None:
     """Labels every token on both axes, or every n-th where labels would overlap.
 
     ``side`` is the length of the axes, in inches.
     """
-    labels = [visible(character) for character in text]
+    labels = ["".join(map(visible, token)) for token in tokens]
     points = 72 * side / len(labels)
     stride = max(1, math.ceil(5 / points))
     size = min(9.0, max(4.5, 0.85 * points * stride))

@@ -18,6 +18,8 @@ from jaxformer.inspection.charts import _model_order
 from jaxformer.inspection.maps import visible
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
+from tests.cli.test_sample_ported import write_tokenizer
+from tests.support.ported import gpt2_state, hugging_face
 from tests.support.tiny import ROOT, TEXT, train_arguments
 
 QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
@@ -89,6 +91,18 @@ def test_attention_is_that_of_the_model(inspect, run):
     found = inspect("attention", "--text", "the $$ cat", "--unknown", "skip", "--head", "0")
     assert found["text"] == "the  cat"
     assert np.shape(found["weights"])[:2] == (2, 1)
+
+
+def test_attention_is_between_tokens_where_they_are_not_characters(tmp_path, capsys):
+    folder = hugging_face(tmp_path / "hf", gpt2_state())
+    write_tokenizer(folder / "tokenizer.json")
+    picture = tmp_path / "attention.png"
+    arguments = ["--text", " that hat, the cat", "--json", "--out", str(picture)]
+    assert main(["inspect", "attention", str(folder), *arguments]) == 0, capsys.readouterr().err
+    found = json.loads(picture.with_suffix(".json").read_text())
+    assert "".join(found["tokens"]) == found["text"] == " that hat, the cat"
+    assert len(found["tokens"]) < len(found["text"])
+    assert np.shape(found["weights"])[2:] == (len(found["tokens"]),) * 2
 
 
 def test_gradients_are_those_of_the_models_own_text(inspect, run):
@@ -169,7 +183,7 @@ def test_every_inspection_is_covered():
         (["attention", "--head", "2"], 2, ["--head must be in [0, 2): got 2"]),
         (["attention", "--head", "some"], 2, ["--head"]),
         (["attention", "--text", ""], 2, ["--text must not be empty"]),
-        (["attention", "--text", "the cat sat on"], 2, ["1 to 8 characters", "got 14"]),
+        (["attention", "--text", "the cat sat on"], 2, ["1 to 8 tokens", "got 14"]),
         (["gradients", "--text", "ÿ"], 3, ["U+00FF"]),
         (["gradients", "--text", "ÿ", "--unknown", "skip"], 2, ["got 0"]),
         (["gradients", "--step", "7"], 4, ["no step 7"]),

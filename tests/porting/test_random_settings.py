@@ -91,7 +91,10 @@ def check_there_and_back(case, config):
 
 
 def check(drawn):
-    """Checks a drawn case with its changes; ``--hypothesis-show-statistics`` counts the outcomes."""
+    """Checks a drawn case with its changes.
+
+    ``--hypothesis-show-statistics`` counts the outcomes.
+    """
     case, changes = drawn
     note(f"{case.dialect} {case.kind}: {changes} of {case.settings}")
     with in_float64():
