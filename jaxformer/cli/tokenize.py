@@ -132,9 +132,10 @@ def available_cores() -> int:
 def _summarize(index: dict[str, Any], out: Path) -> list[str]:
     lines = []
     for name, split in index["splits"].items():
+        length = split["bytes"] / max(1, split["tokens"])
         lines.append(
             f"{name}: {split['tokens']:,} tokens in {split['documents']:,} documents and "
-            f"{len(split['shards']):,} shards, {split['bytes'] / split['tokens']:.2f} bytes a token"
+            f"{len(split['shards']):,} shards, {length:.2f} bytes a token"
             + (f"; {split['answers']:,} tokens of answers count" if "answers" in split else "")
         )
     return [*lines, f"{out}: {index['vocab_size']:,} different tokens, {index['dtype']}"]

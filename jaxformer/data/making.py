@@ -13,13 +13,14 @@ from jaxformer.data.chat import ChatTemplate, find_template
 from jaxformer.data.encoders import EncoderSpec
 from jaxformer.data.shards import PROGRESS, read_progress, write_progress
 from jaxformer.data.sources import Source, find_sources
+from jaxformer.data.token_folders import TOKENIZER, check_hashes, find_tokenizer
 from jaxformer.data.tokenization import Tokenization, tokenize
 from jaxformer.errors import DirectoryInUseError, ResourceError, TextError, UsageError
-from jaxformer.storage.durable_files import atomic_write_text, sha256_of_file
+from jaxformer.storage.durable_files import atomic_write_text
 from jaxformer.token_data import INDEX, TokenFolder
 
 ENCODER = ".encoder.json"
-TOKENIZER = "tokenizer.json"
+IDS_AT_ONCE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,17 +202,9 @@ def check_folder(path: Path) -> dict[str, Any]:
     folder = TokenFolder(path)
     if not folder.index:
         raise UsageError(f"{path} has no {INDEX}, which has the hashes of its files")
-    expected = {TOKENIZER: folder.index.get("tokenizer_sha256")}
-    for split in folder.index["splits"].values():
-        for shard in split["shards"]:
-            expected[shard["file"]] = shard["sha256"]
-            for kind in ("documents", "answers"):
-                if kind in shard:
-                    expected[shard[kind]["file"]] = shard[kind]["sha256"]
-    for name, digest in expected.items():
-        file = folder.path / name
-        if digest is not None and not file.is_file():
-            raise TextError(f"{file} is missing: make the folder again")
-        if digest is not None and sha256_of_file(file, follow_links=True) != digest:
-            raise TextError(f"{file} is damaged: its SHA-256 is another; make the folder again")
+    find_tokenizer(folder)
+    check_hashes(folder)
+    for split in (folder.train, folder.val):
+        for start in range(0, len(split), IDS_AT_ONCE):
+            split.read(start, min(IDS_AT_ONCE, len(split) - start))
     return folder.index

@@ -14,6 +14,8 @@ from jaxformer.storage.durable_files import sha256_of_file
 from jaxformer.token_data import TokenFolder, TokenSplit
 
 TOKENIZER = "tokenizer.json"
+# A folder of at most so many tokens is compared with its hashes when it is opened.
+MOST_COMPARED = 1 << 24
 Tokenizer = CharTokenizer | HuggingFaceTokenizer | TokenNumbers
 
 
@@ -124,21 +126,15 @@ def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
         UsageError: its tokenizer needs a package that is not installed.
     """
     folder = TokenFolder(path, None if vocabulary is None else len(vocabulary))
-    file = folder.path / TOKENIZER if (folder.path / TOKENIZER).is_file() else None
+    if len(folder.train) + len(folder.val) <= MOST_COMPARED:
+        check_hashes(folder)
+    file, digest = find_tokenizer(folder)
     vocabulary = folder.index.get("vocabulary", vocabulary)
     tokenizer: Tokenizer = TokenNumbers(folder.vocab_size)
-    digest: str | None = None
     if isinstance(vocabulary, str):
         tokenizer, file = CharTokenizer(vocabulary), None
         digest = hashlib.sha256(vocabulary.encode()).hexdigest()
     elif file is not None:
-        expected = folder.index.get("tokenizer_sha256")
-        digest = sha256_of_file(file, follow_links=True)
-        if expected not in (None, digest):
-            raise TextError(
-                f"{file} is not the tokenizer that made the ids of {path}: put that back, or make "
-                "the folder again"
-            )
         tokenizer = HuggingFaceTokenizer(file)
     if tokenizer.vocabulary_size() > folder.vocab_size:
         raise TextError(
@@ -158,6 +154,38 @@ def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
         counts["bytes"] / counts["tokens"] if known else None,
         digest,
     )
+
+
+def find_tokenizer(folder: TokenFolder) -> tuple[Path | None, str | None]:
+    """Returns the ``tokenizer.json`` in a folder and its SHA-256; None if it has none.
+
+    Raises:
+        TextError: it is not the one that made the ids, or that one is missing.
+    """
+    file = folder.path / TOKENIZER
+    expected = folder.index.get("tokenizer_sha256")
+    digest = sha256_of_file(file, follow_links=True) if file.is_file() else None
+    if expected not in (None, digest):
+        what = "is missing" if digest is None else "is not the tokenizer that made the ids"
+        raise TextError(f"{file} {what}: put that back, or make the folder again")
+    return (None if digest is None else file), digest
+
+
+def check_hashes(folder: TokenFolder) -> None:
+    """Reads every file of a folder but the tokenizer, and compares it with its SHA-256.
+
+    Raises:
+        TextError: one is damaged.
+    """
+    expected = {}
+    for split in folder.index.get("splits", {}).values():
+        for shard in split["shards"]:
+            for about in (shard, shard.get("documents", {}), shard.get("answers", {})):
+                expected[about.get("file")] = about.get("sha256")
+    for name, digest in expected.items():
+        file = folder.path / str(name)
+        if digest and sha256_of_file(file, follow_links=True) != digest:
+            raise TextError(f"{file} is damaged: its SHA-256 is another; make the folder again")
 
 
 def check_same_tokenizer(corpus: TokenCorpus | TokenMixture, tokenizer: Any, source: str) -> None:

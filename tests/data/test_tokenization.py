@@ -314,13 +314,33 @@ def test_check_finds_one_flipped_bit(made, tmp_path, capsys):
     flags = ["--tokenizer", made, "--val-fraction", 0.1, "--out", tmp_path / "out"]
     assert tokenize(tmp_path / "a.txt", *flags) == 0
     capsys.readouterr()
-    for name in ("train-00000.bin", "val-00000.documents", "tokenizer.json"):
+    damaged = "is damaged: its SHA-256 is another"
+    for name, words in (
+        ("train-00000.bin", damaged),
+        ("val-00000.documents", damaged),
+        ("tokenizer.json", "is not the tokenizer that made the ids"),
+    ):
         path = tmp_path / "out" / name
         whole = path.read_bytes()
         path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
         assert tokenize("--check", "--out", tmp_path / "out") == 3
-        assert f"{name} is damaged" in capsys.readouterr().err
+        assert f"{name} {words}" in capsys.readouterr().err
         path.write_bytes(whole)
+
+
+def test_check_reads_ids_and_an_empty_split(made, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(corpus()[:5000])
+    flags = ["--tokenizer", made, "--val-fraction", 0.1, "--out", tmp_path / "out"]
+    assert tokenize(tmp_path / "a.txt", *flags) == 0
+    file = tmp_path / "out" / "index.json"
+    index = json.loads(file.read_text())
+    file.write_text(json.dumps(index | {"vocab_size": 300}))
+    assert tokenize("--check", "--out", tmp_path / "out") == 3
+    assert "outside of 300 tokens" in capsys.readouterr().err
+    index["splits"]["val"] = {"tokens": 0, "documents": 0, "bytes": 0, "shards": []}
+    file.write_text(json.dumps(index))
+    assert tokenize("--check", "--out", tmp_path / "out") == 0
+    assert "val: 0 tokens" in capsys.readouterr().out
 
 
 def test_separate_texts_to_validate_with(made, tmp_path):

@@ -124,6 +124,21 @@ def test_a_shard_that_is_cut_short_is_rejected(refuse, tmp_path):
     refuse(train_arguments(path, "out"), 3, "train-00002.bin")
 
 
+@pytest.mark.parametrize("name", ["train-00002.bin", "val-00000.bin"])
+def test_a_flipped_bit_is_found(refuse, tmp_path, name):
+    path = write_tokens(tmp_path / "tokens")
+    ids = np.fromfile(path / name, "<u2")
+    ids[7] ^= 1
+    ids.tofile(path / name)
+    refuse(train_arguments(path, "out"), 3, f"{name} is damaged")
+
+
+def test_a_missing_tokenizer_is_found(refuse, tmp_path):
+    path = write_tokens(tmp_path / "tokens", tokenizer_sha256="0" * 64)
+    (path / "tokenizer.json").unlink()
+    refuse(train_arguments(path, "out"), 3, "tokenizer.json is missing")
+
+
 def test_ids_of_a_larger_vocabulary_are_rejected(refuse, tmp_path):
     path = write_nanogpt(tmp_path / "ids", {"train": np.arange(500), "val": np.arange(50)}, "ab")
     refuse(train_arguments(path, "out"), 3, "outside of 2 tokens")
