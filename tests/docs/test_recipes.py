@@ -5,9 +5,12 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import transformers
 
+import jaxformer
 from jaxformer.cli.main import main
 from tests.support.tiny import records
 from tests.support.tokens import SIZE, corpus, tokenizer
@@ -55,8 +58,7 @@ def test_gpt2(empty_folder, capsys):
     assert capsys.readouterr().out.startswith("The")
 
 
-@pytest.mark.tier("full")
-def test_fine_tuning(empty_folder, capsys):
+def write_model_and_answers():
     config = transformers.LlamaConfig(
         vocab_size=SIZE, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
         num_attention_heads=2, max_position_embeddings=64, eos_token_id=0, bos_token_id=None,
@@ -67,7 +69,12 @@ def test_fine_tuning(empty_folder, capsys):
         {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "7"}]}
         for n in range(60)
     ]
-    (empty_folder / "answers.jsonl").write_text("\n".join(map(json.dumps, talks)))
+    Path("answers.jsonl").write_text("\n".join(map(json.dumps, talks)))
+
+
+@pytest.mark.tier("full")
+def test_fine_tuning(empty_folder):
+    write_model_and_answers()
     tokenize, train, sample, port = BLOCKS[1]
     run(tokenize)
     run(train, f"{SMALL} --steps 20 --eval-interval 10 --learning-rate 1e-2")
@@ -82,10 +89,37 @@ def test_fine_tuning(empty_folder, capsys):
 
 
 @pytest.mark.tier("full")
+# PEFT asks transformers by a name that is going away.
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_adapters(empty_folder):
+    peft = pytest.importorskip("peft")
+    write_model_and_answers()
+    run(BLOCKS[1][0])
+    train, sample, to_peft, back, merge = BLOCKS[2]
+    run(train, f"{SMALL} --steps 20 --eval-interval 10 --learning-rate 1e-2")
+    found = [r["val_loss"] for r in records("runs/lora") if "val_loss" in r]
+    assert found[-1] < found[0]
+    for command in (sample, to_peft, back, merge):
+        run(command)
+    ids = torch.arange(9)[None]
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    adapted = peft.PeftModel.from_pretrained(load("model"), "adapter")
+    with torch.no_grad():
+        logits = adapted(ids).logits.numpy()
+        merged = load("merged")(ids).logits.numpy()
+        base = load("model")(ids).logits.numpy()
+    np.testing.assert_allclose(merged, logits, rtol=0, atol=1e-5)
+    assert np.abs(logits - base).max() > 1e-3
+    again = jaxformer.load("runs/again").module
+    again.eval()
+    np.testing.assert_allclose(again(ids.numpy()), logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.tier("full")
 def test_characters_bytes_and_tokens(empty_folder):
     (empty_folder / "tiny-shakespeare.txt").write_text(corpus()[:40_000])
-    assert len(BLOCKS) == 3
-    for command in BLOCKS[2]:
+    assert len(BLOCKS) == 4
+    for command in BLOCKS[3]:
         run(command, f"{SMALL} {MODEL} --steps 2")
     for name in ("bytes", "tokens"):
         assert records(f"runs/{name}")[-1]["val_bits_per_byte"] > 0
