@@ -1,19 +1,24 @@
 """Settings of a config.json: every one is read, known to be without effect, or rejected."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import transformers
+from flax import nnx
 
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
 from jaxformer.parity import compare
 from jaxformer.porting import from_torch, open_checkpoint
+from jaxformer.porting.api import export_plan
 from jaxformer.porting.dialects import HUGGING_FACE, detect_dialect, find_dialect
 from jaxformer.porting.mapping.abstract_modules import build_abstract
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.transformer_lm import TransformerLM
 from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.cases.rotary import LONG
 from tests.support.hugging_face.folders import change_config, save_folder
 from tests.support.hugging_face.running import build_case
 from tests.support.tiers import full_except
@@ -101,6 +106,9 @@ def test_a_model_type_that_is_not_known_says_what_is_nearest_and_what_is_missing
         ("gpt2", {"hidden_size": 25}, "n_embd and hidden_size must be the same: got [24, 25]"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "layer_types must be"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1]}}, "mrope_section="),
+        # transformers 4 puts the ratio of the lengths, 5, in place of this factor; 5 does not.
+        ("llama", {"rope_scaling": {**LONG, "factor": 4.5}, "original_max_position_embeddings": 64},
+         "rope_scaling's factor must follow from the two lengths"),
     ],
 )  # fmt: skip
 def test_a_setting_that_would_be_ignored_is_rejected_by_name(case, changes, words):
@@ -109,6 +117,18 @@ def test_a_setting_that_would_be_ignored_is_rejected_by_name(case, changes, word
         config_of(CASES[case].dialect, settings)
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_factor_of_longrope_is_written_as_every_version_reads_it():
+    settings = build_case(CASES["llama"]).config.to_dict()
+    config = config_of("llama", settings | {"rope_parameters": {**LONG, "factor": 4.5}})
+    model = TransformerLM(config, rngs=nnx.Rngs(0))
+    written = export_plan(model, "llama").module_mapping.settings(model)
+    factor = math.sqrt(1 + math.log(4.5) / math.log(64))
+    assert written["rope_scaling"]["attention_factor"] == factor
+    assert written["rope_parameters"]["attention_factor"] == factor
+    again = config_of("llama", written)
+    assert again.position.rotary.scaling.rotary_attention_factor == factor
 
 
 def test_settings_without_effect_are_named_to_be_ignored(folder, changed, tmp_path, capsys):

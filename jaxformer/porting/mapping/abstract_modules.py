@@ -90,8 +90,10 @@ def architecture_of(module: Any) -> dict[str, Any]:
             values |= {name: settings.get(name) for name in _USED_BY_THE_MODEL}
         for name, value in values.items():
             if isinstance(value, RotaryScaling):
-                # Of a linear one the other numbers are not used.
-                value = value.factor if value.kind == "linear" else dataclasses.astuple(value)
+                # Of a linear one the other numbers are not used. What tables are multiplied by
+                # may follow from the factor.
+                whole = dataclasses.replace(value, attention_factor=value.table_factor)
+                value = value.factor if value.kind == "linear" else dataclasses.astuple(whole)
             if name.startswith("_") or not isinstance(value, int | float | str | tuple | None):
                 continue
             found[f"{at}.{name}".removeprefix(".")] = value

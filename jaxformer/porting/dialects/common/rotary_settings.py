@@ -4,10 +4,12 @@
 stood beside a ``rope_scaling``. Both forms are read and written.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxformer.builders import make_rotary_scaling
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
@@ -57,6 +59,14 @@ def _attention_factor(parameters: SourceModel, values: Values) -> float | None:
         return None
     one, other = (yarn_attention_factor(values["rotary_scaling_factor"], m) for m in scales)
     return one / other
+
+
+def _must_say_factor(fields: Values, context_length: int) -> bool:
+    """Whether transformers 4 would scale longrope's tables otherwise: by the ratio of lengths."""
+    if fields["rotary_scaling"] != "longrope" or fields["rotary_attention_factor"] is not None:
+        return False
+    ratio = context_length / fields["rotary_original_context_length"]
+    return bool(fields["rotary_scaling_factor"] != ratio)
 
 
 _TRAINED = _is("llama3", "yarn", "longrope")
@@ -158,7 +168,12 @@ class RotaryPositions(Row):
         # What stands beside them goes first.
         length = source_model.setting(TRAINED_LENGTH, default=None)
         beside = {} if length is None else {TRAINED_LENGTH: length}
-        return self.read_parameters({**given, **beside}, source_model, values)
+        fields = self.read_parameters({**given, **beside}, source_model, values)
+        if found[0] and beside and _must_say_factor(fields, values["context_length"]):
+            words = "follow from the two lengths, which transformers 4 reads, or there must be an "
+            factor = fields["rotary_scaling_factor"]
+            raise unsupported("rope_scaling's factor", words + "attention_factor", factor)
+        return fields
 
     def read_parameters(
         self, given: Mapping[str, Any], source_model: SourceModel, values: Values
@@ -186,8 +201,10 @@ class RotaryPositions(Row):
     def write(self, config: TransformerLMConfig) -> dict[str, Any]:
         """Gives both forms."""
         parameters = write_settings(self.rows, config)
-        scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
         rotary = config.position.rotary
+        if _must_say_factor(dataclasses.asdict(rotary.scaling), config.context_length):
+            parameters["attention_factor"] = make_rotary_scaling(rotary.scaling).table_factor
+        scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
         is_scaled = rotary.scaling.rotary_scaling != "none"
         if self.has_two_fields and scaling.keys() == {"rope_type", "factor"}:
             scaling = {"type": scaling["rope_type"], "factor": scaling["factor"]}
