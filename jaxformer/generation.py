@@ -25,8 +25,6 @@ from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import read_prompt
 from jaxformer.transformer_lm import TransformerLM
 
-Definition = nnx.GraphDef[Any]
-
 
 def make_cache(
     config: TransformerLMConfig, batch: int, length: int, dtype: jnp.dtype
@@ -238,7 +236,7 @@ class _Window:
 
 @functools.lru_cache(maxsize=16)
 def _programs(
-    definition: Definition,
+    definition: nnx.GraphDef[Any],
     settings: tuple[float, int | None, float | None] | None,
     cache_dtype: jnp.dtype,
 ) -> tuple[Callable[..., _Window], Callable[..., _Window]]:
@@ -331,9 +329,8 @@ def _stream(
         rows = [r if len(r) <= context_length else r[-max(context_length // 2, 1) :] for r in rows]
         length = max(len(row) for row in rows)
         end = min(length + num_tokens - made, context_length + 1) if use_cache else length + 1
-        window = _Window.pack(
-            rows, ended_B, lengths.round_up(length, shortest_cache, context_length)
-        )
+        slots = lengths.round_up(length, shortest_cache, context_length)
+        window = _Window.pack(rows, ended_B, slots)
         padding = np.array(window.padding_B)
         slots_read = lengths.round_up(length, lengths.SHORTEST_PREFILL, context_length)
         window = prefill(window, np.int32(made), slots_read=slots_read)

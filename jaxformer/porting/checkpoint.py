@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.char_data import CharTokenizer
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
-from jaxformer.config_tree import from_dict, required_settings, setting_types
+from jaxformer.config_tree import from_dict
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
@@ -22,7 +22,7 @@ from jaxformer.porting.formats.raw_checkpoints import (
     read_meta,
     read_raw_checkpoint,
 )
-from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
+from jaxformer.porting.mapping.abstract_modules import as_config
 from jaxformer.porting.mapping.casts import cast
 from jaxformer.porting.mapping.matching import unwrap
 from jaxformer.porting.mapping.optimizer_state import OptimizerState, read_optimizer
@@ -259,27 +259,6 @@ def open_checkpoint(
         tuple(ignore),
         force,
     )
-
-
-def as_config(settings: Mapping[str, Any]) -> Any:
-    """Returns a config of jaxformer if the settings are those of one, else the settings.
-
-    Args:
-        settings: of a model, or of a training run with its model's under "model".
-
-    Raises:
-        UsageError: they are those of a jaxformer model, and invalid.
-    """
-    inner = settings.get("model")
-    if isinstance(inner, Mapping):
-        settings = inner
-    for cls in MODEL_OF_CONFIG:
-        if required_settings(cls) <= settings.keys() <= setting_types(cls).keys():
-            try:
-                return from_dict(cls, dict(settings))
-            except (ValueError, TypeError) as error:
-                raise UsageError(f"these settings make no model: {error}") from error
-    return dict(settings)
 
 
 def load_model(

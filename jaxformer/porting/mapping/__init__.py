@@ -11,6 +11,7 @@ converted when they are read.
 - ``abstract_modules``, ``validation``: target modules without weights, from untrusted settings.
 - ``matching``: finds the class that arrays belong to; ``plans``: plans of imports and exports.
 - ``transfer``, ``casts``: tensors that are converted when they are read.
-- ``optimizer_state``: AdamW's state, carried by the same links.
+- ``optimizer_state``: what optimizers keep, carried by the same links; ``optimizer_groups``: their
+  settings.
 - ``position_tables``: imported tables of positions.
 """

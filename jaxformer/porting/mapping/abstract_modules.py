@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
@@ -32,6 +34,27 @@ _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
     "head", "pooler", "num_token_types", "tie_embeddings",
 )  # fmt: skip
+
+
+def as_config(settings: Mapping[str, Any]) -> Any:
+    """Returns a config of jaxformer if the settings are those of one, else the settings.
+
+    Args:
+        settings: of a model, or of a training run with its model's under "model".
+
+    Raises:
+        UsageError: they are those of a jaxformer model, and invalid.
+    """
+    inner = settings.get("model")
+    if isinstance(inner, Mapping):
+        settings = inner
+    for cls in MODEL_OF_CONFIG:
+        if required_settings(cls) <= settings.keys() <= setting_types(cls).keys():
+            try:
+                return from_dict(cls, dict(settings))
+            except (ValueError, TypeError) as error:
+                raise UsageError(f"these settings make no model: {error}") from error
+    return dict(settings)
 
 
 def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, config: Any) -> Any:

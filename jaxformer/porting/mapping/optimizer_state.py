@@ -11,7 +11,6 @@ Adafactor keeps is not laid out as parameters are, and stays in jaxformer.
 """
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,13 +22,17 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.optimizers import hidden_matrices
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.matching import unwrap
+from jaxformer.porting.mapping.optimizer_groups import (
+    as_number,
+    find_kind,
+    read_groups,
+    write_group,
+)
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.transfer import export_tensors, import_tensors
 
 # Those whose state PyTorch has no place for.
 WITHOUT_TORCH_FORM = ("adafactor",)
-# Variants of Adam and SGD that compute something else.
-UNSUPPORTED = ("amsgrad", "maximize", "nesterov", "dampening")
 Tensors = Mapping[str, StoredTensor]
 
 
@@ -75,7 +78,7 @@ def read_optimizer(
     named = [name for name in dict.fromkeys(_canonical(plan, plan.order)) if name in shapes]
     hidden = _hidden(plan)
     names = _names_of(groups, named, shapes, hidden if kind == "muon" else ())
-    settings = _settings(groups, names, shapes)
+    settings = read_groups(groups, names, shapes)
     entries = {names.get(key, str(key)): entry for key, entry in state["state"].items()}
     problems = [f"unexpected state of {name}" for name in entries if name not in shapes]
     if not entries:
@@ -88,7 +91,7 @@ def read_optimizer(
             "the weights alone"
         )
     problems += [f"no state of {name}" for name in shapes if name not in entries]
-    counts = {_number(entry.get("step", steps)) for entry in entries.values()}
+    counts = {as_number(entry.get("step", steps)) for entry in entries.values()}
     if len(counts) > 1:
         problems.append(f"its parameters made different numbers of steps: {sorted(counts)}")
     moments: dict[str, dict[str, StoredTensor]] = {}
@@ -108,33 +111,6 @@ def read_optimizer(
         target: import_tensors(_links_of(plan, found), found) for target, found in moments.items()
     }
     return OptimizerState(imported, int(counts.pop()), settings, kind)
-
-
-def find_kind(groups: Sequence[Mapping[str, Any]]) -> str:
-    """Returns which optimizer has such groups, by its name in ``OPTIMIZERS``.
-
-    Raises:
-        UsageError: none of jaxformer's.
-    """
-    kind = "adamw"
-    for group in groups:
-        odd = [f"{name}={group[name]}" for name in UNSUPPORTED if group.get(name)]
-        if "hidden" in group:
-            kind = "muon"
-        elif "betas" in group:
-            kind = "adamw" if "eps" in group else "lion"
-        elif "momentum" in group and "dampening" in group:
-            kind = "sgd"
-        else:
-            odd.append("not AdamW, SGD, nor Lion or Muon as torch_ref has them")
-        if group.get("decoupled_weight_decay") is False:
-            odd.append("Adam with L2 regularisation")
-        if odd:
-            raise UsageError(
-                "unsupported: the optimizer must be plain AdamW, or one of the others that "
-                f"jaxformer has: got {', '.join(odd)}"
-            )
-    return kind
 
 
 def _keeps(kind: str, moment: str, is_hidden: bool) -> bool:
@@ -208,7 +184,7 @@ def write_optimizer(
             }
         groups.append(
             {
-                **_group_settings(kind, optimizer.settings, decays=decays),
+                **write_group(kind, optimizer.settings, decays=decays),
                 **({"hidden": is_hidden} if kind == "muon" else {}),
                 "params": list(range(start, len(state))),
                 "param_names": members,
@@ -283,98 +259,7 @@ def _names_of(
     return dict(zip(flat, named, strict=True))
 
 
-def _settings(
-    groups: Sequence[Mapping[str, Any]], names: Mapping[Any, str], shapes: Mapping[str, Any]
-) -> dict[str, float]:
-    """Returns the settings of all groups.
-
-    Raises:
-        UsageError: they differ, or other parameters decay than in jaxformer.
-    """
-    values: dict[str, set[float]] = {}
-    for group in groups:
-        found = {"learning_rate": group["lr"]}
-        if "betas" in group:
-            found["beta1"], found["beta2"] = group["betas"]
-        found |= {name: group[name] for name in ("eps", "momentum") if name in group}
-        for name, value in found.items():
-            values.setdefault(name, set()).add(_number(value))
-    several = [f"{name} {sorted(v)}" for name, v in values.items() if len(v) > 1]
-    if several:
-        raise UsageError(
-            f"unsupported: its groups differ in {', '.join(several)}, not in decay only"
-        )
-    decay = {
-        names[key]: _number(group.get("weight_decay", 0.0))
-        for group in groups
-        for key in group["params"]
-        if key in names
-    }
-    rates = {rate for name, rate in decay.items() if len(shapes.get(name, ())) >= 2}
-    odd = [n for n, rate in decay.items() if len(shapes.get(n, ())) < 2 and rate]
-    if len(rates) > 1:
-        odd += [n for n, rate in decay.items() if len(shapes.get(n, ())) >= 2 and not rate]
-    if len(rates - {0.0}) > 1 or odd:
-        raise UsageError(
-            "unsupported: parameters of two or more dimensions must decay at one rate, and no "
-            f"others: got {', '.join(odd) or sorted(rates)}"
-        )
-    return {name: v.pop() for name, v in values.items()} | {"weight_decay": max(rates, default=0.0)}
-
-
-def _group_settings(kind: str, settings: Mapping[str, float], *, decays: bool) -> dict[str, Any]:
-    """Returns all settings of a group of the optimizer, torch's defaults included."""
-    always = {
-        "lr": settings.get("learning_rate", 1e-3),
-        "weight_decay": settings.get("weight_decay", 0.01) if decays else 0.0,
-    }
-    betas = (settings.get("beta1", 0.9), settings.get("beta2", 0.999))
-    if kind == "lion":
-        return {**always, "betas": betas}
-    momentum = settings.get("momentum", OPTIMIZERS[kind].momentum)
-    if kind == "sgd":
-        return {
-            **always,
-            "momentum": momentum,
-            "dampening": 0,
-            "nesterov": False,
-            "maximize": False,
-            "foreach": None,
-            "differentiable": False,
-            "fused": None,
-        }
-    eps = settings.get("eps", 1e-8)
-    if kind == "muon":
-        return {**always, "betas": betas, "momentum": momentum, "eps": eps}
-    return {
-        **always,
-        "betas": betas,
-        "eps": eps,
-        "amsgrad": False,
-        "foreach": None,
-        "maximize": False,
-        "capturable": False,
-        "differentiable": False,
-        "fused": None,
-        "decoupled_weight_decay": True,
-    }
-
-
 def _stored(value: Any) -> StoredTensor:
     from jaxformer.porting.formats.arrays import to_stored_tensors
 
     return to_stored_tensors({"": value})[""]
-
-
-def _number(value: Any) -> float:
-    """Returns a plain number from a number or an array of one.
-
-    Raises:
-        CheckpointError: it is neither.
-    """
-    if isinstance(value, StoredTensor) and math.prod(value.shape) == 1:
-        value = value.read().reshape(())
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"an optimizer setting is no number: {value!r}") from error

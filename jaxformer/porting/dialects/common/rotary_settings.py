@@ -202,23 +202,22 @@ class RotaryPositions(Row):
         """Gives both forms."""
         parameters = write_settings(self.rows, config)
         rotary = config.position.rotary
-        if _must_say_factor(dataclasses.asdict(rotary.scaling), config.context_length):
-            parameters["attention_factor"] = make_rotary_scaling(rotary.scaling).table_factor
+        settings, scaled = dataclasses.asdict(rotary.scaling), make_rotary_scaling(rotary.scaling)
+        if scaled and _must_say_factor(settings, config.context_length):
+            parameters["attention_factor"] = scaled.table_factor
         scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
-        is_scaled = rotary.scaling.rotary_scaling != "none"
         if self.has_two_fields and scaling.keys() == {"rope_type", "factor"}:
             scaling = {"type": scaling["rope_type"], "factor": scaling["factor"]}
         # transformers 4 chooses between longrope's factors by this one alone.
-        length = rotary.scaling.rotary_original_context_length
-        beside = {TRAINED_LENGTH: length} if rotary.scaling.rotary_scaling == "longrope" else {}
+        beside = {TRAINED_LENGTH: settings["rotary_original_context_length"]}
         # A whole head is what all readers take, where it is the usual.
         is_whole = self.fraction is None or self.fraction == rotary.rotary_fraction == 1.0
         return {
             "rope_parameters": parameters,
             "rope_theta": rotary.rotary_base,
             self.base_name: rotary.rotary_base,
-            "rope_scaling": scaling if is_scaled else None,
-            **beside,
+            "rope_scaling": scaling if scaled else None,
+            **(beside if scaled and scaled.kind == "longrope" else {}),
             **({} if is_whole else {self.fraction_name: rotary.rotary_fraction}),
         }
 

@@ -33,7 +33,7 @@ class TransformersType:
 
 
 def _read() -> dict[str, TransformersType]:
-    text = resources.files("jaxformer.porting.dialects").joinpath("transformers_types.json")
+    text = resources.files("jaxformer.porting").joinpath("transformers_types.json")
     entries = json.loads(text.read_text("utf-8"))
     return {name: TransformersType(**entry) for name, entry in entries.items()}
 
