@@ -1,0 +1,130 @@
+"""The groups of PyTorch's optimizers: which optimizer has them, and its settings, both ways."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxformer.config_optimizers import OPTIMIZERS
+from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.porting.formats.tensors import StoredTensor
+
+# Variants of Adam and SGD that compute something else.
+UNSUPPORTED = ("amsgrad", "maximize", "nesterov", "dampening")
+
+
+def find_kind(groups: Sequence[Mapping[str, Any]]) -> str:
+    """Returns which optimizer has such groups, by its name in ``OPTIMIZERS``.
+
+    Raises:
+        UsageError: none of jaxformer's.
+    """
+    kind = "adamw"
+    for group in groups:
+        odd = [f"{name}={group[name]}" for name in UNSUPPORTED if group.get(name)]
+        if "hidden" in group:
+            kind = "muon"
+        elif "betas" in group:
+            kind = "adamw" if "eps" in group else "lion"
+        elif "momentum" in group and "dampening" in group:
+            kind = "sgd"
+        else:
+            odd.append("not AdamW, SGD, nor Lion or Muon as torch_ref has them")
+        if group.get("decoupled_weight_decay") is False:
+            odd.append("Adam with L2 regularisation")
+        if odd:
+            raise UsageError(
+                "unsupported: the optimizer must be plain AdamW, or one of the others that "
+                f"jaxformer has: got {', '.join(odd)}"
+            )
+    return kind
+
+
+def read_groups(
+    groups: Sequence[Mapping[str, Any]], names: Mapping[Any, str], shapes: Mapping[str, Any]
+) -> dict[str, float]:
+    """Returns the settings of all groups.
+
+    Raises:
+        UsageError: they differ, or other parameters decay than in jaxformer.
+    """
+    values: dict[str, set[float]] = {}
+    for group in groups:
+        found = {"learning_rate": group["lr"]}
+        if "betas" in group:
+            found["beta1"], found["beta2"] = group["betas"]
+        found |= {name: group[name] for name in ("eps", "momentum") if name in group}
+        for name, value in found.items():
+            values.setdefault(name, set()).add(as_number(value))
+    several = [f"{name} {sorted(v)}" for name, v in values.items() if len(v) > 1]
+    if several:
+        raise UsageError(
+            f"unsupported: its groups differ in {', '.join(several)}, not in decay only"
+        )
+    decay = {
+        names[key]: as_number(group.get("weight_decay", 0.0))
+        for group in groups
+        for key in group["params"]
+        if key in names
+    }
+    rates = {rate for name, rate in decay.items() if len(shapes.get(name, ())) >= 2}
+    odd = [n for n, rate in decay.items() if len(shapes.get(n, ())) < 2 and rate]
+    if len(rates) > 1:
+        odd += [n for n, rate in decay.items() if len(shapes.get(n, ())) >= 2 and not rate]
+    if len(rates - {0.0}) > 1 or odd:
+        raise UsageError(
+            "unsupported: parameters of two or more dimensions must decay at one rate, and no "
+            f"others: got {', '.join(odd) or sorted(rates)}"
+        )
+    return {name: v.pop() for name, v in values.items()} | {"weight_decay": max(rates, default=0.0)}
+
+
+def write_group(kind: str, settings: Mapping[str, float], *, decays: bool) -> dict[str, Any]:
+    """Returns all settings of a group of the optimizer, torch's defaults included."""
+    always = {
+        "lr": settings.get("learning_rate", 1e-3),
+        "weight_decay": settings.get("weight_decay", 0.01) if decays else 0.0,
+    }
+    betas = (settings.get("beta1", 0.9), settings.get("beta2", 0.999))
+    if kind == "lion":
+        return {**always, "betas": betas}
+    momentum = settings.get("momentum", OPTIMIZERS[kind].momentum)
+    if kind == "sgd":
+        return {
+            **always,
+            "momentum": momentum,
+            "dampening": 0,
+            "nesterov": False,
+            "maximize": False,
+            "foreach": None,
+            "differentiable": False,
+            "fused": None,
+        }
+    eps = settings.get("eps", 1e-8)
+    if kind == "muon":
+        return {**always, "betas": betas, "momentum": momentum, "eps": eps}
+    return {
+        **always,
+        "betas": betas,
+        "eps": eps,
+        "amsgrad": False,
+        "foreach": None,
+        "maximize": False,
+        "capturable": False,
+        "differentiable": False,
+        "fused": None,
+        "decoupled_weight_decay": True,
+    }
+
+
+def as_number(value: Any) -> float:
+    """Returns a plain number from a number or an array of one.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    if isinstance(value, StoredTensor) and math.prod(value.shape) == 1:
+        value = value.read().reshape(())
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"an optimizer setting is no number: {value!r}") from error
