@@ -47,7 +47,8 @@ def _draw(
     if isinstance(key, jax.core.Tracer) or size > _LARGE:
         return scale * sample(key, shape)
     length = max(_SMALL, 1 << max(size - 1, 0).bit_length())
-    return jnp.array(float(scale) * np.asarray(sample(key, (length,)))[:size].reshape(shape))
+    drawn = np.asarray(sample(key, (length,)))[:size].reshape(shape)
+    return jax.device_put(float(scale) * drawn, may_alias=False)
 
 
 def constant(value: float) -> Initializer:

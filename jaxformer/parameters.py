@@ -118,9 +118,9 @@ def set_parameters(module: nnx.Module, parameters: Parameters) -> None:
 def _as_array(array: Any) -> Array:
     """Returns a JAX array as it is and a numpy array as a copy.
 
-    ``jnp.asarray`` would compile a program for each shape of a numpy array.
+    ``jnp.asarray`` and ``jnp.array`` would compile a program for each shape of a numpy array.
     """
-    return array if isinstance(array, jax.Array) else jax.numpy.array(array)
+    return array if isinstance(array, jax.Array) else jax.device_put(array, may_alias=False)
 
 
 class _ShapesOnly:

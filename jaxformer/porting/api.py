@@ -166,5 +166,5 @@ def _on_device(name: str, tensor: StoredTensor) -> jax.Array:
             f"{name} is float64: call jax.config.update('jax_enable_x64', True) first, or cast "
             "the weights to float32"
         )
-    # Not ``asarray``, which compiles a program for each shape of a numpy array.
-    return jax.numpy.array(tensor.read())
+    # Not ``jnp.array``, which compiles a program for each shape of a numpy array.
+    return jax.device_put(tensor.read(), may_alias=False)

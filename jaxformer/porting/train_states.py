@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -112,7 +113,9 @@ def make_train_state(
             f"{config.kind.title}"
         )
     moments = {
-        group: {name: jnp.array(tensor.read()) for name, tensor in kept.items()}
+        group: {
+            name: jax.device_put(tensor.read(), may_alias=False) for name, tensor in kept.items()
+        }
         for group, kept in optimizer.moments.items()
     }
     step = jnp.int32(optimizer.count)

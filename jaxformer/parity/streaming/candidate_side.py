@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -164,5 +165,5 @@ def as_jax(array: np.ndarray, dtype: str) -> Any:
     if array.dtype.itemsize > DTYPES[dtype].itemsize:
         array = array.astype(DTYPES[dtype])
     if array.ndim == 2 and array.flags.f_contiguous:
-        return jnp.asarray(array.T).T.astype(dtype)
-    return jnp.asarray(array).astype(dtype)
+        return jax.device_put(array.T).T.astype(dtype)
+    return jax.device_put(array).astype(dtype)

@@ -82,7 +82,7 @@ def run_isolated(
     arguments: dict[str, list[dict[str, Any]]] = {}
 
     def cast(tree: Any) -> Any:
-        return jax.tree.map(lambda a: jnp.asarray(a, dtype) if jax_trace.is_float(a) else a, tree)
+        return jax.tree.map(lambda a: _as_dtype(a, dtype) if jax_trace.is_float(a) else a, tree)
 
     def pure(own: Any, inputs: Any, given: Any) -> tuple[list[Any], dict[str, list[list[Any]]]]:
         inner = merge(definition, {**own, **unused}, rest)
@@ -136,9 +136,16 @@ def _fill_zeros(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
     """Returns one gradient for each array: zero where none, or one of another shape, is given."""
     padded = [*gradients, *[None] * len(arrays)]
     return [
-        jnp.zeros_like(a) if g is None or g.shape != a.shape else jnp.asarray(g, a.dtype)
+        np.zeros(a.shape, a.dtype) if g is None or g.shape != a.shape else _as_dtype(g, a.dtype)
         for a, g in zip(arrays, padded, strict=False)
     ]
+
+
+def _as_dtype(array: Any, dtype: Any) -> Any:
+    """Returns an array for JAX; numpy's are cast by numpy, which compiles nothing."""
+    if isinstance(array, np.ndarray):
+        return jax.device_put(array.astype(dtype), may_alias=False)
+    return jnp.asarray(array, dtype)
 
 
 def _to_numpy(tree: Any) -> Any:
