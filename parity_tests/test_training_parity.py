@@ -186,6 +186,7 @@ def test_float64_trajectories_agree(oracles):
         np.testing.assert_allclose(moment, reference.moments[name], rtol=0, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.tier("full")
 def test_the_model_learned_and_was_clipped(oracles):
     candidate, _ = oracles
     assert candidate.losses[-20:].mean() < candidate.losses[:5].mean() - 1

@@ -121,6 +121,7 @@ def test_a_damaged_checkpoint_is_refused_by_number_and_passed_over_otherwise(
     assert snapshot(empty_folder) == before
 
 
+@pytest.mark.tier("full")
 def test_a_reader_that_leaves_early_is_no_error(whole):
     process = start("sample", whole, "--tokens", 100_000)
     assert process.stdout.read(5)

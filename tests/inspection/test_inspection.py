@@ -132,6 +132,7 @@ def test_norm_orders_are_drawn_over_any_depth(inspect):
     assert found["pre_norm"]["std"][5] > found["pre_norm"]["std"][1] > 1
 
 
+@pytest.mark.tier("full")
 def test_positions_are_the_trained_ones_and_the_fixed_ones(inspect, run):
     assert np.shape(inspect("positions", "--length", "1")["tables"]["alibi"]) == (2, 1, 1)
     found = inspect("positions", "--dimensions", "1", "6")

@@ -107,6 +107,7 @@ assert result.is_equal, "they differ by more than rounding"
 """
 
 
+@pytest.mark.tier("full")
 def test_a_folder_of_format_1_still_runs(llamas, tmp_path):
     """Its script, its node.json and its arrays say theirs and ours."""
     wrong = changed(

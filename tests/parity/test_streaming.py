@@ -191,6 +191,7 @@ def test_swapped_projections_and_layers(tmp_path):
     assert "it is the reference's blocks.0.feed_forward.up_proj" in streamed.root_causes[0].message
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n == "llama" else FULL) for n in ("llama", "gemma", "opt")]
 )
@@ -203,6 +204,7 @@ def test_large_arrays_are_held_in_parts(tmp_path, monkeypatch, name):
     assert_same(streamed, whole)
 
 
+@pytest.mark.tier("full")
 def test_a_wrong_head_is_found_in_parts(tmp_path, monkeypatch):
     a = llama(tmp_path)
     wrong = changed(

@@ -288,6 +288,7 @@ def test_integers_that_enter_a_submodule_are_compared():
     assert report.root_causes[0].message == "the input of table differs on equal inputs"
 
 
+@pytest.mark.tier("full")
 def test_attention_to_another_sequence():
     x, memory = hidden(1), hidden(2, 13)
     reference = randomize(encdec.MultiHeadAttention(D, 4))

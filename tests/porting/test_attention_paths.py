@@ -71,6 +71,7 @@ def test_a_folder_keeps_the_path_that_it_names(tmp_path):
     assert torch.equal(*outputs)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("path", ["eager", "sdpa"])
 def test_verify_runs_the_path_that_the_folder_names(path, tmp_path):
     folder, ported = tmp_path / "folder", tmp_path / "ported.safetensors"

@@ -26,7 +26,7 @@ from tests.support.hugging_face.running import (
     source_tables,
     tokens,
 )
-from tests.support.tiers import first_of_each, full_except
+from tests.support.tiers import SLOW, first_of_each, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -53,13 +53,19 @@ def file_of(name):
     return HUGGING_FACE.get(dialect, dialect)
 
 
-# The default tier has the first type of each file of dialects; the arrays of every type come back
-# to the bit in ``test_hugging_face_arrays``.
-@pytest.fixture(scope="module", params=first_of_each(ALL_CASES, file_of))
+@pytest.fixture(scope="module")
 def proof(request):
     return Proof(request.param)
 
 
+def first_of_its_type(values):
+    """Returns parameters of which only the first of each model type is not of the slow tier."""
+    return first_of_each(values, lambda name: ALL_CASES[name].dialect, SLOW)
+
+
+# The default tier has the first type of each file of dialects; the arrays of every type come back
+# to the bit in ``test_hugging_face_arrays``.
+@pytest.mark.parametrize("proof", first_of_each(ALL_CASES, file_of), indirect=True)
 def test_outputs_hidden_states_and_gradients_are_equal(proof):
     found = proof.outputs_and_gradients()
     assert found["outputs"] <= 1e-12
@@ -68,6 +74,7 @@ def test_outputs_hidden_states_and_gradients_are_equal(proof):
     assert found["gradients"] <= 1e-11
 
 
+@pytest.mark.parametrize("proof", first_of_its_type(ALL_CASES), indirect=True)
 @pytest.mark.tier("full")
 def test_outputs_are_equal_without_a_mask(proof):
     found = proof.without_mask()
@@ -83,7 +90,9 @@ def test_the_parts_of_a_model_type_are_those_that_are_listed(dialect):
     assert list(listed) == table.parts_of_dialect(dialect)
 
 
-@pytest.mark.parametrize("name", full_except(MAKES_TEXT, lambda name: name in ("gpt2", "llama")))
+@pytest.mark.parametrize(
+    "name", first_of_its_type(full_except(MAKES_TEXT, lambda name: name in ("gpt2", "llama")))
+)
 def test_greedy_texts_are_equal(name):
     found, expected = Proof(name).texts()
     assert np.array_equal(found, expected)

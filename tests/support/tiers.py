@@ -1,6 +1,6 @@
 """The tiers of tests: each test is in one, ``default`` unless its marker ``tier`` says another."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -22,17 +22,20 @@ def tier_of(marks: Iterable[Any]) -> str:
     return max(named, key=TIERS.index, default=TIERS[0])
 
 
-def full_except(values: Sequence[Any], keep: Callable[..., bool]) -> list[Any]:
+def full_except(
+    values: Iterable[Any], keep: Callable[..., bool], others: pytest.MarkDecorator = FULL
+) -> list[Any]:
     """Returns parameters of which the default tier runs those that ``keep`` accepts.
 
     Args:
         values: what ``pytest.mark.parametrize`` takes; a tuple is one value for each name.
         keep: is called with the values of a parameter.
+        others: the mark of all others.
     """
     result = []
     for value in values:
         known = value if hasattr(value, "marks") else as_parameter(value)
-        marks = known.marks if keep(*known.values) else (*known.marks, FULL)
+        marks = known.marks if keep(*known.values) else (*known.marks, others)
         result.append(pytest.param(*known.values, id=known.id, marks=marks))
     return result
 
@@ -49,12 +52,15 @@ def as_parameter(value: Any) -> Any:
     return pytest.param(*value) if isinstance(value, tuple) else pytest.param(value)
 
 
-def first_of_each(values: Iterable[Any], family: Callable[..., Any]) -> list[Any]:
+def first_of_each(
+    values: Iterable[Any], family: Callable[..., Any], others: pytest.MarkDecorator = FULL
+) -> list[Any]:
     """Returns parameters of which the default tier runs the first of each family.
 
     Args:
         values: as for ``full_except``.
         family: gives what the values of a parameter belong to.
+        others: the mark of all others.
     """
     seen = set()
 
@@ -63,4 +69,4 @@ def first_of_each(values: Iterable[Any], family: Callable[..., Any]) -> list[Any
         seen.add(family(*given))
         return len(seen) > before
 
-    return full_except(values, is_first)
+    return full_except(values, is_first, others)

@@ -13,6 +13,7 @@ from tests.support.tiny import losses, records, resume, same_run, train
 EMA = ["--ema", 0.8, "--steps", 20, "--decay-steps", 20]
 
 
+@pytest.mark.tier("full")
 def test_the_average_is_saved_resumed_evaluated_and_ported(text, capsys):
     assert train(text, "whole", *EMA) == 0
     assert train(text, "cut", *EMA, "--steps", 10) == 0

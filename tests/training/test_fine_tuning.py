@@ -60,6 +60,7 @@ def same_files(first, second):
     return all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
 
 
+@pytest.mark.tier("full")
 def test_a_fine_tuned_run_goes_back_as_what_it_came(folder, run, tmp_path):
     assert same_files(folder, run)
     port(run, tmp_path / "back", "--to", "hf")

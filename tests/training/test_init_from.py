@@ -107,6 +107,7 @@ def test_a_run_continues_with_the_weights_moments_and_step_of_a_checkpoint(
     assert max(steps) == 6
 
 
+@pytest.mark.tier("full")
 def test_weights_alone_begin_at_step_0(checkpoint, text, tmp_path):
     out = tmp_path / "run"
     flags = ["--fresh-optimizer", "--steps", 2, *FLAGS]

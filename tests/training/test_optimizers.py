@@ -38,7 +38,7 @@ def run(text, capsys):
     return make
 
 
-@pytest.mark.parametrize("name", full_after(2, OTHERS))
+@pytest.mark.parametrize("name", full_after(1, OTHERS))
 def test_ten_steps_and_ten_more_are_twenty(name, run):
     run("whole", "--optimizer", name)
     run("cut", "--optimizer", name, "--steps", 10)
@@ -55,6 +55,7 @@ def test_a_run_keeps_its_optimizer(run, refuse):
     refuse(["train", "--resume", "--out", "out", "--optimizer", "lion"], 2, *words)
 
 
+@pytest.mark.tier("full")
 def test_the_state_of_another_optimizer_is_not_continued(run, text, capsys):
     run("out", "--optimizer", "muon", "--steps", 10)
     start = ["train", "--init-from", "out", "--data", str(text), "--devices", "1"]
@@ -72,6 +73,7 @@ def batches(number):
     return torch.from_numpy(windows[..., :-1]), torch.from_numpy(windows[..., 1:])
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("name", full_after(1, ["muon", "lion", "sgd"]))
 def test_a_run_goes_to_torch_goes_on_there_and_comes_back(name, run):
     run("out", "--optimizer", name, "--steps", 10)

@@ -28,6 +28,7 @@ def write_documents(path, *, has_answers=False, seed=0):
     return write_folder(path, splits, vocab_size=V, shard=100, documents=documents, **more)
 
 
+@pytest.mark.tier("full")
 def test_a_packed_run_is_cut_and_resumed(tmp_path, capsys):
     folder = write_documents(tmp_path / "tokens")
     flags = [*PACKED, "--decay-steps", 30, "--sample-tokens", 0]
@@ -70,6 +71,7 @@ def test_one_device_trains_as_a_mesh_with_micro_batches_does(tmp_path):
         assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5
 
 
+@pytest.mark.tier("full")
 def test_answers_alone_are_trained_on(tmp_path):
     """In windows at random too: the loss of a step is the mean over answers."""
     folder = write_documents(tmp_path / "tokens", has_answers=True)

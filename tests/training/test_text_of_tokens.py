@@ -39,6 +39,7 @@ def test_a_text_becomes_tokens_of_the_named_tokenizer(docs, folder, tmp_path, ca
     assert capsys.readouterr().out.startswith("import")
 
 
+@pytest.mark.tier("full")
 def test_bytes_are_the_tokens_of_any_text(docs, tmp_path, capsys):
     docs.write_text(docs.read_text()[:9000] + "é🙂 naïve\n" * 200)
     flags = ["--tokenizer", "bytes", "--decay-steps", 20]

@@ -51,6 +51,7 @@ def write_tokens(path, **more):
     return path
 
 
+@pytest.mark.tier("full")
 @as_users_do
 def test_a_folder_of_nanogpt_trains_as_its_text_does(folder, whole_text, tmp_path, capsys):
     """Whether its ids lie on the devices or stay on the disk."""
