@@ -126,6 +126,7 @@ def test_torch_then_jax(dialect):
     np.testing.assert_allclose(losses, all_in_jax(dialect), rtol=1e-9)
 
 
+@pytest.mark.tier("full")
 @pytest.mark.parametrize("dialect", full_after(1, reversed(MODELS)))
 def test_jax_then_torch(dialect):
     module = from_torch(new_model(dialect), dialect)

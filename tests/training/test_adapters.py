@@ -64,6 +64,7 @@ def restore(out, step):
     return CheckpointFolder(out / "checkpoints").restore(step)[0]
 
 
+@pytest.mark.tier("full")
 def test_adapters_alone_are_trained_and_resumed(base, run, tmp_path):
     first, last = restore(run, 0), restore(run, 8)
     adapters = {name for name in last["parameters"] if ".lora_" in name}

@@ -78,6 +78,7 @@ def test_a_fine_tuned_run_goes_back_as_what_it_came(folder, run, tmp_path):
     assert not any(info.values())
 
 
+@pytest.mark.tier("full")
 def test_a_resumed_run_and_one_that_starts_from_it_remember_too(run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)

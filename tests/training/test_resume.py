@@ -51,6 +51,7 @@ def test_the_same_command_makes_the_same_run_whatever_a_call_holds(whole, whole_
     same_run("run", whole)
 
 
+@pytest.mark.tier("full")
 def test_ten_steps_and_twenty_more_are_thirty(whole, whole_text):
     assert train(whole_text, "run", "--steps", 10, "--decay-steps", 30, *DROPOUT) == 0
     assert steps("run") == [10]
