@@ -194,9 +194,8 @@ class _Window:
         for padded, row in zip(tokens, rows, strict=True):
             padded[length - len(row) : length] = row
         padding = np.array([length - len(row) for row in rows], np.int32)
-        arrays: Any = jax.device_put((tokens, padding, ended_B), may_alias=False)
-        tokens_BS, padding_B, placed_B = arrays
-        return cls(tokens_BS, padding_B, placed_B, jnp.int32(length), cache=[])
+        placed: Any = jax.device_put((tokens, padding, ended_B), may_alias=False)
+        return cls(placed[0], placed[1], placed[2], jnp.int32(length), cache=[])
 
     @property
     def slots(self) -> int:
