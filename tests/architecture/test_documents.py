@@ -40,9 +40,9 @@ def resolve(name: str) -> None:
     raise AssertionError(f"{name} is no module")
 
 
-def test_the_picture_is_drawn_from_todays_imports():
-    script = [sys.executable, ROOT / "docs/draw_architecture.py", "--check"]
-    subprocess.run(script, check=True, cwd=ROOT)
+@pytest.mark.parametrize("script", ["draw_architecture.py", "draw_walks.py"])
+def test_the_pictures_are_those_of_todays_imports_and_lists(script):
+    subprocess.run([sys.executable, ROOT / "docs" / script, "--check"], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
