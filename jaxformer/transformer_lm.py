@@ -47,6 +47,11 @@ class TransformerLM(nnx.Module):
             if config.embedding.num_token_types
             else None
         )
+        self.task_type_embedding = (
+            Embedding(config.embedding.num_task_types, config.embedding_sum_width, rngs=rngs)
+            if config.embedding.num_task_types
+            else None
+        )
         self.position_embedding = make_position_embedding(config, rngs=rngs)
         self.embedding_norm = (
             make_model_norm(config, config.embedding_sum_width)
@@ -82,6 +87,7 @@ class TransformerLM(nnx.Module):
         mask: Bool[Array, "B N T S"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
         *,
+        task_types: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
@@ -94,6 +100,7 @@ class TransformerLM(nnx.Module):
             tokens: ids in [0, V); the caller has checked them.
             mask: True = may attend; joined with the causal mask and window of the config.
             token_types: kinds of the tokens, in [0, num_token_types); default 0.
+            task_types: kinds of their tasks, in [0, num_task_types); default 0.
             positions: of the tokens; default 0 … T - 1.
             cache: one ``LayerCache`` a layer, which this call extends; S is then its length.
             return_weights: also return each layer's attention weights.
@@ -106,6 +113,7 @@ class TransformerLM(nnx.Module):
             tokens,
             mask,
             token_types,
+            task_types=task_types,
             positions=positions,
             cache=cache,
             return_weights=return_weights,
@@ -123,6 +131,7 @@ class TransformerLM(nnx.Module):
         mask: Bool[Array, "B N T S"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
         *,
+        task_types: Int[Array, "B T"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
@@ -133,7 +142,7 @@ class TransformerLM(nnx.Module):
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
             positions = (start + jnp.arange(length))[None]
-        x = self.embed(tokens, positions, token_types)
+        x = self.embed(tokens, positions, token_types, task_types)
         windows = [self.config.window(layer) for layer in range(self.config.num_layers)]
         masks = {
             window: self_attention_mask(
@@ -165,15 +174,11 @@ class TransformerLM(nnx.Module):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"] | None = None,
         token_types: Int[Array, "B T"] | None = None,
+        task_types: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"]:
         """Returns the input of the first block: rows of tokens, types and positions, summed."""
-        types = None
-        if self.token_type_embedding is not None:
-            types = self.token_type_embedding(
-                jnp.zeros_like(tokens) if token_types is None else token_types
-            )
-        elif token_types is not None:
-            raise ValueError("token_types need num_token_types above 0: got num_token_types=0")
+        types = _type_rows("token", self.token_type_embedding, token_types, tokens)
+        tasks = _type_rows("task", self.task_type_embedding, task_types, tokens)
         projection = self.embedding_projection
         is_early = self.config.embedding.projected_embeddings == "tokens"
         x = embed_tokens(
@@ -186,6 +191,7 @@ class TransformerLM(nnx.Module):
             added=types,
             positions=positions,
         )
+        x = x if tasks is None else x + tasks
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.embedding_dropout(x)
@@ -223,3 +229,18 @@ class TransformerLM(nnx.Module):
         """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
         return f"<TransformerLM, {count:,} parameters: {self.config}>"
+
+
+def _type_rows(
+    name: str, embedding: Embedding | None, types: Int[Array, "B T"] | None, tokens: Array
+) -> Float[Array, "B T E"] | None:
+    """Returns the rows of the tokens' types, by default those of type 0; None without an embedding.
+
+    Raises:
+        ValueError: there are types, and no embedding.
+    """
+    if embedding is not None:
+        return embedding(jnp.zeros_like(tokens) if types is None else types)
+    if types is not None:
+        raise ValueError(f"{name}_types need num_{name}_types above 0: got num_{name}_types=0")
+    return None

@@ -353,7 +353,12 @@ MUTANTS = [
           setting(adapters.LoRALinear, "alpha", 0.0)),
     Mutant("token types are ignored", "transformer_lm/bert", replace(
         transformer_lm.TransformerLM, "embed", lambda original:
-        lambda self, tokens, positions=None, token_types=None: original(self, tokens, positions))),
+        lambda self, tokens, positions=None, token_types=None, task_types=None:
+        original(self, tokens, positions, None, task_types))),
+    Mutant("task types are ignored", "transformer_lm/bert-encoder", replace(
+        transformer_lm.TransformerLM, "embed", lambda original:
+        lambda self, tokens, positions=None, token_types=None, task_types=None:
+        original(self, tokens, positions, token_types))),
     Mutant("the head's transform is left out", "transformer_lm/bert",
           without(transformer_lm.TransformerLM, "head_transform", "logits")),
     Mutant("the tied head's bias is left out", "transformer_lm/bert",

@@ -241,6 +241,7 @@ def test_a_mask_that_is_not_boolean_or_has_no_shape_is_refused():
 
 REFUSED = {
     "token_types need num_token_types": lambda model, ids: model(ids, None, ids),
+    "task_types need num_task_types": lambda model, ids: model(ids, task_types=ids),
     "logits need a head": lambda model, ids: model.logits(model.hidden(ids)),
     "pooled needs a pooler": lambda model, ids: model.pooled(model.hidden(ids)),
 }

@@ -211,6 +211,8 @@ class LMEmbeddingConfig(EmbeddingConfig):
 
     num_token_types: int = 0
     """How many kinds of tokens have a row of their own, added to the token's (BERT: 2)."""
+    num_task_types: int = 0
+    """How many kinds of tasks have one, added as well (ERNIE: 3)."""
     embedding_width: int | None = None
     """E, the width of token embeddings where a matrix takes them to D; default D, without one."""
     projected_embeddings: ProjectedEmbeddings = "sum"
@@ -220,6 +222,7 @@ class LMEmbeddingConfig(EmbeddingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative(self, "num_token_types")
+        check_not_negative(self, "num_task_types")
         check_positive(self, "embedding_width")
         check_choice(self, "projected_embeddings", get_args(ProjectedEmbeddings))
 

@@ -46,6 +46,11 @@ class TransformerLM(nn.Module):
             if config.embedding.num_token_types
             else None
         )
+        self.task_type_embedding = (
+            Embedding(config.embedding.num_task_types, config.embedding_sum_width)
+            if config.embedding.num_task_types
+            else None
+        )
         self.position_embedding = make_position_embedding(config)
         self.embedding_norm = (
             make_model_norm(config, config.embedding_sum_width)
@@ -78,6 +83,7 @@ class TransformerLM(nn.Module):
         mask: torch.Tensor | None = None,
         token_types: torch.Tensor | None = None,
         *,
+        task_types: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
@@ -90,6 +96,7 @@ class TransformerLM(nn.Module):
             tokens: ids (B, T) in [0, V); the caller has checked them.
             mask: True = may attend; joined with the causal mask and window of the config.
             token_types: kinds of the tokens, (B, T) in [0, num_token_types); default 0.
+            task_types: kinds of their tasks, (B, T) in [0, num_task_types); default 0.
             positions: of the tokens, (B, T); default 0 … T - 1.
             cache: one ``LayerCache`` a layer, which this call extends; S is then its length.
             return_weights: also return each layer's attention weights, (B, N, T, S).
@@ -102,6 +109,7 @@ class TransformerLM(nn.Module):
             tokens,
             mask,
             token_types,
+            task_types=task_types,
             positions=positions,
             cache=cache,
             return_weights=return_weights,
@@ -119,6 +127,7 @@ class TransformerLM(nn.Module):
         mask: torch.Tensor | None = None,
         token_types: torch.Tensor | None = None,
         *,
+        task_types: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
@@ -129,7 +138,7 @@ class TransformerLM(nn.Module):
         start = 0 if cache is None else cache[0].length
         if cache is not None and positions is None:
             positions = torch.arange(start, start + length, device=tokens.device)[None]
-        x = self.embed(tokens, positions, token_types)
+        x = self.embed(tokens, positions, token_types, task_types)
         windows = [self.config.window(layer) for layer in range(self.config.num_layers)]
         masks = {
             window: self_attention_mask(
@@ -162,15 +171,11 @@ class TransformerLM(nn.Module):
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
         token_types: torch.Tensor | None = None,
+        task_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the input of the first block (B, T, D): rows of tokens, types and positions."""
-        types = None
-        if self.token_type_embedding is not None:
-            types = self.token_type_embedding(
-                torch.zeros_like(tokens) if token_types is None else token_types
-            )
-        elif token_types is not None:
-            raise ValueError("token_types need num_token_types above 0: got num_token_types=0")
+        types = _type_rows("token", self.token_type_embedding, token_types, tokens)
+        tasks = _type_rows("task", self.task_type_embedding, task_types, tokens)
         projection = self.embedding_projection
         is_early = self.config.embedding.projected_embeddings == "tokens"
         x = embed_tokens(
@@ -183,6 +188,7 @@ class TransformerLM(nn.Module):
             added=types,
             positions=positions,
         )
+        x = x if tasks is None else x + tasks
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self.embedding_dropout(x)
@@ -215,3 +221,18 @@ class TransformerLM(nn.Module):
         if self.pooler is None:
             raise ValueError("pooled needs a pooler: got pooler=False")
         return torch.tanh(self.pooler(hidden[:, 0]))
+
+
+def _type_rows(
+    name: str, embedding: Embedding | None, types: torch.Tensor | None, tokens: torch.Tensor
+) -> torch.Tensor | None:
+    """Returns the rows (B, T, E) of the tokens' types, by default of type 0; None without any.
+
+    Raises:
+        ValueError: there are types, and no embedding.
+    """
+    if embedding is not None:
+        return embedding(torch.zeros_like(tokens) if types is None else types)
+    if types is not None:
+        raise ValueError(f"{name}_types need num_{name}_types above 0: got num_{name}_types=0")
+    return None

@@ -67,7 +67,7 @@ def test_no_number_may_be_infinite_or_nan(cls, name, value):
 
 MAY_BE_ZERO = {
     "warmup_steps", "weight_decay", "min_learning_rate", "beta1", "beta2", "seed", "sample_tokens",
-    "position_offset", "num_token_types", "z_loss", "label_smoothing", "ema",
+    "position_offset", "num_token_types", "num_task_types", "z_loss", "label_smoothing", "ema",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ With ``is_decoder`` they are causal and write text: ``BertLMHeadModel``, ``Rober
   discriminator the body.
 - ``megatron-bert`` (arXiv 1909.08053) normalises what enters a branch.
 - ``distilbert`` (arXiv 1910.01108) has neither types nor a pooler.
-- ``ernie`` (arXiv 1904.09223), without the embedding of tasks that later ones have.
+- ``ernie`` (arXiv 1904.09223), later ones with an embedding of tasks.
 
 ``BertForMaskedLM`` has no pooler. The files of the first BERTs hold more than it has, a pooler and
 a next-sentence head, which are left out; for the encoder with its pooler, give ``ignore=["cls.*"]``
@@ -65,6 +65,7 @@ def body(attention_norm: str, feed_forward_norm: str, **more: str) -> Rules:
         token_embedding="embeddings.word_embeddings",
         position_embedding="embeddings.position_embeddings",
         token_type_embedding="embeddings.token_type_embeddings",
+        task_type_embedding="embeddings.task_type_embeddings",
         embedding_norm="embeddings.LayerNorm",
         pooler="pooler.dense",
         **more,
@@ -170,7 +171,18 @@ ELECTRA = (
     Inert(("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")),
 )
 MEGATRON = (*SIZES, *KIN, Fixed("embedding_norm", False))
-ERNIE = (*SIZES, *KIN, *POST_NORM, Required("use_task_id", False), Inert(("task_type_vocab_size",)))
+IS_USED = Conversion(lambda is_used, values: bool(is_used), lambda number, config: number > 0)
+IF_USED = Conversion(
+    lambda number, values: number if values["num_task_types"] else 0,
+    lambda number, config: number or 3,
+)
+ERNIE = (
+    *SIZES,
+    *KIN,
+    *POST_NORM,
+    Mapped("use_task_id", "num_task_types", False, IS_USED),
+    Mapped("task_type_vocab_size", "num_task_types", 3, IF_USED),
+)
 DISTILBERT = (
     Mapped(("dim", "hidden_size"), "d_model"),
     Mapped(("n_heads", "num_attention_heads"), "num_heads"),

@@ -22,6 +22,7 @@ AXES: tuple[Axis, ...] = ("data", "fsdp", "tensor")
 RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
     "token_embedding.embedding": ("tensor", "fsdp"),
     "token_type_embedding.embedding": (None, "fsdp"),
+    "task_type_embedding.embedding": (None, "fsdp"),
     "position_embedding.embedding": (None, "fsdp"),
     "position.embedding": (None, None),
     "q_proj.kernel": ("fsdp", "tensor"),

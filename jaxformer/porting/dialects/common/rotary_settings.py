@@ -71,40 +71,25 @@ def _must_say_factor(fields: Values, context_length: int) -> bool:
 
 _TRAINED = _is("llama3", "yarn", "longrope")
 _LLAMA3 = _is("llama3")
+_PROPORTIONAL = _is("proportional")
 PARAMETERS = (
     Mapped(("rope_type", "type"), "rotary_scaling", "default", KINDS),
     Mapped("rope_theta", "rotary_base", translation=FLOAT),
     Mapped(
-        "partial_rotary_factor",
-        "rotary_fraction",
-        translation=FLOAT,
-        omit=1.0,
+        "partial_rotary_factor", "rotary_fraction", translation=FLOAT, omit=1.0,
         applies=lambda values: values["rotary_scaling"] != "proportional",
     ),
+    Mapped("partial_rotary_factor", "rotary_proportion", translation=FLOAT, applies=_PROPORTIONAL),
     Mapped(
-        "partial_rotary_factor",
-        "rotary_proportion",
-        translation=FLOAT,
-        applies=_is("proportional"),
+        TRAINED_LENGTH, "rotary_original_context_length",
+        lambda source_model, values: values["context_length"], INTEGER, applies=_TRAINED,
     ),
     Mapped(
-        "original_max_position_embeddings",
-        "rotary_original_context_length",
-        lambda source_model, values: values["context_length"],
-        INTEGER,
-        applies=_TRAINED,
-    ),
-    Mapped(
-        "factor",
-        "rotary_scaling_factor",
-        translation=FLOAT,
+        "factor", "rotary_scaling_factor", translation=FLOAT,
         applies=_is("linear", "llama3", "dynamic"),
     ),
     Mapped(
-        "factor",
-        "rotary_scaling_factor",
-        _default_factor,
-        FLOAT,
+        "factor", "rotary_scaling_factor", _default_factor, FLOAT,
         applies=_is("yarn", "longrope", "proportional"),
     ),
     Mapped("low_freq_factor", "rotary_low_frequency_factor", translation=FLOAT, applies=_LLAMA3),
@@ -113,10 +98,7 @@ PARAMETERS = (
     Mapped("beta_slow", "rotary_beta_slow", 1.0, FLOAT, omit=1.0, applies=_is("yarn")),
     Mapped("truncate", "rotary_truncate", True, BOOLEAN, omit=True, applies=_is("yarn")),
     Mapped(
-        "attention_factor",
-        "rotary_attention_factor",
-        _attention_factor,
-        omit=None,
+        "attention_factor", "rotary_attention_factor", _attention_factor, omit=None,
         applies=_is("yarn", "longrope"),
     ),
     Mapped("short_factor", "rotary_short_factors", translation=FACTORS, applies=_is("longrope")),

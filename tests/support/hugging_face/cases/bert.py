@@ -105,7 +105,9 @@ CASES = {
         {**SIZES, "tie_word_embeddings": False, "hidden_act": "relu", "type_vocab_size": 4},
         copies=BIASES,
     ),
-    "ernie body": Case("ernie", "ErnieModel", SIZES),
+    "ernie body": Case(
+        "ernie", "ErnieModel", {**SIZES, "use_task_id": True, "task_type_vocab_size": 4}
+    ),
     "ernie causal": causal("ernie", "ErnieForCausalLM"),
     "distilbert": Case("distilbert", "DistilBertForMaskedLM", DISTILBERT),
     "distilbert untied relu": Case(
