@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from jaxformer.parity.comparison.api import assert_parity, compare
     from jaxformer.parity.comparison.generation import compare_generation
     from jaxformer.parity.comparison.training import compare_training
-    from jaxformer.parity.report.model import Report
+    from jaxformer.parity.report.report import Report
     from jaxformer.porting.api import from_torch, to_torch
     from jaxformer.positions import (
         ALiBi,
@@ -216,7 +216,7 @@ _PUBLIC = {
     "parity.comparison.generation": ("compare_generation",),
     "parity.comparison.api": ("assert_parity", "compare"),
     "parity.comparison.training": ("compare_training",),
-    "parity.report.model": ("Report",),
+    "parity.report.report": ("Report",),
     "porting.api": ("from_torch", "to_torch"),
     "positions": (
         "ALiBi",

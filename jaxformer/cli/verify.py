@@ -13,7 +13,7 @@ from jaxformer.cli.arguments import Switch, parse
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
 
 if TYPE_CHECKING:
-    from jaxformer.parity.report.model import Report
+    from jaxformer.parity.report.report import Report
     from jaxformer.parity.session import ParitySession
 
 Mode = Literal["forward", "grad", "train", "generate"]

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from jaxformer.parity.comparison.api import assert_parity, compare
     from jaxformer.parity.comparison.generation import compare_generation
     from jaxformer.parity.comparison.training import compare_training
-    from jaxformer.parity.report.model import Report
+    from jaxformer.parity.report.report import Report
 
 __all__ = ["Report", "assert_parity", "compare", "compare_generation", "compare_training"]
 
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "Report": "report.model",
+        "Report": "report.report",
         "assert_parity": "comparison.api",
         "compare": "comparison.api",
         "compare_generation": "comparison.generation",

@@ -30,8 +30,6 @@ def jaxformer_parity(request: pytest.FixtureRequest) -> Iterator[Callable[..., A
     fails or not: ``TEST.html``, then ``TEST-2.html``.
     """
     from jaxformer.parity.comparison.api import check_parity, compare
-    from jaxformer.parity.report.html.writer import page
-    from jaxformer.parity.report.model import Report
 
     folder: Path | None = request.config.getoption("--parity-html")
     reports: list[Any] = []
@@ -48,5 +46,4 @@ def jaxformer_parity(request: pytest.FixtureRequest) -> Iterator[Callable[..., A
         name = re.sub(r"[^\w.-]+", "_", request.node.name)
         for number, report in enumerate(reports, 1):
             path = folder / (f"{name}.html" if number == 1 else f"{name}-{number}.html")
-            text = page(report) if isinstance(report, Report) else report._repr_html_()
-            path.write_text(text)
+            path.write_text(report._repr_html_())

@@ -18,7 +18,7 @@ from jaxformer.parity.comparison.generation import compare_generation
 from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.comparison.settings import compare_settings, precision_flags
 from jaxformer.parity.comparison.training import compare_training
-from jaxformer.parity.report.model import Report
+from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import one_line
 from jaxformer.parity.repro.writer import write_repro
 from jaxformer.parity.sources.checkpoints import (

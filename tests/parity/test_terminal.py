@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxformer.parity.report.model import Difference, Node, Report
+from jaxformer.errors import UsageError
+from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.report.report import MOST_LINES, Report
 from jaxformer.parity.report.terminal import print_report
 from jaxformer.parity.report.text import (
     MAX_STEPS,
@@ -241,3 +243,32 @@ def test_a_node_without_numbers_is_printed():
     node = Node("", "", "A", "B", 0, 0, "bug", "forward", "NaN", True, forward=strange)
     text = " ".join(printed(Report("forward", "float32", (node,))))
     assert "output: inf of scale" in text
+
+
+def test_a_report_shows_itself_in_two_screens_on_one_line_and_in_a_notebook():
+    clean = report(12)
+    text = str(clean).splitlines()
+    assert len(text) < MOST_LINES
+    assert text[-1] == verdict_line(clean)
+    assert repr(clean) == f"<Report of {len(clean.nodes)} modules: {verdict_line(clean)}>"
+    assert clean._repr_html_().startswith("<!doctype html>")
+    # Branches with other messages do not share a line.
+    long = dataclasses.replace(
+        clean, nodes=tuple(dataclasses.replace(n, message=f"{n.order}") for n in clean.nodes)
+    )
+    text = str(long).splitlines()
+    assert len(text) == MOST_LINES
+    assert any(re.fullmatch(r"… and \d+ more modules; to_json has all", line) for line in text)
+    assert text[-1] == verdict_line(long)
+
+
+def test_a_report_is_a_table_of_its_modules():
+    found = report(2)
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        with pytest.raises(UsageError, match="needs pandas"):
+            found.to_dataframe()
+        return
+    table = found.to_dataframe()
+    assert list(table.path) == [node.path for node in found.nodes]

@@ -11,10 +11,10 @@ from jaxformer.parity.report.model import (
     Difference,
     Histogram,
     Node,
-    Report,
     SettingDifference,
     Step,
 )
+from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.terminal import print_report
 
 # A name that tries to end the block that a report is written in.

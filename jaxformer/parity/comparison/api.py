@@ -8,7 +8,7 @@ from flax import nnx
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison import modules
 from jaxformer.parity.graphs.compare import compare_graphs
-from jaxformer.parity.report.model import Report
+from jaxformer.parity.report.report import Report
 
 if TYPE_CHECKING:
     from jaxformer.parity.graphs.report import GraphReport

@@ -32,7 +32,8 @@ from jaxformer.parity.matching.positions import (
     position_ids_from_mask,
     share_tables,
 )
-from jaxformer.parity.report.model import Difference, Report
+from jaxformer.parity.report.model import Difference
+from jaxformer.parity.report.report import Report
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.parity.trace.memory import LARGE, release
 

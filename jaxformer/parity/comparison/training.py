@@ -14,7 +14,8 @@ from jaxformer.parity.comparison.training_runs import (
     Weights,
 )
 from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
-from jaxformer.parity.report.model import Difference, Report, Step
+from jaxformer.parity.report.model import Difference, Step
+from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.api import build, import_plan

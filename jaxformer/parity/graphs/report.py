@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any, Literal
 
-from jaxformer.errors import UsageError
 from jaxformer.parity.graphs.page import page
 from jaxformer.parity.graphs.recording.tape import shorten
+from jaxformer.parity.report.tables import make_dataframe
 
 Verdict = Literal["exact", "rounding", "bug", "incomplete"]
 # Root causes that are listed in full in the text.
@@ -66,7 +66,7 @@ class Coverage:
     gradients: tuple[int, int] = (0, 0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class GraphReport:
     """What became of a comparison.
 
@@ -101,6 +101,9 @@ class GraphReport:
             return "incomplete"
         return "rounding" if self.error or self.tables else "exact"
 
+    def __repr__(self) -> str:
+        return f"<GraphReport of {self.kind}: {self.headline}>"
+
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
@@ -114,13 +117,9 @@ class GraphReport:
         Raises:
             UsageError: pandas is not installed.
         """
-        try:
-            import pandas  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise UsageError("to_dataframe needs pandas: pip install pandas") from error
         names = [field.name for field in dataclasses.fields(RootCause)]
         rows = [[getattr(cause, name) for name in names] for cause in self.root_causes]
-        return pandas.DataFrame(rows, columns=names)
+        return make_dataframe(rows, names)
 
     def _lines(self) -> list[str]:
         c = self.coverage

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from jaxformer.errors import CheckpointError
-from jaxformer.parity.report.model import Report
+from jaxformer.parity.report.report import Report
 from jaxformer.storage.durable_files import atomic_write_bytes
 from jaxformer.storage.local_files import LocalFile
 from jaxformer.storage.strict_json import parse_json

@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from jaxformer.parity.report.model import VERDICTS, Difference, Node, Report
+from jaxformer.parity.report.model import VERDICTS, Difference, Node
 from jaxformer.parity.report.text import number, one_line, place, scientific
 
+if TYPE_CHECKING:
+    from jaxformer.parity.report.report import Report
 
-def compare_reports(report: Report, before: Report) -> list[str]:
+
+def compare_reports(report: "Report", before: "Report") -> list[str]:
     """Returns what got worse, a line each.
 
     A node got worse in three cases: its verdict did; one of its float64 errors, relative to scale,

@@ -1,15 +1,16 @@
 """Prints a report in a terminal: a tree with one line a node, and the verdict as the last line."""
 
+import io
 import itertools
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxformer.parity.report.model import VERDICTS, Report
+from jaxformer.parity.report.model import VERDICTS
 from jaxformer.parity.report.text import (
     SYMBOLS,
     chosen_steps,
@@ -28,6 +29,9 @@ from jaxformer.parity.report.text import (
 )
 from jaxformer.parity.report.tree import Branch, build_tree, fold_repeats, merge
 
+if TYPE_CHECKING:
+    from jaxformer.parity.report.report import Report
+
 STYLES = {"exact": "dim", "rounding": "green", "amplified": "yellow", "bug": "red"}
 # For terminals without Unicode; other characters are written as their codes.
 ASCII = str.maketrans(
@@ -39,9 +43,11 @@ FULL_WIDTH, TABLE_WIDTH = 60, 72
 MIN_NAME_WIDTH, MIN_EFFECT_WIDTH = 14, 24
 # Between the columns of a table.
 GAP = 2
+# Of a report that is no terminal's.
+TEXT_WIDTH = 100
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: "Report", console: Console) -> None:
     """Prints a report.
 
     The tree of the model comes first. A line shows a node's verdict, its worst float64 error
@@ -63,10 +69,37 @@ def print_report(report: Report, console: Console) -> None:
     printer.verdict()
 
 
+def as_text(report: "Report", most_lines: int) -> str:
+    """Returns what ``print_report`` prints, without colours; of a long tree only the beginning.
+
+    Args:
+        report: the report.
+        most_lines: how many lines the text may have.
+    """
+
+    def lines_of(*sections: Callable[[_Printer], None]) -> list[str]:
+        stream = io.StringIO()
+        printer = _Printer(report, Console(file=stream, width=TEXT_WIDTH, color_system=None))
+        for section in sections:
+            section(printer)
+        return stream.getvalue().splitlines()
+
+    def cut(lines: list[str], most: int, unit: str) -> list[str]:
+        if len(lines) <= most:
+            return lines
+        return [*lines[: most - 1], f"… and {len(lines) - most + 1} more {unit}; to_json has all"]
+
+    end = lines_of(_Printer.settings, _Printer.steps, _Printer.verdict)
+    # The last line is the verdict.
+    end = [*cut(end[:-1], most_lines // 2 - 1, "lines"), end[-1]]
+    tree = cut(lines_of(_Printer.tree), most_lines - 1 - len(end), "modules")
+    return "\n".join([title(report), *tree, *end])
+
+
 class _Printer:
     """Prints the sections of one report on one console."""
 
-    def __init__(self, report: Report, console: Console):
+    def __init__(self, report: "Report", console: Console):
         self.report = report
         self.console = console
         self.ascii = console.options.ascii_only

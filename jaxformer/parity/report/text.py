@@ -2,8 +2,12 @@
 
 import math
 import re
+from typing import TYPE_CHECKING
 
-from jaxformer.parity.report.model import Difference, Node, Report, Step, Verdict
+from jaxformer.parity.report.model import Difference, Node, Step, Verdict
+
+if TYPE_CHECKING:
+    from jaxformer.parity.report.report import Report
 
 SYMBOLS: dict[Verdict, str] = {"exact": "=", "rounding": "≈", "amplified": "▲", "bug": "✗"}
 # Every step is shown up to this many; of more, the first, the last and those around a divergence.
@@ -51,7 +55,7 @@ def one_line(text: str) -> str:
     return " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", text).split())
 
 
-def title(report: Report) -> str:
+def title(report: "Report") -> str:
     """Returns what was compared: the classes of the models, the mode and the dtype."""
     if not report.nodes:
         return f"{report.mode}, {report.dtype}"
@@ -75,12 +79,12 @@ def root_cause_line(node: Node) -> str:
     return one_line(f"{where}: {node.message}" if node.message else where)
 
 
-def step_unit(report: Report) -> str:
+def step_unit(report: "Report") -> str:
     """Returns what a step of the report's mode is called: a token or a step."""
     return "token" if report.mode == "generate" else "step"
 
 
-def step_line(report: Report, step: Step) -> str:
+def step_line(report: "Report", step: Step) -> str:
     """Returns what differs at one step of training or generation, in a sentence."""
     what = "logits differ" if report.mode == "generate" else "loss differs"
     worst = f", most of all in {step.worst}" if step.worst else ""
@@ -92,7 +96,7 @@ def step_line(report: Report, step: Step) -> str:
     )
 
 
-def verdict_line(report: Report) -> str:
+def verdict_line(report: "Report") -> str:
     """Returns the last line of a report: ``equal (…)``, or ``bug:`` with the first root cause."""
     if report.verdict != "bug":
         return f"equal ({report.verdict})"
@@ -103,7 +107,7 @@ def verdict_line(report: Report) -> str:
     return f"bug: {step_line(report, report.first_divergence)}"
 
 
-def root_cause_count(report: Report, verdict: Verdict) -> str:
+def root_cause_count(report: "Report", verdict: Verdict) -> str:
     """Returns how many of the nodes with a bug are root causes; "" if all are."""
     count = len(report.root_causes)
     if verdict != "bug" or count == sum(node.verdict == "bug" for node in report.nodes):
@@ -126,7 +130,7 @@ def numbers_line(node: Node, dtype: str) -> str:
     return text
 
 
-def chosen_steps(report: Report) -> list[Step | None]:
+def chosen_steps(report: "Report") -> list[Step | None]:
     """Returns the steps that a table shows; None stands for those left out."""
     steps = report.steps
     if len(steps) <= MAX_STEPS:
@@ -142,7 +146,7 @@ def chosen_steps(report: Report) -> list[Step | None]:
     return shown
 
 
-def step_cells(report: Report, step: Step | None) -> list[str]:
+def step_cells(report: "Report", step: Step | None) -> list[str]:
     """Returns a step's row of a table: its number, both sides, the difference and a note."""
     if step is None:
         return ["…", "", "", "", ""]

@@ -15,7 +15,8 @@ from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.comparison.weights import compare_weight, weight_difference
 from jaxformer.parity.matching.masks import MaskState
 from jaxformer.parity.matching.modules import Pair, PairKey, in_call_order
-from jaxformer.parity.report.model import Difference, Node, Report
+from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.report.report import Report
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Tensors
 from jaxformer.parity.streaming.layout import Layout, is_within
 from jaxformer.parity.streaming.reference_side import ReferencePass

@@ -19,7 +19,8 @@ from jaxformer.parity.comparison.weights import (
 )
 from jaxformer.parity.matching.modules import Pair, PairKey, in_call_order
 from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables
-from jaxformer.parity.report.model import Node, Report
+from jaxformer.parity.report.model import Node
+from jaxformer.parity.report.report import Report
 from jaxformer.parity.sources.checkpoints import Source
 from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate

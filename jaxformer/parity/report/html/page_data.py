@@ -1,14 +1,17 @@
 """Packs a report's numbers for the script of the page."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.parity.report.html.attention_maps import attention_pictures
-from jaxformer.parity.report.model import Difference, Node, Report
+from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.report.text import json_number
 
+if TYPE_CHECKING:
+    from jaxformer.parity.report.report import Report
 
-def page_data(report: Report) -> dict[str, Any]:
+
+def page_data(report: "Report") -> dict[str, Any]:
     """Returns the values that ``page.js`` draws from, ready for JSON."""
     pictures = attention_pictures(report.nodes)
     return {

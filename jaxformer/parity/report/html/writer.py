@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxformer.parity.report.files import write_text
 from jaxformer.parity.report.html.page_data import page_data
-from jaxformer.parity.report.model import VERDICTS, Report, Verdict
+from jaxformer.parity.report.model import VERDICTS, Verdict
 from jaxformer.parity.report.text import (
     SYMBOLS,
     chosen_steps,
@@ -27,6 +26,10 @@ from jaxformer.parity.report.text import (
     title,
 )
 from jaxformer.parity.report.tree import Branch, build_tree, fold_repeats, merge
+from jaxformer.storage.durable_files import atomic_write_bytes
+
+if TYPE_CHECKING:
+    from jaxformer.parity.report.report import Report
 
 EQUAL = {
     "exact": "Equal: not one number differs",
@@ -35,7 +38,7 @@ EQUAL = {
 }
 
 
-def write_html(report: Report, path: str | Path) -> None:
+def write_html(report: "Report", path: str | Path) -> None:
     """Writes a report as one self-contained HTML page.
 
     The page loads nothing, which its content security policy enforces, and all text that comes from
@@ -49,10 +52,10 @@ def write_html(report: Report, path: str | Path) -> None:
     Raises:
         ResourceError: the folder is missing or not writable, or the disk is full.
     """
-    write_text(path, page(report))
+    atomic_write_bytes(path, page(report).encode("utf-8", "backslashreplace"))
 
 
-def page(report: Report) -> str:
+def page(report: "Report") -> str:
     """Returns the page as text."""
     folder = importlib.resources.files("jaxformer.parity.report.html") / "page"
     template, style, charts, drawing = (
@@ -84,7 +87,7 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _headline(report: Report) -> str:
+def _headline(report: "Report") -> str:
     if report.verdict != "bug":
         return EQUAL[report.verdict]
     root_causes = report.root_causes
@@ -96,7 +99,7 @@ def _headline(report: Report) -> str:
     return "Bug"
 
 
-def _header(report: Report) -> str:
+def _header(report: "Report") -> str:
     symbol = _symbol(report.verdict)
     lines = [
         f'<p class="kicker">{escape(title(report))}</p>',
@@ -129,7 +132,7 @@ def _header(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _settings(report: Report) -> str:
+def _settings(report: "Report") -> str:
     if not report.settings:
         return ""
     rows = [[s.name, s.candidate, s.reference, s.effect] for s in report.settings]
@@ -137,7 +140,7 @@ def _settings(report: Report) -> str:
     return f'<section class="card" id="settings"><h2>Settings that differ</h2>{table}</section>'
 
 
-def _steps(report: Report) -> str:
+def _steps(report: "Report") -> str:
     if not report.steps:
         return ""
     unit = step_unit(report)
@@ -155,7 +158,7 @@ def _steps(report: Report) -> str:
     )
 
 
-def _about(report: Report) -> str:
+def _about(report: "Report") -> str:
     def text(value: Any) -> str:
         if isinstance(value, str | int | float):
             return str(value)
@@ -168,7 +171,7 @@ def _about(report: Report) -> str:
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def _tree(report: Report) -> str:
+def _tree(report: "Report") -> str:
     indices = {id(node): index for index, node in enumerate(report.nodes)}
     return (
         f'<ul role="tree" aria-label="the model">{_items(build_tree(report.nodes), indices)}</ul>'
