@@ -213,10 +213,8 @@ class _Recorder:
     def _scan(
         self, params: Mapping[str, Any], values: list[Value], source: str, module: str
     ) -> list[Value]:
-        fixed, count = params["num_consts"], params["num_carry"]
-        constants, carry = values[:fixed], values[fixed : fixed + count]
-        rows = values[fixed + count :]
-        length = params["length"]
+        constants, carry, rows = _parts_of_scan(params, values)
+        count, length = len(carry), params["length"]
         stacked: list[list[Value]] = []
         for step in range(length)[:: -1 if params["reverse"] else 1]:
             one = [self._take(row, step, source, module) for row in rows]
@@ -253,6 +251,17 @@ class _Recorder:
         ):
             carry = self._closed(params["body_jaxpr"], [*body, *carry], source, module)
         return carry
+
+
+def _parts_of_scan(
+    params: Mapping[str, Any], values: list[Value]
+) -> tuple[list[Value], list[Value], list[Value]]:
+    """Returns what enters a scan: constants, what is carried, and what each step has a row of."""
+    if "ft_in" in params:  # since JAX 0.12
+        constants, carry, rows = map(list, params["ft_in"].update(values).unpack())
+        return constants, carry, rows
+    fixed, count = params["num_consts"], params["num_carry"]
+    return values[:fixed], values[fixed : fixed + count], values[fixed + count :]
 
 
 def _needed(jaxpr: Any) -> list[Any]:
