@@ -18,7 +18,15 @@ class Processes:
     """A run of ``count`` processes with so many devices each; ended at the latest on leaving."""
 
     def __init__(
-        self, count, devices, *arguments, cache, connect=120, folders=(), coordinator=False
+        self,
+        count,
+        devices,
+        *arguments,
+        cache,
+        connect=120,
+        folders=(),
+        coordinator=False,
+        module="jaxformer",
     ):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -37,7 +45,7 @@ class Processes:
             "--coordinator", f"127.0.0.1:{port}", "--num-processes", count,
             "--connect-timeout", connect, "--peer-timeout", PEER_TIMEOUT, "--process-id",
         ]  # fmt: skip
-        command = [sys.executable, "-m", "jaxformer", *arguments, "--devices", devices]
+        command = [sys.executable, "-m", module, *arguments, "--devices", devices]
         if count == 1 and not coordinator:
             joined = []
         self.running = [
