@@ -6,6 +6,7 @@ import pytest
 from tests.support.folders_of_tokens import write_folder
 from tests.support.rows_of_a_process import NOT_READ
 from tests.support.several import fresh, run
+from tests.support.tiers import SLOW
 
 STREAMED = ["--resident-tokens", 1, "--seed", 3, "--batch-size", 8]
 
@@ -32,8 +33,11 @@ def rows_of(tmp_path, count, data, flags):
 @pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "flags",
-    [[], ["--sampling", "epoch", "--packing"], ["--strategy", "mesh", "--accumulation", 2]],
-    ids=["random", "packed", "mesh"],
+    [
+        pytest.param([], id="random", marks=SLOW),
+        pytest.param(["--sampling", "epoch", "--packing"], id="packed"),
+        pytest.param(["--strategy", "mesh", "--accumulation", 2], id="mesh", marks=SLOW),
+    ],
 )
 def test_two_and_four_processes_read_the_batch_of_one(tmp_path, flags):
     """Each its own share of it, of a mixture of two folders, and where a run is resumed too."""
