@@ -4,26 +4,37 @@ import functools
 
 import numpy as np
 import pytest
+import torch
 
 from jaxformer.parity import assert_parity, compare
-from tests.support.ports.bugs import BUGS, FUNCTION, LINEN
+from tests.support.ports.bugs import BUGS, EQUINOX, FUNCTION, LINEN
 from tests.support.ports.planted import build_port
-from tests.support.ports.torch_models import GPT, Llama, perturbed
+from tests.support.ports.torch_models import GPT, Llama, ViT, perturbed
 
 IDS = np.random.default_rng(0).integers(0, 50, (2, 13))
+IMAGES = np.random.default_rng(0).normal(size=(2, 3, 12, 8)).astype(np.float32)
 # Of every kind one: a function, a number, a mask, an input.
 FEW = (0, 2, 28, 38)
 
 
 @functools.cache
 def reference(name):
-    return perturbed(GPT() if name == LINEN else Llama())
+    torch.manual_seed(0)
+    return perturbed({LINEN: GPT, FUNCTION: Llama, EQUINOX: ViT}[name]())
 
 
-@pytest.mark.parametrize("name", [LINEN, FUNCTION])
+def inputs_of(name):
+    """Returns the inputs of the reference, and of the port."""
+    if name != EQUINOX:
+        return IDS, IDS
+    return IMAGES, IMAGES.transpose(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("name", [LINEN, FUNCTION, EQUINOX])
 def test_a_right_port_is_equal(name, tmp_path):
     candidate, _ = build_port(name, reference(name), tmp_path)
-    report = assert_parity(reference(name), candidate, IDS)
+    inputs, jax_inputs = inputs_of(name)
+    report = assert_parity(reference(name), candidate, inputs, jax_inputs=jax_inputs)
     assert report.verdict == "rounding"
     assert report.error < 1e-13
     reached, called = report.coverage.modules
@@ -35,7 +46,8 @@ def check(bug, folder, backward=False):
     """Returns whether the first root cause has the planted line, and whether it has a diagnosis."""
     name, old, new = bug
     candidate, source = build_port(name, reference(name), folder, old, new)
-    report = compare(reference(name), candidate, IDS, backward=backward)
+    inputs, jax_inputs = inputs_of(name)
+    report = compare(reference(name), candidate, inputs, jax_inputs=jax_inputs, backward=backward)
     assert report.verdict == "bug", bug
     # A wrong gradient that a wrong result explains is no cause of its own.
     assert not any(cause.is_backward for cause in report.root_causes)

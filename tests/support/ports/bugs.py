@@ -1,6 +1,7 @@
 """Bugs that are planted in the ports: a line of a port's source, and what takes its place."""
 
-LINEN, FUNCTION = "linen_gpt", "function_llama"
+LINEN, FUNCTION, EQUINOX = "linen_gpt", "function_llama", "equinox_vit"
+VALUE_WITHOUT_BIAS = 'nn.DenseGeneral((self.heads, head), use_bias=False, name="value")'
 
 # What the port is, the text that is replaced, and the text in its place.
 BUGS = (
@@ -47,4 +48,25 @@ BUGS = (
     (FUNCTION, 'x = params["embed"][ids]', 'x = params["embed"][ids] * 20**0.5'),
     (FUNCTION, 'return x @ params["head"]', 'return jnp.tanh(x @ params["head"] / 30) * 30'),
     (FUNCTION, '"btc,chd->bthd", y, weights["v"]', '"btc,chd->bthd", y, weights["k"]'),
+    (LINEN, "return x + y", "return x - y"),
+    (LINEN, "nn.DenseGeneral((self.heads, head), name=\"value\")", VALUE_WITHOUT_BIAS),
+    (LINEN, "q = q / jnp.sqrt(head)", "q, k = q / jnp.sqrt(head), k / jnp.sqrt(head)"),
+    (FUNCTION, "jnp.mean(jnp.square", "jnp.sum(jnp.square"),
+    (FUNCTION, "positions[:, None] * inverse", "positions[:, None] / 2 * inverse"),
+    (FUNCTION, 'rms_norm(x, weights["post_norm"])', 'rms_norm(x, weights["input_norm"])'),
+    (FUNCTION, 'jax.nn.silu(y @ weights["gate"])', 'jax.nn.silu(y @ weights["up"])'),
+    (EQUINOX, "channels // groups)", "channels // groups).swapaxes(2, 3)"),
+    (EQUINOX, "y.var((0, 1, 3), keepdims=True)", "y.var((0, 1, 3), keepdims=True, ddof=1)"),
+    (EQUINOX, "mean = y.mean((0, 1, 3)", "mean = y.mean((0, 1)"),
+    (EQUINOX, "jax.nn.relu(", "jax.nn.silu("),
+    (EQUINOX, "x.reshape(-1, x.shape[-1])", "x.swapaxes(0, 1).reshape(-1, x.shape[-1])"),
+    (EQUINOX, "[self.token, x]", "[x, self.token]"),
+    (EQUINOX, "x = x + self.positions", "x = x + self.positions[::-1]"),
+    (EQUINOX, "q, k, v = jnp", "q, v, k = jnp"),
+    (EQUINOX, "tokens, 3, self.heads, -1)", "tokens, 3, -1, self.heads).swapaxes(2, 3)"),
+    (EQUINOX, "scores * q.shape[-1] ** -0.5", "scores * q.shape[1] ** -0.5"),
+    (EQUINOX, "x = x + self.scale_1 * y", "x = x + y"),
+    (EQUINOX, "1.702 * y", "1.0 * y"),
+    (EQUINOX, "return x + self.scale_2 * y", "return x + self.scale_1 * y"),
+    (EQUINOX, "self.head(x[0])", "self.head(x[1:].mean(0))"),
 )

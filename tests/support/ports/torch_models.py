@@ -1,4 +1,4 @@
-"""Two small transformers in PyTorch, written as other people write them."""
+"""Three small transformers in PyTorch, written as other people write them."""
 
 import math
 
@@ -119,6 +119,53 @@ class LlamaLayer(nn.Module):
 def rotate(x):
     half = x.shape[-1] // 2
     return torch.cat([-x[..., half:], x[..., :half]], -1)
+
+
+class ViT(nn.Module):
+    """Convolutions of images with channels first, a group norm, a class token, layer scales."""
+
+    def __init__(self, width=18, heads=3, layers=2, channels=10, groups=2, patch=4, classes=7):
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.stem_norm = nn.GroupNorm(groups, channels)
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 7, width))
+        self.layers = nn.ModuleList(ViTLayer(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images):
+        x = functional.relu(self.stem_norm(self.stem(images)))
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)[:, 0])
+
+
+class ViTLayer(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_1 = nn.LayerNorm(width, eps=1e-6)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.scale_1 = nn.Parameter(torch.ones(width))
+        self.norm_2 = nn.LayerNorm(width, eps=1e-6)
+        self.fc_1 = nn.Linear(width, 4 * width)
+        self.fc_2 = nn.Linear(4 * width, width)
+        self.scale_2 = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        b, t, c = x.shape
+        qkv = self.qkv(self.norm_1(x)).view(b, t, 3, self.heads, c // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        weights = torch.softmax(q @ k.transpose(-2, -1) * (c // self.heads) ** -0.5, -1)
+        y = self.proj((weights @ v).transpose(1, 2).reshape(b, t, c))
+        x = x + self.scale_1 * y
+        y = self.fc_1(self.norm_2(x))
+        return x + self.scale_2 * self.fc_2(y * torch.sigmoid(1.702 * y))
 
 
 def perturbed(model, seed=0):

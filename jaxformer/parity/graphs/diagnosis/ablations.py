@@ -13,16 +13,9 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
 )
 from jaxformer.parity.graphs.matching.layouts import find_layout
 from jaxformer.parity.graphs.matching.values import largest
-from jaxformer.parity.graphs.recording.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator, Value, run_again
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
-
-# Operators that only bring numbers into another shape are no steps.
-LAYOUT_ONLY = {
-    "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "view", "unsqueeze",
-    "_unsafe_view", "expand", "permute", "t", "clone", "copy", "convert_element_type", "_to_copy",
-    "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
-}  # fmt: skip
 
 
 def extra_step(divergence: Divergence, walk: Walk) -> Diagnosis | None:

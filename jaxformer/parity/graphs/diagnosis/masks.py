@@ -17,6 +17,9 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     hidden, wanted = (_hidden(array) for array in (own, right))
     if not (hidden.any() or wanted.any()) or (hidden == wanted).all():
         return None
+    mask = _last_mask(divergence)
+    if mask is not None and _is_pattern(mask.outputs[0].data, wanted):
+        return _other_filling(divergence)
     extra, lost = wanted & ~hidden, hidden & ~wanted
     parts = []
     for which, verb in ((extra, "sees"), (lost, "does not see")):
@@ -28,8 +31,30 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             )
     return Diagnosis(
         f"the mask differs{_pattern(extra, lost)}: in the candidate " + "; ".join(parts),
-        _mask_operator(divergence),
+        None if mask is None else _before_layout(mask),
     )
+
+
+def _is_pattern(mask: np.ndarray, wanted: np.ndarray) -> bool:
+    """Returns whether a mask hides or shows, of all entries, those that must be hidden."""
+    if mask.ndim > wanted.ndim or any(
+        m not in (1, n) for m, n in zip(mask.shape[::-1], wanted.shape[::-1], strict=False)
+    ):
+        return False
+    return bool((mask == wanted).all() or (mask != wanted).all())
+
+
+def _other_filling(divergence: Divergence) -> Diagnosis | None:
+    """Names the number that stands for hidden scores, where the mask itself is right."""
+    for operator in reversed(divergence.operators):
+        if operator.name != "select_n" or not operator.source:
+            continue
+        for value in operator.inputs[1:]:
+            number = value.data.flat[0] if value.is_constant and value.data.size else np.nan
+            if number > -1e4 and (value.data == number).all():
+                text = f"the mask is right, but {number:g} is too large a number for hidden scores"
+                return Diagnosis(text, operator)
+    return None
 
 
 def _hidden(array: np.ndarray) -> np.ndarray:
@@ -63,12 +88,12 @@ def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:
     return ""
 
 
-def _mask_operator(divergence: Divergence) -> Operator | None:
-    """Returns the last operator of the user's that makes a boolean or a constant mask."""
+def _last_mask(divergence: Divergence) -> Operator | None:
+    """Returns the last operator of the user's that makes a boolean mask."""
     for operator in reversed(divergence.operators):
         made = operator.outputs[0]
         if made.data.dtype.kind == "b" and made.data.ndim >= 2 and operator.source:
-            return _before_layout(operator)
+            return operator
     return None
 
 

@@ -106,7 +106,10 @@ class Anchors:
         if found:
             # The nearest: with a small eps, a variance is near to itself plus eps.
             nearest = min(found, key=lambda match: match.error)
-            value.data = nearest.layout.apply(nearest.value.data)
+            right = nearest.layout.apply(nearest.value.data)
+            # -1e9 and minus infinity are alike, but not in what is computed from them.
+            if np.isfinite(right).all():
+                value.data = right
 
     def _look_up(self, value: Value, array: Any) -> None:
         if getattr(getattr(array, "dtype", None), "kind", "") != "f":

@@ -8,6 +8,7 @@ batches folded into rows.
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,8 +18,8 @@ MOST_AXES = 6
 SAMPLES = 64
 # Large arrays are compared so many numbers at a time.
 CHUNK = 1 << 20
-# Numbers of this size are what models write for minus infinity.
-INFINITE = 1e30
+# Numbers of this size are what models write for minus infinity: -1e9 as well as the lowest float.
+INFINITE = 1e8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,20 @@ class Layout:
         """Whether no number changes its place in memory."""
         kept = [axis for axis in self.order if self.split[axis] != 1]
         return kept == sorted(kept)
+
+    def turns(self, shape: tuple[int, ...]) -> bool:
+        """Returns whether parts of one axis of the reference stand the other way round.
+
+        Args:
+            shape: of the reference's array.
+        """
+        ends = set(itertools.accumulate((n for n in shape if n != 1), operator.mul))
+        # A part that is not the last of its axis ends where no axis of the reference does.
+        is_end = [size in ends for size in itertools.accumulate(self.split, operator.mul)]
+        return any(
+            later == place + 1 and not is_end[place]
+            for later, place in itertools.combinations(self.order, 2)
+        )
 
 
 def layouts(source: tuple[int, ...], target: tuple[int, ...]) -> Iterator[Layout]:

@@ -9,6 +9,13 @@ import numpy as np
 
 Run = Callable[..., Sequence[Any]]
 
+# Operators that only bring numbers into another shape are no steps.
+LAYOUT_ONLY = {
+    "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "view", "unsqueeze",
+    "_unsafe_view", "expand", "permute", "t", "clone", "copy", "convert_element_type", "_to_copy",
+    "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
+}  # fmt: skip
+
 
 @dataclasses.dataclass(eq=False)
 class Value:

@@ -19,6 +19,8 @@ MOST_NEAR = 8
 # Two segments do the same if what they make of the same is this near; their numbers may be rounded.
 ALIKE = 1e-5
 
+Shape = tuple[int, ...]
+
 
 def earliest_end(
     anchors: Anchors,
@@ -26,8 +28,18 @@ def earliest_end(
     wanted: Value,
     operators: Sequence[Operator],
     reference_operators: Sequence[Operator],
+    layout: Layout | None = None,
 ) -> tuple[Value, Value, Layout] | None:
-    """Returns the first value of a segment that, replaced, makes the required value right."""
+    """Returns the first value of a segment that, replaced, makes the required value right.
+
+    Args:
+        anchors: what is known to be right.
+        value: the required value.
+        wanted: what it must be.
+        operators: between the last anchors and the value.
+        reference_operators: the same of the reference.
+        layout: from the reference's value to the candidate's, where that is known.
+    """
     by_size: dict[int, list[Value]] = defaultdict(list)
     for operator in reference_operators:
         for made in operator.outputs:
@@ -36,7 +48,8 @@ def earliest_end(
     limit = rounding_allowed(wanted.data)
     known = anchors.arrays_before(operators)
     first = None
-    for end, other, layout in _ends(anchors, operators, value, by_size):
+    inherited = _inherited(anchors, operators)
+    for end, other, tried in _ends(anchors, operators, value, by_size, inherited):
         later = depending(operators, end)
         remade = {v.index for op in later for v in op.outputs}
         given = {
@@ -45,13 +58,15 @@ def earliest_end(
             for v in op.outputs
             if v.index in anchors.arrays and v.index not in remade
         }
-        again = run_again(later, {**known, **given, end.index: layout.apply(other.data)})
+        again = run_again(later, {**known, **given, end.index: tried.apply(other.data)})
         if value.index in again and find_layout(wanted.data, again[value.index], limit):
-            if _follows_alike(anchors, (end, other, layout), value, wanted, reference_operators):
-                return end, other, layout
-            first = first or (end, other, layout)
+            if _follows_alike(anchors, (end, other, tried), value, wanted, reference_operators):
+                return end, other, tried
+            first = first or (end, other, tried)
     if first is not None:
         return first
+    if layout is not None:
+        return value, wanted, layout
     # Between values that have little in common any layout may be the nearest.
     found = nearest_layout(wanted.data, anchors.array(value), gain=0.5)
     return None if found is None else (value, wanted, found[0])
@@ -85,6 +100,7 @@ def _ends(
     operators: Sequence[Operator],
     value: Value,
     by_size: Mapping[int, Sequence[Value]],
+    inherited: Mapping[Shape, Sequence[Layout]],
 ) -> Iterator[tuple[Value, Value, Layout]]:
     """Yields values of a segment with what they might have to be, in order."""
     for operator in operators:
@@ -100,7 +116,40 @@ def _ends(
                 if near is not None:
                     tried.append((near[1], other.index, other, near[0]))
             for _, _, other, layout in sorted(tried, key=lambda t: t[:2])[:MOST_NEAR]:
-                yield made, other, layout
+                for one in _layouts(layout, other, made, inherited):
+                    yield made, other, one
+
+
+def _inherited(anchors: Anchors, operators: Sequence[Operator]) -> dict[Shape, list[Layout]]:
+    """Returns the layouts of what enters a segment, by the reference's shape.
+
+    Between wrong values and right ones the nearest layout may be any. What is made of an anchor,
+    number by number, has its layout.
+    """
+    found: dict[Shape, list[Layout]] = defaultdict(list)
+    made = {value.index for operator in operators for value in operator.outputs}
+    for value in dict.fromkeys(v for operator in operators for v in operator.inputs):
+        if value.index in made or not value.is_activation:
+            continue
+        for match in anchors.matches.get(value.index, ()):
+            shape = _without_ones(match.value.data.shape)
+            if match.layout not in found[shape]:
+                found[shape].append(match.layout)
+    return found
+
+
+def _layouts(
+    nearest: Layout, other: Value, made: Value, inherited: Mapping[Shape, Sequence[Layout]]
+) -> Iterator[Layout]:
+    """Yields the layouts in which a value of the reference may be one of the candidate."""
+    same_shape = inherited.get(_without_ones(other.data.shape), ())
+    found = [Layout(layout.split, layout.order, made.data.shape) for layout in same_shape]
+    plain = [] if nearest.turns(other.data.shape) else [nearest]
+    yield from dict.fromkeys([*found, *plain])
+
+
+def _without_ones(shape: Shape) -> Shape:
+    return tuple(n for n in shape if n != 1)
 
 
 def wrong_factors(
@@ -109,12 +158,13 @@ def wrong_factors(
     wanted: Value,
     operators: Sequence[Operator],
     reference_operators: Sequence[Operator],
-) -> list[tuple[Value, Value]]:
+) -> list[tuple[Value, Value, Layout]]:
     """Returns the factors of a product that make the value right if both are replaced.
 
     Queries and keys may both be wrong, and then neither alone makes the scores right.
     """
     limit = rounding_allowed(wanted.data)
+    inherited = _inherited(anchors, operators)
     for operator in reversed(operators):
         factors = [v for v in operator.inputs if v.is_activation]
         if KINDS.get(operator.name) != "product" or len(factors) != 2:
@@ -131,14 +181,21 @@ def wrong_factors(
                 for found in [nearest_layout(made.data, anchors.array(factor))]
                 if found is not None
             ]
-            among.append(sorted(near, key=lambda item: item[:2])[:6])
+            near = sorted(near, key=lambda item: item[:2])[:6]
+            among.append(
+                [
+                    (made, layout)
+                    for _, _, made, nearest in near
+                    for layout in _layouts(nearest, made, factor, inherited)
+                ]
+            )
         later = [op for op in operators if op.index >= operator.index]
         for one, other in itertools.product(*among):
             trial = anchors.arrays_before(later) | {
-                factor.index: chosen[3].apply(chosen[2].data)
+                factor.index: chosen[1].apply(chosen[0].data)
                 for factor, chosen in zip(factors, (one, other), strict=True)
             }
             again = run_again(later, trial)
             if value.index in again and find_layout(wanted.data, again[value.index], limit):
-                return [(factors[0], one[2]), (factors[1], other[2])]
+                return [(factors[0], *one), (factors[1], *other)]
     return []

@@ -21,6 +21,7 @@ from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, region
 from jaxformer.parity.graphs.segments.constants import constant_rounding
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.ends import earliest_end, wrong_factors
+from jaxformer.parity.graphs.segments.false_anchors import false_anchor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,61 +95,82 @@ class Walk(Anchors):
         self._is_backward = True
         self.advance()
 
-    def require(self, value: Value, wanted: Value) -> None:
-        """Finds out why a value is not what it must be, and puts it right."""
+    def require(self, value: Value, wanted: Value, layout: Layout | None = None) -> None:
+        """Finds out why a value is not what it must be, and puts it right.
+
+        Args:
+            value: of the candidate.
+            wanted: what it must be.
+            layout: from the reference's to the candidate's, where that is known.
+        """
         if value.data.size != wanted.data.size or value.data.dtype.kind != "f":
             return
         if any(m.value is wanted for m in self.matches.get(value.index, ())):
             return
         array = self.array(value)
-        layout = find_layout(wanted.data, array, rounding_allowed(wanted.data))
-        if layout is not None:
-            self.matches.setdefault(value.index, []).append(Match(wanted, *layout))
+        found = find_layout(wanted.data, array, rounding_allowed(wanted.data))
+        if found is not None:
+            self.matches.setdefault(value.index, []).append(Match(wanted, *found))
             self.reached.add(wanted.index)
             return
-        self._diverge(value, wanted)
+        self._diverge(value, wanted, layout)
 
-    def _diverge(self, value: Value, wanted: Value) -> None:
+    def _diverge(self, value: Value, wanted: Value, layout: Layout | None) -> None:
         operators, _ = region_before([value], lambda v: v.index in self.matches)
         reference_operators, _ = region_before([wanted], lambda v: v.index in self.reached)
         if self._is_backward and self._is_noise(value, wanted, operators):
             return
-        end = earliest_end(self, value, wanted, operators, reference_operators)
+        end = earliest_end(self, value, wanted, operators, reference_operators, layout)
         if end is None:
             return
-        end_value, end_wanted, layout = end
-        array = self.array(end_value)
-        right = layout.apply(end_wanted.data)
-        error = distance(right, array)
-        scale = largest(end_wanted.data) or 1.0
-        own, boundary = region_before([end_value], lambda v: v.index in self.matches)
-        reference_own, reference_boundary = region_before(
-            [end_wanted], lambda v: v.index in self.reached
-        )
-        factors = wrong_factors(self, end_value, end_wanted, own, reference_own)
+        found = self._segment(*end, value, wanted, operators)
+        own, reference_own = found.operators, found.reference_operators
+        factors = wrong_factors(self, found.value, found.reference_value, own, reference_own)
         if factors:
-            for one, other in factors:
-                self.require(one, other)
+            for factor in factors:
+                self.require(*factor)
             self._put_right_after(operators)
             self.require(value, wanted)
             return
-        if error <= self.allowed(own, end_value, scale):
+        scale = largest(found.reference_value.data) or 1.0
+        error = found.error * scale
+        if error <= self.allowed(own, found.value, scale):
             pass
-        elif error <= constant_rounding(own, end_value, self.arrays) + constant_rounding(
-            reference_own, end_wanted, {}
+        elif error <= constant_rounding(own, found.value, self.arrays) + constant_rounding(
+            reference_own, found.reference_value, {}
         ):
-            self.tables.append(Table(end_value, end_wanted, error / scale))
+            self.tables.append(Table(found.value, found.reference_value, found.error))
         else:
-            self.divergences.append(
-                Divergence(
-                    end_value, end_wanted, layout, own, boundary, reference_own,
-                    reference_boundary, error / scale, array, dict(self.arrays),
-                    value, wanted, operators, self._is_backward,
-                )
-            )  # fmt: skip
-        self._put_right(end_value, end_wanted, layout, operators)
-        if end_value is not value:
+            earlier = None if self._is_backward else false_anchor(self, found)
+            if earlier is not None:
+                del self.matches[earlier[0].index]
+                operators, _ = region_before([value], lambda v: v.index in self.matches)
+                found = self._segment(*earlier, value, wanted, operators)
+            self.divergences.append(found)
+        self._put_right(found.value, found.reference_value, found.layout, operators)
+        if found.value is not value:
             self.require(value, wanted)
+
+    def _segment(
+        self,
+        end: Value,
+        end_wanted: Value,
+        layout: Layout,
+        required: Value,
+        required_wanted: Value,
+        operators: list[Operator],
+    ) -> Divergence:
+        """Returns what lies between the last anchors and the end of a wrong segment."""
+        array = self.array(end)
+        own, boundary = region_before([end], lambda v: v.index in self.matches)
+        reference_own, reference_boundary = region_before(
+            [end_wanted], lambda v: v.index in self.reached
+        )
+        error = distance(layout.apply(end_wanted.data), array) / (largest(end_wanted.data) or 1.0)
+        return Divergence(
+            end, end_wanted, layout, own, boundary, reference_own, reference_boundary, error,
+            array, dict(self.arrays), required, required_wanted, operators, self._is_backward,
+        )  # fmt: skip
 
     def _is_noise(self, value: Value, wanted: Value, operators: Sequence[Operator]) -> bool:
         """Returns whether a gradient is what rounding leaves of zero, like that of a key's bias."""
