@@ -220,7 +220,7 @@ def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> R
     operator = found.operator or (named[-1] if named else divergence.value.producer)
     reference = _reference_operator(divergence)
     return RootCause(
-        operator.source if operator else "",
+        _source(operator, found.is_operand, walk) if operator else "",
         reference.source,
         found.text,
         divergence.error,
@@ -231,6 +231,24 @@ def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> R
         effect=effect,
         is_backward=divergence.is_backward,
     )
+
+
+def _source(operator: Operator, is_operand: bool, walk: Walk) -> str:
+    """Returns the line to blame: of the caller, if its argument is wrong and the function right.
+
+    The function is right if the same line, called from elsewhere, gives what the reference has.
+    """
+    if not is_operand or not operator.caller:
+        return operator.source
+    wrong = {op.index for d in walk.divergences for op in d.operators}
+    is_right = any(
+        other.index not in wrong
+        and (other.name, other.source) == (operator.name, operator.source)
+        and other.caller != operator.caller
+        and all(made.index in walk.matches for made in other.outputs)
+        for other in walk.candidate.operators
+    )
+    return operator.caller if is_right else operator.source
 
 
 def _reference_operator(divergence: Divergence) -> Operator:

@@ -49,7 +49,7 @@ BUGS = (
     (FUNCTION, 'return x @ params["head"]', 'return jnp.tanh(x @ params["head"] / 30) * 30'),
     (FUNCTION, '"btc,chd->bthd", y, weights["v"]', '"btc,chd->bthd", y, weights["k"]'),
     (LINEN, "return x + y", "return x - y"),
-    (LINEN, "nn.DenseGeneral((self.heads, head), name=\"value\")", VALUE_WITHOUT_BIAS),
+    (LINEN, 'nn.DenseGeneral((self.heads, head), name="value")', VALUE_WITHOUT_BIAS),
     (LINEN, "q = q / jnp.sqrt(head)", "q, k = q / jnp.sqrt(head), k / jnp.sqrt(head)"),
     (FUNCTION, "jnp.mean(jnp.square", "jnp.sum(jnp.square"),
     (FUNCTION, "positions[:, None] * inverse", "positions[:, None] / 2 * inverse"),

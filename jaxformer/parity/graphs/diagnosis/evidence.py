@@ -24,10 +24,12 @@ class Diagnosis:
     Attributes:
         text: what is wrong, in a sentence.
         operator: of the candidate, where the text is about one.
+        is_operand: whether the operator is right, and what it reads is wrong.
     """
 
     text: str
     operator: Operator | None = None
+    is_operand: bool = False
 
 
 def fits(one: Any, other: np.ndarray, allowed: float = FITS) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,9 +14,12 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
     where,
 )
 from jaxformer.parity.graphs.matching.layouts import layouts
+from jaxformer.parity.graphs.recording.tape import Operator
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
 
+# The number with which an operator does nothing.
+NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
 # The same where a number is put in the place of another.
 NUMBER_FITS = 1e-6
 
@@ -30,29 +34,42 @@ COMMON_NUMBERS = (1.0, 2.0, 1e4, 5e5, 1e6)
 
 def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Puts each number of the reference in the place of each of the candidate's."""
+    # A step that is too many may look like a wrong number in another.
+    neutral = [(op, NEUTRAL[op.name]) for op in divergence.operators if op.name in NEUTRAL]
+    for operator, number in neutral:
+        found = _replaced(divergence, operator, {number: f"{number:g}"})
+        if found is not None:
+            return Diagnosis(f"{found}: the reference has no such step", operator)
     substitutes = _reference_numbers(divergence)
     for operator in divergence.operators:
-        for value in operator.inputs:
-            data = value.data
-            if not (value.is_constant and value.producer is None and data.size == 1):
+        found = _replaced(divergence, operator, substitutes)
+        if found is not None:
+            return Diagnosis(found, operator)
+    return None
+
+
+def _replaced(
+    divergence: Divergence, operator: Operator, substitutes: Mapping[float, str]
+) -> str | None:
+    """Returns which number of an operator must be another one, if that makes the segment right."""
+    for value in operator.inputs:
+        data = value.data
+        if not (value.is_constant and value.producer is None and data.size == 1):
+            continue
+        if data.dtype.kind not in "fi":
+            continue
+        number = float(data.item())
+        for other, name in substitutes.items():
+            if other == number or (data.dtype.kind == "i" and other != int(other)):
                 continue
-            if data.dtype.kind not in "fi":
+            given = {value.index: np.full(data.shape, other, data.dtype)}
+            try:
+                # The reference may have a table in float32.
+                is_right = divergence.agrees(given, NUMBER_FITS)
+            except (TypeError, ValueError, IndexError):
                 continue
-            number = float(data.item())
-            for other, name in substitutes.items():
-                if other == number or (data.dtype.kind == "i" and other != int(other)):
-                    continue
-                given = {value.index: np.full(data.shape, other, data.dtype)}
-                try:
-                    # The reference may have a table in float32.
-                    is_right = divergence.agrees(given, NUMBER_FITS)
-                except (TypeError, ValueError, IndexError):
-                    continue
-                if is_right:
-                    absent = {"mul": 1, "div": 1, "add": 0, "sub": 0, "pow": 1}.get(operator.name)
-                    extra = ": the reference has no such step" if absent == other else ""
-                    text = f"the number {number:g} in {operator.name} must be {name}{extra}"
-                    return Diagnosis(text, operator)
+            if is_right:
+                return f"the number {number:g} in {operator.name} must be {name}"
     return None
 
 
@@ -106,5 +123,6 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                             f"{operator.name} reads {own_name(value, walk)}; it must read "
                             f"{where(other)}",
                             operator,
+                            is_operand=True,
                         )
     return None

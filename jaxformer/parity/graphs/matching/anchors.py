@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.matching.layouts import distance
+from jaxformer.parity.graphs.matching.layouts import distance, is_finite
 from jaxformer.parity.graphs.matching.values import Index, Match, largest
 from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, run_again
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
@@ -108,7 +108,7 @@ class Anchors:
             nearest = min(found, key=lambda match: match.error)
             right = nearest.layout.apply(nearest.value.data)
             # -1e9 and minus infinity are alike, but not in what is computed from them.
-            if np.isfinite(right).all():
+            if is_finite(right).all():
                 value.data = right
 
     def _look_up(self, value: Value, array: Any) -> None:

@@ -131,7 +131,7 @@ def find_layout(
 
 
 def nearest_layout(
-    reference: np.ndarray, candidate: np.ndarray, gain: float = 0.999
+    reference: np.ndarray, candidate: np.ndarray, gain: float = 0.999, is_plain: bool = False
 ) -> tuple[Layout, float] | None:
     """Returns the layout in which two arrays differ least, and their distance.
 
@@ -142,11 +142,14 @@ def nearest_layout(
         reference: any shape.
         candidate: as many numbers, any shape.
         gain: a less simple layout must bring the distance down by this factor.
+        is_plain: whether to leave out layouts that turn parts of an axis around.
     """
     at = sample_indices(candidate.size)
     wanted = _take(candidate, at)
     best: tuple[Layout, float] | None = None
     for layout in layouts(reference.shape, candidate.shape):
+        if is_plain and layout.turns(reference.shape):
+            continue
         picked = _pick(reference, layout, at)
         both = is_finite(picked) & is_finite(wanted)
         if not both.any():

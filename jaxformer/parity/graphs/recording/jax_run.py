@@ -23,7 +23,7 @@ from jaxformer.parity.graphs.recording.equations import (
     literal,
     on_host,
 )
-from jaxformer.parity.graphs.recording.sources import is_users_function, source_of
+from jaxformer.parity.graphs.recording.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.graphs.recording.tape import Tape, Value
 from jaxformer.parity.graphs.recording.tracing import leaf_names, stops, trace
 
@@ -200,6 +200,7 @@ class _Recorder:
         if is_opaque(equation):
             self.tape.opaque.add(name)
         made = run(*(value.data for value in values))
+        caller = caller_of(equation) if source == source_of(equation) else ""
         numbers = {
             key: float(value)
             for key, value in params.items()
@@ -207,7 +208,7 @@ class _Recorder:
         }
         return self.tape.record(
             name, values, [on_host(a) for a in made], run,
-            source=source, module=module, numbers=numbers,
+            source=source, caller=caller, module=module, numbers=numbers,
         )  # fmt: skip
 
     def _scan(

@@ -1,6 +1,7 @@
 """The user's line of code that made an equation of a jaxpr."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 # Code of these is not the user's.
@@ -22,11 +23,21 @@ def _is_users(path: str) -> bool:
 
 def source_of(equation: Any) -> str:
     """Returns "path:line" of the innermost code of the user that made an equation, or ""."""
+    return next(_sources(equation), "")
+
+
+def caller_of(equation: Any) -> str:
+    """Returns "path:line" of the user's code that called the function that made an equation."""
+    found = _sources(equation)
+    next(found, "")
+    return next(found, "")
+
+
+def _sources(equation: Any) -> Iterator[str]:
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         if _is_users(frame.file_name):
-            return f"{frame.file_name}:{frame.line_num}"
-    return ""
+            yield f"{frame.file_name}:{frame.line_num}"
 
 
 def is_called_by_user(equation: Any) -> bool:

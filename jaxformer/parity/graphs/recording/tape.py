@@ -58,6 +58,7 @@ class Operator:
         outputs: the values that it made.
         run: computes the outputs' arrays from the inputs' arrays.
         source: "path:line" of the code that called it; "" where it is not known.
+        caller: "path:line" of what called the function with that code, where it is known.
         module: path or name of the module that called it; "" where it is not known.
         numbers: numbers written into the operator itself, by name of the argument.
     """
@@ -68,6 +69,7 @@ class Operator:
     outputs: list[Value]
     run: Run
     source: str = ""
+    caller: str = ""
     module: str = ""
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
 

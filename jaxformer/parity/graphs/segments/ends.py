@@ -7,15 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxformer.parity.graphs.matching.anchors import Anchors
-from jaxformer.parity.graphs.matching.layouts import Layout, find_layout, nearest_layout
+from jaxformer.parity.graphs.matching.layouts import (
+    Layout,
+    find_layout,
+    layouts,
+    nearest_layout,
+)
 from jaxformer.parity.graphs.matching.values import largest, rounding_allowed
 from jaxformer.parity.graphs.matching.weight_uses import KINDS
-from jaxformer.parity.graphs.recording.tape import Operator, Value, run_again
+from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator, Value, run_again
 from jaxformer.parity.graphs.segments.effects import depending
 
 # How many steps of a wrong segment are tried as its end, for each size.
 MOST_TRIED = 40
 MOST_NEAR = 8
+MOST_FACTORS = 6
+MOST_PERMUTED = 4
 # Two segments do the same if what they make of the same is this near; their numbers may be rounded.
 ALIKE = 1e-5
 
@@ -112,7 +119,7 @@ def _ends(
                 continue
             tried = []
             for other in by_size.get(array.size, ())[:MOST_TRIED]:
-                near = nearest_layout(other.data, array)
+                near = nearest_layout(other.data, array, is_plain=True)
                 if near is not None:
                     tried.append((near[1], other.index, other, near[0]))
             for _, _, other, layout in sorted(tried, key=lambda t: t[:2])[:MOST_NEAR]:
@@ -128,8 +135,11 @@ def _inherited(anchors: Anchors, operators: Sequence[Operator]) -> dict[Shape, l
     """
     found: dict[Shape, list[Layout]] = defaultdict(list)
     made = {value.index for operator in operators for value in operator.outputs}
-    for value in dict.fromkeys(v for operator in operators for v in operator.inputs):
-        if value.index in made or not value.is_activation:
+    read = {v: None for step in operators for v in step.inputs if v.index not in made}
+    # Halves of heads have fewer numbers than what is made of them.
+    whole = [v for part in read if part.producer is not None for v in part.producer.inputs]
+    for value in dict.fromkeys([*read, *whole]):
+        if not value.is_activation:
             continue
         for match in anchors.matches.get(value.index, ()):
             shape = _without_ones(match.value.data.shape)
@@ -144,8 +154,7 @@ def _layouts(
     """Yields the layouts in which a value of the reference may be one of the candidate."""
     same_shape = inherited.get(_without_ones(other.data.shape), ())
     found = [Layout(layout.split, layout.order, made.data.shape) for layout in same_shape]
-    plain = [] if nearest.turns(other.data.shape) else [nearest]
-    yield from dict.fromkeys([*found, *plain])
+    yield from dict.fromkeys([*found, nearest])
 
 
 def _without_ones(shape: Shape) -> Shape:
@@ -169,33 +178,71 @@ def wrong_factors(
         factors = [v for v in operator.inputs if v.is_activation]
         if KINDS.get(operator.name) != "product" or len(factors) != 2:
             continue
-        if any(factor.index in anchors.matches for factor in factors):
+        # One of them may equal another value of the reference, like values in the place of keys.
+        if all(factor.index in anchors.matches for factor in factors):
             continue
-        among = []
-        for factor in factors:
-            near = [
-                (found[1], made.index, made, found[0])
-                for other in reference_operators
-                for made in other.outputs
-                if made.data.size == factor.data.size and made.data.dtype.kind == "f"
-                for found in [nearest_layout(made.data, anchors.array(factor))]
-                if found is not None
-            ]
-            near = sorted(near, key=lambda item: item[:2])[:6]
-            among.append(
-                [
-                    (made, layout)
-                    for _, _, made, nearest in near
-                    for layout in _layouts(nearest, made, factor, inherited)
-                ]
-            )
         later = [op for op in operators if op.index >= operator.index]
-        for one, other in itertools.product(*among):
-            trial = anchors.arrays_before(later) | {
-                factor.index: chosen[1].apply(chosen[0].data)
-                for factor, chosen in zip(factors, (one, other), strict=True)
-            }
-            again = run_again(later, trial)
-            if value.index in again and find_layout(wanted.data, again[value.index], limit):
-                return [(factors[0], *one), (factors[1], *other)]
+        for pair in _pairs(anchors, factors, reference_operators):
+            among = [
+                [(v, layout) for v in others for layout in _tried(anchors, inherited, factor, v)]
+                for factor, others in zip(factors, pair, strict=True)
+            ]
+            for one, other in itertools.product(*among):
+                trial = anchors.arrays_before(later) | {
+                    factor.index: chosen[1].apply(chosen[0].data)
+                    for factor, chosen in zip(factors, (one, other), strict=True)
+                }
+                again = run_again(later, trial)
+                if value.index in again and find_layout(wanted.data, again[value.index], limit):
+                    return [(factors[0], *one), (factors[1], *other)]
     return []
+
+
+def _tried(
+    anchors: Anchors, inherited: Mapping[Shape, Sequence[Layout]], factor: Value, other: Value
+) -> Iterator[Layout]:
+    shape = other.data.shape
+    nearest = nearest_layout(other.data, anchors.array(factor), is_plain=True)
+    if nearest is not None:
+        yield from _layouts(nearest[0], other, factor, inherited)
+    # A product of two wrong factors has no nearest; axes that only change places are the likeliest.
+    whole = (n for n in layouts(shape, factor.data.shape) if n.split == _without_ones(shape))
+    yield from itertools.islice(whole, MOST_PERMUTED)
+
+
+def _pairs(
+    anchors: Anchors, factors: Sequence[Value], reference_operators: Sequence[Operator]
+) -> Iterator[list[list[Value]]]:
+    """Yields values of the reference that may be the two factors: those of its products first."""
+    for operator in reversed(reference_operators):
+        read = [v for v in operator.inputs if v.is_activation]
+        if KINDS.get(operator.name) != "product" or len(read) != 2:
+            continue
+        for order in (read, read[::-1]):
+            chains = [_chain(v) for v in order]
+            yield [
+                [v for v in reversed(chain) if v.data.size == factor.data.size]
+                for chain, factor in zip(chains, factors, strict=True)
+            ]
+    made = [v for op in reference_operators for v in op.outputs if v.data.dtype.kind == "f"]
+    yield [_nearest(anchors, factor, made) for factor in factors]
+
+
+def _chain(value: Value) -> list[Value]:
+    """Returns a value, and those of which it has the numbers in another layout."""
+    found = [value]
+    while value.producer is not None and value.producer.name in LAYOUT_ONLY:
+        value = value.producer.inputs[0]
+        found.append(value)
+    return found
+
+
+def _nearest(anchors: Anchors, factor: Value, among: Sequence[Value]) -> list[Value]:
+    near = [
+        (found[1], made.index, made)
+        for made in among
+        if made.data.size == factor.data.size
+        for found in [nearest_layout(made.data, anchors.array(factor), is_plain=True)]
+        if found is not None
+    ]
+    return [made for _, _, made in sorted(near, key=lambda item: item[:2])[:MOST_FACTORS]]

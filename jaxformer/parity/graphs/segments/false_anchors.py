@@ -102,8 +102,8 @@ def _is_made_wrong(anchors: Anchors, value: Value, other: Value, layout: Layout)
     matches = {match.value.index: match for match in anchors.matches[value.index]}
     if other.index in matches:
         # The same numbers: one of the two has parts of an axis in the wrong order.
-        shape = other.data.shape
-        return matches[other.index].layout.turns(shape) and not layout.turns(shape)
+        is_turned = any(m.layout.turns(m.value.data.shape) for m in matches.values())
+        return is_turned and not layout.turns(other.data.shape)
     operators = anchors.reference.operators
     for match in matches.values():
         own, steps = match.value.producer, _steps_between(operators, match.value, other)
