@@ -50,7 +50,7 @@ def reference(name):
     return model, {n: np.asarray(t.detach()) for n, t in model.state_dict().items()}
 
 
-def report_of(name, options, backward=False):
+def report_of(name, options):
     model, arrays = reference(name)
     arrays = {n: a for n, a in arrays.items() if n != "head.weight" or name != "gpt"}
     candidate = getattr(layouts, name)(arrays, **options)
@@ -59,20 +59,20 @@ def report_of(name, options, backward=False):
         jax_inputs = layouts.gpt_inputs(IDS, options)
     elif name == "vit":
         inputs, jax_inputs = IMAGES, [IMAGES.transpose(0, 2, 3, 1)]
-    return compare(model, candidate, inputs, jax_inputs=jax_inputs, backward=backward)
+    return compare(model, candidate, inputs, jax_inputs=jax_inputs, backward=False)
 
 
-def check(number, backward=False):
-    report = report_of(*PORTS[number], backward=backward)
+def check(number):
+    report = report_of(*PORTS[number])
     assert report.verdict == "rounding", f"{PORTS[number]}\n{report}"
 
 
 @pytest.mark.parametrize("number", FEW)
 def test_a_clean_port_raises_no_alarm(number):
-    check(number, backward=True)
+    check(number)
 
 
 @pytest.mark.tier("slow")
 @pytest.mark.parametrize("number", range(len(PORTS)))
 def test_no_clean_port_raises_an_alarm(number):
-    check(number, backward=True)
+    check(number)

@@ -1,4 +1,4 @@
-"""Ports in Linen and as a plain function equal their reference, and bugs in them are named."""
+"""Ports in three kinds of JAX equal their reference, and bugs in them are named."""
 
 import functools
 
@@ -61,15 +61,28 @@ def check(bug, folder, backward=False):
 def test_a_planted_bug_is_found(number, tmp_path):
     has_line, has_diagnosis = check(BUGS[number], tmp_path, backward=number < 20)
     assert has_diagnosis
-    assert has_line or number == 38
+    assert has_line
+
+
+def counted(bugs, folder):
+    """Returns of how many bugs the line is right, and how many have a diagnosis; all are found."""
+    return np.array([check(bug, folder) for bug in bugs]).sum(0)
 
 
 @pytest.mark.tier("full")
+def test_every_second_planted_bug_is_found_and_most_are_named(tmp_path):
+    has_line, has_diagnosis = counted(BUGS[::2], tmp_path)
+    assert has_line >= 26  # of 30
+    assert has_diagnosis >= 27
+
+
+@pytest.mark.tier("slow")
 def test_all_planted_bugs_are_found_and_most_are_named(tmp_path):
-    found = np.array([check(bug, tmp_path) for bug in BUGS])
-    has_line, has_diagnosis = found.sum(0)
-    assert has_line >= 28  # of 39
-    assert has_diagnosis >= 35
+    assert len(BUGS) == 60
+    has_line, has_diagnosis = counted(BUGS, tmp_path)
+    # Three lines have no equation left that could be reported: a step is gone. 55 and 57 were found.
+    assert has_line >= 54
+    assert has_diagnosis >= 56
 
 
 def test_a_report_says_what_and_where(tmp_path):

@@ -57,7 +57,7 @@ def gpt(arrays, heads=4, **options):
             return found | {"qkv": (kernel, bias)}
         kernels, biases = np.split(kernel, 3, 1), np.split(bias, 3)
         if o["qkv"] == "heads":
-            kernels = {"q": (20, 4, 6), "k": (20, 2, 6), "v": (20, 2, 6)}
+            kernels = [k.reshape(len(k), heads, -1) for k in kernels]
             biases = [b.reshape(heads, -1) for b in biases]
         return found | {"q": (kernels[0], biases[0]), "k": (kernels[1], biases[1]),
                         "v": (kernels[2], biases[2])}  # fmt: skip
@@ -159,7 +159,7 @@ def gpt_inputs(ids, options):
 def llama(arrays, **options):
     """Returns the function and its parameters; ids is its one input."""
     o = {name: choices[0] for name, choices in LLAMA_OPTIONS.items()} | options
-    kernels = dict.fromkeys(("q",), (20, 4, 6)) | dict.fromkeys(("k", "v"), (20, 2, 6))
+    kernels = {"q": (20, 4, 6), "k": (20, 2, 6), "v": (20, 2, 6)}
 
     def layer_params(i):
         at = f"layers.{i}"

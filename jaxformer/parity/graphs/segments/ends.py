@@ -179,7 +179,7 @@ def wrong_factors(
         if KINDS.get(operator.name) != "product" or len(factors) != 2:
             continue
         # One of them may equal another value of the reference, like values in the place of keys.
-        if all(factor.index in anchors.matches for factor in factors):
+        if all(_is_plain(anchors, factor) for factor in factors):
             continue
         later = [op for op in operators if op.index >= operator.index]
         for pair in _pairs(anchors, factors, reference_operators):
@@ -196,6 +196,13 @@ def wrong_factors(
                 if value.index in again and find_layout(wanted.data, again[value.index], limit):
                     return [(factors[0], *one), (factors[1], *other)]
     return []
+
+
+def _is_plain(anchors: Anchors, value: Value) -> bool:
+    """Returns whether a value is an anchor with no part of an axis in another order."""
+    matches = anchors.matches.get(value.index, ())
+    turned = (match.layout.turns(match.value.data.shape) for match in matches)
+    return bool(matches) and not any(turned)
 
 
 def _tried(

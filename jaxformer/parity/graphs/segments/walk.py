@@ -67,6 +67,7 @@ class Walk(Anchors):
         self._uses = WeightUses(self)
         self._done, self._reference_done = 0, 0
         self._is_backward = False
+        self._factored: set[int] = set()
 
     def advance(self) -> None:
         """Goes through the operators that were recorded on both tapes since the last time."""
@@ -125,10 +126,7 @@ class Walk(Anchors):
             return
         found = self._segment(*end, value, wanted, operators)
         own, reference_own = found.operators, found.reference_operators
-        factors = wrong_factors(self, found.value, found.reference_value, own, reference_own)
-        if factors:
-            for factor in factors:
-                self.require(*factor)
+        if self._put_factors_right(found):
             self._put_right_after(operators)
             self.require(value, wanted)
             return
@@ -150,6 +148,26 @@ class Walk(Anchors):
         self._put_right(found.value, found.reference_value, found.layout, operators)
         if found.value is not value:
             self.require(value, wanted)
+
+    def _put_factors_right(self, found: Divergence) -> bool:
+        """Finds out what is wrong with both factors of a product, once for each segment's end."""
+        if found.value.index in self._factored:
+            return False
+        self._factored.add(found.value.index)
+        factors = wrong_factors(
+            self, found.value, found.reference_value, found.operators, found.reference_operators
+        )
+        wrong = [
+            (value, wanted, layout)
+            for value, wanted, layout in factors
+            if distance(layout.apply(wanted.data), self.array(value))
+            > rounding_allowed(wanted.data)
+        ]
+        for value, wanted, layout in wrong:
+            # It may equal another value of the reference.
+            self.matches.pop(value.index, None)
+            self._diverge(value, wanted, layout)
+        return bool(wrong)
 
     def _segment(
         self,
