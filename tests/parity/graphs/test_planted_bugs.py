@@ -80,7 +80,7 @@ def test_every_second_planted_bug_is_found_and_most_are_named(tmp_path):
 def test_all_planted_bugs_are_found_and_most_are_named(tmp_path):
     assert len(BUGS) == 60
     has_line, has_diagnosis = counted(BUGS, tmp_path)
-    # Three lines have no equation left that could be reported: a step is gone. 55 and 57 were found.
+    # Three lines have no equation left: a step is gone. 55 and 57 were found.
     assert has_line >= 54
     assert has_diagnosis >= 56
 
