@@ -1,4 +1,4 @@
-"""Runs every benchmark that fits this machine, one after the other, and writes docs and README.
+"""Runs every benchmark that fits this machine, one after the other, and writes the documents.
 
     uv run --group test python benchmarks/all.py
 

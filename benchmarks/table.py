@@ -1,4 +1,4 @@
-"""Writes the results of benchmarks/results into docs/speed.md, docs/scale.md and the README.
+"""Writes the results of benchmarks/results into the documents that show them.
 
     python benchmarks/table.py            writes all of them
     python benchmarks/table.py --check    fails where a figure there is not that of a result
@@ -19,8 +19,14 @@ from typing import Any
 import measure
 
 RESULTS = Path(__file__).parent / "results"
-TARGETS = tuple(
-    measure.ROOT / path for path in ("docs/speed.md", "docs/scale.md", "docs/data.md", "README.md")
+DOCS = measure.ROOT / "docs"
+# The results, as pages link to them.
+FOLDER = "../../benchmarks/results"
+TARGETS = (
+    DOCS / "explanation" / "speed.md",
+    DOCS / "explanation" / "scale.md",
+    DOCS / "guides" / "data.md",
+    DOCS / "tutorials" / "port.md",
 )
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
@@ -48,7 +54,7 @@ def describe(result: Result) -> str:
         "",
         f"`{result['command']}`",
         "",
-        f"[{result['file']}](../benchmarks/results/{result['file']}), {result['date'][:10]}: "
+        f"[{result['file']}]({FOLDER}/{result['file']}), {result['date'][:10]}: "
         + ", ".join(machine["gpu"] or [_processor(machine)])
         + f"; {', '.join(f'{n} {versions[n]}' for n in named if n in versions)}"
         + f"; load average before and after: {_load(machine)}.",
@@ -108,7 +114,7 @@ def of_benchmark(name: str, results: Sequence[Result]) -> str:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """Returns the README's table: jaxformer and the fastest other side, a column a machine."""
+    """Returns the table that sums up: jaxformer and the fastest other side, a column a machine."""
     machines: list[str] = []
     lines: dict[str, dict[str, str]] = {}
     for result in results:
@@ -120,7 +126,7 @@ def summary(results: Sequence[Result]) -> str:
             if machine not in machines:
                 machines.append(machine)
             lines.setdefault(what, {})[machine] = (
-                f"[**{value(best) / value(jaxformer):.2f}**](benchmarks/results/{result['file']}): "
+                f"[**{value(best) / value(jaxformer):.2f}**]({FOLDER}/{result['file']}): "
                 f"{show(jaxformer)} against {show(best)} ({best['side']})"
             )
     head = [f"| | {' | '.join(machines)} |", "|---" * (len(machines) + 1) + "|"]
@@ -139,7 +145,7 @@ JAXFORMER_SIDES = ("jaxformer", "train.py")
 
 
 def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
-    """Returns what the README compares of a result: text, rows, value and format of a row."""
+    """Returns what the summary compares of a result: text, rows, value and format of a row."""
     rows, preset = result["results"], result["settings"].get("preset")
     dtype = result["settings"].get("dtype")
     model = f"`{preset}`" + (f" in {dtype}" if dtype == "bfloat16" else "")
@@ -191,7 +197,7 @@ def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
 
 
 def scale_sentence(results: Sequence[Result]) -> str:
-    """Returns the text on how far the model of docs/scale.md is from the compiler."""
+    """Returns the text on how far the model of docs/explanation/scale.md is from the compiler."""
     scale = importlib.import_module("scale")
     rows = [row for r in results if r["benchmark"] == "scale" for row in r["results"]]
     compiled = [row for row in rows if "compiled" in row]
@@ -215,7 +221,7 @@ def scale_sentence(results: Sequence[Result]) -> str:
 
 
 def porting_sentence(results: Sequence[Result]) -> str:
-    """Returns the README's text on the speed of porting, from the newest result."""
+    """Returns the text on the speed of porting, from the newest result."""
     found = [result for result in results if result["benchmark"] == "porting"]
     if not found:
         return "How fast porting is was not measured yet."
@@ -237,7 +243,7 @@ def porting_sentence(results: Sequence[Result]) -> str:
         f"from a Hugging Face folder to torch_ref's names in {best} at best and {middle} in the "
         f"median, where the disk alone takes {disk_best} and {disk_middle}, and needs "
         f"{file[memory] / 1e6:.0f} MB of memory beyond JAX's own "
-        f"([result](benchmarks/results/{result['file']})); a run's folder, which is held as a "
+        f"([result]({FOLDER}/{result['file']})); a run's folder, which is held as a "
         f"whole, needs {folder[memory] / 1e9:.1f} GB."
     )
 

@@ -1,10 +1,10 @@
-"""Writes docs/models.md: the model types of Hugging Face, and what their proofs have measured.
+"""Writes docs/reference/models.md: the model types of Hugging Face, and what was measured.
 
     uv run --group test python docs/write_models.py               # what is new
     uv run --group test python docs/write_models.py llama gpt2    # these types once more
     uv run --group test python docs/write_models.py --check       # fail where it is out of date
 
-The measures are kept in docs/models.json, and what is declared of the types, which
+The measures are kept in docs/reference/models.json, and what is declared of the types, which
 ``jaxformer port --list`` prints, in jaxformer/porting/model_types.json. Measures that tests have
 saved are not measured again: JAXFORMER_FIGURES names their folder.
 """

@@ -1,8 +1,8 @@
-"""Writes docs/wild.md and docs/wild.json: JAX models that other people published, compared.
+"""Writes docs/reference/wild.md and wild.json beside it: JAX models of others, compared.
 
     uv run python docs/write_wild.py --environment DIR            # all of it: an hour on 2 cores
     uv run python docs/write_wild.py --environment DIR --library equimo
-    uv run python docs/write_wild.py --page                       # from docs/wild.json alone
+    uv run python docs/write_wild.py --page                       # from wild.json alone
     uv run python docs/write_wild.py --check                      # fail where it is out of date
 
 It makes environments of its own in DIR, which takes 12 GB, and installs public packages by name.
@@ -22,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.wild.page import page  # noqa: E402
 
-DATA, PAGE = ROOT / "docs" / "wild.json", ROOT / "docs" / "wild.md"
+PAGE = ROOT / "docs/reference/wild.md"
+DATA = PAGE.with_suffix(".json")
 COMMON = ["torch==2.13.0", "jax", "flax", "orbax-checkpoint", "sentencepiece", "timm"]
 # The packages of each environment, and the libraries that are compared in it.
 ENVIRONMENTS = {

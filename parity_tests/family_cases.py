@@ -1,4 +1,4 @@
-"""What the lines of docs/families.md are run with: sizes, inputs, variants, places of dropout."""
+"""What the lines of docs/reference/families.md are run with: sizes, inputs, variants, dropout."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Parses the lines of docs/families.md and builds each in three codes with equal weights."""
+"""Builds each line of docs/reference/families.md in three codes with equal weights."""
 
 import functools
 import importlib
@@ -20,7 +20,7 @@ from jaxformer.porting import import_arrays
 from jaxformer.positions import rotary_tables, sinusoidal_table
 from parity_tests.harness import JAX, TORCH, Side
 
-DOCUMENT = Path(__file__).parent.parent / "docs/families.md"
+DOCUMENT = Path(__file__).parent.parent / "docs/reference/families.md"
 FAMILIES = ("prepost", "encdec", "charlm", "unified", "minimal")
 FILES = (
     "layers", "masks", "norms", "positions", "attention", "attention_core", "feed_forward",
@@ -30,7 +30,7 @@ FILES = (
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table of docs/families.md.
+    """A line of a table of docs/reference/families.md.
 
     Attributes:
         family: whose table it is in.

@@ -1,4 +1,4 @@
-"""Writes the results of the cases into docs/parity.md, and a summary into README.md.
+"""Writes the results of the cases into docs/reference/parity.md, and a summary into identical.md.
 
     python -m parity_tests.table            writes both
     python -m parity_tests.table --check    fails where a row is missing or a figure no longer holds
@@ -164,7 +164,10 @@ def main() -> int:
     arguments = parser.parse_args()
     conftest.compile_quickly(False)
     rows = measure()
-    targets = {ROOT / "docs/parity.md": rows, ROOT / "README.md": summary(rows)}
+    targets = {
+        ROOT / "docs/reference/parity.md": rows,
+        ROOT / "docs/explanation/identical.md": summary(rows),
+    }
     stale = []
     for path, new in targets.items():
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""docs/families.md, line by line: the family's own code against both sides of the mirror."""
+"""docs/reference/families.md, line by line: the family's own code, and the mirror's."""
 
 import doctest
 import inspect

@@ -1,7 +1,8 @@
 """Compares JAX models that other people published with their PyTorch references.
 
 The models come from public packages, installed in an environment of its own; the weights are small
-and random, so nothing is downloaded. ``docs/write_wild.py`` runs all of it and writes docs/wild.md.
+and random, so nothing is downloaded. ``docs/write_wild.py`` runs all of it and
+writes docs/reference/wild.md.
 
 - ``settings``: what is compared: a model of each side, and inputs.
 - ``inputs``: tokens, padding, images, sound.

@@ -1,4 +1,4 @@
-"""The page docs/wild.md, from what docs/wild.json says."""
+"""The page docs/reference/wild.md, from what docs/reference/wild.json says."""
 
 from benchmarks.wild.checked import CHECKED
 
@@ -12,6 +12,7 @@ difference that is no rounding.
 
 This is how the page was made, on {date}:
 
+<!-- not run: takes an hour, and installs other packages; a test of the slow tier makes a part -->
 ```sh
 {command}
 ```
@@ -40,7 +41,7 @@ def page(data):
     """Returns the page.
 
     Args:
-        data: of docs/wild.json: how it was made, and its rows.
+        data: of docs/reference/wild.json: how it was made, and its rows.
     """
     rows = data["rows"]
     parts = [HEAD.format(
@@ -60,9 +61,9 @@ def page(data):
     parts += [
         "## Two of them as scripts\n",
         "Each runs by itself, prints both numbers, and shows the line that mends it:\n",
-        "- [docs/wild/electra_token_types.py](wild/electra_token_types.py): `FlaxElectra` reads "
+        "- [electra_token_types.py](wild/electra_token_types.py): `FlaxElectra` reads "
         "another token type where none is given.",
-        "- [docs/wild/llama_rotary_base.py](wild/llama_rotary_base.py): `FlaxLlama` ignores "
+        "- [llama_rotary_base.py](wild/llama_rotary_base.py): `FlaxLlama` ignores "
         "`rope_theta` and `rope_scaling`.",
     ]
     return "\n".join(parts) + "\n"

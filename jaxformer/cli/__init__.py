@@ -2,7 +2,8 @@
 
 Arguments go in, an exit code comes out. Options are dataclasses that tyro reads; they import no
 JAX, so that help and errors of usage are instant. The work is done by the packages below, and none
-of them imports this one. An error is one line on standard error; docs/faults.md lists exit codes.
+of them imports this one. An error is one line on standard error;
+docs/reference/exit_codes.md lists exit codes.
 
 - ``main``: the table of commands, and how errors are reported.
 - ``arguments``: reads arguments into options; ``progress``: bars over bytes.

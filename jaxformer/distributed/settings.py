@@ -8,7 +8,7 @@ MAX_SECONDS = 86400
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Which process of how many this is; see docs/hosts.md.
+    """Which process of how many this is; see docs/guides/hosts.md.
 
     Raises:
         ValueError: the settings do not go together, or one is out of its range; the message names

@@ -103,8 +103,8 @@ def llama_1b() -> TrainConfig:
     """Returns a recipe for TinyLlama 1.1B (arXiv 2401.02385, sections 2.2 and 2.3): 22 layers.
 
     ``train.py --preset llama-1b --data FOLDER --strategy mesh --fsdp N --dtype bfloat16 --remat
-    dots --scan-layers``: steps of 2 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
-    trained here.
+    dots --scan-layers``: steps of 2 M tokens. Wants GPUs or TPUs
+    (docs/explanation/scale.md) and has not been trained here.
     """
     return TrainConfig(
         model=_llama(
@@ -121,8 +121,8 @@ def llama_7b() -> TrainConfig:
     """Returns a recipe for Llama 2 7B (arXiv 2307.09288, section 2.2; widths of its weights).
 
     ``train.py --preset llama-7b --data FOLDER --strategy mesh --fsdp N --dtype bfloat16 --remat
-    full --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
-    trained here.
+    full --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs
+    (docs/explanation/scale.md) and has not been trained here.
     """
     return TrainConfig(
         model=_llama(
@@ -139,8 +139,8 @@ def llama_70b() -> TrainConfig:
     """Returns a recipe for Llama 2 70B (arXiv 2307.09288, section 2.2; widths of its weights).
 
     ``train.py --preset llama-70b --data FOLDER --strategy mesh --fsdp N --dtype bfloat16 --remat
-    full --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs (docs/scale.md) and has not been
-    trained here.
+    full --scan-layers``: steps of 4 M tokens. Wants GPUs or TPUs
+    (docs/explanation/scale.md) and has not been trained here.
     """
     return TrainConfig(
         model=_llama(

@@ -79,7 +79,7 @@ def test_the_summary_has_every_result_of_every_machine(benchmark_modules):
     summary = table.summary(results)
     assert "| NVIDIA H100 80GB HBM3 |" in summary
     for result in results:
-        assert f"(benchmarks/results/{result['file']})" in summary
+        assert f"(../../benchmarks/results/{result['file']})" in summary
 
 
 def test_a_figure_that_is_not_a_results_is_found(benchmark_modules):

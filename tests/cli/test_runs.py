@@ -99,7 +99,7 @@ def test_losses_are_drawn(tmp_path, capsys):
 
 def test_the_commands_of_the_page_run(empty_folder):
     pytest.importorskip("matplotlib")
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "training.md").read_text(encoding="utf-8")
     commands = re.search(r"## Runs side by side\n\n```sh\n(.*?)```", page, re.DOTALL)[1]
     for name in ("nano", "novel"):
         make_run(empty_folder / "runs" / name, [2, 1])

@@ -1,4 +1,4 @@
-"""The commands of docs/data.md run, in order, and its table names the files that there are."""
+"""The commands of docs/guides/data.md run, and its table names the files that there are."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from jaxformer.data.corpora import load_corpus
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import nano
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text(encoding="utf-8")
 COMMANDS = [
     line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
 ]

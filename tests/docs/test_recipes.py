@@ -1,8 +1,6 @@
-"""The commands of docs/recipes.md run, in order, with small models and files made on the spot."""
+"""The commands of guides/recipes.md and tutorials/fine_tune.md run, with small models."""
 
 import json
-import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -12,33 +10,18 @@ import transformers
 
 import jaxformer
 from jaxformer.cli.main import main
+from tests.support.pages import arguments_of, blocks
 from tests.support.tiny import records
-from tests.support.tokens import SIZE, corpus, tokenizer
+from tests.support.tokens import CHAT, SIZE, corpus, save_tokenizer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
-BLOCKS = [
-    block.replace("\\\n", " ").splitlines()
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-]
+GPT2, TEXTS = (block.commands for block in blocks("guides/recipes.md"))
+ALL_WEIGHTS, ADAPTERS = (block.commands for block in blocks("tutorials/fine_tune.md"))
 SMALL = "--devices 1 --sample-tokens 0 --batch-size 4"
 MODEL = "--d-model 16 --num-heads 2 --num-layers 1"
-END = "<|endoftext|>"
-CHAT = (
-    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant> {% endif %}"
-)
 
 
-def run(command, more=""):
-    words = shlex.split(command.replace("uv run ", "").replace("--extra data ", ""))
-    words = ["train", *words[1:], *more.split()] if words[0] == "train.py" else words[1:]
-    assert main(words) == 0, command
-
-
-def save_tokenizer(folder):
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer(), eos_token=END)
-    made.chat_template = CHAT
-    made.save_pretrained(folder)
+def run(command, more="", code=0):
+    assert main([*arguments_of(command), *more.split()]) == code, command
 
 
 @pytest.mark.tier("full")
@@ -47,7 +30,7 @@ def test_gpt2(empty_folder, capsys):
     (empty_folder / "openwebtext").mkdir()
     lines = [json.dumps({"text": corpus()[n : n + 700]}) for n in range(0, 70_000, 700)]
     (empty_folder / "openwebtext" / "part.jsonl").write_text("\n".join(lines))
-    tokenize, train, resume, sample = BLOCKS[0]
+    tokenize, train, resume, sample = GPT2
     run(tokenize)
     # The validation split is one document, of the first record.
     run(train, f"{SMALL} {MODEL} --accumulation 2 --context-length 32 --steps 2 --dtype float32")
@@ -75,7 +58,7 @@ def write_model_and_answers():
 @pytest.mark.tier("full")
 def test_fine_tuning(empty_folder):
     write_model_and_answers()
-    tokenize, train, sample, port = BLOCKS[1]
+    tokenize, train, sample, port = ALL_WEIGHTS
     run(tokenize)
     run(train, f"{SMALL} --steps 20 --eval-interval 10 --learning-rate 1e-2")
     found = [r["val_loss"] for r in records("runs/tuned") if "val_loss" in r]
@@ -94,8 +77,8 @@ def test_fine_tuning(empty_folder):
 def test_adapters(empty_folder):
     peft = pytest.importorskip("peft")
     write_model_and_answers()
-    run(BLOCKS[1][0])
-    train, sample, to_peft, back, merge = BLOCKS[2]
+    run(ALL_WEIGHTS[0])
+    train, sample, to_peft, back, merge = ADAPTERS
     run(train, f"{SMALL} --steps 20 --eval-interval 10 --learning-rate 1e-2")
     found = [r["val_loss"] for r in records("runs/lora") if "val_loss" in r]
     assert found[-1] < found[0]
@@ -118,8 +101,7 @@ def test_adapters(empty_folder):
 @pytest.mark.tier("full")
 def test_characters_bytes_and_tokens(empty_folder):
     (empty_folder / "tiny-shakespeare.txt").write_text(corpus()[:40_000])
-    assert len(BLOCKS) == 4
-    for command in BLOCKS[3]:
-        run(command, f"{SMALL} {MODEL} --steps 2")
+    for command in TEXTS:
+        run(command, f"{SMALL} {MODEL} --steps 2" if "train.py" in command else "")
     for name in ("bytes", "tokens"):
         assert records(f"runs/{name}")[-1]["val_bits_per_byte"] > 0

@@ -1,7 +1,7 @@
-"""Writes what the fault suite and the soak measured into docs/faults.md and the README.
+"""Writes what the fault suite and the soak measured into docs/explanation/faults.md.
 
-    python -m tests.faults.table            writes both
-    python -m tests.faults.table --check    fails where they do not say what the results do
+    python -m tests.faults.table            writes it
+    python -m tests.faults.table --check    fails where it does not say what the results do
 
 What lies between ``<!-- faults: NAME -->`` and ``<!-- end of NAME -->`` is written here.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-TARGETS = (ROOT / "docs" / "faults.md", ROOT / "README.md")
+TARGETS = (ROOT / "docs" / "explanation" / "faults.md",)
 Result = dict[str, Any]
 
 
@@ -36,7 +36,7 @@ def suite(results: dict[str, Result]) -> str:
         return "Not measured yet."
     result = results["faults"]
     lines = [
-        _where(result, "../benchmarks/results"),
+        _where(result, "../../benchmarks/results"),
         "",
         "| fault | injected | detected or survived | durable steps lost | unreadable checkpoints | "
         "most steps made again | files changed by failed commands | seconds |",
@@ -64,7 +64,7 @@ def soak(results: dict[str, Result]) -> str:
     memory = f"{100 * found['memory_growth']:+.2f} %"
     return "\n".join(
         [
-            _where(result, "../benchmarks/results"),
+            _where(result, "../../benchmarks/results"),
             "",
             f"{found['steps']:,} steps with {found['evaluations']} evaluations and a checkpoint "
             f"every hundred steps, killed {len(found['kills'])} times: "
@@ -78,7 +78,7 @@ def soak(results: dict[str, Result]) -> str:
 
 
 def summary(results: dict[str, Result]) -> str:
-    """The README's table: what is promised, with the counts."""
+    """What is promised, with the counts."""
     if "faults" not in results:
         return "Not measured yet."
     rows = {row["fault"]: row for row in results["faults"]["results"] if not row["skipped"]}

@@ -90,7 +90,13 @@ def test_what_is_in_them(built):
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     assert {"tests/packaging/test_packages.py", "parity_tests/cases.py", "train.py"} <= files
-    assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "docs/faults.md"} <= files
+    assert {
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "docs/explanation/faults.md",
+    } <= files
 
 
 @pytest.mark.tier("slow")

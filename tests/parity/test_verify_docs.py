@@ -1,4 +1,4 @@
-"""What docs/verify.md shows is what happens: its script, its commands and its examples."""
+"""What docs/tutorials/verify.md shows is what happens: script, commands and examples."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ from tests.support.verified import LLAMA, llama_state
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "tutorials" / "verify.md").read_text(encoding="utf-8")
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^\$ jaxformer (.*)$", PAGE, re.MULTILINE)
 

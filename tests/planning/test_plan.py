@@ -179,7 +179,7 @@ def test_the_flags_that_make_a_run_fit_do(capsys):
 def shown_plans():
     """Every ``jaxformer plan`` that a document shows."""
     texts = [
-        path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
     ]
     commands = re.findall(
         r"^uv run .*jaxformer (plan .*)$", re.sub(r"\\\n", "", "\n".join(texts)), re.MULTILINE

@@ -1,4 +1,4 @@
-"""The table of docs/scale.md: rows that can be read, and a model no farther off than is said."""
+"""The table of docs/explanation/scale.md can be read; its model is no farther off than is said."""
 
 import json
 

@@ -8,6 +8,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from jaxformer.data.corpora import load_corpus
 
 SIZE = 500
+END = "<|endoftext|>"
+CHAT = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
 
 
 @functools.cache
@@ -18,7 +23,7 @@ def corpus():
 @functools.cache
 def tokenizer(kind="gpt2"):
     """Returns a tokenizer of some 500 tokens: gpt2, llama, unigram or bert."""
-    special = ["<|endoftext|>"]
+    special = [END]
     if kind == "gpt2":
         made = tokenizers.Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -62,3 +67,12 @@ def tokenizer(kind="gpt2"):
             single="[CLS] $A [SEP]", special_tokens=ids
         )
     return made
+
+
+def save_tokenizer(folder):
+    """Saves a tokenizer of GPT-2's kind with a chat template, as Hugging Face does."""
+    import transformers
+
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer(), eos_token=END)
+    made.chat_template = CHAT
+    made.save_pretrained(folder)

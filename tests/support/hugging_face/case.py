@@ -55,7 +55,7 @@ class Case:
         std: how far the weights of the model that writes are moved; larger ones make a text that
             does not repeat its last token.
         embeddings: a factor on its embeddings, see ``randomize``; small ones help a pre-norm model.
-        notes: where transformers rounds, for the table of docs/models.md.
+        notes: where transformers rounds, for the table of docs/reference/models.md.
         ignore: patterns of arrays that are not ported.
     """
 

@@ -1,7 +1,7 @@
 """The proof of one case: both sides, built once, and what is measured of them.
 
 Every measure is a difference relative to the largest entry of what transformers computes. What is
-measured is saved for docs/models.md where the environment names a folder for it.
+measured is saved for docs/reference/models.md where the environment names a folder for it.
 """
 
 import functools

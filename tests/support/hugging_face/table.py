@@ -14,8 +14,8 @@ from tests.support.hugging_face.cases import ALL_CASES
 from tests.support.hugging_face.proof import FIGURES, Proof
 
 ROOT = Path(__file__).parents[3]
-MEASURES = ROOT / "docs/models.json"
-PAGE = ROOT / "docs/models.md"
+MEASURES = ROOT / "docs/reference/models.json"
+PAGE = ROOT / "docs/reference/models.md"
 DECLARED = ROOT / "jaxformer/porting/model_types.json"
 # What the page has a row of.
 MODEL_TYPES = (*HUGGING_FACE, *MULTIMODAL)
@@ -84,7 +84,7 @@ def saved_measures() -> dict[str, dict[str, float]]:
 
 
 def read_measures() -> dict[str, dict[str, float]]:
-    """Returns what docs/models.json holds, by case."""
+    """Returns what docs/reference/models.json holds, by case."""
     return json.loads(MEASURES.read_text(encoding="utf-8")) if MEASURES.exists() else {}
 
 
@@ -125,7 +125,7 @@ def parts_of_dialect(dialect: str) -> list[str]:
 
 
 def page(measures: dict[str, dict[str, float]], types: dict[str, Any]) -> str:
-    """Returns docs/models.md."""
+    """Returns docs/reference/models.md."""
     return HEAD + "".join(_row(name, measures, types[name]) for name in MODEL_TYPES)
 
 
@@ -160,7 +160,7 @@ def as_json(entries: dict[str, Any]) -> str:
 
 
 def out_of_date() -> list[str]:
-    """Returns what docs/models.md and its tables do not say, or say wrongly.
+    """Returns what docs/reference/models.md and its tables do not say, or say wrongly.
 
     What tests have saved is compared with what is stated.
     """
