@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         HeadConfig,
         LayerPattern,
         LMEmbeddingConfig,
-        LoRAConfig,
         NormConfig,
         QueryKeyNormConfig,
     )
@@ -110,7 +109,6 @@ __all__ = [
     "LayerPattern",
     "LearnedPositions",
     "Linear",
-    "LoRAConfig",
     "Model",
     "MultiHeadAttention",
     "NormConfig",
@@ -202,7 +200,6 @@ _PUBLIC = {
         "HeadConfig",
         "LayerPattern",
         "LMEmbeddingConfig",
-        "LoRAConfig",
         "NormConfig",
         "QueryKeyNormConfig",
     ),

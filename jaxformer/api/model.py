@@ -166,7 +166,7 @@ class Model:
     def save(
         self,
         path: str | Path,
-        format: Literal["torch", "jax", "hf", "peft"] | None = None,
+        format: Literal["torch", "jax", "hf"] | None = None,
         *,
         dialect: str | None = None,
         dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None,
@@ -177,8 +177,7 @@ class Model:
         Args:
             path: ``NAME.safetensors``, ``NAME.pt``, or a folder. A certificate of every array is
                 written into the folder, or beside the file.
-            format: a PyTorch file, a run's folder, a Hugging Face folder, or PEFT's folder of
-                adapters; default by the name.
+            format: a PyTorch file, a run's folder or a Hugging Face folder; default by the name.
             dialect: whose names the arrays get; default those that they came with, else
                 torch_ref's.
             dtype: what the weights are rounded to; default their own.

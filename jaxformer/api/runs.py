@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.api.model import Model, load
-from jaxformer.config_parts import LoRAConfig
 from jaxformer.data.tokenizers import tokenizer_in
 from jaxformer.errors import UsageError
 from jaxformer.hardware.compilation_cache import use_compilation_cache
@@ -86,7 +85,6 @@ def train(
     *,
     resume: bool = False,
     init_from: str | Path | None = None,
-    lora: LoRAConfig | None = None,
     trackers: Sequence[Tracker] = (),
     download: bool = False,
     **settings: Any,
@@ -99,7 +97,6 @@ def train(
         out: the run's folder; default ``runs/`` and the name of the preset.
         resume: continue the run in that folder, from its newest checkpoint and with its settings.
         init_from: a checkpoint whose model, and optimizer's state if it has one, to start from.
-        lora: with ``init_from``, adapters to add to that model; they alone are then trained.
         trackers: metrics services to write to, beside ``metrics.jsonl``.
         download: fetch a corpus of jaxformer that is not on this machine.
         settings: fields of ``TrainConfig`` that replace those of ``config``.
@@ -114,8 +111,6 @@ def train(
     folder = Path(out) if out is not None else Path("runs") / (preset or "run")
     if resume and init_from is not None:
         raise UsageError("resume continues the run that is there: leave out init_from")
-    if lora is not None and init_from is None:
-        raise UsageError("lora adds adapters to the model of init_from: give it too")
     start = None if init_from is None else read_warm_start(Path(init_from), fresh=False)
     before = stored_config(folder) if resume else None
     if before is not None:
@@ -125,8 +120,7 @@ def train(
     else:
         chosen = _preset(preset or "nano")
     if start is not None:
-        model = start.model if lora is None else dataclasses.replace(start.model, lora=lora)
-        chosen = dataclasses.replace(chosen, model=model)
+        chosen = dataclasses.replace(chosen, model=start.model)
         if config is None and not start.step:
             chosen = fine_tuning(chosen)
     fields = {field.name for field in dataclasses.fields(TrainConfig)}

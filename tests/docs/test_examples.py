@@ -12,11 +12,8 @@ from tests.support.tokens import corpus
 EXAMPLES = ROOT / "examples"
 # Arguments that make an example quick, and what it must say.
 RUNS = {
-    "train_tiny_shakespeare.py": ("--data text.txt --steps 2", "validation loss"),
-    "port_your_nanogpt.py": ("--data text.txt --steps 2", "back in nanoGPT's form: runs/nanogpt"),
     "port_hugging_face.py": ("", "compared with transformers: rounding"),
     "custom_attention_with_twin.py": ("", "cosine_attention: rounding"),
-    "finetune_lora.py": ("--data text.txt --steps 2", "one model, adapters added"),
 }
 # What the examples must also have said, beside the first.
 MORE = {
