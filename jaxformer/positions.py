@@ -152,7 +152,7 @@ class Rotary(NoPositions):
     ``SinusoidalPositions``.
 
     Raises:
-        ValueError: the turned width is odd or zero.
+        ValueError: the turned width is odd or zero, or longrope has not a factor for each pair.
     """
 
     cos: Any = None
@@ -178,6 +178,8 @@ class Rotary(NoPositions):
                 "rotary turns an even number of dimensions: got "
                 f"{self.width} of head_dim={head_dim}, fraction={fraction}"
             )
+        if scaling is not None:
+            scaling.check_pairs(self.width // 2)
 
     def rotate(
         self, x_BTNH: Float[Array, "B T N H"], positions: Int[Array, "B T"]

@@ -57,6 +57,18 @@ class RotaryScaling:
         grows = self.kind in ("longrope", "dynamic")
         return grows and max_length > self.original_context_length
 
+    def check_pairs(self, count: int) -> None:
+        """Checks that longrope has a factor for each of so many pairs of dimensions.
+
+        Raises:
+            ValueError: it has more or fewer.
+        """
+        for factors in (self.short_factors, self.long_factors):
+            if self.kind == "longrope" and len(factors) != count:
+                raise ValueError(
+                    f"longrope needs one factor for each pair: got {len(factors)} for {count}"
+                )
+
     @property
     def table_factor(self) -> float:
         """What cosines and sines are multiplied by."""
@@ -142,11 +154,8 @@ def rotary_frequencies(
         return np.float32(1.0) / _power(_stretched_base(base, width, scaling, length), exponent)
     if scaling.kind == "longrope":
         is_long = length > scaling.original_context_length
+        scaling.check_pairs(len(exponent))
         factors = np.array(scaling.long_factors if is_long else scaling.short_factors, np.float32)
-        if factors.shape != exponent.shape:
-            raise ValueError(
-                f"longrope needs one factor for each pair: got {factors.size} for {exponent.size}"
-            )
         return np.float32(1.0) / (factors * _power(base, exponent))
     if scaling.kind == "yarn":
         power = _power(base, exponent)

@@ -138,7 +138,7 @@ class Rotary(NoPositions):
         scaling: see ``RotaryScaling``.
 
     Raises:
-        ValueError: the turned width is odd or zero.
+        ValueError: the turned width is odd or zero, or longrope has not a factor for each pair.
     """
 
     def __init__(
@@ -162,6 +162,8 @@ class Rotary(NoPositions):
                 "rotary turns an even number of dimensions: got "
                 f"{self.width} of head_dim={head_dim}, fraction={fraction}"
             )
+        if scaling is not None:
+            scaling.check_pairs(self.width // 2)
 
     def rotate(self, x_BTNH: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Returns the heads with their first ``width`` dimensions turned."""

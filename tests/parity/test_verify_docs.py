@@ -114,7 +114,9 @@ def test_the_map_of_names_in_the_page():
 
 def test_the_options_and_modes_of_the_page_are_those_of_the_command():
     fields = {**VerifyOptions.__dataclass_fields__, **VerifyCodeOptions.__dataclass_fields__}
-    used = set(re.findall(r"--(\w+)", PAGE)) - {"extra", "prompt", "meta", "parity"}
+    # Other commands make the files that are compared.
+    lines = [line for line in PAGE.splitlines() if "train.py " not in line and " port " not in line]
+    used = set(re.findall(r"--(\w+)", "\n".join(lines))) - {"extra", "prompt", "meta", "parity"}
     assert used <= set(fields)
     for mode in ("forward", "grad", "train", "generate"):
         assert f"`--mode {mode}" in PAGE

@@ -131,6 +131,14 @@ def test_a_factor_of_longrope_is_written_as_every_version_reads_it():
     assert again.position.rotary.scaling.rotary_attention_factor == factor
 
 
+def test_longrope_needs_a_factor_for_each_pair(folder, changed, tmp_path, capsys):
+    changed(rope_parameters={**LONG, "short_factor": [1.0], "rope_theta": 10000.0})
+    assert main(["port", str(folder), str(tmp_path / "out.pt")]) == 2
+    error = capsys.readouterr().err
+    assert "longrope needs one factor for each pair: got 1 for" in error
+    assert len(error.splitlines()) == 1
+
+
 def test_settings_without_effect_are_named_to_be_ignored(folder, changed, tmp_path, capsys):
     changed(trained_by="me", runs=3)
     arguments = ["port", str(folder), str(tmp_path / "out.pt")]

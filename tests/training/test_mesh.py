@@ -195,7 +195,7 @@ ALL_PARTS = [
         "query_key_norm_over": "own_head",
     },
     {"lora_rank": 2, "lora_targets": "q_proj"},
-    BERT,
+    {**BERT, "num_task_types": 3},
 ]
 
 
