@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from jaxformer.adapters import is_adapter, merge_adapters
 from jaxformer.config import TransformerLMConfig
 from jaxformer.config_parts import LINEAR_LAYERS
 from jaxformer.errors import CheckpointError, UsageError
+from jaxformer.parameters import abstract_module
 from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -143,7 +143,7 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
         )
     except (TypeError, ValueError) as error:
         raise UsageError(f"{adapter.path / SETTINGS}: {error}") from error
-    module = nnx.eval_shape(lambda: TransformerLM(config, rngs=nnx.Rngs(0)))
+    module = abstract_module(lambda rngs: TransformerLM(config, rngs=rngs))
     shapes = {name: s for name, s in parameter_shapes(module).items() if is_adapter(name)}
     links, unmatched = link(_rules(layers), shapes)
     problems = [f"no array for {name}" for name in unmatched]
@@ -267,7 +267,7 @@ def merge_plan(plan: Plan) -> Plan:
             tensors[f"{owner}.kernel"] = StoredTensor(kernel.shape, kernel.dtype, read)
     return dataclasses.replace(
         plan,
-        module=nnx.eval_shape(lambda: TransformerLM(config, rngs=nnx.Rngs(0))),
+        module=abstract_module(lambda rngs: TransformerLM(config, rngs=rngs)),
         links=[each for each in plan.links if not is_adapter(each.target[0])],
         tensors=tensors,
     )

@@ -27,7 +27,8 @@ from tests.support.pages import (
 )
 from tests.support.tokens import SIZE, corpus, save_tokenizer
 
-# Pages whose blocks a test of their own runs.
+# Pages of which a test of their own runs blocks; of the README those of Python, of the guide to
+# training ``jaxformer runs``. The flags of all others are those of their commands.
 ELSEWHERE = {
     README: "tests/docs/test_readme.py",
     "guides/training.md": "tests/cli/test_runs.py",
@@ -109,6 +110,26 @@ def test_every_command_is_in_the_reference(monkeypatch):
     for command in COMMANDS:
         assert f"## jaxformer {command}\n" in page
     assert "| `--learning-rate` `FLOAT` | `0.002` |" in page
+
+
+def test_every_shown_flag_is_one_of_its_command(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import cli_pages
+
+    sections = re.split(r"^## jaxformer ", cli_pages.commands(), flags=re.MULTILINE)[1:]
+    known = {part.split()[0]: set(re.findall(r"`(--[\w-]+)", part)) for part in sections}
+    shown = [
+        (name, found)
+        for name in page_names()
+        for block in blocks(name)
+        if block.language == "sh"
+        for words in block.commands
+        if (found := arguments_of(words))
+    ]
+    assert len(shown) > 50
+    for name, (command, *rest) in shown:
+        flags = {word.partition("=")[0] for word in rest if word.startswith("--")} - {"--help"}
+        assert flags <= known[command], (name, command, flags - known[command])
 
 
 def test_the_readme_is_short_and_has_pictures():
