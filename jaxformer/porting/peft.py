@@ -5,7 +5,7 @@ written beside the port of the base model, whose rules say which module is which
 
 A module may be several layers of jaxformer in one, as GPT-2's ``c_attn`` is. Its adapter is read as
 one for each of them, with the same first matrix and their rows of the second. Adapters of such
-layers are written with that matrix if all of theirs are still the same, and else with the first
+layers are written with that matrix if it is still the same in all of them, and else with the first
 matrices one below the other, and zeros in the second where they do not meet: the same function, of
 a higher rank.
 """
