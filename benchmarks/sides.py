@@ -97,9 +97,9 @@ class Jaxformer:
     """Runs jaxformer as ``train.py`` does: calls of up to half a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
+        from jaxformer.training.initial_state import draw_parameters
         from jaxformer.training.parallel import PmapStrategy, StepSpec
         from jaxformer.training.parallel.devices import choose_devices
-        from jaxformer.training.startup import draw_parameters
         from jaxformer.training.step_scheduler import SECONDS_PER_CALL
 
         self.parallel = PmapStrategy(StepSpec.from_config(config), choose_devices(config))
@@ -149,7 +149,7 @@ class TorchRef:
         import torch_ref.train_step
         import torch_ref.transformer_lm
         from jaxformer.porting import export_arrays
-        from jaxformer.training.startup import draw_parameters
+        from jaxformer.training.initial_state import draw_parameters
 
         self.config, self.ids, self.device = config, ids, torch_device()
         model = torch_ref.transformer_lm.TransformerLM(

@@ -119,10 +119,10 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     from jaxformer.data.corpora import load_corpus
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.training.experiment import Experiment
+    from jaxformer.training.initial_state import draw_parameters
     from jaxformer.training.parallel import StepSpec, make_strategy
     from jaxformer.training.parallel.devices import choose_devices
     from jaxformer.training.presets import PRESETS
-    from jaxformer.training.startup import draw_parameters
 
     stage.done("imports")
     use_compilation_cache()

@@ -68,10 +68,10 @@ def time_steps(arguments, path: Path) -> tuple[list[dict], dict[str, int]]:
     from jaxformer.data.token_folders import open_tokens
     from jaxformer.training.batches import ResidentBatches, StreamedBatches
     from jaxformer.training.experiment import Experiment
+    from jaxformer.training.initial_state import draw_parameters
     from jaxformer.training.parallel import StepSpec, make_strategy
     from jaxformer.training.parallel.devices import choose_devices
     from jaxformer.training.presets import PRESETS
-    from jaxformer.training.startup import draw_parameters
 
     config = PRESETS[arguments.preset]()
     config = dataclasses.replace(

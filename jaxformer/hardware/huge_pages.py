@@ -20,10 +20,10 @@ def reexec_with_huge_pages() -> None:
     """Starts this program again, in the same process, with huge pages requested.
 
     A program must call it first: what was done before is done twice. It does nothing if it would
-    not help, if ``GLIBC_TUNABLES`` has a choice already, or if the program comes from standard
-    input, which cannot be read twice.
+    not help, if only help is asked for, if ``GLIBC_TUNABLES`` has a choice already, or if the
+    program comes from standard input, which cannot be read twice.
     """
-    if not sys.executable or sys.argv[0] in ("", "-"):
+    if not sys.executable or sys.argv[0] in ("", "-") or {"-h", "--help"} & {*sys.argv[1:]}:
         return
     with contextlib.suppress(OSError):
         environment = huge_page_environment(os.environ, KERNEL.read_text())

@@ -4,12 +4,12 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxformer.errors import UsageError
-from jaxformer.porting.dialects import DIALECTS, find_dialect
+from jaxformer.porting.dialects import HUGGING_FACE, find_dialect
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.plans import Plan, plan_export
 from jaxformer.porting.peft import has_adapters, merge_plan, plan_adapter
@@ -18,6 +18,7 @@ from jaxformer.porting.writers import FOLDERS, Format
 CERTIFICATE = "certificate.json"
 # Dialects whose models hold adapters beside their weights; for all others these are merged.
 WITH_ADAPTERS = ("jaxformer", "torch_ref")
+TRANSFORMERS_FORMATS = ("huggingface", "peft")
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Files of models that jaxformer does not write; a folder may have any other name.
 FOREIGN_SUFFIXES = (
@@ -142,42 +143,57 @@ def plan_target(plan: Plan, target: PortTarget, recorded: Mapping[str, Any]) -> 
     Raises:
         UsageError: no dialect, or not the one that is wanted, can hold the model.
     """
-    source, dialect = plan.origin, target.dialect
+    if target.format == "run" and type(plan.module) not in MODEL_OF_CONFIG.values():
+        raise UsageError(
+            f"a run's folder holds whole models, and this is a {plan.origin.kind}: name a "
+            ".safetensors or .pt file"
+        )
+    if target.format == "peft" and not has_adapters(plan):
+        raise UsageError("a PEFT folder holds adapters, and this model has none: --to hf")
+    source = plan.origin.dialect.name
+    names = _choose_dialects(target, recorded.get("dialect") if source == "jaxformer" else source)
+    keeps_adapters = not has_adapters(plan) or names[0] in WITH_ADAPTERS
+    whole = plan if keeps_adapters else merge_plan(plan)
+    exported = _export_to_first(whole, names)
+    if target.format in TRANSFORMERS_FORMATS:
+        exported = _under_published_names(exported)
+    return plan_adapter(plan, exported) if target.format == "peft" else exported
+
+
+def _choose_dialects(target: PortTarget, source: str | None) -> list[str]:
+    """Returns the dialects that a target may have, the best first.
+
+    Args:
+        target: it may name one.
+        source: the dialect that the arrays came with.
+    """
+    name = target.dialect
     if target.format == "run":
-        return _plan_run(plan, dialect)
-    name = source.dialect.name if source.dialect.name != "jaxformer" else recorded.get("dialect")
-    if target.format == "peft":
-        if not has_adapters(plan):
-            raise UsageError("a PEFT folder holds adapters, and this model has none: --to hf")
-        merged = merge_plan(plan)
-        return plan_adapter(plan, plan_target(merged, _as_folder(target), recorded))
-    if target.format != "huggingface":
-        chosen = find_dialect(dialect or name or "torch_ref")
-        if has_adapters(plan) and chosen.name not in WITH_ADAPTERS:
-            plan = merge_plan(plan)
-        return plan_export(plan.module, plan.tensors, chosen, origin=source)
-    if has_adapters(plan):
-        plan = merge_plan(plan)
-    published = [name for name in DIALECTS if find_dialect(name).model_types]
-    if dialect is None and name in published:
-        dialect = name
-    if dialect is not None:
-        chosen = find_dialect(dialect)
-        if not chosen.model_types:
-            raise UsageError(f"{dialect} is not of Hugging Face: choose {', '.join(published)}")
-        return _under_published_names(plan_export(plan.module, plan.tensors, chosen, origin=source))
-    for name in published:
+        if name not in (None, "jaxformer"):
+            raise UsageError(
+                f"a run's folder has jaxformer's names, not those of {name}: leave out --as, or "
+                "name a .safetensors or .pt file"
+            )
+        return ["jaxformer"]
+    if target.format not in TRANSFORMERS_FORMATS:
+        return [name or source or "torch_ref"]
+    if name is not None and name not in HUGGING_FACE:
+        raise UsageError(f"{name} is not of Hugging Face: choose {', '.join(HUGGING_FACE)}")
+    name = name or (source if source in HUGGING_FACE else None)
+    return [name] if name is not None else list(HUGGING_FACE)
+
+
+def _export_to_first(plan: Plan, names: Sequence[str]) -> Plan:
+    """Returns the export to the first dialect that can hold the model."""
+    if len(names) == 1:
+        return plan_export(plan.module, plan.tensors, find_dialect(names[0]), origin=plan.origin)
+    for name in names:
         with contextlib.suppress(UsageError):
-            exported = plan_export(plan.module, plan.tensors, find_dialect(name))
-            return _under_published_names(exported)
+            return plan_export(plan.module, plan.tensors, find_dialect(name))
     raise UsageError(
-        f"none of {', '.join(published)} computes what this {source.kind} does: --as NAME says why "
-        "one cannot"
+        f"none of {', '.join(names)} computes what this {plan.origin.kind} does: --as NAME says "
+        "why one cannot"
     )
-
-
-def _as_folder(target: PortTarget) -> PortTarget:
-    return dataclasses.replace(target, format="huggingface")
 
 
 def _under_published_names(plan: Plan) -> Plan:
@@ -189,17 +205,3 @@ def _under_published_names(plan: Plan) -> Plan:
     ]
     tensors = {rename(n) if n in linked else n: tensor for n, tensor in plan.tensors.items()}
     return dataclasses.replace(plan, links=links, tensors=tensors)
-
-
-def _plan_run(plan: Plan, dialect: str | None) -> Plan:
-    if dialect is not None and find_dialect(dialect).name != "jaxformer":
-        raise UsageError(
-            f"a run's folder has jaxformer's names, not those of {dialect}: leave out --as, or "
-            "name a .safetensors or .pt file"
-        )
-    if type(plan.module) not in MODEL_OF_CONFIG.values():
-        raise UsageError(
-            f"a run's folder holds whole models, and this is a {plan.origin.kind}: name a "
-            ".safetensors or .pt file"
-        )
-    return plan_export(plan.module, plan.tensors, find_dialect("jaxformer"))

@@ -47,7 +47,9 @@ class TrainConfig:
     """
 
     model: TransformerLMConfig
+    """The model: GPT, LLaMA, BERT and character models are values of its settings."""
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    """An update: the loss, the optimizer, its schedule, clipping and averages."""
     data: str = "python-docs"
     """A corpus by name (python-docs, tiny-shakespeare), a text file by path, or a folder of tokens
     (of jaxformer tokenize or nanoGPT). Several folders, each with its share, are mixed:

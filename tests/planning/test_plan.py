@@ -33,7 +33,7 @@ from jaxformer.training.presets import PRESETS
 from jaxformer.data.corpora import load_corpus
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.parallel import StepSpec, make_strategy
-from jaxformer.training.startup import draw_parameters
+from jaxformer.training.initial_state import draw_parameters
 use_compilation_cache()
 config = dataclasses.replace(PRESETS["nano"](), devices=1)
 experiment = Experiment.prepare(config, load_corpus("python-docs"))

@@ -41,7 +41,7 @@ from jaxformer.data.corpora import load_corpus
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.parallel import StepSpec, make_strategy
 from jaxformer.training.presets import PRESETS
-from jaxformer.training.startup import draw_parameters
+from jaxformer.training.initial_state import draw_parameters
 config = PRESETS["llama-style"]()
 model = dataclasses.replace(config.model, num_layers=2, d_model=512, num_heads=8, d_ff=1536)
 config = dataclasses.replace(

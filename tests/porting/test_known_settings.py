@@ -109,6 +109,9 @@ def test_a_model_type_that_is_not_known_says_what_is_nearest_and_what_is_missing
         # transformers 4 puts the ratio of the lengths, 5, in place of this factor; 5 does not.
         ("llama", {"rope_scaling": {**LONG, "factor": 4.5}, "original_max_position_embeddings": 64},
          "rope_scaling's factor must follow from the two lengths"),
+        # transformers 4 takes the whole context for the trained length; 5 reads this one.
+        ("llama", {"rope_scaling": LONG},
+         "rope_scaling's original_max_position_embeddings must stand beside it"),
     ],
 )  # fmt: skip
 def test_a_setting_that_would_be_ignored_is_rejected_by_name(case, changes, words):

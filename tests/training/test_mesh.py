@@ -15,10 +15,10 @@ from jaxformer.errors import DeviceError
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import abstract
+from jaxformer.training.initial_state import draw_parameters
 from jaxformer.training.parallel import sharding_rules
 from jaxformer.training.parallel.devices import check_mesh
 from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
-from jaxformer.training.startup import draw_parameters
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.meshes import (
     IDS,

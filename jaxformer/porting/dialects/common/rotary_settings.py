@@ -69,6 +69,20 @@ def _must_say_factor(fields: Values, context_length: int) -> bool:
     return bool(fields["rotary_scaling_factor"] != ratio)
 
 
+def _check_older_longrope(fields: Values, context_length: int, *, is_beside: bool) -> None:
+    """Rejects a longrope in ``rope_scaling`` that transformers 4 and 5 read differently."""
+    if fields["rotary_scaling"] != "longrope":
+        return
+    length = fields["rotary_original_context_length"]
+    if not is_beside and length != context_length:
+        words = "stand beside it, where transformers 4 reads it, or all must be in rope_parameters"
+        raise unsupported(f"rope_scaling's {TRAINED_LENGTH}", words, length)
+    if is_beside and _must_say_factor(fields, context_length):
+        words = "follow from the two lengths, which transformers 4 reads, or there must be an "
+        factor = fields["rotary_scaling_factor"]
+        raise unsupported("rope_scaling's factor", words + "attention_factor", factor)
+
+
 _TRAINED = _is("llama3", "yarn", "longrope")
 _LLAMA3 = _is("llama3")
 _PROPORTIONAL = _is("proportional")
@@ -151,10 +165,8 @@ class RotaryPositions(Row):
         length = source_model.setting(TRAINED_LENGTH, default=None)
         beside = {} if length is None else {TRAINED_LENGTH: length}
         fields = self.read_parameters({**given, **beside}, source_model, values)
-        if found[0] and beside and _must_say_factor(fields, values["context_length"]):
-            words = "follow from the two lengths, which transformers 4 reads, or there must be an "
-            factor = fields["rotary_scaling_factor"]
-            raise unsupported("rope_scaling's factor", words + "attention_factor", factor)
+        if found[0]:
+            _check_older_longrope(fields, values["context_length"], is_beside=bool(beside))
         return fields
 
     def read_parameters(
@@ -232,6 +244,8 @@ class RotaryByLayerType(RotaryPositions):
         if (kind := window.get("rope_type", "default")) != "default":
             raise unsupported("sliding_attention's rope_type", "be 'default'", kind)
         fields = self.read_parameters({**full, **older}, source_model, values)
+        if older:
+            _check_older_longrope(fields, values["context_length"], is_beside=False)
         base = source_model.setting(self.window_base_name, default=self.window_base)
         base = float(window.get("rope_theta", base))
         is_same = fields["rotary_scaling"] == "none" and fields["rotary_base"] == base
