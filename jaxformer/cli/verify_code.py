@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
         not compared.
 
     Raises:
-        UsageError: a function does not exist.
+        UsageError: a function does not exist, or the reference takes other inputs.
         TextError: an input file cannot be read.
         ResourceError: the report cannot be written.
     """
@@ -69,6 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     finally:
         sys.path.pop(0)
     candidate = make(reference) if _takes_argument(make) else make()
+    _check_inputs(reference.forward, inputs, options.inputs)
 
     from jaxformer.parity.graphs.compare import compare_graphs
 
@@ -107,6 +108,21 @@ def _takes_argument(function: Callable[..., Any]) -> bool:
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     )
     return any(True for _ in required)
+
+
+def _check_inputs(forward: Callable[..., Any], inputs: Any, path: Path) -> None:
+    """Checks that a model takes the inputs of a file, by their names or by their number.
+
+    Raises:
+        UsageError: it does not.
+    """
+    signature = inspect.signature(forward)
+    try:
+        signature.bind(**inputs) if isinstance(inputs, dict) else signature.bind(*inputs)
+    except TypeError as error:
+        raise UsageError(
+            f"{path} does not fit the reference's forward{signature}: {error}"
+        ) from None
 
 
 def _read_inputs(path: Path) -> Any:

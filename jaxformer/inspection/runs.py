@@ -109,7 +109,8 @@ def read_run(folder: Path) -> RunSummary:
 def find_runs(folder: Path) -> list[Path]:
     """Returns the runs in a folder and in the folders below it, in alphabetical order.
 
-    What lies inside a run is not searched.
+    What lies inside a run is not searched. A ported model is no run: its folder has checkpoints,
+    and neither settings of a run nor metrics.
 
     Raises:
         UsageError: there is no such folder.
@@ -117,7 +118,8 @@ def find_runs(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: give the one that holds the runs")
     if holds_run(folder):
-        return [folder]
+        is_trained = any((folder / name).exists() for name in ("config.json", "metrics.jsonl"))
+        return [folder] if is_trained else []
     below = (p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     return [run for path in sorted(below) for run in find_runs(path)]
 

@@ -71,6 +71,14 @@ def test_states(tmp_path, capsys):
     assert (found[1]["step"], found[1]["val_loss"], found[1]["saved_step"]) == (0, None, None)
 
 
+def test_a_ported_model_is_no_run(tmp_path, capsys):
+    run = make_run(tmp_path / "trained", [3])
+    (tmp_path / "ported" / "checkpoints" / "0").mkdir(parents=True)
+    assert [each["run"] for each in run_json(capsys, tmp_path)["runs"]] == [str(run)]
+    (tmp_path / "ported" / "metrics.jsonl").touch()
+    assert main(["runs", str(tmp_path)]) == 4
+
+
 def test_two_runs_are_compared(tmp_path, capsys):
     model = CONFIG.model.replace(num_layers=CONFIG.model.num_layers + 1)
     first = make_run(tmp_path / "first", [3, 2])

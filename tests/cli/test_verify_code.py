@@ -78,3 +78,10 @@ def test_what_cannot_work_is_said_in_a_line(folder, capsys, arguments, code, wor
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("inputs", [{"x": np.ones(5)}, {"arr_0": 0, "arr_1": 0}])
+def test_inputs_that_the_reference_does_not_take(folder, capsys, inputs):
+    np.savez(folder / "others.npz", **inputs)
+    assert verify("port", "reference", "others.npz") == 2
+    assert "others.npz does not fit the reference's forward(input" in capsys.readouterr().err
