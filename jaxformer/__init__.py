@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         HeadConfig,
         LayerPattern,
         LMEmbeddingConfig,
+        LoRAConfig,
         NormConfig,
         QueryKeyNormConfig,
     )
@@ -109,6 +110,7 @@ __all__ = [
     "LayerPattern",
     "LearnedPositions",
     "Linear",
+    "LoRAConfig",
     "Model",
     "MultiHeadAttention",
     "NormConfig",
@@ -200,6 +202,7 @@ _PUBLIC = {
         "HeadConfig",
         "LayerPattern",
         "LMEmbeddingConfig",
+        "LoRAConfig",
         "NormConfig",
         "QueryKeyNormConfig",
     ),

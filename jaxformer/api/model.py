@@ -166,7 +166,7 @@ class Model:
     def save(
         self,
         path: str | Path,
-        format: Literal["torch", "jax", "hf"] | None = None,
+        format: Literal["torch", "jax", "hf", "peft"] | None = None,
         *,
         dialect: str | None = None,
         dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None,
@@ -177,7 +177,9 @@ class Model:
         Args:
             path: ``NAME.safetensors``, ``NAME.pt``, or a folder. A certificate of every array is
                 written into the folder, or beside the file.
-            format: a PyTorch file, a run's folder or a Hugging Face folder; default by the name.
+            format: a PyTorch file, a run's folder, a Hugging Face folder, or PEFT's folder, which
+                has the adapters alone; default by the name. All but PEFT's, and files with
+                jaxformer's or torch_ref's names, have the adapters in their weights.
             dialect: whose names the arrays get; default those that they came with, else
                 torch_ref's.
             dtype: what the weights are rounded to; default their own.
@@ -236,6 +238,8 @@ class Model:
             companions, vocabulary = source.files_beside(), source.vocabulary
             file = source.tokenizer_file
             record |= {"origin": dict(self._origin), "token_ids": source.token_ids}
+            if source.base is not None:
+                record["init_from"] = source.base
         if isinstance(tokenizer, CharTokenizer):
             vocabulary = "".join(tokenizer.vocabulary)
         elif isinstance(tokenizer, HuggingFaceTokenizer):
@@ -256,9 +260,10 @@ def load(path: str | Path, **options: Any) -> Model:
     Weights in float64 are rounded to float32 unless JAX is set to hold float64.
 
     Args:
-        path: a run's folder, a ``.safetensors`` or ``.pt`` file, or a Hugging Face folder.
-        options: ``dialect``, ``config``, ``meta``, ``step``, ``best``, ``ignore`` and ``force`` of
-            ``jaxformer.porting.open_checkpoint``.
+        path: a run's folder, a ``.safetensors`` or ``.pt`` file, a Hugging Face folder, or PEFT's
+            folder of adapters.
+        options: ``dialect``, ``config``, ``meta``, ``step``, ``best``, ``ignore``, ``force`` and
+            ``base`` of ``jaxformer.porting.open_checkpoint``.
 
     Returns:
         The model, in evaluation mode.

@@ -85,6 +85,10 @@ def train(
     *,
     resume: bool = False,
     init_from: str | Path | None = None,
+    fresh_optimizer: bool = False,
+    meta: str | Path | None = None,
+    ignore: Sequence[str] = (),
+    cast: bool = False,
     trackers: Sequence[Tracker] = (),
     download: bool = False,
     **settings: Any,
@@ -97,9 +101,16 @@ def train(
         out: the run's folder; default ``runs/`` and the name of the preset.
         resume: continue the run in that folder, from its newest checkpoint and with its settings.
         init_from: a checkpoint whose model, and optimizer's state if it has one, to start from.
+        fresh_optimizer: with ``init_from``: take the weights alone, and begin at step 0.
+        meta: with ``init_from``: nanoGPT's meta.pkl, or a tokenizer.json; default what lies
+            beside it.
+        ignore: with ``init_from``: arrays to leave out, by name or pattern, and settings without
+            effect.
+        cast: change a checkpoint's arrays to the dtypes that training keeps.
         trackers: metrics services to write to, beside ``metrics.jsonl``.
         download: fetch a corpus of jaxformer that is not on this machine.
-        settings: fields of ``TrainConfig`` that replace those of ``config``.
+        settings: settings of the run, of its model and of its optimizer by name, as the flags of
+            ``train.py``; they replace those of ``config``. ``lora_rank=8`` trains adapters alone.
 
     Raises:
         UsageError: there is no such preset or setting, or the settings do not fit each other.
@@ -111,7 +122,16 @@ def train(
     folder = Path(out) if out is not None else Path("runs") / (preset or "run")
     if resume and init_from is not None:
         raise UsageError("resume continues the run that is there: leave out init_from")
-    start = None if init_from is None else read_warm_start(Path(init_from), fresh=False)
+    if init_from is None and (fresh_optimizer or meta is not None or ignore):
+        raise UsageError("fresh_optimizer, meta and ignore go with init_from")
+    start = None
+    if init_from is not None:
+        start = read_warm_start(
+            Path(init_from),
+            fresh=fresh_optimizer,
+            ignore=ignore,
+            meta=None if meta is None else Path(meta),
+        )
     before = stored_config(folder) if resume else None
     if before is not None:
         chosen = before
@@ -123,13 +143,10 @@ def train(
         chosen = dataclasses.replace(chosen, model=start.model)
         if config is None and not start.step:
             chosen = fine_tuning(chosen)
-    fields = {field.name for field in dataclasses.fields(TrainConfig)}
-    if unknown := sorted(settings.keys() - fields):
-        raise UsageError(
-            f"train has no setting {', '.join(unknown)}: the settings of a model and of the "
-            "optimizer are in config.model and config.optimizer"
-        )
-    final = dataclasses.replace(chosen, **settings)
+    try:
+        final = chosen.replace(**settings)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     tokenizer = None
     if before is not None:
         check_settings(before, final)
@@ -137,11 +154,12 @@ def train(
         tokenizer = tokenizer_in(folder, vocabulary) if started else None
     elif start is None and preset is not None:
         check_tokenizer(preset, final)
-        final = fit_vocabulary(preset, final)
+        if "vocab_size" not in settings:
+            final = fit_vocabulary(preset, final)
     corpus = load_data(final, download=download)
     use_compilation_cache()
     experiment = Experiment.prepare(final, corpus, start=start, tokenizer=tokenizer)
-    loop.train(experiment, folder, resume=resume, trackers=trackers)
+    loop.train(experiment, folder, resume=resume, cast=cast, trackers=trackers)
     return TrainResult(folder, experiment.config, read_metrics(folder / "metrics.jsonl"))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from jaxformer.checks import check_integers, check_types
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
-from jaxformer.config_tree import flatten, from_dict
+from jaxformer.config_tree import flatten, from_dict, setting_types
 
 # Writing so many takes minutes; a larger number is likely a typing error.
 MAX_SAMPLE_TOKENS = 100_000
@@ -209,6 +209,34 @@ class TrainConfig:
                 f"num_heads={heads}, width {width}, tensor={self.tensor}; use "
                 + ", ".join(map(str, choices))
             )
+
+    def replace(self, **settings: Any) -> "TrainConfig":
+        """Returns a copy in which these settings differ, each by its own name.
+
+        Those of the model and of the optimizer are taken too, as the command line takes them:
+        ``replace(steps=50, num_layers=2, learning_rate=1e-3, optimizer="muon")``.
+
+        Raises:
+            ValueError: a setting is unknown, out of its range or does not fit the others.
+        """
+        own = {field.name for field in dataclasses.fields(self)}
+        parts: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
+        chosen: dict[str, Any] = {}
+        for name, value in settings.items():
+            # A name of an optimizer is a setting of the part of the same name.
+            if name in own and not (name == "optimizer" and isinstance(value, str)):
+                chosen[name] = value
+            elif name in setting_types(OptimizerConfig):
+                parts["optimizer"][name] = value
+            else:
+                parts["model"][name] = value
+        unknown = parts["model"].keys() - setting_types(TransformerLMConfig)
+        if unknown:
+            raise ValueError(f"unknown TrainConfig settings: {', '.join(sorted(unknown))}")
+        model = chosen.pop("model", self.model).replace(**parts["model"])
+        optimizer = chosen.pop("optimizer", self.optimizer)
+        optimizer = dataclasses.replace(optimizer, **parts["optimizer"])
+        return dataclasses.replace(self, model=model, optimizer=optimizer, **chosen)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings as a plain dict, for JSON: those of the model by name, in one."""

@@ -1,5 +1,6 @@
 """``load``, ``Model`` and ``train``: what a program does in a few lines."""
 
+import json
 import re
 
 import jax.numpy as jnp
@@ -137,11 +138,65 @@ def test_a_run_from_a_program(tmp_path):
     assert [r["step"] for r in longer.metrics if "train_loss" in r] == list(range(1, 21))
 
 
+def test_settings_are_replaced_by_name():
+    config = jf.presets.nano().replace(
+        steps=7, num_layers=2, learning_rate=0.1, optimizer="muon", lora_rank=3
+    )
+    assert (config.steps, config.model.num_layers, config.model.lora.lora_rank) == (7, 2, 3)
+    assert (config.optimizer.learning_rate, config.optimizer.optimizer) == (0.1, "muon")
+    whole = config.replace(optimizer=jf.OptimizerConfig(), model=config.model.replace(num_layers=1))
+    assert (whole.optimizer, whole.model.num_layers) == (jf.OptimizerConfig(), 1)
+    # Both at once: neither alone would fit the other.
+    longer = config.replace(context_length=256, block_size=256)
+    assert longer.window == 256
+
+
+@pytest.mark.tier("full")
+def test_adapters_are_trained_and_saved_for_peft(tmp_path):
+    """The adapters and the merged weights compute what the tuned model does."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    common = {"data": str(tmp_path / "text.txt"), "devices": 1, "sample_tokens": 0}
+    sizes = {**SIZES, "num_kv_heads": 2, "d_ff": 24}
+    first = jf.train("llama-style", tmp_path / "first", steps=2, **sizes, **common)
+    base = first.model.save(tmp_path / "base", "hf", dialect="llama")
+    tuned = jf.train(
+        out=tmp_path / "tuned", init_from=base, steps=5, lora_rank=2, learning_rate=0.1, **common
+    )
+    assert tuned.config.model.lora == jf.LoRAConfig(lora_rank=2)
+    adapter = tuned.model.save(tmp_path / "adapter", format="peft")
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["r"]) == (str(base), 2)
+    merged = tuned.model.save(tmp_path / "merged", format="hf")
+    ids = tuned.model.tokenizer.encode("the cat")[None]
+    expected = tuned.model.module(ids)
+    np.testing.assert_array_equal(jf.load(adapter, base=base).module(ids), expected)
+    np.testing.assert_allclose(jf.load(merged).module(ids), expected, rtol=0, atol=1e-5)
+    assert np.abs(jf.load(base).module(ids) - expected).max() > 1e-2
+    with pytest.raises(UsageError, match="this model has none"):
+        first.model.save(tmp_path / "none", format="peft")
+
+
+@pytest.mark.tier("full")
+def test_a_new_optimizer_begins_at_step_0(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    common = {"data": str(tmp_path / "text.txt"), "devices": 1, "sample_tokens": 0}
+    jf.train("nano", tmp_path / "first", steps=4, **SIZES, **common)
+    start = {"init_from": tmp_path / "first", "steps": 3, **common}
+    with pytest.raises(UsageError, match="has 4 steps behind it"):
+        jf.train(out=tmp_path / "next", **start)
+    result = jf.train(out=tmp_path / "next", fresh_optimizer=True, **start)
+    assert [r["step"] for r in result.metrics if "train_loss" in r] == [1, 2, 3]
+
+
 def test_wrong_arguments_of_train(tmp_path):
     with pytest.raises(UsageError, match="preset nanno is unknown: choose among nano"):
         jf.train("nanno", tmp_path)
-    with pytest.raises(UsageError, match="no setting num_layers: the settings of a model"):
-        jf.train("nano", tmp_path / "run", num_layers=3)
+    with pytest.raises(UsageError, match="unknown TrainConfig settings: num_layer"):
+        jf.train("nano", tmp_path / "run", num_layer=3)
+    with pytest.raises(UsageError, match="num_heads"):
+        jf.train("nano", tmp_path / "run", num_heads=3)
+    with pytest.raises(UsageError, match="fresh_optimizer, meta and ignore go with init_from"):
+        jf.train("nano", tmp_path / "run", fresh_optimizer=True)
     with pytest.raises(UsageError, match="tokenizer="):
         jf.train("gpt2-small", tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,38 @@ def test_every_name_is_there_and_documented(name):
         assert found.__name__ == name
 
 
+def public_attributes():
+    """All public functions, methods and properties of the public names, by their place."""
+    for name in jaxformer.__all__:
+        found = getattr(jaxformer, name)
+        if inspect.ismodule(found):
+            for inner, value in vars(found).items():
+                if getattr(value, "__module__", None) == found.__name__ and inner[0] != "_":
+                    yield f"{name}.{inner}", value
+                    yield from attributes_of_class(f"{name}.{inner}", value)
+        else:
+            yield name, found
+            yield from attributes_of_class(name, found)
+
+
+def attributes_of_class(name, cls):
+    bases = inspect.getmro(cls) if inspect.isclass(cls) else ()
+    for base in bases:
+        if base.__module__.startswith("jaxformer"):
+            for inner, value in vars(base).items():
+                # A property is no function, but is read by one; a default of a setting is neither.
+                is_code = callable(value) or hasattr(type(value), "__get__")
+                if inner[0] != "_" and is_code:
+                    yield f"{name}.{inner}", getattr(cls, inner)
+
+
+def test_all_that_is_public_is_documented():
+    found = dict(public_attributes())
+    assert len(found) > 150
+    assert {"Model.generate", "TrainConfig.window", "errors.UsageError"} <= found.keys()
+    assert [name for name, value in found.items() if not inspect.getdoc(value)] == []
+
+
 def test_a_name_is_the_function_whatever_was_imported_before():
     from jaxformer.parity.comparison.api import compare as the_function
 
@@ -58,6 +91,28 @@ def test_a_name_is_the_function_whatever_was_imported_before():
 def test_a_wrong_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'TransformerXL'"):
         jaxformer.TransformerXL  # noqa: B018
+
+
+@pytest.mark.tier("full")
+def test_pyright_is_clean_on_programs_of_a_user(tmp_path):
+    """basedpyright is pyright with Node in the wheel; its mode ``standard`` is pyright's own."""
+    pytest.importorskip("basedpyright")
+    programs = [Path(__file__).with_name("typed_program.py"), *(ROOT / "examples").rglob("*.py")]
+    settings = {
+        "typeCheckingMode": "standard",
+        "include": [str(path) for path in programs],
+        # An example that is copied as a folder imports from it.
+        "extraPaths": [str(ROOT / "examples" / "verify_in_ci")],
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable]
+    done = subprocess.run(
+        [*command, "--project", tmp_path, "--outputjson"], capture_output=True, text=True, cwd=ROOT
+    )
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] == len(programs)
+    errors = [f"{one['file']}: {one['message']}" for one in found["generalDiagnostics"]]
+    assert (done.returncode, errors) == (0, [])
 
 
 @pytest.mark.tier("full")

@@ -12,11 +12,17 @@ from tests.support.tokens import corpus
 EXAMPLES = ROOT / "examples"
 # Arguments that make an example quick, and what it must say.
 RUNS = {
+    "train_tiny_shakespeare.py": ("--data text.txt --steps 3", "report.html"),
+    "port_your_nanogpt.py": ("--data text.txt --steps 3", "ckpt.pt"),
+    "finetune_lora.py": ("--data text.txt --steps 3", "adapters added to its weights"),
     "port_hugging_face.py": ("", "compared with transformers: rounding"),
     "custom_attention_with_twin.py": ("", "cosine_attention: rounding"),
 }
 # What the examples must also have said, beside the first.
 MORE = {
+    "train_tiny_shakespeare.py": ("<TrainResult: runs/shakespeare, 3 steps, training loss",),
+    "port_your_nanogpt.py": ("<Model: TransformerLM", "back in nanoGPT's form: runs/nanogpt/back"),
+    "finetune_lora.py": ("for peft: runs/lora/adapter",),
     "port_hugging_face.py": ("the same greedy text: True", "the same bits back: True"),
     "custom_attention_with_twin.py": ("with_bug: bug", "custom_attention_with_twin.py"),
 }
@@ -24,6 +30,8 @@ MORE = {
 
 def python(folder, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # A newcomer has one device.
+    environment.pop("XLA_FLAGS", None)
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=folder, env=environment, capture_output=True, text=True,
@@ -65,8 +73,9 @@ def test_parity_in_ci_passes_and_finds_a_bug(empty_folder):
         python(empty_folder, *pytest_, "test_parity.py")
 
 
+@pytest.mark.tier("full")
 def test_the_examples_are_typed(tmp_path):
-    """mypy is clean on what a user would copy; pyright is not tried, as it needs Node."""
+    """mypy is clean on what a user would copy; tests/api tries pyright."""
     mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
     done = subprocess.run(
         [*mypy, "--explicit-package-bases", "--cache-dir", str(tmp_path), *EXAMPLES.glob("*.py")],

@@ -1,7 +1,6 @@
 """The commands of guides/recipes.md and tutorials/fine_tune.md run, with small models."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,11 @@ import jaxformer
 from jaxformer.cli.main import main
 from tests.support.pages import arguments_of, blocks
 from tests.support.tiny import records
-from tests.support.tokens import CHAT, SIZE, corpus, save_tokenizer
+from tests.support.tokens import CHAT, SIZE, corpus, save_tokenizer, write_model_and_answers
 
 GPT2, TEXTS = (block.commands for block in blocks("guides/recipes.md"))
-ALL_WEIGHTS, ADAPTERS = (block.commands for block in blocks("tutorials/fine_tune.md"))
+*COMMANDS, PYTHON = blocks("tutorials/fine_tune.md")
+ALL_WEIGHTS, ADAPTERS = (block.commands for block in COMMANDS)
 SMALL = "--devices 1 --sample-tokens 0 --batch-size 4"
 MODEL = "--d-model 16 --num-heads 2 --num-layers 1"
 
@@ -39,20 +39,6 @@ def test_gpt2(empty_folder, capsys):
     capsys.readouterr()
     run(sample)
     assert capsys.readouterr().out.startswith("The")
-
-
-def write_model_and_answers():
-    config = transformers.LlamaConfig(
-        vocab_size=SIZE, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64, eos_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained("model")
-    save_tokenizer("model")
-    talks = [
-        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "7"}]}
-        for n in range(60)
-    ]
-    Path("answers.jsonl").write_text("\n".join(map(json.dumps, talks)))
 
 
 @pytest.mark.tier("full")
@@ -96,6 +82,17 @@ def test_adapters(empty_folder):
     again = jaxformer.load("runs/again").module
     again.eval()
     np.testing.assert_allclose(again(ids.numpy()), logits, rtol=0, atol=1e-5)
+
+    few = "steps=2, devices=1, sample_tokens=0, batch_size=4, learning_rate=1e-2,"
+    code = PYTHON.code.replace("steps=300,", few).replace("    learning_rate=2e-4,\n", "")
+    names: dict = {}
+    exec(code, names)
+    expected = names["result"].model.module(ids.numpy())
+    adapted = peft.PeftModel.from_pretrained(load("model"), "adapter-python")
+    with torch.no_grad():
+        for found in (adapted(ids).logits, load("merged-python")(ids).logits):
+            np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-5)
+    assert np.abs(expected - base).max() > 1e-3
 
 
 @pytest.mark.tier("full")

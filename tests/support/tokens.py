@@ -1,6 +1,8 @@
 """Tokenizers that are made on the spot, one of each kind that is in use."""
 
 import functools
+import json
+from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -76,3 +78,20 @@ def save_tokenizer(folder):
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer(), eos_token=END)
     made.chat_template = CHAT
     made.save_pretrained(folder)
+
+
+def write_model_and_answers():
+    """Writes a small Llama of Hugging Face, ``model``, and conversations, ``answers.jsonl``."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=SIZE, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64, eos_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained("model")
+    save_tokenizer("model")
+    talks = [
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "7"}]}
+        for n in range(60)
+    ]
+    Path("answers.jsonl").write_text("\n".join(map(json.dumps, talks)))
