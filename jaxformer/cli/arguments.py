@@ -189,6 +189,18 @@ def peek_all(arguments: Sequence[str], flag: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def without(arguments: Sequence[str], *flags: str) -> list[str]:
+    """Returns the arguments without these flags and their values."""
+    kept: list[str] = []
+    is_left_out = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            is_left_out = argument.partition("=")[0] in flags
+        if not is_left_out:
+            kept.append(argument)
+    return kept
+
+
 def peek(arguments: Sequence[str], flag: str) -> str | None:
     """Returns the last value of a flag that decides the defaults of the others, or None."""
     found = None

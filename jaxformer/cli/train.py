@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+import sys
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from jaxformer.cli.arguments import (
     preset_name,
     read_settings,
     run_folder,
+    without,
 )
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
@@ -36,7 +38,11 @@ if TYPE_CHECKING:
 
 Processes = tyro.conf.FlagCreatePairsOff[ProcessSettings]
 ONE_PROCESS = ProcessSettings()
-PROCESS_FLAGS = {"--coordinator", "--num-processes", "--process-id", "--distributed"}
+PROCESS_FLAGS = {
+    "--coordinator", "--num-processes", "--process-id", "--distributed", "--max-restarts",
+}  # fmt: skip
+# What a run that is resumed has in its folder, or has left behind.
+OF_A_NEW_RUN = ("--init-from", "--fresh-optimizer", "--meta", "--ignore", "--config", "--resume")
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,8 @@ class TrainOptions:
     """Fetch tiny-shakespeare (1.1 MB, its SHA-256 is pinned) if it is not on this machine."""
     tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Metrics services to write to, beside metrics.jsonl."""
+    dashboard: Switch = False
+    """Show curves, speed, memory and samples on one screen, where there is a terminal."""
     profile: int | None = None
     """Write a trace of this many steps, after warm-up, into the run's folder."""
     compilation_cache: bool = True
@@ -87,14 +95,14 @@ class TrainOptions:
             raise ValueError(f"--profile must be at least 1 step: got {self.profile}")
 
 
-def run(arguments: Sequence[str]) -> None:
-    """Trains a model as the arguments say, or resumes a run.
+def run(arguments: Sequence[str]) -> int:
+    """Trains a model as the arguments say, or resumes a run; returns the exit code.
 
     Raises:
         JaxformerError: the arguments, the data or the devices do not allow it.
     """
     with _interrupted_at_once():
-        _train(join_mixture(arguments))
+        return _train(join_mixture(arguments))
 
 
 @contextlib.contextmanager
@@ -116,13 +124,15 @@ def _interrupted_at_once() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _train(arguments: Sequence[str]) -> None:
+def _train(arguments: Sequence[str]) -> int:
     from jaxformer.distributed import processes
 
     names = {argument.partition("=")[0] for argument in arguments}
     if names & PROCESS_FLAGS and not names & {"-h", "--help"}:
         # JAX has to know of the other processes before anything asks it for devices.
         settings = parse(Processes, "jaxformer train", arguments, ignore_unknown=True)
+        if settings.starts_here:
+            return _start_processes(arguments, settings)
         processes.initialize(settings, debug="--debug" in arguments)
     if processes.count() > 1:
         from jaxformer.training.run_folder import check_shared
@@ -131,6 +141,8 @@ def _train(arguments: Sequence[str]) -> None:
     options, out, experiment = processes.all_or_raise(lambda: _prepare(arguments))
 
     from jaxformer.training import loop
+    from jaxformer.training.logging.dashboard import Dashboard
+    from jaxformer.training.logging.progress import Reporter
 
     loop.train(
         experiment,
@@ -139,6 +151,34 @@ def _train(arguments: Sequence[str]) -> None:
         cast=options.cast,
         trackers=options.tracker,
         profile_steps=options.profile,
+        reporter=Dashboard if options.dashboard else Reporter,
+    )
+    return 0
+
+
+def _start_processes(arguments: Sequence[str], settings: ProcessSettings) -> int:
+    """Starts the processes of this machine, and lets them resume the run when one is lost."""
+    from jaxformer.distributed.launcher import run_processes
+    from jaxformer.hardware.invocation import own_command
+
+    own = without(arguments, "--num-processes", "--max-restarts")
+    out = run_folder(arguments)
+
+    def resume() -> list[str] | None:
+        if not (out / "config.json").exists():
+            return own_command("train", *own)
+        is_saved = any(out.glob("checkpoints/*/MANIFEST.json"))
+        if not is_saved and peek(own, "--init-from") is not None:
+            # Without the weights that it started from it would start from random ones.
+            return None
+        return own_command("train", *without(own, *OF_A_NEW_RUN), "--resume")
+
+    return run_processes(
+        own_command("train", *own),
+        settings.num_processes or 1,
+        restarts=settings.max_restarts,
+        resume=resume,
+        report=lambda line: print(f"jaxformer: {line}", file=sys.stderr),
     )
 
 

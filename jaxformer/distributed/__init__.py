@@ -5,6 +5,7 @@ calls; process 0, the primary, prints and writes files. An error in one process 
 and a process that is lost ends the others, each with one line and an exit code.
 
 - ``settings``: which process of how many this is, free of JAX.
+- ``launcher``: starts the processes of one machine, and again when one is lost.
 - ``processes``: what training calls: start, run on the primary, agree on values, leave.
 - ``control_plane``: how values and errors travel: the coordination service's key-value store.
 - ``peers``: heartbeats; notices a lost process and writes down what ended the run.

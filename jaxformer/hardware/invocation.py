@@ -28,6 +28,17 @@ def command(name: str, *arguments: object) -> str:
     return shlex.join([*words, *map(str, arguments)])
 
 
+def own_command(name: str, *arguments: str) -> list[str]:
+    """Returns the words that run a command of jaxformer in another process, as this one runs.
+
+    Args:
+        name: such as ``sample``; ``train`` is ``train.py`` where that was run.
+        arguments: what follows it.
+    """
+    script = sys.argv[0] if name == "train" and Path(sys.argv[0]).name == "train.py" else None
+    return [sys.executable, *([script] if script else ["-m", "jaxformer", name]), *arguments]
+
+
 def install(extra: str) -> str:
     """Returns what makes an extra of jaxformer available, as a part of a sentence.
 

@@ -22,6 +22,7 @@ from jaxformer.training.evaluation import Evaluator
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.logging.metrics import Tracker, check_trackers, read_metrics
 from jaxformer.training.logging.noise_scale import NoiseScale
+from jaxformer.training.logging.progress import Reporter
 from jaxformer.training.logging.run_log import RunLog
 from jaxformer.training.profiling import Profile
 from jaxformer.training.run_folder import RunFolder
@@ -38,6 +39,7 @@ def train(
     cast: bool = False,
     trackers: Sequence[Tracker] = (),
     profile_steps: int | None = None,
+    reporter: type[Reporter] = Reporter,
 ) -> None:
     """Trains, evaluates, samples and saves until ``config.steps`` steps are made.
 
@@ -51,6 +53,7 @@ def train(
         cast: let what the run starts from have floats of another dtype, and change them.
         trackers: metrics services to write to, beside ``metrics.jsonl``.
         profile_steps: how many steps to trace, after warm-up, into the folder.
+        reporter: what shows the run to the person at the terminal.
 
     Raises:
         JaxformerError: the run cannot be made; see ``errors`` for the kinds.
@@ -67,7 +70,7 @@ def train(
     ):
         start = start_run(experiment, devices, folder, cast=cast)
         processes.set_exit_hint(lambda: _describe_recovery(folder))
-        with RunLog(folder.path, experiment.config, start.step, trackers) as log:
+        with RunLog(folder.path, experiment.config, start.step, trackers, reporter) as log:
             log.reporter.introduce(start.summary, start.warnings, start.notes)
             traced = profile_steps if is_primary else None
             try:

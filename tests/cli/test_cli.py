@@ -254,4 +254,5 @@ def test_without_arguments_the_main_job_is_run(monkeypatch, tmp_path):
     assert config.data == "python-docs"
     assert config.steps == 2000
     assert str(out) == "runs/nano"
+    assert settings.pop("reporter").__name__ == "Reporter"
     assert settings == {"resume": False, "cast": False, "trackers": (), "profile_steps": None}

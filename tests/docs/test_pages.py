@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -25,17 +26,13 @@ from tests.support.pages import (
     page_names,
     read_page,
 )
-from tests.support.tokens import SIZE, corpus, save_tokenizer
+from tests.support.tokens import SIZE, corpus, save_tokenizer, write_model_and_answers
 
-# Pages of which a test of their own runs blocks; of the README those of Python, of the guide to
-# training ``jaxformer runs``. The flags of all others are those of their commands.
+# Pages of which a test of their own runs all blocks.
 ELSEWHERE = {
-    README: "tests/docs/test_readme.py",
-    "guides/training.md": "tests/cli/test_runs.py",
     "guides/data.md": "tests/docs/test_data.py",
     "guides/recipes.md": "tests/docs/test_recipes.py",
     "tutorials/fine_tune.md": "tests/docs/test_recipes.py",
-    "tutorials/verify.md": "tests/parity/test_verify_docs.py",
     "reference/families.md": "parity_tests/test_families.py",
 }
 SMALL = shlex.split(
@@ -173,14 +170,46 @@ def checkpoints(folder):
     (folder / "nano" / "meta.pkl").write_bytes(pickle.dumps(meta))
 
 
+def a_model_and_answers(folder):
+    """A model of Hugging Face, tokens of conversations in its template, and two runs."""
+    write_model_and_answers()
+    tokenize = "tokenize answers.jsonl --tokenizer model --val-fraction 0.1 --out tokens"
+    assert main(shlex.split(tokenize)) == 0
+    train(["--out", "runs/novel"])
+
+
+def two_sides(folder):
+    """Two checkpoints, and two functions that make models, with their inputs."""
+    write_model_and_answers()
+    Path("model").rename("A")
+    assert main(["port", "A", "B"]) == 0
+    Path("models.py").write_text(MODELS, encoding="utf-8")
+    np.savez("inputs.npz", np.random.default_rng(0).normal(size=(4, 5)))
+
+
 def a_file(folder):
     from safetensors.numpy import save_file
 
     save_file({"some.weight": np.ones((3, 5), np.float32)}, "model.safetensors")
 
 
+MODELS = """
+import torch
+
+
+def reference():
+    return torch.nn.Linear(5, 3)
+
+
+def port(module):
+    params = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    return lambda params, x: x @ params["weight"].T + params["bias"], params
+"""
 # The pages whose blocks are run here in their order, and what each of them takes for granted.
 SHOWN = [
+    (README, checkpoints),
+    ("guides/training.md", a_model_and_answers),
+    ("tutorials/verify.md", two_sides),
     ("start.md", a_run),
     ("tutorials/train.md", None),
     ("tutorials/port.md", checkpoints),
@@ -196,7 +225,15 @@ SHOWN = [
 ]
 
 
+@pytest.fixture
+def setting_of_users():
+    """JAX's own setting, and not that of these tests."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.mark.tier("full")
+@pytest.mark.usefixtures("setting_of_users")
 @pytest.mark.parametrize(("name", "prepare"), SHOWN, ids=[name for name, _ in SHOWN])
 def test_the_page_runs(empty_folder, name, prepare, capsys):
     (empty_folder / "novel.txt").write_text(corpus()[:60_000], encoding="utf-8")
@@ -221,8 +258,12 @@ def test_the_page_runs(empty_folder, name, prepare, capsys):
 
 def run(words):
     """Runs a command of a page, at a small size."""
-    if words[:2] == ["pip", "install"]:
-        # Setting up is what starts every run of CI.
+    if "&&" in words:
+        at = words.index("&&")
+        run(words[:at])
+        words = words[at + 1 :]
+    if words[:2] == ["pip", "install"] or "pytest" in words:
+        # With both begins every run of CI.
         return
     arguments = arguments_of(words)
     assert arguments is not None, words
@@ -232,12 +273,18 @@ def run(words):
     if arguments[0] == "train":
         train(arguments[1:])
     elif arguments[0] == "verify":
-        assert main([*arguments, "--data", "random"]) == 0
+        code = [] if "--torch" in arguments else ["--data", "random"]
+        assert main([*arguments, *code]) == 0
     else:
         assert main([*arguments, "--tokens", "5"] if arguments[0] == "sample" else arguments) == 0
 
 
 def train(arguments):
+    arguments = [
+        "novel.txt" if word == "tiny-shakespeare" else word
+        for word in arguments
+        if word != "--download"
+    ]
     if "--resume" in arguments:
         more = ["--steps", "6"]
     elif "--init-from" in arguments:
@@ -245,6 +292,7 @@ def train(arguments):
     else:
         more = [*SMALL, *([] if "--devices" in arguments else ["--devices", "1"])]
         more += [] if "--data" in arguments else ["--data", "novel.txt"]
+        more += ["--num-heads", "4"] if "--num-kv-heads" in arguments else []
     assert main(["train", *arguments, *more]) == 0, arguments
 
 

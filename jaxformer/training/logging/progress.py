@@ -38,7 +38,15 @@ class Reporter:
         self._line_interval = line_interval
         self._last_line = 0.0
         self._val_loss = math.nan
-        self._bar = Progress(
+        self._is_live = self.console.is_terminal
+        self._bar = self._make_bar()
+        self._task = self._bar.add_task(
+            "train", total=steps, completed=first_step, numbers="compiling"
+        )
+        self._bar.start()
+
+    def _make_bar(self) -> Progress:
+        return Progress(
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
@@ -46,12 +54,8 @@ class Reporter:
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=quiet or not self.console.is_terminal,
+            disable=self.console.quiet or not self._is_live,
         )
-        self._task = self._bar.add_task(
-            "train", total=steps, completed=first_step, numbers="compiling"
-        )
-        self._bar.start()
 
     def introduce(
         self, summary: dict[str, str], warnings: Sequence[str], notes: Sequence[str]
@@ -85,7 +89,7 @@ class Reporter:
         numbers += (f" · {compute}" if compute else "") + f" · {describe_memory_in_use()}"
         self._bar.update(self._task, completed=step, numbers=numbers)
         now = time.monotonic()
-        if not self.console.is_terminal and (
+        if not self._is_live and (
             now - self._last_line >= self._line_interval or step == self._steps
         ):
             self._last_line = now

@@ -31,13 +31,19 @@ class RunLog:
         config: its settings.
         first_step: the step that the run continues from.
         trackers: metrics services to write to, beside ``metrics.jsonl``.
+        reporter: the class of the attribute.
 
     Attributes:
         reporter: for the person at the terminal.
     """
 
     def __init__(
-        self, folder: Path, config: TrainConfig, first_step: int, trackers: Sequence[Tracker]
+        self,
+        folder: Path,
+        config: TrainConfig,
+        first_step: int,
+        trackers: Sequence[Tracker],
+        reporter: type[Reporter] = Reporter,
     ):
         self._folder = folder
         self._config = config
@@ -45,7 +51,7 @@ class RunLog:
         self._trackers = trackers
         self._sinks: list[Sink] = []
         self._samples: StepsFile | None = None
-        self.reporter = Reporter(config.steps, first_step, quiet=not processes.is_primary())
+        self.reporter = reporter(config.steps, first_step, quiet=not processes.is_primary())
 
     def __enter__(self) -> "RunLog":
         with contextlib.ExitStack() as on_error:
