@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from jaxformer.config_positions import PositionConfig, RotaryConfig, RotaryScalingConfig
     from jaxformer.data.tokenizers import HuggingFaceTokenizer
     from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
+    from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
     from jaxformer.generation import generate, stream
     from jaxformer.layers import Dropout, Embedding, Linear
@@ -99,6 +100,7 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "EncoderDecoderConfig",
+    "ExpertLinear",
     "FeedForward",
     "FeedForwardConfig",
     "GatedFeedForward",
@@ -111,6 +113,7 @@ __all__ = [
     "LearnedPositions",
     "Linear",
     "LoRAConfig",
+    "MixtureOfExperts",
     "Model",
     "MultiHeadAttention",
     "NormConfig",
@@ -127,6 +130,7 @@ __all__ = [
     "Rotary",
     "RotaryConfig",
     "RotaryScalingConfig",
+    "Router",
     "SinusoidalPositions",
     "TokenIdsDataset",
     "TrainConfig",
@@ -209,6 +213,7 @@ _PUBLIC = {
     "config_positions": ("PositionConfig", "RotaryConfig", "RotaryScalingConfig"),
     "data.tokenizers": ("HuggingFaceTokenizer",),
     "encoder_decoder": ("Decoder", "Encoder", "EncoderDecoder"),
+    "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
     "feed_forward": ("FeedForward", "GatedFeedForward"),
     "generation": ("generate", "stream"),
     "layers": ("Dropout", "Embedding", "Linear"),

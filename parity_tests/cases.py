@@ -11,7 +11,7 @@ import numpy as np
 from parity_tests.harness import Case, Side
 
 Random = np.random.Generator
-B, T, S, D, N, K, H, F, V, L = 3, 7, 11, 20, 4, 2, 6, 34, 37, 2
+B, T, S, D, N, K, H, F, V, L, E = 3, 7, 11, 20, 4, 2, 6, 34, 37, 2, 5
 LONG = 311
 
 
@@ -85,6 +85,13 @@ def block(
         )
 
     return build
+
+
+def mixture(**settings: Any) -> Any:
+    """A builder of mixtures of experts."""
+    return lambda side: side.experts.MixtureOfExperts(
+        D, F, **{"num_experts": E, **settings}, **side.init
+    )
 
 
 LM = {
@@ -377,6 +384,21 @@ CASES = [
     ],
     Case("feed_forward/default-width", lambda s: s.feed_forward.GatedFeedForward(D, **s.init),
          FLOW),
+    *[
+        Case(f"experts/linear{name}", lambda s, b=use_bias: s.experts.ExpertLinear(
+            E, D, F, use_bias=b, **s.init), given(x=x(rows, D), experts=ids(rows, below=below)))
+        for name, rows, below, use_bias in (
+            ("", B * T, E, False), ("-bias", B * T, E, True), ("-unused", 5, 2, True),
+            ("-far", LONG, E, False))
+    ],
+    Case("experts/mixture", mixture(activation="gelu", **FEED_FORWARD_DROPOUTS), FLOW,
+         dropout=True),
+    Case("experts/mixture-of-one", mixture(experts_per_token=1, normalize_weights=False), FLOW),
+    Case("experts/mixture-of-all", mixture(experts_per_token=E), FLOW),
+    Case("experts/mixture-shared", mixture(normalize_weights=False, shared_d_ff=F - 3,
+                                           output_dropout=0.3), FLOW, dropout=True),
+    Case("experts/mixture-shared-gate", mixture(shared_d_ff=F - 3, shared_gate=True),
+         given(x=x(2, LONG, D))),
     *[
         Case(f"blocks/{kind}", block(kind, dropout=0.2), MASKED_FLOW,
              weights=True, dropout=True)

@@ -14,6 +14,7 @@ import jaxformer.adapters as adapters
 import jaxformer.attention as attention
 import jaxformer.blocks as blocks
 import jaxformer.encoder_decoder as encoder_decoder
+import jaxformer.experts as experts
 import jaxformer.feed_forward as feed_forward
 import jaxformer.heads as heads
 import jaxformer.layers as layers
@@ -302,6 +303,12 @@ MUTANTS = [
           swapped_attributes(feed_forward.XIELU, "alpha_p", "alpha_n")),
     Mutant("gate and up swapped", "feed_forward/gated-silu",
           swapped_attributes(feed_forward.GatedFeedForward, "gate_proj", "up_proj")),
+    Mutant("gate and up swapped in experts", "experts/mixture-of-one",
+          swapped_attributes(experts.MixtureOfExperts, "gate_proj", "up_proj")),
+    Mutant("the weights of experts not normalised", "experts/mixture-shared-gate",
+          setting(experts.Router, "normalize_weights", False)),
+    Mutant("one expert fewer", "experts/mixture-of-all",
+          setting(experts.Router, "experts_per_token", lambda self: self.experts_per_token - 1)),
     Mutant("dropout before the activation", "feed_forward/gelu",
           replace(feed_forward.FeedForward, "__call__", lambda _: dropout_before_activation),
           "dropout"),

@@ -45,10 +45,15 @@ class TransformerConfig(Settings):
     context_length: int
     """The most tokens that fit."""
     attention: AttentionConfig
+    """The attention of every layer."""
     position: PositionConfig = PositionConfig()
+    """How the model knows a token's position."""
     feed_forward: FeedForwardConfig = FeedForwardConfig()
+    """The feed-forward of every layer."""
     norm: NormConfig = NormConfig()
+    """All norms of the model."""
     block: BlockConfig = BlockConfig()
+    """How branches, norms and residual stream are combined."""
     embedding: EmbeddingConfig = EmbeddingConfig()
     initialization: Initialization = "gpt2"
     """The distribution of the initial weights."""
@@ -106,9 +111,13 @@ class TransformerLMConfig(TransformerConfig):
     causal: bool = True
     """Whether a position is kept from later ones."""
     embedding: LMEmbeddingConfig = LMEmbeddingConfig()
+    """What enters the first block."""
     head: HeadConfig = HeadConfig()
+    """What makes logits of the last layer."""
     layers: LayerPattern = LayerPattern()
+    """Which layers differ from the others, by their indices from 0."""
     lora: LoRAConfig = LoRAConfig()
+    """Low-rank adapters (Hu et al., arXiv 2106.09685); none by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -83,6 +83,7 @@ class AttentionConfig(Part):
     output_dropout: float = 0.0
     """Rate on an attention's output."""
     query_key: QueryKeyNormConfig = QueryKeyNormConfig()
+    """Norms of queries and keys (arXiv 2302.05442, section 2)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -75,6 +75,7 @@ class RotaryConfig(Part):
     rotary_interleaved: bool = False
     """Whether pairs are neighbours, or lie half a head apart."""
     scaling: RotaryScalingConfig = RotaryScalingConfig()
+    """How rotary frequencies are stretched for longer texts; ``RotaryScaling`` has the kinds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,6 +107,7 @@ class PositionConfig(Part):
     alibi_in_bfloat16: bool = False
     """ALiBi: whether slopes and their products with positions are rounded to bfloat16 (Falcon)."""
     rotary: RotaryConfig = RotaryConfig()
+    """Rotary positions, where ``positions`` says so."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

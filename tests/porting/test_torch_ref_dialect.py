@@ -125,6 +125,15 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "XIELU": (lambda s: s.feed_forward.XIELU(initial=0.9, beta=0.25, eps=-1e-5), (X,)),
     "GatedFeedForward": (lambda s: s.feed_forward.GatedFeedForward(
         D, F, activation="gelu_tanh", use_bias=True, **s.init), (X,)),
+    "ExpertLinear": (lambda s: s.experts.ExpertLinear(3, D, F, use_bias=True, **s.init), None),
+    "Router": (lambda s: s.experts.Router(
+        D, 4, experts_per_token=3, normalize_weights=False, **s.init), None),
+    "MixtureOfExperts": (lambda s: s.experts.MixtureOfExperts(
+        D, F, num_experts=4, experts_per_token=3, activation="gelu", normalize_weights=False,
+        shared_d_ff=F + 1, shared_gate=True, hidden_dropout=0.1, output_dropout=0.2,
+        **s.init), (X,)),
+    "MixtureOfExperts-alone": (lambda s: s.experts.MixtureOfExperts(
+        D, F, num_experts=4, **s.init), (X,)),
     "HeadTransform": (lambda s: s.heads.HeadTransform(
         D, s.norms.LayerNorm(D, eps=1e-3), activation="relu", **s.init), (X,)),
     "HeadTransform-narrow": (lambda s: s.heads.HeadTransform(

@@ -13,6 +13,7 @@ from jaxformer import (
     attention,
     blocks,
     encoder_decoder,
+    experts,
     feed_forward,
     heads,
     layers,
@@ -46,6 +47,9 @@ CLASSES: dict[str, type] = {
         feed_forward.FeedForward,
         feed_forward.GatedFeedForward,
         feed_forward.XIELU,
+        experts.MixtureOfExperts,
+        experts.Router,
+        experts.ExpertLinear,
         heads.HeadTransform,
         heads.OutputBias,
         positions.LearnedPositions,
@@ -113,6 +117,21 @@ READERS: dict[str, dict[str, Read]] = {
     "FeedForward": {
         "d_ff": _size("up_proj.", 0), "d_model": _size("up_proj.", 1),
         "use_bias": _has("up_proj.bias"),
+    },
+    "ExpertLinear": {
+        "num_experts": _size("", 0), "in_features": _size("", 2), "out_features": _size("", 1),
+        "use_bias": _has("bias"),
+    },
+    "Router": {"d_model": _size("proj.", 1), "num_experts": _size("proj.", 0)},
+    "MixtureOfExperts": {
+        "d_model": _size("gate_proj.", 2), "d_ff": _size("gate_proj.", 1),
+        "num_experts": _size("gate_proj.", 0),
+        "experts_per_token": lambda f: f.child("router").setting("experts_per_token"),
+        "normalize_weights": lambda f: f.child("router").setting("normalize_weights"),
+        "shared_d_ff": lambda f: (
+            f.shape("shared_expert.up_proj.weight")[0] if f.has("shared_expert") else None
+        ),
+        "shared_gate": _has("shared_expert_gate"),
     },
     "MultiHeadAttention": {
         "d_model": _size("q_proj.", 1), "use_bias": _has("q_proj.bias"),

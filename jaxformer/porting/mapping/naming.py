@@ -4,6 +4,7 @@
 owner               torch_ref leaf     jaxformer leaf   transform
 =================== ================== ================ =========
 Linear              weight (out, in)   kernel (in, out) transpose
+ExpertLinear        weight (E, O, I)   kernel (E, I, O) transpose
 Linear, LayerNorm   bias               bias             none
 LayerNorm, RMSNorm  weight             scale            none
 Embedding           weight             embedding        none
@@ -53,7 +54,7 @@ def import_arrays(
     """
     names = {torch_name(name): name for name in shapes}
     problems = mismatches(
-        {key: _turned(name, tuple(shapes[name])) for key, name in names.items()},
+        {key: _torch_shape(name, tuple(shapes[name])) for key, name in names.items()},
         {key: np.shape(array) for key, array in arrays.items()},
         "has shape",
     )
@@ -62,10 +63,24 @@ def import_arrays(
     return {name: _transpose(name, np.asarray(arrays[key])) for key, name in names.items()}
 
 
-def _turned(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[::-1] if name.endswith("kernel") else shape
+def turned_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of a matrix, or of one for each expert, after a transpose.
+
+    >>> turned_shape((8, 2, 3))
+    (8, 3, 2)
+    """
+    return (*shape[:-2], *shape[:-3:-1])
+
+
+def turned(array: np.ndarray) -> np.ndarray:
+    """Returns the transpose of a matrix, or of each expert's matrix, as a view."""
+    return np.swapaxes(array, -1, -2)
+
+
+def _torch_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return turned_shape(shape) if name.endswith("kernel") else shape
 
 
 def _transpose(name: str, array: np.ndarray) -> np.ndarray:
     # A copy: numpy's view of a JAX array is read-only, and a transposed view is not contiguous.
-    return np.array(array.T if name.endswith("kernel") else array, order="C")
+    return np.array(turned(array) if name.endswith("kernel") else array, order="C")

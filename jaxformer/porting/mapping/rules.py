@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxformer.porting.mapping.naming import TORCH_LEAVES
+from jaxformer.porting.mapping.naming import TORCH_LEAVES, turned, turned_shape
 from jaxformer.porting.mapping.packings import ONE_TO_ONE, Packing, Shape
 
 # 256 kB of float32: two of them fit into any processor's second-level cache.
@@ -109,17 +109,17 @@ class Link:
     def view_as_target(self, source: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the target arrays, as views of the source arrays where that is possible."""
         flip = self._is_kernel and not self.rule.transpose
-        arrays = [array.T for array in source] if flip else source
+        arrays = [turned(array) for array in source] if flip else source
         arrays = self.rule.packing.unpack(
             arrays, [self._outputs_first(s) for s in self.target_shapes]
         )
-        return [array.T if self._is_kernel else array for array in arrays]
+        return [turned(array) if self._is_kernel else array for array in arrays]
 
     def view_as_source(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the source arrays, as views of the target arrays where that is possible."""
-        arrays = self.rule.packing.pack([a.T if self._is_kernel else a for a in target])
+        arrays = self.rule.packing.pack([turned(a) if self._is_kernel else a for a in target])
         flip = self._is_kernel and not self.rule.transpose
-        return [array.T if flip else array for array in arrays]
+        return [turned(array) if flip else array for array in arrays]
 
     def describe(self) -> str:
         """Returns what is done to the arrays on import, in words; ``none`` if nothing."""
@@ -136,7 +136,7 @@ class Link:
         return self.target[0].endswith("kernel")
 
     def _outputs_first(self, shape: Shape) -> Shape:
-        return shape[::-1] if self._is_kernel else shape
+        return turned_shape(shape) if self._is_kernel else shape
 
 
 def link(rules: Iterable[Rule], shapes: Mapping[str, Shape]) -> tuple[list[Link], list[str]]:
@@ -184,13 +184,13 @@ def _link(
     if "#" in source[0]:
         source = [source[0].replace("#", str(n)) for n in range(rule.packing.count(1))]
     is_kernel = target[0].endswith("kernel")
-    packed = rule.packing.shapes([s[::-1] if is_kernel else s for s in shapes])
+    packed = rule.packing.shapes([turned_shape(s) if is_kernel else s for s in shapes])
     flip = is_kernel and not rule.transpose
     return Link(
         target,
         tuple(name.removeprefix(rule.joiner) for name in source),
         tuple(shapes),
-        tuple(shape[::-1] if flip else shape for shape in packed),
+        tuple(turned_shape(shape) if flip else shape for shape in packed),
         rule,
         indices,
     )
