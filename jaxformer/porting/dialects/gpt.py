@@ -208,15 +208,8 @@ GPTJ = (
     Mapped("rotary_dim", "rotary_fraction", translation=ROTARY_WIDTH),
     Required("rotary", True),
     Required("scale_attn_weights", True),
-    *fixed(
-        positions="rotary",
-        rotary_interleaved=True,
-        block="parallel",
-        shared_norm=True,
-        qkv_bias=False,
-        output_bias=False,
-        head_bias=True,
-    ),
+    *fixed(positions="rotary", rotary_interleaved=True, block="parallel", shared_norm=True),
+    *fixed(qkv_bias=False, output_bias=False, head_bias=True),
 )
 
 
