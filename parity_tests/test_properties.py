@@ -274,3 +274,15 @@ def test_only_layers_with_full_attention_see_past_the_window(layers):
         seen_TS = np.asarray(weights_BNTS > 0).all(axis=(0, 1))
         width = 12 if layer in layers else 3
         np.testing.assert_array_equal(seen_TS, np.tri(12) - np.tri(12, k=-width) > 0)
+
+
+def test_of_equal_probabilities_the_expert_of_the_lower_index_goes_first_on_both_sides():
+    x = np.zeros((2, 6))
+    chosen = []
+    for side in (JAX, TORCH):
+        router = side.experts.Router(6, 5, experts_per_token=3, **side.init)
+        given = jnp.array(x, jnp.float32) if side is JAX else torch.tensor(x, dtype=torch.float32)
+        routing = router(given)
+        chosen.append(np.asarray(routing.experts).tolist())
+        np.testing.assert_allclose(np.asarray(routing.weights.tolist()), 1 / 3, rtol=1e-6)
+    assert chosen[0] == chosen[1] == [[0, 1, 2]] * 2
