@@ -9,8 +9,11 @@ from flax import nnx
 from torch import nn
 
 from jaxformer.errors import UsageError
+from jaxformer.parity.comparison.generation import compare_generation
 from jaxformer.parity.comparison.modules import assert_parity, compare, compare_with
-from parity_tests.families import encdec
+from jaxformer.parity.comparison.training import compare_training
+from jaxformer.porting import from_torch
+from parity_tests.families import encdec, nanogpt
 from tests.support.subjects import causal, hidden, ids, padded, randomize, subject
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -247,6 +250,34 @@ def test_outputs_that_cannot_be_aligned_are_rejected(mlp):
     candidate.__class__ = Pooled
     with pytest.raises(UsageError, match=r"cannot be aligned: candidate \(2, 24\)"):
         compare(reference, candidate, [hidden()], names=NAMES)
+
+
+class ReferenceGPT(nanogpt.GPT):
+    """A GPT that is called as nanoGPT's own is: without targets it gives the last logits alone."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.config = config
+
+    def forward(self, idx, targets=None):
+        logits = super().forward(idx)
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.view(-1))
+
+    def generate(self, idx, max_new_tokens):
+        raise NotImplementedError
+
+
+@pytest.mark.tier("full")
+def test_the_class_of_nanogpt_is_called_so_that_it_gives_all_logits():
+    settings = {"n_layer": 1, "n_head": 2, "n_embd": 6, "block_size": 16, "vocab_size": 11}
+    gpt = ReferenceGPT(nanogpt.GPTConfig(**settings, bias=False)).eval()
+    tokens = torch.arange(9)[None]
+    assert gpt(tokens)[0].shape == (1, 1, 11)
+    assert compare(gpt, from_torch(gpt), [tokens]).verdict == "rounding"
+    assert compare_training(gpt, steps=2).verdict in ("exact", "rounding")
+    assert compare_generation(gpt, tokens=3).verdict in ("exact", "rounding")
 
 
 class ReferenceLookup(nn.Module):

@@ -204,7 +204,10 @@ class ModuleComparison:
         )
         whole = ("",)
         if whole in runner.unmatched:
-            raise UsageError(f"the models cannot be compared: {runner.unmatched[whole].message}")
+            raise UsageError(
+                f"the models cannot be compared: {runner.unmatched[whole].message}; torch_call= "
+                "and jax_call= say how each is called, given it and its inputs"
+            )
         ordered = in_call_order(self.pairs, self.parents, calls, trace.calls)
 
         def free(pair: Pair) -> None:

@@ -59,7 +59,7 @@ class ReferenceRun:
         self.names = names
         self.backward = backward
         self.inputs = [torch_trace.as_numpy(x) for x in inputs]
-        self.call: Caller = call or (lambda module, given: module(*given))
+        self.call: Caller = call or (lambda module, given: torch_trace.call_module(module, *given))
         self.unsupported_settings = ""
         self.plan: Plan | None = None
         self._trace: torch_trace.Trace | None = None

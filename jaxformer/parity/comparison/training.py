@@ -58,7 +58,7 @@ def compare_training(
             call dropout in different places.
     """
     torch_trace.require_torch()
-    call = torch_call or (lambda module, ids: module(ids))
+    call = torch_call or torch_trace.call_module
     config = optimizer or OptimizerConfig(warmup_steps=0, learning_rate=1e-3)
     with jax.enable_x64(True), match_alibi_slopes(torch_module):
         plan = import_plan(torch_module, dialect, force=force)

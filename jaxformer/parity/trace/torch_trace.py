@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,9 +32,9 @@ from jaxformer.parity.trace.torch_values import (
 )
 
 __all__ = [
-    "TorchCall", "Trace", "as_numpy", "everything_in_float64", "first_float", "freeing_weights",
-    "in_dtype", "in_float64", "in_narrow", "modules_of", "require_torch", "run",
-    "without_fast_path",
+    "TorchCall", "Trace", "as_numpy", "call_module", "everything_in_float64", "first_float",
+    "freeing_weights", "gives_last_logits", "in_dtype", "in_float64", "in_narrow", "modules_of",
+    "require_torch", "run", "without_fast_path",
 ]  # fmt: skip
 
 
@@ -87,6 +88,22 @@ def run(
         return trace
     # A module overwrote recorded tensors in place, so the records must be copies.
     return run_once(copy_module() if copy_module else module, copying=True)[0]
+
+
+def gives_last_logits(module: Any) -> bool:
+    """Returns whether a model is called as nanoGPT's, ``forward(idx, targets=None)``.
+
+    Without targets it gives the logits of the last position alone, and it has no cache.
+    """
+    return list(inspect.signature(module.forward).parameters) == ["idx", "targets"]
+
+
+def call_module(module: Any, *inputs: Any) -> Any:
+    """Calls a model whose user has not said how, so that it gives the logits of all positions."""
+    if len(inputs) == 1 and gives_last_logits(module):
+        # Any targets will do, as the loss is left out; it wants them in one piece.
+        return module(inputs[0], inputs[0].contiguous())[0]
+    return module(*inputs)
 
 
 @contextlib.contextmanager
