@@ -79,10 +79,12 @@ if TYPE_CHECKING:
     from jaxformer.positions import (
         ALiBi,
         LearnedPositions,
+        RelativeBuckets,
         RelativePositions,
         Rotary,
         SinusoidalPositions,
     )
+    from jaxformer.sequence_generation import generate_target
     from jaxformer.training import presets
     from jaxformer.training.config import TrainConfig
     from jaxformer.transformer_lm import TransformerLM
@@ -125,6 +127,7 @@ __all__ = [
     "PreNormBlock",
     "QueryKeyNormConfig",
     "RMSNorm",
+    "RelativeBuckets",
     "RelativePositions",
     "Report",
     "Rotary",
@@ -148,6 +151,7 @@ __all__ = [
     "errors",
     "from_torch",
     "generate",
+    "generate_target",
     "load",
     "make_optimizer",
     "padding_mask",
@@ -226,9 +230,11 @@ _PUBLIC = {
     "parity.comparison.training": ("compare_training",),
     "parity.report.report": ("Report",),
     "porting.api": ("from_torch", "to_torch"),
+    "sequence_generation": ("generate_target",),
     "positions": (
         "ALiBi",
         "LearnedPositions",
+        "RelativeBuckets",
         "RelativePositions",
         "Rotary",
         "SinusoidalPositions",

@@ -22,6 +22,7 @@ from jaxformer.positions import (
     ALiBi,
     LearnedPositions,
     NoPositions,
+    RelativeBuckets,
     RelativePositions,
     Rotary,
     SinusoidalPositions,
@@ -232,13 +233,15 @@ def position_tables(*schemes: nnx.Module | None, length: int) -> dict[str, np.nd
             slots_T = jnp.arange(length)
             distance_TS = slots_T[None, :] - slots_T[:, None]
             tables["alibi"] = scheme.bias(jnp.zeros((1, length, 1, 1)), distance_TS)[0]
+        elif isinstance(scheme, RelativeBuckets):
+            tables["relative_buckets"] = widen(scheme.embedding[...])
         elif isinstance(scheme, RelativePositions):
             tables["relative"] = widen(scheme.embedding[...])
         elif scheme is not None and type(scheme) is not NoPositions:
             raise ValueError(f"{type(scheme).__name__} is not a position scheme with a table")
     arrays = {name: np.array(table) for name, table in tables.items()}
     for name, array in arrays.items():
-        if name != "relative" and array.shape[-2] < length:
+        if not name.startswith("relative") and array.shape[-2] < length:
             raise ValueError(f"{name} positions end at {array.shape[-2]}: got length={length}")
     return arrays
 

@@ -56,13 +56,19 @@ class LayerCache:
         self.length = self.length + k_BTKH.shape[1]
         return self._read(self.k_RSH, k_BTKH), self._read(self.v_RSH, v_BTKH)
 
+    def read(
+        self, like_BTNH: Float[Array, "B T N H"]
+    ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """Returns all keys and values, for these queries and in their dtype."""
+        return self._read(self.k_RSH, like_BTNH), self._read(self.v_RSH, like_BTNH)
+
     def _write(self, x_RSH: Array, new_BTKH: Array) -> Array:
         new_RTH = by_row(new_BTKH).astype(x_RSH.dtype)
         return jax.lax.dynamic_update_slice_in_dim(x_RSH, new_RTH, self.length, axis=1)
 
     def _read(self, x_RSH: Array, like_BTKH: Array) -> Array:
-        batch, _, heads, width = like_BTKH.shape
-        x_BKSH = x_RSH.reshape(batch, heads, self.slots, width)
+        batch = like_BTKH.shape[0]
+        x_BKSH = x_RSH.reshape(batch, -1, *x_RSH.shape[1:])
         return x_BKSH.transpose(0, 2, 1, 3).astype(like_BTKH.dtype)
 
 
@@ -166,6 +172,8 @@ class MultiHeadAttention(nnx.Module):
         bias: Float[Array, "B N T S"] | None = None,
         positions: Int[Array, "B T"] | None = None,
         cache: LayerCache | None = None,
+        position_bias: Float[Array, "B N T S"] | None = None,
+        memory_cache: LayerCache | None = None,
         return_weights: bool = False,
     ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
         """Attends from ``query`` to ``key``, which defaults to the query; ``value`` to the key.
@@ -178,27 +186,22 @@ class MultiHeadAttention(nnx.Module):
             bias: added to the scaled scores, beside the position scheme's own.
             positions: of the query tokens, and of the keys in self-attention; default 0 … T - 1.
             cache: keys and values so far; this call's are appended to it, and S is its length.
+            position_bias: what a position scheme outside has made of the distances, added as the
+                own one's is.
+            memory_cache: keys and values of ``key``, as ``remember`` has made them.
             return_weights: also return the weights applied to the values.
         """
-        self_attention = key is None
-        key = query if key is None else key
-        value = key if value is None else value
-        over_all = self.norm_all_heads
-        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm if over_all else None)
-        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads, self.k_norm if over_all else None)
-        v_BSKH = self._heads(self.v_proj(value), self.num_kv_heads)
-        if not (over_all or self.norm_after_rotation):
-            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
-
         start = jnp.int32(0) if cache is None else cache.length
-        slots_T = start + jnp.arange(q_BTNH.shape[1])
+        slots_T = start + jnp.arange(query.shape[1])
         if positions is None:
             positions = slots_T[None]
-        key_positions = positions if self_attention else jnp.arange(k_BSKH.shape[1])[None]
-        q_BTNH = self.position.rotate(q_BTNH, positions)
-        k_BSKH = self.position.rotate(k_BSKH, key_positions)
-        if self.norm_after_rotation:
-            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
+        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm, positions)
+        if memory_cache is not None:
+            k_BSKH, v_BSKH = memory_cache.read(q_BTNH)
+        elif key is None:
+            k_BSKH, v_BSKH = self._keys_and_values(query, query, positions)
+        else:
+            k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
 
@@ -207,9 +210,9 @@ class MultiHeadAttention(nnx.Module):
             # A bias of -inf blocks; as part of the mask a row of nothing else gives zeros, not NaN.
             mask = combine_masks(mask, bias > -jnp.inf)
         scaled_BTNH = in_float32(lambda q: q * self.scale, q_BTNH)
-        position_bias = self.position.bias(scaled_BTNH, distance_TS)
-        if position_bias is not None:
-            bias = position_bias if bias is None else bias + position_bias
+        for added in (self.position.bias(scaled_BTNH, distance_TS), position_bias):
+            if added is not None:
+                bias = added if bias is None else bias + added
         attend = functools.partial(self._attend, return_weights=return_weights)
         weights_BNTS: Any
         out_BTNH, weights_BNTS = share_heads(attend)(
@@ -220,6 +223,11 @@ class MultiHeadAttention(nnx.Module):
             out = self.o_proj(out)
         out = self.output_dropout(out)
         return (out, weights_BNTS) if return_weights else out
+
+    def remember(self, key: Float[Array, "B S D"]) -> LayerCache:
+        """Returns the keys and values of an encoder's output, for ``memory_cache``."""
+        k_BSKH, v_BSKH = self._keys_and_values(key, key)
+        return LayerCache(by_row(k_BSKH), by_row(v_BSKH), jnp.int32(key.shape[1]))
 
     def _attend(
         self,
@@ -258,8 +266,35 @@ class MultiHeadAttention(nnx.Module):
         )
         return out_BTNH, weights_BNTS if return_weights else None
 
+    def _keys_and_values(
+        self,
+        key: Float[Array, "B S D"],
+        value: Float[Array, "B S D"],
+        positions: Int[Array, "B S"] | None = None,
+    ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """Keys, at ``positions`` or at 0 … S - 1, and values."""
+        if positions is None:
+            positions = jnp.arange(key.shape[1])[None]
+        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads, self.k_norm, positions)
+        return k_BSKH, self._split(self.v_proj(value), self.num_kv_heads)
+
     def _heads(
-        self, x: Float[Array, "B T _"], num_heads: int, norm: LayerNorm | RMSNorm | None = None
+        self,
+        x: Float[Array, "B T _"],
+        num_heads: int,
+        norm: LayerNorm | RMSNorm | None,
+        positions: Int[Array, "B T"],
+    ) -> Float[Array, "B T N H"]:
+        """Projected queries or keys by head: normalised, and turned by their positions."""
+        x_BTNH = self._split(x, num_heads, norm if self.norm_all_heads else None)
+        norm = None if self.norm_all_heads else norm
+        if norm is not None and not self.norm_after_rotation:
+            x_BTNH = norm(x_BTNH)
+        x_BTNH = self.position.rotate(x_BTNH, positions)
+        return norm(x_BTNH) if norm is not None and self.norm_after_rotation else x_BTNH
+
+    def _split(
+        self, x: Float[Array, "B T _"], num_heads: int, norm: Any = None
     ) -> Float[Array, "B T N H"]:
         """A projection, clipped and, with ``norm``, normalised before it is split into heads."""
         if self.qkv_clip is not None:
@@ -267,15 +302,6 @@ class MultiHeadAttention(nnx.Module):
         if norm is not None:
             x = norm(x)
         return x.reshape(*x.shape[:-1], num_heads, self.head_dim)
-
-    def _normalized(
-        self, q_BTNH: Float[Array, "B T N H"], k_BSKH: Float[Array, "B S K H"]
-    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"]]:
-        if self.q_norm is not None:
-            q_BTNH = self.q_norm(q_BTNH)
-        if self.k_norm is not None:
-            k_BSKH = self.k_norm(k_BSKH)
-        return q_BTNH, k_BSKH
 
 
 def _clip(bound: float, x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
@@ -19,6 +20,7 @@ from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout, in_float32
 from jaxformer.masks import causal_mask, combine_masks, window_mask
 from jaxformer.norms import LayerNorm, RMSNorm
+from jaxformer.positions import RelativeBuckets
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm
@@ -90,6 +92,8 @@ class Block(nnx.Module):
         *,
         positions: Int[Array, "B T"] | None = None,
         cache: LayerCache | None = None,
+        position_bias: Float[Array, "B N T S"] | None = None,
+        memory_cache: LayerCache | None = None,
         return_weights: bool = False,
     ) -> Hidden | tuple[Hidden, Float[Array, "B N T S"]]:
         """Returns the residual stream after this block, with ``return_weights`` also the weights.
@@ -102,6 +106,8 @@ class Block(nnx.Module):
             memory_mask: who may attend to what in the cross-attention.
             positions: see ``MultiHeadAttention``.
             cache: see ``MultiHeadAttention``.
+            position_bias: see ``MultiHeadAttention``; of the self-attention.
+            memory_cache: see ``MultiHeadAttention``; of the cross-attention.
             return_weights: also return the weights of the self-attention.
         """
         weights = []
@@ -113,6 +119,7 @@ class Block(nnx.Module):
                 mask=mask,
                 positions=positions,
                 cache=cache,
+                position_bias=position_bias,
                 return_weights=return_weights,
             )
             if isinstance(result, tuple):
@@ -121,7 +128,7 @@ class Block(nnx.Module):
             return _apply(self.attention_output_norm, result)
 
         def attend_to_memory(h: Hidden) -> Hidden:
-            h = self.cross_attention(h, memory, mask=memory_mask)
+            h = self.cross_attention(h, memory, mask=memory_mask, memory_cache=memory_cache)
             return _apply(self.cross_attention_output_norm, h)
 
         def feed(h: Hidden) -> Hidden:
@@ -233,6 +240,23 @@ def self_attention_mask(
     )
 
 
+def stack_position_bias(
+    position: RelativeBuckets | None, x: Hidden, cache: list[LayerCache] | None = None
+) -> Float[Array, "1 N T S"] | None:
+    """Returns what a position scheme that all layers share adds to their scores, if there is one.
+
+    Args:
+        position: the scheme.
+        x: what enters the first block; its T tokens follow those in the cache.
+        cache: see ``run_blocks``.
+    """
+    if position is None:
+        return None
+    start, slots = (0, x.shape[1]) if cache is None else (cache[0].length, cache[0].slots)
+    slots_T = start + jnp.arange(x.shape[1])
+    return position.bias(None, jnp.arange(slots)[None, :] - slots_T[:, None])
+
+
 def run_blocks(
     blocks: Sequence[Block],
     x: Hidden,
@@ -242,12 +266,14 @@ def run_blocks(
     *,
     positions: Int[Array, "B T"] | None = None,
     cache: list[LayerCache] | None = None,
+    position_bias: Float[Array, "B N T S"] | None = None,
+    memory_cache: list[LayerCache] | None = None,
     return_weights: bool = False,
 ) -> tuple[Hidden, list[Float[Array, "B N T S"]]]:
     """Returns the residual stream after all blocks, and the weights of each self-attention.
 
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
-    a block, and one mask for all blocks or a list of one a block.
+    a block, and one mask for all blocks or a list of one a block. The position bias is that of all.
     """
 
     def run(block: Any, x: Hidden, layer: int = 0) -> Any:
@@ -256,6 +282,8 @@ def run_blocks(
             mask=mask[layer] if isinstance(mask, list) else mask,
             positions=positions,
             cache=None if cache is None else cache[layer],
+            position_bias=position_bias,
+            memory_cache=None if memory_cache is None else memory_cache[layer],
             return_weights=return_weights,
         )
         if cache is None:

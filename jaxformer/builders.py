@@ -5,6 +5,7 @@ from flax import nnx
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import BLOCKS, Block, Norm
 from jaxformer.config import TransformerConfig, TransformerLMConfig
+from jaxformer.config_parts import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.heads import HeadTransform, OutputBias
@@ -14,6 +15,7 @@ from jaxformer.positions import (
     ALiBi,
     LearnedPositions,
     NoPositions,
+    RelativeBuckets,
     RelativePositions,
     Rotary,
     RotaryScaling,
@@ -22,13 +24,19 @@ from jaxformer.positions import (
 
 
 def make_block(
-    config: TransformerConfig, layer: int = 0, *, cross_attention: bool = False, rngs: nnx.Rngs
+    config: TransformerConfig,
+    layer: int = 0,
+    *,
+    causal: bool = True,
+    cross_attention: bool = False,
+    rngs: nnx.Rngs,
 ) -> Block:
     """Returns the block that a config describes, with cross-attention for a decoder.
 
     Args:
         config: the settings.
         layer: the block's index, by which a layer pattern tells layers apart.
+        causal: whether its positions are kept from later ones.
         cross_attention: whether it also attends to an encoder's output.
         rngs: where the initial weights come from.
     """
@@ -37,7 +45,9 @@ def make_block(
         return make_model_norm(config) if wanted else None
 
     return BLOCKS[config.block.block](
-        make_attention(config, position=make_position(config, layer, rngs=rngs), rngs=rngs),
+        make_attention(
+            config, position=make_position(config, layer, causal=causal, rngs=rngs), rngs=rngs
+        ),
         make_feed_forward(config, rngs=rngs),
         make_model_norm(config),
         norm(not config.block.shared_norm),
@@ -91,7 +101,9 @@ def make_attention(
     )
 
 
-def make_position(config: TransformerConfig, layer: int = 0, *, rngs: nnx.Rngs) -> NoPositions:
+def make_position(
+    config: TransformerConfig, layer: int = 0, *, causal: bool = True, rngs: nnx.Rngs
+) -> NoPositions:
     """Returns the position scheme inside the attention that a config describes."""
     part, rotary = config.position, config.position.rotary
     if part.positions == "rotary":
@@ -118,7 +130,30 @@ def make_position(config: TransformerConfig, layer: int = 0, *, rngs: nnx.Rngs) 
         )
     if part.positions == "relative":
         return RelativePositions(part.max_relative_position, config.head_width, rngs=rngs)
+    if part.positions == "relative_buckets" and not part.shared_buckets:
+        return _make_buckets(config, causal=causal, rngs=rngs)
     return NoPositions()
+
+
+def make_stack_position(
+    config: TransformerConfig, *, causal: bool, rngs: nnx.Rngs
+) -> RelativeBuckets | None:
+    """Returns the position scheme that all layers of a stack share, if any."""
+    part = config.position
+    if part.positions != "relative_buckets" or not part.shared_buckets:
+        return None
+    return _make_buckets(config, causal=causal, rngs=rngs)
+
+
+def _make_buckets(config: TransformerConfig, *, causal: bool, rngs: nnx.Rngs) -> RelativeBuckets:
+    part = config.position
+    return RelativeBuckets(
+        part.num_position_buckets,
+        config.attention.num_heads,
+        max_distance=part.max_bucket_distance,
+        causal=causal,
+        rngs=rngs,
+    )
 
 
 def make_rotary_scaling(config: RotaryScalingConfig) -> RotaryScaling | None:
@@ -190,7 +225,11 @@ def make_position_embedding(
         )
     if part.positions == "sinusoidal":
         return SinusoidalPositions(
-            config.context_length, width, halves=part.sinusoid_halves, offset=part.position_offset
+            config.context_length,
+            width,
+            halves=part.sinusoid_halves,
+            offset=part.position_offset,
+            exact=part.sinusoid_exact,
         )
     return None
 
@@ -225,12 +264,11 @@ def make_head_transform(config: TransformerLMConfig, *, rngs: nnx.Rngs) -> HeadT
 
 
 def make_lm_head(
-    config: TransformerLMConfig, vocab_size: int, *, rngs: nnx.Rngs
+    config: HeadConfig, width: int, vocab_size: int, *, rngs: nnx.Rngs
 ) -> Linear | OutputBias | None:
     """Returns the projection to logits, the bias of a tied one, or None, as a config says."""
-    if config.head.head == "none":
+    if config.head == "none":
         return None
-    if not config.head.tie_embeddings:
-        use_bias = config.head.head_bias
-        return Linear(config.embedding_width, vocab_size, use_bias=use_bias, rngs=rngs)
-    return OutputBias(vocab_size) if config.head.head_bias else None
+    if not config.tie_embeddings:
+        return Linear(width, vocab_size, use_bias=config.head_bias, rngs=rngs)
+    return OutputBias(vocab_size) if config.head_bias else None

@@ -25,6 +25,8 @@ from .config_parts import (
     LoRAConfig,
     NormConfig,
     PlainActivation,
+    SequencesEmbeddingConfig,
+    StacksConfig,
 )
 from .config_positions import PositionConfig
 from .config_tree import Settings
@@ -203,11 +205,12 @@ class EncoderDecoderConfig(TransformerConfig):
     """How many blocks the decoder has."""
     causal: bool = True
     """Whether a target position is kept from later ones."""
-    head_bias: bool = True
-    """Whether the output head has a bias."""
     position: PositionConfig = PositionConfig(positions="sinusoidal")
     feed_forward: FeedForwardConfig = FeedForwardConfig(activation="relu")
     block: BlockConfig = BlockConfig(block="post_norm")
+    embedding: SequencesEmbeddingConfig = SequencesEmbeddingConfig()
+    stacks: StacksConfig = StacksConfig()
+    head: HeadConfig = HeadConfig(tie_embeddings=False, head_bias=True)
     initialization: Initialization = "xavier_uniform"
     """The distribution of the initial weights."""
 
@@ -218,3 +221,28 @@ class EncoderDecoderConfig(TransformerConfig):
         check_layers(self, "num_encoder_layers", "num_decoder_layers")
         check_elements("source_vocab_size", self.source_vocab_size, "d_model", self.d_model)
         check_elements("target_vocab_size", self.target_vocab_size, "d_model", self.d_model)
+        if self.head.head == "masked_lm" or self.head.pooler:
+            raise ValueError(
+                "an encoder and decoder has head='linear' or 'none', and no pooler: got "
+                f"head={self.head.head!r}, pooler={self.head.pooler}"
+            )
+        if self.embedding.shared_embedding and self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(
+                "shared_embedding needs source and target of one vocabulary: got "
+                f"source_vocab_size={self.source_vocab_size}, "
+                f"target_vocab_size={self.target_vocab_size}"
+            )
+        check_elements("encoder_d_ff", self.encoder.feed_forward_width, "d_model", self.d_model)
+
+    @property
+    def encoder(self) -> "EncoderDecoderConfig":
+        """The settings of the encoder's blocks: these, with its own heads and width."""
+        heads, width = self.stacks.encoder_num_heads, self.stacks.encoder_d_ff
+        if heads is None and width is None:
+            return self
+        return self.replace(
+            num_heads=self.attention.num_heads if heads is None else heads,
+            d_ff=self.feed_forward.d_ff if width is None else width,
+            encoder_num_heads=None,
+            encoder_d_ff=None,
+        )

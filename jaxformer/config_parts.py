@@ -229,6 +229,40 @@ class LMEmbeddingConfig(EmbeddingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequencesEmbeddingConfig(EmbeddingConfig):
+    """The settings of what enters the first blocks of an encoder and of a decoder.
+
+    Raises:
+        ValueError: a setting is out of its range or not finite.
+    """
+
+    shared_embedding: bool = False
+    """Whether source and target tokens have one table of rows (T5, BART)."""
+    shared_positions: bool = True
+    """Whether the positions of source and target have one table of rows (BART: not)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StacksConfig(Part):
+    """The settings of the two stacks of blocks of an encoder and a decoder.
+
+    Raises:
+        ValueError: a setting is out of its range.
+    """
+
+    encoder_num_heads: int | None = None
+    """How many query heads the encoder has; default those of the decoder."""
+    encoder_d_ff: int | None = None
+    """The width of the encoder's feed-forward; default that of the decoder."""
+    final_dropout: float = 0.0
+    """Rate on what leaves the last norm of either stack (T5)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "encoder_num_heads", "encoder_d_ff")
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeadConfig(Part):
     """The settings of what makes logits of the last layer.
 

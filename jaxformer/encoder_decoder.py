@@ -3,16 +3,24 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import Norm, run_blocks, self_attention_mask
-from jaxformer.builders import make_block, make_model_norm, make_position_embedding
+from jaxformer.blocks import Norm, run_blocks, self_attention_mask, stack_position_bias
+from jaxformer.builders import (
+    make_block,
+    make_lm_head,
+    make_model_norm,
+    make_position_embedding,
+    make_stack_position,
+)
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig
+from jaxformer.heads import output_logits
 from jaxformer.initializers import initialize
-from jaxformer.layers import Dropout, Embedding, Linear
-from jaxformer.positions import embed_tokens
+from jaxformer.layers import Dropout, Embedding
+from jaxformer.positions import LearnedPositions, SinusoidalPositions, embed_tokens
 from jaxformer.prompts import check_tokens
 
 Hidden = Float[Array, "B T D"]
@@ -29,7 +37,10 @@ class Encoder(nnx.Module):
 
     def __init__(self, config: TransformerConfig, num_layers: int, *, rngs: nnx.Rngs):
         self.window = config.attention.sliding_window
-        self.blocks = nnx.List([make_block(config, rngs=rngs) for _ in range(num_layers)])
+        self.position = make_stack_position(config, causal=False, rngs=rngs)
+        self.blocks = nnx.List(
+            [make_block(config, causal=False, rngs=rngs) for _ in range(num_layers)]
+        )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
 
     def __call__(
@@ -51,7 +62,12 @@ class Encoder(nnx.Module):
         length = x.shape[1]
         mask = self_attention_mask(length, length, causal=False, window=self.window, mask=mask)
         x, weights = run_blocks(
-            self.blocks, x, mask, positions=positions, return_weights=return_weights
+            self.blocks,
+            x,
+            mask,
+            positions=positions,
+            position_bias=stack_position_bias(self.position, x),
+            return_weights=return_weights,
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -78,31 +94,37 @@ class Decoder(nnx.Module):
     ):
         self.causal = causal
         self.window = config.attention.sliding_window
+        self.position = make_stack_position(config, causal=causal, rngs=rngs)
         self.blocks = nnx.List(
-            [make_block(config, cross_attention=True, rngs=rngs) for _ in range(num_layers)]
+            [
+                make_block(config, causal=causal, cross_attention=True, rngs=rngs)
+                for _ in range(num_layers)
+            ]
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
 
     def __call__(
         self,
         x: Hidden,
-        memory: Float[Array, "B S D"],
+        memory: Float[Array, "B S D"] | None,
         mask: Bool[Array, "B N T T"] | None = None,
         memory_mask: Bool[Array, "B N T S"] | None = None,
         *,
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
+        memory_cache: list[LayerCache] | None = None,
         return_weights: bool = False,
     ) -> Any:
         """Returns the decoded sequence, with ``return_weights`` also each self-attention's weights.
 
         Args:
             x: embedded tokens.
-            memory: the encoder's output.
+            memory: the encoder's output; None where there is a ``memory_cache``.
             mask: of the self-attention, True = may attend; joined with the causal mask.
             memory_mask: of the cross-attention.
             positions: see ``MultiHeadAttention``.
             cache: one ``LayerCache`` a layer, which this call extends.
+            memory_cache: what ``remember`` has made of the memory.
             return_weights: also return the weights.
         """
         mask = self_attention_mask(
@@ -121,15 +143,24 @@ class Decoder(nnx.Module):
             memory_mask,
             positions=positions,
             cache=cache,
+            position_bias=stack_position_bias(self.position, x, cache),
+            memory_cache=memory_cache,
             return_weights=return_weights,
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
         return (x, weights) if return_weights else x
 
+    def remember(self, memory: Float[Array, "B S D"]) -> list[LayerCache]:
+        """Returns the keys and values that the layers make of an encoder's output."""
+        return [block.cross_attention.remember(memory) for block in self.blocks]
+
 
 class EncoderDecoder(nnx.Module):
     """Computes logits of target tokens from source and target tokens (arXiv 1706.03762).
+
+    With ``shared_embedding`` the table of target tokens serves the source too, and with
+    ``tie_embeddings`` the output head.
 
     Args:
         config: the settings.
@@ -138,22 +169,24 @@ class EncoderDecoder(nnx.Module):
 
     def __init__(self, config: EncoderDecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.source_embedding = Embedding(config.source_vocab_size, config.d_model, rngs=rngs)
-        self.target_embedding = Embedding(config.target_vocab_size, config.d_model, rngs=rngs)
+        part, width = config.embedding, config.d_model
+        self.source_embedding = (
+            None if part.shared_embedding else Embedding(config.source_vocab_size, width, rngs=rngs)
+        )
+        self.target_embedding = Embedding(config.target_vocab_size, width, rngs=rngs)
         self.position_embedding = make_position_embedding(config, rngs=rngs)
-        self.source_embedding_norm = (
-            make_model_norm(config) if config.embedding.embedding_norm else None
+        self.source_position_embedding = (
+            None if part.shared_positions else make_position_embedding(config, rngs=rngs)
         )
-        self.target_embedding_norm = (
-            make_model_norm(config) if config.embedding.embedding_norm else None
-        )
-        self.source_embedding_dropout = Dropout(config.embedding.embedding_dropout)
-        self.target_embedding_dropout = Dropout(config.embedding.embedding_dropout)
-        self.encoder = Encoder(config, config.num_encoder_layers, rngs=rngs)
+        self.source_embedding_norm = make_model_norm(config) if part.embedding_norm else None
+        self.target_embedding_norm = make_model_norm(config) if part.embedding_norm else None
+        self.source_embedding_dropout = Dropout(part.embedding_dropout)
+        self.target_embedding_dropout = Dropout(part.embedding_dropout)
+        self.encoder = Encoder(config.encoder, config.num_encoder_layers, rngs=rngs)
         self.decoder = Decoder(config, config.num_decoder_layers, causal=config.causal, rngs=rngs)
-        self.lm_head = Linear(
-            config.d_model, config.target_vocab_size, use_bias=config.head_bias, rngs=rngs
-        )
+        self.source_final_dropout = Dropout(config.stacks.final_dropout)
+        self.target_final_dropout = Dropout(config.stacks.final_dropout)
+        self.lm_head = make_lm_head(config.head, width, config.target_vocab_size, rngs=rngs)
         initialize(self, config.initialization, config.num_decoder_layers, rngs)
 
     def __call__(
@@ -163,8 +196,13 @@ class EncoderDecoder(nnx.Module):
         source_mask: Bool[Array, "B N S S"] | None = None,
         target_mask: Bool[Array, "B N T T"] | None = None,
         memory_mask: Bool[Array, "B N T S"] | None = None,
+        *,
+        source_positions: Int[Array, "B S"] | None = None,
+        target_positions: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T V"]:
         """Returns the logits of each next target token, in nats.
+
+        With ``head="none"`` what ``decode`` returns.
 
         Args:
             source: ids of the source sequence.
@@ -173,39 +211,96 @@ class EncoderDecoder(nnx.Module):
             target_mask: of the decoder's self-attention.
             memory_mask: of the cross-attention; by default all of the source is seen, its padding
                 too.
+            source_positions: of the source tokens; default 0 … S - 1.
+            target_positions: of the target tokens; default 0 … T - 1.
 
         Raises:
             ValueError: a sequence is longer than ``context_length``.
         """
-        memory = self.encode(source, source_mask)
-        return self.lm_head(self.decode(target, memory, target_mask, memory_mask))
+        memory = self.encode(source, source_mask, positions=source_positions)
+        hidden = self.decode(target, memory, target_mask, memory_mask, positions=target_positions)
+        return hidden if self.config.head.head == "none" else self.logits(hidden)
 
     def encode(
-        self, source: Int[Array, "B S"], source_mask: Bool[Array, "B N S S"] | None = None
+        self,
+        source: Int[Array, "B S"],
+        source_mask: Bool[Array, "B N S S"] | None = None,
+        *,
+        positions: Int[Array, "B S"] | None = None,
     ) -> Float[Array, "B S D"]:
-        """Returns the encoder's output."""
-        x = self._embed(source, self.source_embedding, self.source_embedding_norm)
-        return self.encoder(self.source_embedding_dropout(x), source_mask)
+        """Returns the encoder's output. Arguments as in ``__call__``."""
+        table = self.target_embedding if self.source_embedding is None else self.source_embedding
+        at = self.source_position_embedding
+        at = self.position_embedding if at is None else at
+        x = self._embed(source, table, at, self.source_embedding_norm, positions)
+        x = self.encoder(self.source_embedding_dropout(x), source_mask, positions=positions)
+        return self.source_final_dropout(x)
 
     def decode(
         self,
         target: Int[Array, "B T"],
-        memory: Float[Array, "B S D"],
+        memory: Float[Array, "B S D"] | None,
         target_mask: Bool[Array, "B N T T"] | None = None,
         memory_mask: Bool[Array, "B N T S"] | None = None,
+        *,
+        positions: Int[Array, "B T"] | None = None,
+        cache: list[LayerCache] | None = None,
+        memory_cache: list[LayerCache] | None = None,
     ) -> Hidden:
-        """Returns the decoder's output, before the head."""
-        x = self._embed(target, self.target_embedding, self.target_embedding_norm)
-        return self.decoder(self.target_embedding_dropout(x), memory, target_mask, memory_mask)
+        """Returns the decoder's output, before the head. Arguments as in ``Decoder``."""
+        if cache is not None and positions is None:
+            positions = (cache[0].length + jnp.arange(target.shape[1]))[None]
+        x = self._embed(
+            target,
+            self.target_embedding,
+            self.position_embedding,
+            self.target_embedding_norm,
+            positions,
+        )
+        x = self.decoder(
+            self.target_embedding_dropout(x),
+            memory,
+            target_mask,
+            memory_mask,
+            positions=positions,
+            cache=cache,
+            memory_cache=memory_cache,
+        )
+        return self.target_final_dropout(x)
 
-    def _embed(self, tokens: Int[Array, "B T"], embedding: Embedding, norm: Norm | None) -> Hidden:
+    def logits(self, hidden: Hidden) -> Float[Array, "B T V"]:
+        """Returns the logits of the output head.
+
+        Raises:
+            ValueError: there is none.
+        """
+        part = self.config.head
+        if part.head == "none":
+            raise ValueError("logits need a head: got head='none'")
+        return output_logits(
+            hidden,
+            self.target_embedding if part.tie_embeddings else None,
+            self.lm_head,
+            scale=part.logit_scale,
+            soft_cap=part.logit_soft_cap,
+        )
+
+    def _embed(
+        self,
+        tokens: Int[Array, "B T"],
+        embedding: Embedding,
+        position_embedding: LearnedPositions | SinusoidalPositions | None,
+        norm: Norm | None,
+        positions: Int[Array, "B T"] | None,
+    ) -> Hidden:
         check_tokens(tokens)
         x = embed_tokens(
             tokens,
             embedding,
-            self.position_embedding,
+            position_embedding,
             context_length=self.config.context_length,
             scale=self.config.embedding.embedding_scale,
+            positions=positions,
         )
         return x if norm is None else norm(x)
 

@@ -18,23 +18,53 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
 from jaxformer.logits import check_sampling, filter_logits
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import read_prompt
 from jaxformer.transformer_lm import TransformerLM
 
+# Temperature, top_k and top_p.
+SamplingSettings = tuple[float, int | None, float | None]
+
 
 def make_cache(
-    config: TransformerLMConfig, batch: int, length: int, dtype: jnp.dtype
+    config: TransformerLMConfig | EncoderDecoderConfig, batch: int, length: int, dtype: jnp.dtype
 ) -> list[LayerCache]:
     """Returns empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
     shape = lengths.cache_shape(config, batch, length)
     return [
         LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.int32(0))
-        for _ in range(config.num_layers)
+        for _ in range(_causal_layers(config))
     ]
+
+
+def _causal_layers(config: TransformerLMConfig | EncoderDecoderConfig) -> int:
+    if isinstance(config, EncoderDecoderConfig):
+        return config.num_decoder_layers
+    return config.num_layers
+
+
+def choose_tokens(
+    logits_BV: Float[Array, "B V"],
+    settings: SamplingSettings | None,
+    key: Array | None,
+    index: Int[Array, ""],
+) -> Int[Array, "B"]:
+    """Returns the ``index``-th token of every row: the most probable one, or one that is drawn.
+
+    Args:
+        logits_BV: in nats.
+        settings: None takes the most probable one.
+        key: tokens are drawn with ``jax.random.fold_in(key, index)``.
+        index: how many tokens came before it.
+    """
+    if settings is None or key is None:
+        return jnp.argmax(logits_BV, axis=-1)
+    temperature, top_k, top_p = settings
+    kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
+    return jax.random.categorical(jax.random.fold_in(key, index), kept_BV)
 
 
 def generate(
@@ -237,7 +267,7 @@ class _Window:
 @functools.lru_cache(maxsize=16)
 def _programs(
     definition: nnx.GraphDef[Any],
-    settings: tuple[float, int | None, float | None] | None,
+    settings: SamplingSettings | None,
     cache_dtype: jnp.dtype,
 ) -> tuple[Callable[..., _Window], Callable[..., _Window]]:
     """The two compiled programs: one reads a prompt, the other extends a window.
@@ -250,15 +280,6 @@ def _programs(
         model: TransformerLM = merge(definition, parameters)
         model.eval()
         return model
-
-    def choose(
-        logits_BV: Float[Array, "B V"], key: Array | None, index: Int[Array, ""]
-    ) -> Int[Array, "B"]:
-        if settings is None or key is None:
-            return jnp.argmax(logits_BV, axis=-1)
-        temperature, top_k, top_p = settings
-        kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
-        return jax.random.categorical(jax.random.fold_in(key, index), kept_BV)
 
     @functools.partial(jax.jit, static_argnames="slots_read")
     def prefill(
@@ -278,7 +299,7 @@ def _programs(
         hidden = window.read(model, 0, slots_read)
         window.cache = lengths.lengthen(window.cache, window.slots - slots_read)
         last = jax.lax.dynamic_slice_in_dim(hidden, window.length - 1, 1, axis=1)
-        window.append(choose(model.logits(last)[:, 0], key, index), stop_tokens)
+        window.append(choose_tokens(model.logits(last)[:, 0], settings, key, index), stop_tokens)
         return window
 
     @functools.partial(jax.jit, donate_argnames="window")
@@ -300,7 +321,8 @@ def _programs(
         def step(carry: tuple[Int[Array, ""], _Window]) -> tuple[Int[Array, ""], _Window]:
             made, window = carry
             logits = model.logits(window.read(model, window.length - 1, 1))
-            window.append(choose(logits[:, 0], key, index + made), stop_tokens)
+            chosen_B = choose_tokens(logits[:, 0], settings, key, index + made)
+            window.append(chosen_B, stop_tokens)
             return made + 1, window
 
         return jax.lax.while_loop(is_needed, step, (jnp.int32(0), window))[1]

@@ -5,7 +5,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxformer.feed_forward import ACTIVATIONS
-from jaxformer.layers import Linear, widen
+from jaxformer.layers import Embedding, Linear, in_float32, widen
 from jaxformer.norms import LayerNorm, RMSNorm
 
 
@@ -38,6 +38,33 @@ class HeadTransform(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Returns what is projected to logits (B, T, out_features), in the dtype of x."""
         return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
+
+
+def output_logits(
+    hidden: Float[Array, "B T D"],
+    table: Embedding | None,
+    lm_head: "Linear | OutputBias | None",
+    *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+) -> Float[Array, "B T V"]:
+    """Returns the logits of an output head, in nats.
+
+    Args:
+        hidden: what it projects.
+        table: the token embedding of a tied head.
+        lm_head: the matrix of another, or the bias of a tied one.
+        scale: what logits are multiplied by.
+        soft_cap: their bound, by tanh.
+    """
+    logits = hidden if table is None else table.attend(hidden)
+    if lm_head is not None:
+        logits = lm_head(logits)
+    if scale is not None:
+        logits = in_float32(lambda x: x * scale, logits)
+    if soft_cap is None:
+        return logits
+    return in_float32(lambda x: soft_cap * jnp.tanh(x / soft_cap), logits)
 
 
 class OutputBias(nnx.Module):

@@ -92,11 +92,18 @@ def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
 
 
 @functools.lru_cache(maxsize=32)
-def sinusoidal_table(max_length: int, d_model: int, halves: bool = False) -> np.ndarray:
+def sinusoidal_table(
+    max_length: int, d_model: int, halves: bool = False, exact: bool = False
+) -> np.ndarray:
     """Returns sin and cos of position · exp(-ln(10000) · 2i / D), float32 (max_length, D).
 
-    With ``halves`` the exponent is -ln(10000) · i / (D // 2 - 1), see ``SinusoidalPositions``.
+    With ``halves`` the exponent is -ln(10000) · i / (D // 2 - 1), see ``SinusoidalPositions``. With
+    ``exact`` too it is the first one, all is computed in float64, and rounded to float32 once.
     """
+    if exact:
+        angle = np.arange(max_length)[:, None] / 10000.0 ** (np.arange(0, d_model, 2) / d_model)
+        # In float32 whatever the dtype of other tables: so it stands in Marian's files.
+        return np.concatenate((np.sin(angle), np.cos(angle)), axis=1).astype("float32")
     position = np.arange(max_length, dtype=np.float32)[:, None]
     if halves:
         pairs = d_model // 2
@@ -110,6 +117,25 @@ def sinusoidal_table(max_length: int, d_model: int, halves: bool = False) -> np.
     table[:, sines] = rounded(np.sin, position * frequency)
     table[:, cosines] = rounded(np.cos, position * frequency)
     return table
+
+
+@functools.lru_cache(maxsize=32)
+def distance_buckets(num_buckets: int, max_distance: int, causal: bool) -> np.ndarray:
+    """Returns the bucket of each distance from -max_distance to max_distance, int64.
+
+    A distance is key - query position. Half of the buckets are for one distance each, the other
+    half for spans that grow with the logarithm up to ``max_distance``. Where later keys are seen
+    too, half of all buckets are theirs (T5, arXiv 1910.10683, section 2.1, and its code).
+    """
+    distance = np.arange(-max_distance, max_distance + 1)
+    count = num_buckets if causal else num_buckets // 2
+    later = np.zeros_like(distance) if causal else count * (distance > 0)
+    away = np.maximum(-distance, 0) if causal else np.abs(distance)
+    exact = count // 2
+    ratio = np.maximum(away, 1).astype(np.float32) / np.float32(exact)
+    span = rounded(np.log, ratio) / np.float32(math.log(max_distance / exact))
+    far = exact + (span * np.float32(count - exact)).astype(np.int64)
+    return later + np.where(away < exact, away, np.minimum(far, count - 1))
 
 
 @functools.lru_cache(maxsize=32)

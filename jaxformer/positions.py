@@ -1,8 +1,8 @@
 """Position schemes: rows added to embeddings, or changes to queries, keys and scores.
 
 ``LearnedPositions`` and ``SinusoidalPositions`` give rows to add to the token embeddings.
-``NoPositions``, ``Rotary``, ``ALiBi`` and ``RelativePositions`` are handed to an attention and may
-turn its queries and keys (``rotate``) or add to its scores (``bias``).
+``NoPositions``, ``Rotary``, ``ALiBi``, ``RelativePositions`` and ``RelativeBuckets`` are handed to
+an attention and may turn its queries and keys (``rotate``) or add to its scores (``bias``).
 
 Tables are computed in numpy float32 by the operations of the PyTorch originals and cast
 afterwards: at position 5000 one bit of a float32 frequency is 3e-4 of the table, so computing
@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.layers import Embedding, Linear, in_float32
 from jaxformer.position_tables import (
     RotaryScaling,
+    distance_buckets,
     length_frequencies,
     rotary_tables,
     sinusoidal_table,
@@ -57,6 +58,7 @@ class SinusoidalPositions(nnx.Module):
             position · exp(-ln(10000) · i / (D // 2 - 1)); where D is odd, the last dimension is 0
             (tensor2tensor; XGLM, arXiv 2112.10668).
         offset: position t has the row of t + offset (XGLM: 2).
+        exact: with halves, of position / 10000^(2i / D), computed in float64 (Marian).
 
     A module that was ported computes with the rows it came with, ``table``, a hashable object that
     holds them as ``array``; they may differ in their last bits.
@@ -64,11 +66,20 @@ class SinusoidalPositions(nnx.Module):
 
     table: Any = None
 
-    def __init__(self, max_length: int, d_model: int, *, halves: bool = False, offset: int = 0):
+    def __init__(
+        self,
+        max_length: int,
+        d_model: int,
+        *,
+        halves: bool = False,
+        offset: int = 0,
+        exact: bool = False,
+    ):
         self.max_length = max_length
         self.d_model = d_model
         self.halves = halves
         self.offset = offset
+        self.exact = exact
 
     def __call__(
         self, length: int, positions: Int[Array, "B T"] | None = None
@@ -83,8 +94,8 @@ class SinusoidalPositions(nnx.Module):
         """Returns all rows (max_length, d_model)."""
         if self.table is not None:
             return np.asarray(self.table.array)
-        rows = sinusoidal_table(self.max_length + self.offset, self.d_model, self.halves)
-        return rows[self.offset :]
+        count = self.max_length + self.offset
+        return sinusoidal_table(count, self.d_model, self.halves, self.exact)[self.offset :]
 
 
 def embed_tokens(
@@ -295,6 +306,46 @@ class RelativePositions(NoPositions):
         index_TS = jnp.clip(distance_TS, -self.max_distance, self.max_distance) + self.max_distance
         by_distance_BNTR = jnp.einsum("btnh,rh->bntr", q_BTNH, self.embedding[...])
         return jnp.take_along_axis(by_distance_BNTR, index_TS[None, None], axis=-1)
+
+
+class RelativeBuckets(NoPositions):
+    """Adds to the scores of each head a trained number for the distance (arXiv 1910.10683, 2.1).
+
+    Distances share buckets, see ``distance_buckets``. ``embedding`` has shape (num_buckets,
+    num_heads). The numbers do not depend on the queries, so one call may serve all layers.
+
+    Args:
+        num_buckets: how many numbers each head has.
+        num_heads: N.
+        max_distance: from which on all keys share the last bucket.
+        causal: whether later keys are never seen, and need no buckets.
+        rngs: where the initial weights come from.
+    """
+
+    def __init__(
+        self,
+        num_buckets: int,
+        num_heads: int,
+        *,
+        max_distance: int = 128,
+        causal: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.num_buckets = num_buckets
+        self.num_heads = num_heads
+        self.max_distance = max_distance
+        self.causal = causal
+        self.embedding = Embedding(num_buckets, num_heads, rngs=rngs).embedding
+
+    def bias(
+        self, q_BTNH: Float[Array, "B T N H"] | None, distance_TS: Int[Array, "T S"]
+    ) -> Float[Array, "1 N T S"]:
+        """Returns embedding[bucket(distance)] of each head; the queries may be None."""
+        buckets = distance_buckets(self.num_buckets, self.max_distance, self.causal)
+        # The table of distances is small: so the rows are picked once, and not for every pair.
+        by_distance_RN = self.embedding[...][buckets]
+        index_TS = jnp.clip(distance_TS, -self.max_distance, self.max_distance) + self.max_distance
+        return by_distance_RN[index_TS].transpose(2, 0, 1)[None]
 
 
 @functools.lru_cache(maxsize=32)

@@ -59,3 +59,69 @@ def read_prompt(prompt_BT: Any, mask: Any, vocab_size: int) -> list[np.ndarray]:
             bad = row[(row < 0) | (row >= vocab_size)][0]
             raise ValueError(f"prompt ids must be in [0, {vocab_size}): got {bad}")
     return rows
+
+
+def read_source(
+    source_BS: Any, mask: Any, vocab_size: int, context_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a source and where it holds tokens, both (B, S).
+
+    Args:
+        source_BS: integer ids in [0, V), at most ``context_length`` a row.
+        mask: boolean, True where the source holds a token; None is everywhere.
+        vocab_size: V.
+        context_length: the most tokens that fit.
+
+    Raises:
+        ValueError: one of these is not so, or a row has no token.
+    """
+    source = _read_ids("source", source_BS, vocab_size)
+    if source.shape[1] > context_length:
+        raise ValueError(f"{source.shape[1]} tokens do not fit context_length={context_length}")
+    is_token = np.ones(source.shape, bool) if mask is None else np.asarray(mask)
+    if is_token.dtype != bool or is_token.shape != source.shape:
+        raise ValueError(
+            f"the mask must be boolean with the source's shape {tuple(source.shape)}: "
+            f"got {is_token.dtype} with shape {tuple(is_token.shape)}"
+        )
+    if not is_token.any(axis=1).all():
+        raise ValueError("every row of the mask must have a token (True)")
+    return source, is_token
+
+
+def read_start(
+    start_BT: Any, batch: int, num_tokens: int, vocab_size: int, context_length: int
+) -> np.ndarray:
+    """Returns what targets begin with, (B, T).
+
+    Args:
+        start_BT: integer ids in [0, V), at least one a row.
+        batch: B.
+        num_tokens: how many are to follow.
+        vocab_size: V.
+        context_length: the most tokens that fit; the last that is made need not.
+
+    Raises:
+        ValueError: one of these is not so, or ``num_tokens`` is negative.
+    """
+    if num_tokens < 0:
+        raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
+    start = _read_ids("start", start_BT, vocab_size)
+    if len(start) != batch:
+        raise ValueError(f"source and start must have as many rows: got {batch} and {len(start)}")
+    needed = start.shape[1] + max(num_tokens - 1, 0)
+    if needed > context_length:
+        raise ValueError(f"{needed} target tokens do not fit context_length={context_length}")
+    return start
+
+
+def _read_ids(name: str, given_BT: Any, vocab_size: int) -> np.ndarray:
+    ids = np.asarray(given_BT)
+    if ids.ndim != 2 or ids.size == 0:
+        raise ValueError(f"the {name} must be (B, T) with B, T >= 1: got shape {ids.shape}")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"the {name} must hold integer ids: got {ids.dtype}")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        bad = ids[(ids < 0) | (ids >= vocab_size)][0]
+        raise ValueError(f"{name} ids must be in [0, {vocab_size}): got {bad}")
+    return ids

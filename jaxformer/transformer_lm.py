@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.adapters import add_adapters
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import run_blocks, self_attention_mask
+from jaxformer.blocks import run_blocks, self_attention_mask, stack_position_bias
 from jaxformer.builders import (
     make_block,
     make_embedding_projection,
@@ -16,8 +16,10 @@ from jaxformer.builders import (
     make_model_norm,
     make_output_projection,
     make_position_embedding,
+    make_stack_position,
 )
 from jaxformer.config import TransformerLMConfig
+from jaxformer.heads import output_logits
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear, in_float32
 from jaxformer.positions import embed_tokens
@@ -60,8 +62,12 @@ class TransformerLM(nnx.Module):
         )
         self.embedding_dropout = Dropout(config.embedding.embedding_dropout)
         self.embedding_projection = make_embedding_projection(config, rngs=rngs)
+        self.position = make_stack_position(config, causal=config.causal, rngs=rngs)
         self.blocks = nnx.List(
-            [make_block(config, layer, rngs=rngs) for layer in range(config.num_layers)]
+            [
+                make_block(config, layer, causal=config.causal, rngs=rngs)
+                for layer in range(config.num_layers)
+            ]
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         self.output_projection = make_output_projection(config, rngs=rngs)
@@ -69,7 +75,9 @@ class TransformerLM(nnx.Module):
             Linear(config.d_model, config.d_model, rngs=rngs) if config.head.pooler else None
         )
         self.head_transform = make_head_transform(config, rngs=rngs)
-        self.lm_head = make_lm_head(config, config.vocab_size, rngs=rngs)
+        self.lm_head = make_lm_head(
+            config.head, config.embedding_width, config.vocab_size, rngs=rngs
+        )
         initialize(self, config.initialization, config.num_layers, rngs)
         if config.lora.lora_rank is not None:
             add_adapters(
@@ -161,6 +169,7 @@ class TransformerLM(nnx.Module):
             [masks[window] for window in windows],
             positions=positions,
             cache=cache,
+            position_bias=stack_position_bias(self.position, x, cache),
             return_weights=return_weights,
         )
         if self.final_norm is not None:
@@ -207,13 +216,14 @@ class TransformerLM(nnx.Module):
             raise ValueError("logits need a head: got head='none'")
         if self.head_transform is not None:
             hidden = self.head_transform(hidden)
-        if self.config.head.tie_embeddings:
-            hidden = self.token_embedding.attend(hidden)
-        logits = hidden if self.lm_head is None else self.lm_head(hidden)
-        scale, cap = self.config.head.logit_scale, self.config.head.logit_soft_cap
-        if scale is not None:
-            logits = in_float32(lambda x: x * scale, logits)
-        return logits if cap is None else in_float32(lambda x: cap * jnp.tanh(x / cap), logits)
+        part = self.config.head
+        return output_logits(
+            hidden,
+            self.token_embedding if part.tie_embeddings else None,
+            self.lm_head,
+            scale=part.logit_scale,
+            soft_cap=part.logit_soft_cap,
+        )
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
         """Returns tanh(pooler(x)) of the first token: the sequence as one vector (BERT's code).

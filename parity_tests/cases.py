@@ -159,6 +159,38 @@ ENCDEC = {k: LM[k] for k in ("d_model", "num_heads", "head_dim", "d_ff", "contex
 }
 
 
+T5 = {
+    "source_vocab_size": V,
+    "positions": "relative_buckets",
+    "num_position_buckets": 8,
+    "max_bucket_distance": 9,
+    "attention_scale": 1.0,
+    "norm": "rms_norm",
+    "block": "pre_norm",
+    "activation": "geglu_tanh",
+    "qkv_bias": False,
+    "output_bias": False,
+    "feed_forward_bias": False,
+    "head_bias": False,
+    "shared_embedding": True,
+    "tie_embeddings": True,
+    "logit_scale": D**-0.5,
+}
+BART = {
+    "source_vocab_size": V,
+    "positions": "learned",
+    "position_offset": 2,
+    "shared_positions": False,
+    "shared_embedding": True,
+    "tie_embeddings": True,
+    "embedding_norm": True,
+    "embedding_scale": D**0.5,
+    "final_norm": False,
+    "activation": "gelu",
+    "encoder_d_ff": 29,
+}
+
+
 def encdec(cls: str, *arguments: Any, **settings: Any) -> Any:
     """A builder of encoders, decoders and both."""
 
@@ -239,6 +271,9 @@ HEADS = given(x_BTNH=x(B, T, N, H), positions=arange(1, T, start=3))
 SCORES = given(
     q_BTNH=x(B, T, N, H), distance_TS=lambda random: np.arange(S) - np.arange(T)[:, None]
 )
+FAR_SCORES = given(
+    q_BTNH=x(B, T, N, H), distance_TS=lambda random: np.arange(LONG) - 150 + np.arange(T)[:, None]
+)
 FLOW = given(x=x(B, T, D))
 MASKED_FLOW = given(x=x(B, T, D), mask=boolean(B, 1, T, T))
 FEED_FORWARD_DROPOUTS = {"hidden_dropout": 0.2, "output_dropout": 0.3}
@@ -318,6 +353,12 @@ CASES = [
         6, scale=0.3, in_bfloat16=True), given(q_BTNH=x(B, T, 6, H), distance_TS=lambda random:
         np.arange(LONG) - np.arange(T)[:, None]), method="bias"),
     Case("positions/relative", relative, SCORES, method="bias"),
+    Case("positions/relative-buckets", lambda s: s.positions.RelativeBuckets(
+        17, N, max_distance=61, **s.init), FAR_SCORES, method="bias"),
+    Case("positions/relative-buckets-causal", lambda s: s.positions.RelativeBuckets(
+        32, N, causal=True, **s.init), FAR_SCORES, method="bias"),
+    Case("positions/sinusoidal-exact", lambda s: s.positions.SinusoidalPositions(
+        LONG, D, halves=True, exact=True), given(length=integer(LONG))),
     Case("attention/core", lambda s: s.attention.scaled_dot_product_attention, QKV, first=True),
     Case("attention/core-masked", lambda s: s.attention.scaled_dot_product_attention,
          lambda r: {**QKV(r), "mask": boolean(B, 1, T, S)(r), "bias": x(1, N, T, S)(r)},
@@ -472,6 +513,12 @@ CASES = [
     Case("transformer_lm/tied-head-bias", lm(head_bias=True), TOKENS, weights=True),
     Case("transformer_lm/relative", lm(positions="relative", max_relative_position=3), TOKENS,
          weights=True),
+    Case("transformer_lm/relative-buckets", lm(positions="relative_buckets", num_position_buckets=7,
+                                               max_bucket_distance=9, attention_scale=1.0),
+         TOKENS, weights=True),
+    Case("transformer_lm/relative-buckets-by-layer", lm(
+        positions="relative_buckets", shared_buckets=False, num_position_buckets=6,
+        max_bucket_distance=5, causal=False), TOKENS, weights=True),
     Case("transformer_lm/positions", lm(),
          given(tokens=ids(B, T), positions=arange(B, T, start=6)), weights=True),
     Case("transformer_lm/none", lm(positions="none", activation="relu"), TOKENS, weights=True),
@@ -492,6 +539,18 @@ CASES = [
     Case("encoder_decoder/model-sandwich", encdec("EncoderDecoder", block="pre_norm",
          activation="silu", norm="rms_norm", norm_unit_offset=True, branch_output_norm=True,
          positions="learned", position_offset=2), BOTH),
+    Case("encoder_decoder/model-t5", encdec("EncoderDecoder", **T5, **DROPOUTS, final_dropout=0.3),
+         lambda r: {**BOTH(r), "source": ids(B, S)(r), "source_mask": boolean(B, 1, S, S)(r),
+                    "memory_mask": boolean(B, 1, T, S)(r)}, dropout=True),
+    Case("encoder_decoder/model-umt5", encdec("EncoderDecoder", **T5 | {
+        "shared_buckets": False, "activation": "relu", "encoder_num_heads": 3,
+        "encoder_d_ff": 29}), given(source=ids(B, S), target=ids(B, T))),
+    Case("encoder_decoder/model-bart", encdec("EncoderDecoder", **BART),
+         given(source=ids(B, S), target=ids(B, T), source_positions=arange(B, S, start=2),
+               target_positions=arange(1, T, start=1))),
+    Case("encoder_decoder/model-body", encdec(
+        "EncoderDecoder", head="none", head_bias=False, positions="sinusoidal",
+        sinusoid_halves=True, sinusoid_exact=True), BOTH),
     Case("losses/cross-entropy", lambda s: s.losses.cross_entropy,
          given(logits=x(B, T, V), targets=ids(B, T))),
     Case("losses/cross-entropy-masked", lambda s: s.losses.cross_entropy,

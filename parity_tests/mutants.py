@@ -265,6 +265,14 @@ MUTANTS = [
     Mutant("relative distances mirrored", "positions/relative", replace(
         positions.RelativePositions, "bias", lambda original: lambda self, q, distance_TS:
         original(self, q, -distance_TS))),
+    Mutant("buckets of distances mirrored", "positions/relative-buckets", replace(
+        positions.RelativeBuckets, "bias", lambda original: lambda self, q, distance_TS:
+        original(self, q, -distance_TS))),
+    Mutant("buckets as if later keys were never seen", "encoder_decoder/model-t5", replace(
+        positions, "distance_buckets", lambda original: lambda n, d, causal: original(n, d, True))),
+    Mutant("buckets grow to another distance", "positions/relative-buckets-causal", replace(
+        positions, "distance_buckets", lambda original: lambda n, d, causal:
+        original(n, d + 3, causal)[3:-3])),
     Mutant("relative scores are not scaled", "attention/relative", replace(
         positions.RelativePositions, "bias",
         lambda original: lambda self, q, d: original(self, q, d) * math.sqrt(6))),

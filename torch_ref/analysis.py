@@ -19,6 +19,7 @@ from torch_ref.positions import (
     ALiBi,
     LearnedPositions,
     NoPositions,
+    RelativeBuckets,
     RelativePositions,
     Rotary,
     SinusoidalPositions,
@@ -230,13 +231,15 @@ def position_tables(*schemes: nn.Module | None, length: int) -> dict[str, np.nda
             slots_T = torch.arange(length)
             distance_TS = slots_T[None, :] - slots_T[:, None]
             tables["alibi"] = to_numpy(scheme.bias(torch.zeros(1, length, 1, 1), distance_TS)[0])
+        elif isinstance(scheme, RelativeBuckets):
+            tables["relative_buckets"] = to_numpy(scheme.weight)
         elif isinstance(scheme, RelativePositions):
             tables["relative"] = to_numpy(scheme.weight)
         elif scheme is not None and type(scheme) is not NoPositions:
             raise ValueError(f"{type(scheme).__name__} is not a position scheme with a table")
     arrays = {name: np.array(table) for name, table in tables.items()}
     for name, array in arrays.items():
-        if name != "relative" and array.shape[-2] < length:
+        if not name.startswith("relative") and array.shape[-2] < length:
             raise ValueError(f"{name} positions end at {array.shape[-2]}: got length={length}")
     return arrays
 

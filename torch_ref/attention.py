@@ -145,6 +145,8 @@ class MultiHeadAttention(nn.Module):
         bias: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: LayerCache | None = None,
+        position_bias: torch.Tensor | None = None,
+        memory_cache: LayerCache | None = None,
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Attends from ``query`` to ``key``, which defaults to the query; ``value`` to the key.
@@ -161,25 +163,21 @@ class MultiHeadAttention(nn.Module):
             positions: of the query tokens, and of the keys in self-attention, (B, T); default
                 0 … T - 1.
             cache: keys and values so far; this call's are appended to it, and S is its length.
+            position_bias: what a position scheme outside has made of the distances, added as the
+                own one's is.
+            memory_cache: keys and values of ``key``, as ``remember`` has made them.
             return_weights: also return the weights applied to the values, (B, N, T, S).
         """
-        self_attention = key is None
-        key = query if key is None else key
-        value = key if value is None else value
-        over_all = self.norm_all_heads
-        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm if over_all else None)
-        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads, self.k_norm if over_all else None)
-        v_BSKH = self._heads(self.v_proj(value), self.num_kv_heads)
-        if not (over_all or self.norm_after_rotation):
-            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
-
         start = 0 if cache is None else cache.length
-        if _overrides(self.position, "rotate"):
-            positions = _slots(start, query) if positions is None else positions
-            q_BTNH = self.position.rotate(q_BTNH, positions)
-            k_BSKH = self.position.rotate(k_BSKH, positions if self_attention else _slots(0, key))
-        if self.norm_after_rotation:
-            q_BTNH, k_BSKH = self._normalized(q_BTNH, k_BSKH)
+        if positions is None and _overrides(self.position, "rotate"):
+            positions = _slots(start, query)
+        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm, positions)
+        if memory_cache is not None:
+            k_BSKH, v_BSKH = memory_cache.k_BSKH.to(q_BTNH), memory_cache.v_BSKH.to(q_BTNH)
+        elif key is None:
+            k_BSKH, v_BSKH = self._keys_and_values(query, query, positions)
+        else:
+            k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
 
@@ -188,9 +186,11 @@ class MultiHeadAttention(nn.Module):
             mask = combine_masks(mask, bias > -torch.inf)
         if _overrides(self.position, "bias"):
             distance_TS = _slots(0, k_BSKH) - _slots(start, query).T
-            position_bias = self.position.bias(q_BTNH * self.scale, distance_TS)
-            if position_bias is not None:
-                bias = position_bias if bias is None else bias + position_bias
+            own_bias = self.position.bias(q_BTNH * self.scale, distance_TS)
+            if own_bias is not None:
+                bias = own_bias if bias is None else bias + own_bias
+        if position_bias is not None:
+            bias = position_bias if bias is None else bias + position_bias
 
         weights_BNTS = None
         dropout_rate = _fused_dropout_rate(self.attention_dropout)
@@ -223,8 +223,38 @@ class MultiHeadAttention(nn.Module):
             return out
         return out, weights_BNTS
 
+    def remember(self, key: torch.Tensor) -> LayerCache:
+        """Returns the keys and values of an encoder's output (B, S, D), for ``memory_cache``."""
+        k_BSKH, v_BSKH = self._keys_and_values(key, key)
+        return LayerCache(k_BSKH, v_BSKH, key.shape[1])
+
+    def _keys_and_values(
+        self, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys, at ``positions`` or at 0 … S - 1, and values, (B, S, K, H)."""
+        if positions is None and _overrides(self.position, "rotate"):
+            positions = _slots(0, key)
+        k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads, self.k_norm, positions)
+        return k_BSKH, self._split(self.v_proj(value), self.num_kv_heads)
+
     def _heads(
-        self, x: torch.Tensor, num_heads: int, norm: LayerNorm | RMSNorm | None = None
+        self,
+        x: torch.Tensor,
+        num_heads: int,
+        norm: LayerNorm | RMSNorm | None,
+        positions: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Projected queries or keys by head: normalised, and turned by their positions."""
+        x_BTNH = self._split(x, num_heads, norm if self.norm_all_heads else None)
+        norm = None if self.norm_all_heads else norm
+        if norm is not None and not self.norm_after_rotation:
+            x_BTNH = norm(x_BTNH)
+        if positions is not None:
+            x_BTNH = self.position.rotate(x_BTNH, positions)
+        return norm(x_BTNH) if norm is not None and self.norm_after_rotation else x_BTNH
+
+    def _split(
+        self, x: torch.Tensor, num_heads: int, norm: nn.Module | None = None
     ) -> torch.Tensor:
         """A projection, clipped and, with ``norm``, normalised before it is split into heads."""
         if self.qkv_clip is not None:
@@ -232,15 +262,6 @@ class MultiHeadAttention(nn.Module):
         if norm is not None:
             x = norm(x)
         return x.reshape(*x.shape[:-1], num_heads, self.head_dim)
-
-    def _normalized(
-        self, q_BTNH: torch.Tensor, k_BSKH: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.q_norm is not None:
-            q_BTNH = self.q_norm(q_BTNH)
-        if self.k_norm is not None:
-            k_BSKH = self.k_norm(k_BSKH)
-        return q_BTNH, k_BSKH
 
 
 def _slots(start: int, x: torch.Tensor) -> torch.Tensor:

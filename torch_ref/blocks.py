@@ -15,6 +15,7 @@ from torch_ref.feed_forward import FeedForward, GatedFeedForward
 from torch_ref.layers import Dropout
 from torch_ref.masks import causal_mask, combine_masks, window_mask
 from torch_ref.norms import LayerNorm, RMSNorm
+from torch_ref.positions import RelativeBuckets
 
 Norm = LayerNorm | RMSNorm
 Mask = torch.Tensor | None
@@ -86,6 +87,8 @@ class Block(nn.Module):
         *,
         positions: torch.Tensor | None = None,
         cache: LayerCache | None = None,
+        position_bias: torch.Tensor | None = None,
+        memory_cache: LayerCache | None = None,
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Returns the residual stream after this block, with ``return_weights`` also the weights.
@@ -98,6 +101,8 @@ class Block(nn.Module):
             memory_mask: who may attend to what in the cross-attention.
             positions: see ``MultiHeadAttention``.
             cache: see ``MultiHeadAttention``.
+            position_bias: see ``MultiHeadAttention``; of the self-attention.
+            memory_cache: see ``MultiHeadAttention``; of the cross-attention.
             return_weights: also return the weights of the self-attention, (B, N, T, S).
         """
         weights = []
@@ -109,6 +114,7 @@ class Block(nn.Module):
                 mask=mask,
                 positions=positions,
                 cache=cache,
+                position_bias=position_bias,
                 return_weights=return_weights,
             )
             if return_weights:
@@ -118,7 +124,7 @@ class Block(nn.Module):
 
         def attend_to_memory(h: torch.Tensor) -> torch.Tensor:
             assert self.cross_attention is not None
-            h = self.cross_attention(h, memory, mask=memory_mask)
+            h = self.cross_attention(h, memory, mask=memory_mask, memory_cache=memory_cache)
             return _apply(self.cross_attention_output_norm, h)
 
         def feed(h: torch.Tensor) -> torch.Tensor:
@@ -240,6 +246,26 @@ def self_attention_mask(
     return combined
 
 
+def stack_position_bias(
+    position: RelativeBuckets | None, x: torch.Tensor, cache: list[LayerCache] | None = None
+) -> torch.Tensor | None:
+    """Returns what a position scheme that all layers share adds to their scores, if there is one.
+
+    Args:
+        position: the scheme.
+        x: what enters the first block, (B, T, D); its T tokens follow those in the cache.
+        cache: see ``run_blocks``.
+    """
+    if position is None:
+        return None
+    start, slots = 0, x.shape[1]
+    if cache is not None:
+        start, slots = cache[0].length, cache[0].k_BSKH.shape[1]
+    slots_T = torch.arange(start, start + x.shape[1], device=x.device)
+    slots_S = torch.arange(slots, device=x.device)
+    return position.bias(None, slots_S[None, :] - slots_T[:, None])
+
+
 def run_blocks(
     blocks: Iterable[nn.Module],
     x: torch.Tensor,
@@ -249,12 +275,14 @@ def run_blocks(
     *,
     positions: torch.Tensor | None = None,
     cache: list[LayerCache] | None = None,
+    position_bias: torch.Tensor | None = None,
+    memory_cache: list[LayerCache] | None = None,
     return_weights: bool = False,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Returns the residual stream after all blocks, and the weights of each self-attention.
 
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
-    a block, and one mask for all blocks or a list of one a block.
+    a block, and one mask for all blocks or a list of one a block. The position bias is that of all.
     """
     weights = []
     for layer, block in enumerate(blocks):
@@ -265,6 +293,8 @@ def run_blocks(
             memory_mask,
             positions=positions,
             cache=None if cache is None else cache[layer],
+            position_bias=position_bias,
+            memory_cache=None if memory_cache is None else memory_cache[layer],
             return_weights=return_weights,
         )
         if isinstance(result, tuple):

@@ -3,6 +3,7 @@
 from torch_ref.attention import MultiHeadAttention
 from torch_ref.blocks import BLOCKS, Block, Norm
 from torch_ref.config import TransformerConfig, TransformerLMConfig
+from torch_ref.config_parts import HeadConfig
 from torch_ref.config_positions import RotaryScalingConfig
 from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
 from torch_ref.heads import HeadTransform, OutputBias
@@ -12,6 +13,7 @@ from torch_ref.positions import (
     ALiBi,
     LearnedPositions,
     NoPositions,
+    RelativeBuckets,
     RelativePositions,
     Rotary,
     RotaryScaling,
@@ -20,13 +22,18 @@ from torch_ref.positions import (
 
 
 def make_block(
-    config: TransformerConfig, layer: int = 0, *, cross_attention: bool = False
+    config: TransformerConfig,
+    layer: int = 0,
+    *,
+    causal: bool = True,
+    cross_attention: bool = False,
 ) -> Block:
     """Returns the block that a config describes, with cross-attention for a decoder.
 
     Args:
         config: the settings.
         layer: the block's index, by which a layer pattern tells layers apart.
+        causal: whether its positions are kept from later ones.
         cross_attention: whether it also attends to an encoder's output.
     """
 
@@ -34,7 +41,7 @@ def make_block(
         return make_model_norm(config) if wanted else None
 
     return BLOCKS[config.block.block](
-        make_attention(config, position=make_position(config, layer)),
+        make_attention(config, position=make_position(config, layer, causal=causal)),
         make_feed_forward(config),
         make_model_norm(config),
         norm(not config.block.shared_norm),
@@ -87,7 +94,7 @@ def make_attention(
     )
 
 
-def make_position(config: TransformerConfig, layer: int = 0) -> NoPositions:
+def make_position(config: TransformerConfig, layer: int = 0, *, causal: bool = True) -> NoPositions:
     """Returns the position scheme inside the attention that a config describes."""
     part, rotary = config.position, config.position.rotary
     if part.positions == "rotary":
@@ -114,7 +121,27 @@ def make_position(config: TransformerConfig, layer: int = 0) -> NoPositions:
         )
     if part.positions == "relative":
         return RelativePositions(part.max_relative_position, config.head_width)
+    if part.positions == "relative_buckets" and not part.shared_buckets:
+        return _make_buckets(config, causal=causal)
     return NoPositions()
+
+
+def make_stack_position(config: TransformerConfig, *, causal: bool) -> RelativeBuckets | None:
+    """Returns the position scheme that all layers of a stack share, if any."""
+    part = config.position
+    if part.positions != "relative_buckets" or not part.shared_buckets:
+        return None
+    return _make_buckets(config, causal=causal)
+
+
+def _make_buckets(config: TransformerConfig, *, causal: bool) -> RelativeBuckets:
+    part = config.position
+    return RelativeBuckets(
+        part.num_position_buckets,
+        config.attention.num_heads,
+        max_distance=part.max_bucket_distance,
+        causal=causal,
+    )
 
 
 def make_rotary_scaling(config: RotaryScalingConfig) -> RotaryScaling | None:
@@ -181,7 +208,11 @@ def make_position_embedding(
         return LearnedPositions(config.context_length, width, offset=part.position_offset)
     if part.positions == "sinusoidal":
         return SinusoidalPositions(
-            config.context_length, width, halves=part.sinusoid_halves, offset=part.position_offset
+            config.context_length,
+            width,
+            halves=part.sinusoid_halves,
+            offset=part.position_offset,
+            exact=part.sinusoid_exact,
         )
     return None
 
@@ -214,10 +245,10 @@ def make_head_transform(config: TransformerLMConfig) -> HeadTransform | None:
     )
 
 
-def make_lm_head(config: TransformerLMConfig, vocab_size: int) -> Linear | OutputBias | None:
+def make_lm_head(config: HeadConfig, width: int, vocab_size: int) -> Linear | OutputBias | None:
     """Returns the projection to logits, the bias of a tied one, or None, as a config says."""
-    if config.head.head == "none":
+    if config.head == "none":
         return None
-    if not config.head.tie_embeddings:
-        return Linear(config.embedding_width, vocab_size, use_bias=config.head.head_bias)
-    return OutputBias(vocab_size) if config.head.head_bias else None
+    if not config.tie_embeddings:
+        return Linear(width, vocab_size, use_bias=config.head_bias)
+    return OutputBias(vocab_size) if config.head_bias else None

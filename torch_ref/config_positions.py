@@ -6,7 +6,9 @@ from typing import Literal, get_args
 from .checks import check_choice, check_not_negative, check_positive
 from .config_tree import Part
 
-PositionKind = Literal["none", "learned", "sinusoidal", "rotary", "alibi", "relative"]
+PositionKind = Literal[
+    "none", "learned", "sinusoidal", "rotary", "alibi", "relative", "relative_buckets"
+]
 RotaryScalingKind = Literal[
     "none", "linear", "llama3", "yarn", "longrope", "ntk", "dynamic", "proportional"
 ]
@@ -98,8 +100,17 @@ class PositionConfig(Part):
     """Which row of a learned or sinusoidal table belongs to the first position (OPT: 2)."""
     sinusoid_halves: bool = False
     """Whether a sinusoidal table has all sines before all cosines (XGLM), and not in turn."""
+    sinusoid_exact: bool = False
+    """Whether the table of sinusoid_halves has the frequencies of the others, and is computed in
+    float64 (Marian)."""
     max_relative_position: int = 32
     """The farthest distance that relative positions tell apart."""
+    num_position_buckets: int = 32
+    """relative_buckets: how many spans of distances have a number of their own (T5)."""
+    max_bucket_distance: int = 128
+    """relative_buckets: the distance from which on all keys share the last one."""
+    shared_buckets: bool = True
+    """relative_buckets: whether all layers share one table (T5), or each has its own (umT5)."""
     alibi_max_bias: float = 8.0
     """ALiBi: the slopes of N heads fall from 2^(-this / N) to 2^(-this)."""
     alibi_scale: float = 1.0
@@ -113,7 +124,19 @@ class PositionConfig(Part):
         super().__post_init__()
         check_choice(self, "positions", get_args(PositionKind))
         check_positive(self, "max_relative_position", "alibi_max_bias", "alibi_scale")
+        check_positive(self, "num_position_buckets", "max_bucket_distance")
+        if self.num_position_buckets < 4:
+            raise ValueError(
+                f"num_position_buckets must be at least 4: got {self.num_position_buckets}"
+            )
+        if self.max_bucket_distance <= self.num_position_buckets // 2:
+            raise ValueError(
+                "max_bucket_distance must exceed half of num_position_buckets: got "
+                f"{self.max_bucket_distance} and {self.num_position_buckets}"
+            )
         check_not_negative(self, "position_offset")
+        if self.sinusoid_exact and not self.sinusoid_halves:
+            raise ValueError("sinusoid_exact needs sinusoid_halves=True: got sinusoid_halves=False")
         if self.position_offset and self.positions not in ("learned", "sinusoidal"):
             raise ValueError(
                 "position_offset needs positions='learned' or 'sinusoidal': got "

@@ -7,20 +7,25 @@ then extended token by token, without one it is read anew for every token: the r
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from torch_ref.attention import LayerCache
-from torch_ref.config import TransformerLMConfig
+from torch_ref.config import EncoderDecoderConfig, TransformerLMConfig
 from torch_ref.logits import check_sampling, filter_logits
 from torch_ref.prompts import read_prompt
 from torch_ref.transformer_lm import TransformerLM
 
+# Temperature, top_k and top_p.
+SamplingSettings = tuple[float, int | None, float | None]
+
 
 def make_cache(
-    config: TransformerLMConfig,
+    config: TransformerLMConfig | EncoderDecoderConfig,
     batch: int,
     length: int,
     dtype: torch.dtype,
@@ -34,8 +39,31 @@ def make_cache(
             torch.zeros(shape, dtype=dtype, device=device),
             0,
         )
-        for _ in range(config.num_layers)
+        for _ in range(_causal_layers(config))
     ]
+
+
+def _causal_layers(config: TransformerLMConfig | EncoderDecoderConfig) -> int:
+    if isinstance(config, EncoderDecoderConfig):
+        return config.num_decoder_layers
+    return config.num_layers
+
+
+def choose_tokens(
+    logits_BV: torch.Tensor, settings: SamplingSettings | None, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Returns the next token of every row (B,): the most probable one, or one that is drawn.
+
+    Args:
+        logits_BV: in nats.
+        settings: None takes the most probable one.
+        generator: what is drawn from; None is torch's global one.
+    """
+    if settings is None:
+        return logits_BV.argmax(dim=-1)
+    temperature, top_k, top_p = settings
+    kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
+    return torch.multinomial(kept_BV.softmax(dim=-1), 1, generator=generator)[:, 0]
 
 
 def generate(
@@ -134,12 +162,8 @@ def stream(
     if model.config.head.head == "none":
         raise ValueError("only a model with a head can generate: got head='none'")
 
-    def choose(logits_BV: torch.Tensor) -> torch.Tensor:
-        if greedy:
-            return logits_BV.argmax(dim=-1)
-        kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
-        return torch.multinomial(kept_BV.softmax(dim=-1), 1, generator=generator)[:, 0]
-
+    settings = None if greedy else (temperature, top_k, top_p)
+    choose = functools.partial(choose_tokens, settings=settings, generator=generator)
     vocab_size = model.token_embedding.num_embeddings
     rows = read_prompt(prompt_BT, mask, vocab_size)
     for token in stop_tokens:
@@ -175,7 +199,7 @@ def _stream(
             cache = make_cache(model.config, len(rows), end - 1, cache_dtype, tokens_BT.device)
         while length < end and not ended_B.all():
             count = min(chunk, end - length) if made else 1
-            with torch.no_grad(), _evaluating(model):
+            with torch.no_grad(), evaluating(model):
                 for _ in range(count):
                     token_B = choose(_next_logits(model, tokens_BT, padding_B, cache))
                     token_B = torch.where(ended_B, tokens_BT[:, -1], token_B)
@@ -212,7 +236,7 @@ def _next_logits(
 
 
 @contextlib.contextmanager
-def _evaluating(model: TransformerLM) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Puts the modules in evaluation mode within the context."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

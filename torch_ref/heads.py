@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from torch_ref.feed_forward import ACTIVATIONS
-from torch_ref.layers import Linear
+from torch_ref.layers import Embedding, Linear
 from torch_ref.norms import LayerNorm, RMSNorm
 
 
@@ -35,6 +35,31 @@ class HeadTransform(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns what is projected to logits (B, T, out_features), in the dtype of x."""
         return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
+
+
+def output_logits(
+    hidden: torch.Tensor,
+    table: Embedding | None,
+    lm_head: "Linear | OutputBias | None",
+    *,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+) -> torch.Tensor:
+    """Returns the logits (B, T, V) of an output head, in nats.
+
+    Args:
+        hidden: what it projects, (B, T, D).
+        table: the token embedding of a tied head.
+        lm_head: the matrix of another, or the bias of a tied one.
+        scale: what logits are multiplied by.
+        soft_cap: their bound, by tanh.
+    """
+    logits = hidden if table is None else table.attend(hidden)
+    if lm_head is not None:
+        logits = lm_head(logits)
+    if scale is not None:
+        logits = logits * scale
+    return logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
 
 
 class OutputBias(nn.Module):

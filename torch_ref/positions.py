@@ -1,8 +1,8 @@
 """Position schemes: rows added to embeddings, or changes to queries, keys and scores.
 
 ``LearnedPositions`` and ``SinusoidalPositions`` give rows to add to the token embeddings.
-``NoPositions``, ``Rotary``, ``ALiBi`` and ``RelativePositions`` are handed to an attention and may
-turn its queries and keys (``rotate``) or add to its scores (``bias``).
+``NoPositions``, ``Rotary``, ``ALiBi``, ``RelativePositions`` and ``RelativeBuckets`` are handed to
+an attention and may turn its queries and keys (``rotate``) or add to its scores (``bias``).
 
 Tables are computed in numpy float32, each operation rounded to float32, and cast afterwards: at
 position 5000 one bit of a float32 frequency is 3e-4 of the table, so computing them more exactly
@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch_ref.layers import Embedding, Linear
 from torch_ref.position_tables import (
     RotaryScaling,
+    distance_buckets,
     length_frequencies,
     rotary_tables,
     sinusoidal_table,
@@ -54,14 +55,24 @@ class SinusoidalPositions(nn.Module):
             position · exp(-ln(10000) · i / (D // 2 - 1)); where D is odd, the last dimension is 0
             (tensor2tensor; XGLM, arXiv 2112.10668).
         offset: position t has the row of t + offset (XGLM: 2).
+        exact: with halves, of position / 10000^(2i / D), computed in float64 (Marian).
     """
 
-    def __init__(self, max_length: int, d_model: int, *, halves: bool = False, offset: int = 0):
+    def __init__(
+        self,
+        max_length: int,
+        d_model: int,
+        *,
+        halves: bool = False,
+        offset: int = 0,
+        exact: bool = False,
+    ):
         super().__init__()
         self.max_length = max_length
         self.d_model = d_model
         self.halves = halves
         self.offset = offset
+        self.exact = exact
         # Holds no number: it follows the model to its device, so the rows can too.
         self.register_buffer("_device", torch.empty(0), persistent=False)
 
@@ -69,7 +80,8 @@ class SinusoidalPositions(nn.Module):
         """Returns float32 rows of ``positions``, or of 0 … length - 1 with a batch size of 1."""
         device = self._device.device
         rows = self.max_length + self.offset
-        table_SD = _sinusoidal_tensor(rows, self.d_model, self.halves, torch.float32, device)
+        kind = (self.d_model, self.halves, self.exact)
+        table_SD = _sinusoidal_tensor(rows, *kind, torch.float32, device)
         table_SD = table_SD[self.offset :]
         return table_SD[None, :length] if positions is None else table_SD[positions]
 
@@ -263,6 +275,37 @@ class RelativePositions(NoPositions):
         return by_distance_BNTR.gather(-1, index_BNTS)
 
 
+class RelativeBuckets(NoPositions):
+    """Adds to the scores of each head a trained number for the distance (arXiv 1910.10683, 2.1).
+
+    Distances share buckets, see ``distance_buckets``. ``weight`` has shape (num_buckets,
+    num_heads). The numbers do not depend on the queries, so one call may serve all layers.
+
+    Args:
+        num_buckets: how many numbers each head has.
+        num_heads: N.
+        max_distance: from which on all keys share the last bucket.
+        causal: whether later keys are never seen, and need no buckets.
+    """
+
+    def __init__(
+        self, num_buckets: int, num_heads: int, *, max_distance: int = 128, causal: bool = False
+    ):
+        super().__init__()
+        self.num_buckets = num_buckets
+        self.num_heads = num_heads
+        self.max_distance = max_distance
+        self.causal = causal
+        self.weight = Embedding(num_buckets, num_heads).weight
+
+    def bias(self, q_BTNH: torch.Tensor | None, distance_TS: torch.Tensor) -> torch.Tensor:
+        """Returns weight[bucket(distance)] (1, N, T, S); the queries may be None."""
+        buckets = distance_buckets(self.num_buckets, self.max_distance, self.causal)
+        table_R = _tensor(buckets, torch.long, distance_TS.device)
+        index_TS = distance_TS.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return self.weight[table_R[index_TS]].permute(2, 0, 1)[None]
+
+
 @functools.lru_cache(maxsize=32)
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
     """Returns the slopes, float32 (N,): 2^(-max_bias · i/N), i = 1 … N, if N is a power of two.
@@ -288,9 +331,14 @@ def _exact_slopes(num_heads: int, max_bias: float = 8.0) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def _sinusoidal_tensor(
-    max_length: int, d_model: int, halves: bool, dtype: torch.dtype, device: torch.device
+    max_length: int,
+    d_model: int,
+    halves: bool,
+    exact: bool,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor:
-    return _tensor(sinusoidal_table(max_length, d_model, halves), dtype, device)
+    return _tensor(sinusoidal_table(max_length, d_model, halves, exact), dtype, device)
 
 
 @functools.lru_cache(maxsize=32)

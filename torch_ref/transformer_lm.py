@@ -5,7 +5,7 @@ from torch import nn
 
 from torch_ref.adapters import add_adapters
 from torch_ref.attention import LayerCache
-from torch_ref.blocks import run_blocks, self_attention_mask
+from torch_ref.blocks import run_blocks, self_attention_mask, stack_position_bias
 from torch_ref.builders import (
     make_block,
     make_embedding_projection,
@@ -14,8 +14,10 @@ from torch_ref.builders import (
     make_model_norm,
     make_output_projection,
     make_position_embedding,
+    make_stack_position,
 )
 from torch_ref.config import TransformerLMConfig
+from torch_ref.heads import output_logits
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
 from torch_ref.positions import embed_tokens
@@ -59,14 +61,15 @@ class TransformerLM(nn.Module):
         )
         self.embedding_dropout = Dropout(config.embedding.embedding_dropout)
         self.embedding_projection = make_embedding_projection(config)
+        self.position = make_stack_position(config, causal=config.causal)
         self.blocks = nn.ModuleList(
-            [make_block(config, layer) for layer in range(config.num_layers)]
+            [make_block(config, layer, causal=config.causal) for layer in range(config.num_layers)]
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         self.output_projection = make_output_projection(config)
         self.pooler = Linear(config.d_model, config.d_model) if config.head.pooler else None
         self.head_transform = make_head_transform(config)
-        self.lm_head = make_lm_head(config, config.vocab_size)
+        self.lm_head = make_lm_head(config.head, config.embedding_width, config.vocab_size)
         initialize(self, config.initialization, config.num_layers, generator)
         if config.lora.lora_rank is not None:
             add_adapters(
@@ -158,6 +161,7 @@ class TransformerLM(nn.Module):
             [masks[window] for window in windows],
             positions=positions,
             cache=cache,
+            position_bias=stack_position_bias(self.position, x, cache),
             return_weights=return_weights,
         )
         if self.final_norm is not None:
@@ -204,13 +208,14 @@ class TransformerLM(nn.Module):
             raise ValueError("logits need a head: got head='none'")
         if self.head_transform is not None:
             hidden = self.head_transform(hidden)
-        if self.config.head.tie_embeddings:
-            hidden = self.token_embedding.attend(hidden)
-        logits = hidden if self.lm_head is None else self.lm_head(hidden)
-        scale, cap = self.config.head.logit_scale, self.config.head.logit_soft_cap
-        if scale is not None:
-            logits = logits * scale
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        part = self.config.head
+        return output_logits(
+            hidden,
+            self.token_embedding if part.tie_embeddings else None,
+            self.lm_head,
+            scale=part.logit_scale,
+            soft_cap=part.logit_soft_cap,
+        )
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns tanh(pooler(x)) (B, D) of the first token of ``hidden`` (B, T, D) (BERT's code).

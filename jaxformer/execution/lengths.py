@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 if TYPE_CHECKING:
-    from jaxformer.config import TransformerLMConfig
+    from jaxformer.config import TransformerConfig, TransformerLMConfig
 
 # Lengths are rounded up to a power of two or halfway to it, so that few programs are compiled. A
 # prompt takes at least the first number of tokens; a cache the second, or as many as fit the bytes,
@@ -32,7 +32,7 @@ def shortest_cache(config: "TransformerLMConfig", batch: int, dtype: jnp.dtype) 
     return max(SHORTEST_CACHE, 1 << max(SMALLEST_CACHE_BYTES // slot, 1).bit_length() - 1)
 
 
-def cache_shape(config: "TransformerLMConfig", batch: int, length: int) -> tuple[int, int, int]:
+def cache_shape(config: "TransformerConfig", batch: int, length: int) -> tuple[int, int, int]:
     """Returns the shape of a layer's keys or values: rows and their heads, slots, head width."""
     return batch * config.key_value_heads, length, config.head_width
 

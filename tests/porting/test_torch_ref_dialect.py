@@ -101,6 +101,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "ALiBi-falcon": (
         lambda s: s.positions.ALiBi(6, max_bias=4.0, scale=0.3, in_bfloat16=True), None),
     "RelativePositions": (lambda s: s.positions.RelativePositions(3, H, **s.init), None),
+    "RelativeBuckets": (lambda s: s.positions.RelativeBuckets(9, N, causal=True, **s.init), None),
     "MultiHeadAttention": (lambda s: attention(s, use_bias=False, output_bias=False), (X, MEMORY)),
     "MultiHeadAttention-relative": (
         lambda s: attention(
@@ -152,6 +153,10 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "Encoder-bare": (lambda s: stack(s, "Encoder", final_norm=False, norm="rms_norm"), (X,)),
     "Decoder": (lambda s: stack(s, "Decoder", causal=False, block="post_norm"), (X, MEMORY)),
     "Decoder-causal": (lambda s: stack(s, "Decoder", activation="geglu"), (X, MEMORY)),
+    "Encoder-buckets": (lambda s: stack(s, "Encoder", positions="relative_buckets"), (X,)),
+    "Decoder-buckets": (
+        lambda s: stack(s, "Decoder", positions="relative_buckets", shared_buckets=False),
+        (X, MEMORY)),
     "EncoderDecoder": (lambda s: encoder_decoder(s, causal=False, embedding_norm=True),
                        (SOURCE, TOKENS)),
     "TransformerLM": (lambda s: model(s, **ROTARY), (TOKENS,)),
@@ -230,6 +235,7 @@ def test_a_module_of_ours_goes_there_and_its_arrays_fill_another(name):
         ("RMSNorm", {"eps": 1e-6}),
         ("LearnedPositions", {"offset": 2}),
         ("RelativePositions", {"max_distance": 3}),
+        ("RelativeBuckets", {"causal": True}),
         ("FeedForward", {"activation": "silu", "hidden_dropout": 0.1, "output_dropout": 0.2}),
         ("GatedFeedForward", {"activation": "gelu_tanh"}),
         ("MultiHeadAttention", {"num_heads": N, "head_dim": H}),

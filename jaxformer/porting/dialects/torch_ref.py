@@ -55,6 +55,7 @@ CLASSES: dict[str, type] = {
         positions.LearnedPositions,
         positions.SinusoidalPositions,
         positions.RelativePositions,
+        positions.RelativeBuckets,
         positions.Rotary,
         positions.ALiBi,
         positions.NoPositions,
@@ -113,6 +114,7 @@ READERS: dict[str, dict[str, Read]] = {
         "d_model": _size("", 1),
     },
     "RelativePositions": {"head_dim": _size("", 1)},
+    "RelativeBuckets": {"num_buckets": _size("", 0), "num_heads": _size("", 1)},
     "Rotary": {"head_dim": lambda f: f.setting("width", "head_dim"), "fraction": lambda _: 1.0},
     "FeedForward": {
         "d_ff": _size("up_proj.", 0), "d_model": _size("up_proj.", 1),
@@ -207,6 +209,8 @@ def _stack(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
     more = {"causal": source_model.setting("causal")} if source_model.kind == "Decoder" else {}
     stack: Any = CLASSES[source_model.kind](empty, 0, **more, rngs=rngs)
     stack.blocks = nnx.List([_build(block, rngs) for block in source_model.children("blocks")])
+    if source_model.has("position"):
+        stack.position = nnx.data(_build(source_model.child("position"), rngs))
     if source_model.has("final_norm"):
         stack.final_norm = nnx.data(_build(source_model.child("final_norm"), rngs))
     return stack
