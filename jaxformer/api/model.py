@@ -24,6 +24,7 @@ from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.port import plan_port, write_port
 from jaxformer.porting.targets import choose_target
+from jaxformer.sequence_generation import generate_target
 from jaxformer.transformer_lm import TransformerLM
 
 Ids = Sequence[int] | np.ndarray
@@ -100,7 +101,8 @@ class Model:
         """Returns what follows a prompt: text after text, ids after ids.
 
         Args:
-            prompt: a text, or ids (T,) or (B, T), int.
+            prompt: a text, or ids (T,) or (B, T), int; of an encoder and decoder the ids of the
+                source, with those that its tokenizer puts around a text.
             tokens: the most tokens to make; a text ends earlier with the model's own last token.
             settings: those of ``stream``.
 
@@ -148,6 +150,11 @@ class Model:
             TextError: the prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range.
         """
+        if isinstance(self.module, EncoderDecoder):
+            raise UsageError(
+                "an encoder and decoder reads ids: give those of the source, with the tokens that "
+                "its tokenizer puts around a text"
+            )
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise UsageError(
@@ -209,9 +216,12 @@ class Model:
         self, prompt_BT: np.ndarray, tokens: int, *, seed: int = 0, **settings: Any
     ) -> Iterator[np.ndarray]:
         module, config = self.module, self.config
+        if isinstance(module, EncoderDecoder) and config.causal and config.head.head != "none":
+            return iter([self._target(module, prompt_BT, tokens, seed=seed, **settings)])
         if not isinstance(module, TransformerLM) or not isinstance(config, TransformerLMConfig):
             raise UsageError(
-                f"a {type(module).__name__} writes no text: only a language model does"
+                f"this {type(module).__name__} writes no text: only a language model does, or an "
+                "encoder with a causal decoder and a head"
             )
         if not config.causal or config.head.head == "none":
             raise UsageError("only a causal language model with a head writes text")
@@ -223,6 +233,28 @@ class Model:
             key=jax.random.key(seed),
             stop_tokens=[i for i in self._last_ids() if 0 <= i < (config.vocab_size or 0)],
             **settings,
+        )
+
+    def _target(
+        self, module: EncoderDecoder, source_BS: np.ndarray, tokens: int, *, seed: int, **more: Any
+    ) -> np.ndarray:
+        """Returns the targets of sources, int32 (B, n)."""
+        begin, last = ([], None) if self._source is None else self._source.target_ids()
+        if not begin:
+            raise UsageError(
+                "the model does not say what its targets begin with (decoder_start_token_id in "
+                "config.json or generation_config.json): call jaxformer.generate_target"
+            )
+        size = module.config.target_vocab_size
+        return generate_target(
+            module,
+            source_BS,
+            tokens,
+            start_BT=np.tile(np.array(begin, np.int32), (len(source_BS), 1)),
+            key=jax.random.key(seed),
+            stop_tokens=[i for i in self._last_ids() if 0 <= i < size],
+            last_token=last,
+            **{"temperature": 0.8, **more},
         )
 
     def _last_ids(self) -> list[int]:

@@ -180,10 +180,32 @@ class Checkpoint:
         Raises:
             CheckpointError: generation_config.json is no JSON object.
         """
-        file = self.files_beside().get("generation_config.json")
-        more = {} if file is None else read_config(file)
-        found = (settings.get("eos_token_id") for settings in (self.token_ids, more))
+        sources = (self.token_ids, self._generation_config())
+        found = (settings.get("eos_token_id") for settings in sources)
         return list(dict.fromkeys(i for ids in found for i in _ids(ids)))
+
+    def target_ids(self) -> tuple[list[int], int | None]:
+        """Returns the ids that targets begin with, and the one that the last token always is.
+
+        They begin with ``decoder_start_token_id`` and, where there is one, ``forced_bos_token_id``;
+        ``forced_eos_token_id`` is last where a target is as long as it may be. What
+        generation_config.json says comes before config.json.
+
+        Raises:
+            CheckpointError: generation_config.json is no JSON object.
+        """
+        sources = (self._generation_config(), self.token_ids)
+
+        def first(name: str) -> list[int]:
+            return next((ids for s in sources if (ids := _ids(s.get(name))[:1])), [])
+
+        last = first("forced_eos_token_id")
+        begin = [*first("decoder_start_token_id"), *first("forced_bos_token_id")]
+        return begin, last[0] if last else None
+
+    def _generation_config(self) -> Mapping[str, Any]:
+        file = self.files_beside().get("generation_config.json")
+        return {} if file is None else read_config(file)
 
 
 def open_checkpoint(

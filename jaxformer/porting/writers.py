@@ -119,7 +119,10 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
     aliases = plan.module_mapping.aliases
     linked = {name for link in plan.links for name in link.source}
     # What some version of transformers does not tie is written twice.
-    kept = linked | plan.origin.dialect.untied_names
+    dialect, settings = plan.origin.dialect, plan.module_mapping.settings(plan.module)
+    kept = linked | dialect.untied_names
+    if settings.get("tie_word_embeddings") is False:
+        kept |= dialect.head_names
     tensors = {n: t for n, t in plan.tensors.items() if n in kept or n not in aliases}
     record = {k: v for k, v in output.record().items() if k in ("vocabulary", "step")}
     digests = write_safetensors(folder / "model.safetensors", tensors, _metadata(record), progress)
@@ -130,7 +133,7 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
             for k, v in output.source_config.items()
             if k not in ("torch_dtype", "_name_or_path")
         },
-        **plan.module_mapping.settings(plan.module),
+        **settings,
         **output.token_ids,
         "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
     }

@@ -6,11 +6,14 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
 
 import jaxformer as jf
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.running import build_case, randomize
 from tests.support.tiny import TEXT
 
 SIZES = {"num_layers": 1, "d_model": 16, "num_heads": 2, "context_length": 8}
@@ -200,3 +203,25 @@ def test_wrong_arguments_of_train(tmp_path):
     with pytest.raises(UsageError, match="tokenizer="):
         jf.train("gpt2-small", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.tier("full")
+def test_an_encoder_and_decoder_writes_what_transformers_writes(tmp_path):
+    source = randomize(build_case(CASES["mbart"]), std=0.2, embeddings=0.05).float()
+    forced = {"decoder_start_token_id": 2, "forced_bos_token_id": 7, "forced_eos_token_id": 9}
+    for name, value in forced.items():
+        setattr(source.generation_config, name, value)
+    source.save_pretrained(tmp_path / "folder")
+    model = jf.load(tmp_path / "folder")
+    ids = np.array([[5, 8, 11, 3], [4, 30, 6, 12]])
+    expected = source.generate(
+        torch.as_tensor(ids), do_sample=False, num_beams=1, max_new_tokens=13
+    )
+    assert expected[:, 1].tolist() == [7, 7]
+    assert expected[:, -1].tolist() == [9, 9]
+    # The first new token of transformers is the forced one.
+    assert np.array_equal(model.generate(ids, 12, greedy=True), expected[:, 2:].numpy())
+    with pytest.raises(UsageError, match="reads ids"):
+        model.generate("text")
+    with pytest.raises(UsageError, match="does not say what its targets begin with"):
+        jf.Model(model.module).generate(ids, 3)

@@ -8,7 +8,14 @@ from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.porting.dialects import HUGGING_FACE, detect_dialect
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import bits_of, build, build_case, randomize, tokens
+from tests.support.hugging_face.running import (
+    bits_of,
+    build,
+    build_case,
+    randomize,
+    run_source,
+    tokens,
+)
 from tests.support.tiers import first_of_each
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -38,8 +45,7 @@ def test_transformers_builds_the_same_from_what_comes_back(name):
     settings = export_plan(target).module_mapping.settings(target)
     again = build(case.kind, settings, attention=case.attention, **case.arguments)
     again.load_state_dict({k: torch.as_tensor(a) for k, a in to_torch(target).items()}, strict=True)
-    ids = torch.as_tensor(tokens())
-    assert torch.equal(again(ids)[0], source(ids)[0])
+    assert torch.equal(run_source(again, tokens())[0], run_source(source, tokens())[0])
 
 
 def _arrays(name):

@@ -111,11 +111,11 @@ def test_random_settings_of_some_types(drawn):
     check(drawn)
 
 
-# 51 types with six draws each.
+# 60 types with five draws each.
 @pytest.mark.tier("slow")
 @pytest.mark.parametrize("dialect", HUGGING_FACE)
 def test_random_settings_of_every_type(dialect):
-    @settings(max_examples=6, deadline=None, suppress_health_check=SLOW_CHECKS)
+    @settings(max_examples=5, deadline=None, suppress_health_check=SLOW_CHECKS)
     @given(drawn=changed_cases(dialect))
     def of_one_type(drawn):
         check(drawn)

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from tests.support.hugging_face import load_folder
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import build_case, randomize, tokens
+from tests.support.hugging_face.running import build_case, randomize, run_source, tokens
 from tests.support.ported import port
 from tests.support.tiers import FULL, SLOW
 
@@ -46,7 +46,7 @@ def export(name, folder):
     np.save(back / "ids.npy", ids)
     (back / "attention.txt").write_text(case.attention)
     with torch.no_grad():
-        return back, source(torch.as_tensor(ids))[0].double().numpy()
+        return back, run_source(source, ids)[0].double().numpy()
 
 
 def names_in(folder):

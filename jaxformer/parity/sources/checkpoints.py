@@ -65,7 +65,10 @@ class LoadedReference:
 
 
 def call_reference(module: Any, given: Sequence[Any]) -> Any:
-    """Calls a reference, given its inputs, which are token ids."""
+    """Calls a reference, given its inputs, which are token ids: of a text, or of two sequences."""
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        source, target = given
+        return module(input_ids=source, decoder_input_ids=target)
     return module(*given)
 
 

@@ -4,8 +4,6 @@ OPT (arXiv 2205.01068) and BioGPT (arXiv 2210.10341) learn the table, XGLM (arXi
 sinusoids.
 """
 
-import math
-
 from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
@@ -14,6 +12,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     SIZES,
     even_head_width,
     narrow_embedding,
+    scaled_embedding,
 )
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import (
@@ -51,15 +50,7 @@ FINAL_NORM = Conversion(
     lambda is_removed, values: values["block"] == "pre_norm" and not is_removed,
     lambda final_norm, config: config.block.block == "pre_norm" and not final_norm,
 )
-SCALED_EMBEDDING = Mapped(
-    "scale_embedding",
-    "embedding_scale",
-    True,
-    Conversion(
-        lambda is_scaled, values: math.sqrt(values["d_model"]) if is_scaled else None,
-        lambda scale, config: scale is not None,
-    ),
-)
+SCALED_EMBEDDING = scaled_embedding(True)
 # Of training alone: the share of whole layers that are dropped.
 LAYER_DROP = Required("layerdrop", 0.0)
 OPT = (

@@ -18,10 +18,6 @@ PARTS = {
         "num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok",
         "moe_intermediate_size", "moe_num_experts", "expert_capacity",
     ),
-    "an encoder with a decoder": (
-        "is_encoder_decoder", "encoder_layers", "decoder_layers", "num_decoder_layers",
-        "decoder_ffn_dim",
-    ),
     "a state space": (
         "state_size", "ssm_state_size", "ssm_cfg", "mamba_d_state", "mamba_n_heads",
         "time_step_rank", "d_state",
@@ -34,10 +30,7 @@ PARTS = {
     "vision": ("vision_config", "image_size", "patch_size", "num_channels"),
     "audio": ("audio_config", "num_mel_bins", "feat_extract_norm", "conv_stride"),
     "cross-attention": ("add_cross_attention", "cross_attention_layers"),
-    "relative positions in buckets": (
-        "relative_attention_num_buckets", "relative_attention", "position_buckets",
-        "pos_att_type",
-    ),
+    "relative positions of contents": ("relative_attention", "position_buckets", "pos_att_type"),
     "attention to blocks of the text": ("attention_window", "block_size", "num_random_blocks"),
     "layers that share their weights": ("num_hidden_groups",),
     "embeddings of every layer": ("hidden_size_per_layer_input", "vocab_size_per_layer_input"),

@@ -35,7 +35,10 @@ COMPANIONS = (
     "sentencepiece.bpe.model", "tekken.json", "chat_template.jinja", "chat_template.json",
     "generation_config.json", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKEN_IDS = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
+    "forced_bos_token_id", "forced_eos_token_id",
+)  # fmt: skip
 # The name of jaxformer's record in the metadata of a safetensors file.
 RECORD = "jaxformer"
 # What a record may hold, and of which type; anything else in it is ignored.

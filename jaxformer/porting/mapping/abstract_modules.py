@@ -32,7 +32,7 @@ _COMPONENTS = {
 # Settings that a model itself uses; its submodules show the others.
 _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
-    "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
+    "logit_scale", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
 )  # fmt: skip
 
 

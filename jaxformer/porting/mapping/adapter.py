@@ -128,6 +128,8 @@ class StateDictAdapter:
             expression, where the class has other names than all versions of transformers read.
         untied_names: second names of an array that a folder has too, because some version of
             transformers does not tie them.
+        head_names: those of a tied head's matrix that a folder has too where its config says that
+            the head is not tied.
         equivalents: classes of a config.json whose files another class reads, by that class.
         overlooks: returns the settings of a config that no row of its table reads.
     """
@@ -139,6 +141,7 @@ class StateDictAdapter:
     old_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     published_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     untied_names: frozenset[str] = frozenset()
+    head_names: frozenset[str] = frozenset()
     equivalents: Mapping[str, str] = dataclasses.field(default_factory=dict)
     overlooks: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: dict(config)
 

@@ -257,3 +257,19 @@ class StackedColumns(Fused):
 
 ONE_TO_ONE = Packing()
 SHARED = Shared()
+
+
+class AsRow(Packing):
+    """A vector here is a matrix of one row in the source (BART's bias of the logits)."""
+
+    def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Returns the shapes with one axis more, in front."""
+        return tuple((1, *shape) for shape in shapes)
+
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Adds the axis."""
+        return [array[None] for array in target]
+
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Removes the axis."""
+        return [array[0] for array in source]

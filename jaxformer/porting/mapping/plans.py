@@ -221,8 +221,14 @@ def _differences(
     Raises:
         JaxformerError: the class cannot be built with them.
     """
+    linked = {name for each in plan.links for name in each.source}
     source_model = SourceModel(
-        {name: tensor.shape for name, tensor in plan.tensors.items()},
+        # Without second names, by which a class would take a tied head for one of its own.
+        {
+            name: tensor.shape
+            for name, tensor in plan.tensors.items()
+            if name in linked or name not in module_mapping.aliases
+        },
         kind=plan.origin.kind,
         config=module_mapping.settings(module),
     )

@@ -78,4 +78,6 @@ class Case:
     @property
     def makes_text(self) -> bool:
         """Whether the class has a head that writes token by token."""
-        return self.kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+        return self.kind.endswith(
+            ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
+        )

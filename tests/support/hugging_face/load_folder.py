@@ -24,8 +24,11 @@ def run(folder: Path) -> None:
     )
     wrong = {name: sorted(map(str, found)) for name, found in info.items() if found}
     assert not wrong, (folder.name, wrong)
+    ids = torch.as_tensor(np.load(folder / "ids.npy"))
+    # The rule of ``target_part`` in running.py.
+    target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if config.is_encoder_decoder else {}
     with torch.no_grad():
-        outputs = model.eval()(torch.as_tensor(np.load(folder / "ids.npy")))[0]
+        outputs = model.eval()(ids, **target)[0]
     np.save(folder / "outputs.npy", outputs.double().numpy())
 
 

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.generation import generate
 from jaxformer.parameters import merge, split
 from jaxformer.porting.api import export_plan, from_torch
 from jaxformer.porting.dialects.multimodal import MULTIMODAL, text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.mapping.transfer import import_tensors
+from jaxformer.sequence_generation import generate_target
 from tests.support.hugging_face.case import BATCH, LENGTH, VOCAB
 from tests.support.hugging_face.cases import ALL_CASES
 from tests.support.hugging_face.running import (
@@ -30,10 +32,13 @@ from tests.support.hugging_face.running import (
     difference,
     in_float32,
     in_float64,
+    logit_biases,
     randomize,
     run_source,
     run_target,
     source_states,
+    stacks_of,
+    target_part,
     target_states,
     tokens,
 )
@@ -84,24 +89,30 @@ class Proof:
         real[1, slice(57) if self.case.left_padding else slice(-57, None)] = False
         real[2, -71:] = False
         ids = np.where(real, tokens(3, real.shape), self.case.pad_token)
-        labels = np.roll(ids, -1, axis=1)
+        written, counted = ids, real
+        if isinstance(self.target, EncoderDecoder):
+            written, counted = target_part(ids), target_part(real)
+        labels = np.roll(written, -1, axis=1)
+        stacks = stacks_of(self.target)
         positions = np.maximum(np.cumsum(real, 1) - 1, 0) if self.case.counts_tokens else None
         definition, parameters = split(self.target)
 
         def loss(parameters: Any, mask: Any) -> Any:
             with target_states() as states:
                 outputs = run_target(merge(definition, parameters), ids, mask, positions=positions)
-            return _target_loss(outputs, labels, real), (outputs, states)
+            return _target_loss(outputs, labels, counted), (outputs, states)
 
         source = self.exact_source
         source.zero_grad()
+        for bias in logit_biases(source).values():
+            bias.requires_grad_()
         with in_float64():
-            with source_states(source, len(self.target.blocks)) as expected_states:
+            with source_states(source, stacks) as expected_states:
                 expected = run_source(source, ids, attention_mask=real.astype(int))
-            _source_loss(expected, labels, real).backward()
+            _source_loss(expected, labels, counted).backward()
             step = jax.jit(jax.value_and_grad(loss, has_aux=True))
             (_, (found, states)), gradients = step(parameters, jnp.asarray(real)[:, None, None, :])
-        assert len(states) == len(self.target.blocks) + 1
+        assert len(states) == sum(stacks) + len(stacks)
         return self.save(
             {
                 "outputs": _worst(found, expected, real),
@@ -153,8 +164,9 @@ class Proof:
         source = self.exact_source
         ported = {
             name: parameter
-            for name, parameter in source.named_parameters()
-            if not any(fnmatchcase(name, pattern) for pattern in self.case.ignore)
+            for name, parameter in (*source.named_parameters(), *logit_biases(source).items())
+            if parameter.requires_grad
+            and not any(fnmatchcase(name, pattern) for pattern in self.case.ignore)
         }
         named, _ = text_part(ported, source.config.to_dict())
         reference = {k: p.grad for k, p in named.items() if p.grad is not None}
@@ -187,6 +199,8 @@ class Proof:
         randomize(source, std=case.std, embeddings=case.embeddings, copies=case.copies)
         source = build_exact(case, source.state_dict())
         prompt = tokens(4, (BATCH, 11))
+        if source.config.is_encoder_decoder:
+            return self._targets(source, prompt)
         more = {}
         if case.positions_are_rows:
             # Those of its forward pass: ``generate`` of transformers 5 begins with row 0.
@@ -204,6 +218,33 @@ class Proof:
             found = generate(self._port(source), prompt, GENERATED, greedy=True)
         self.save({"tokens": GENERATED})
         return found, expected[:, prompt.shape[1] :].numpy()
+
+    def _targets(self, source: Any, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same of an encoder and decoder: its targets of a source, part of it padding."""
+        real = np.ones(prompt.shape, bool)
+        real[1, -3:] = False
+        ids = np.where(real, prompt, self.case.pad_token)
+        start = source.config.decoder_start_token_id
+        with in_float64():
+            expected = source.generate(
+                torch.as_tensor(ids),
+                attention_mask=torch.as_tensor(real.astype(int)),
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=GENERATED,
+                pad_token_id=0,
+                decoder_start_token_id=start,
+            )
+            found = generate_target(
+                self._port(source),
+                ids,
+                GENERATED,
+                start_BT=np.full((BATCH, 1), start),
+                greedy=True,
+                mask=real,
+            )
+        self.save({"tokens": GENERATED})
+        return found, expected[:, 1:].numpy()
 
     def save(self, figures: dict[str, float]) -> dict[str, float]:
         """Saves what was measured, if the environment names a folder for it, and returns it."""
@@ -229,6 +270,8 @@ def _worst(found: list[Any], expected: list[torch.Tensor], real: np.ndarray | No
 
 def _counts(output: Any, real: np.ndarray) -> np.ndarray:
     """Which entries count: the real tokens, and of what is pooled the rows that begin with one."""
+    if output.ndim == 3 and output.shape[1] != real.shape[1]:
+        real = target_part(real)
     return real if output.ndim == 3 else real[:, 0]
 
 

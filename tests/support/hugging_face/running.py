@@ -24,6 +24,7 @@ from transformers.models.mpt import modeling_mpt
 
 from jaxformer import position_tables, positions
 from jaxformer.blocks import Block
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from tests.support.hugging_face.case import BATCH, LENGTH, SIZES, VOCAB, Case
 
@@ -85,13 +86,22 @@ def randomize(
     """
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        # Marian's sinusoids are parameters that are not trained.
+        for parameter in (p for p in model.parameters() if p.requires_grad):
             parameter.add_(torch.randn(parameter.shape, generator=generator).double() * std)
             if parameter.shape[0] == VOCAB:
                 parameter.mul_(embeddings)
+        for buffer in logit_biases(model).values():
+            buffer.add_(torch.randn(buffer.shape, generator=generator).double() * std * embeddings)
         for copy, used in (copies or {}).items():
             model.get_parameter(copy).copy_(model.get_parameter(used))
     return model
+
+
+def logit_biases(model: Any) -> dict[str, torch.Tensor]:
+    """BART's bias of the logits by its name: a buffer there, and a parameter in jaxformer."""
+    named = dict(model.named_buffers())
+    return {name: b for name, b in named.items() if name == "final_logits_bias"}
 
 
 def exact(model: Any) -> Any:
@@ -213,26 +223,72 @@ def tokens(seed: int = 0, shape: tuple[int, int] = (BATCH, LENGTH)) -> np.ndarra
 
 def run_source(model: Any, ids: np.ndarray, **more: np.ndarray) -> list[torch.Tensor]:
     """The logits or hidden states, and what is pooled of them."""
-    result = model(torch.as_tensor(ids), **{k: torch.as_tensor(v) for k, v in more.items()})
+    if type(model.config).is_encoder_decoder:
+        more["decoder_input_ids"] = target_part(ids)
+        if "attention_mask" in more:
+            more["decoder_attention_mask"] = target_part(more["attention_mask"])
+    more = {name: torch.as_tensor(value) for name, value in more.items()}
+    result = model(torch.as_tensor(ids), **more)
     if "logits" in result:
         return [result.logits]
     pooled = result.get("pooler_output")
     return [result.last_hidden_state, *([] if pooled is None else [pooled])]
 
 
-def run_target(target: Any, ids: np.ndarray, *arguments: Any, **more: Any) -> list[Any]:
+def target_part(source: np.ndarray) -> np.ndarray:
+    """Ids of the target (B, T), or what is said of them, made of those of the source (B, S).
+
+    They are fewer, and in another order, so that no mix-up of the two passes.
+    """
+    return np.ascontiguousarray(source[:, ::-1][:, 7:])
+
+
+def run_target(
+    target: Any, ids: np.ndarray, mask: Any = None, *arguments: Any, **more: Any
+) -> list[Any]:
     """The same of the jaxformer model."""
-    result = target(jnp.asarray(ids), *arguments, **more)
+    if isinstance(target, EncoderDecoder):
+        positions = more.get("positions")
+        target_mask = None if mask is None else mask[..., ::-1][..., 7:]
+        return [
+            target(
+                jnp.asarray(ids),
+                jnp.asarray(target_part(ids)),
+                mask,
+                target_mask,
+                mask,
+                source_positions=positions,
+                # Counted from the first real token, as those of the source.
+                target_positions=None
+                if positions is None
+                else jnp.maximum(jnp.cumsum(target_mask[:, 0, 0], axis=-1) - 1, 0),
+            )
+        ]
+    result = target(jnp.asarray(ids), mask, *arguments, **more)
     return [result, *([] if target.pooler is None else [target.pooled(result)])]
 
 
+def stacks_of(target: Any) -> list[int]:
+    """How many blocks each stack of a jaxformer model has."""
+    if isinstance(target, EncoderDecoder):
+        return [len(target.encoder.blocks), len(target.decoder.blocks)]
+    return [len(target.blocks)]
+
+
+def _stacks_of_source(model: Any, counts: list[int]) -> list[Any]:
+    lists = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)}
+    if len(counts) == 1:
+        return [next(m for m in lists.values() if len(m) == counts[0])]
+    owners = {name.rpartition(".")[0].rpartition(".")[2]: m for name, m in lists.items()}
+    return [owners["encoder"], owners["decoder"]]
+
+
 @contextlib.contextmanager
-def source_states(model: Any, num_blocks: int) -> Iterator[list[torch.Tensor]]:
-    """Gives the residual stream before the first block and after each, as it is computed."""
+def source_states(model: Any, counts: list[int]) -> Iterator[list[torch.Tensor]]:
+    """Gives the residual streams before each first block and after all, as they are computed."""
     found: list[torch.Tensor] = []
-    blocks = next(
-        m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == num_blocks
-    )
+    stacks = _stacks_of_source(model, counts)
+    assert [len(blocks) for blocks in stacks] == counts
 
     def enter(module: Any, arguments: Any, more: Any) -> None:
         found.append(arguments[0] if arguments else more["hidden_states"])
@@ -240,8 +296,8 @@ def source_states(model: Any, num_blocks: int) -> Iterator[list[torch.Tensor]]:
     def leave(module: Any, arguments: Any, result: Any) -> None:
         found.append(result[0] if isinstance(result, tuple | list) else result)
 
-    handles = [blocks[0].register_forward_pre_hook(enter, with_kwargs=True)]
-    handles += [block.register_forward_hook(leave) for block in blocks]
+    handles = [s[0].register_forward_pre_hook(enter, with_kwargs=True) for s in stacks]
+    handles += [block.register_forward_hook(leave) for blocks in stacks for block in blocks]
     try:
         yield found
     finally:
@@ -253,10 +309,12 @@ def source_states(model: Any, num_blocks: int) -> Iterator[list[torch.Tensor]]:
 def target_states() -> Iterator[list[Any]]:
     """The same of a jaxformer model."""
     found: list[Any] = []
+    kinds: list[bool] = []
     call = Block.__call__
 
     def record(self: Block, x: Any, *arguments: Any, **more: Any) -> Any:
-        if not found:
+        if (kind := self.cross_attention is None) not in kinds:
+            kinds.append(kind)
             found.append(x)
         result = call(self, x, *arguments, **more)
         found.append(result)

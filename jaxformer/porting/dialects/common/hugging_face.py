@@ -6,7 +6,8 @@ from typing import Any
 
 from flax import nnx
 
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
@@ -22,22 +23,30 @@ HEAD = names(lm_head="lm_head")
 # Written out because models trained here have no special tokens:
 # transformers' defaults would end texts at random.
 NO_HEAD = {"head": "none", "head_bias": False, "logit_scale": None, "logit_soft_cap": None}
+CONFIGS: dict[type, Any] = {
+    TransformerLM: TransformerLMConfig,
+    EncoderDecoder: EncoderDecoderConfig,
+}
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def language_model(
     name: str,
     settings: tuple[Row, ...],
-    body: Rules | Callable[[TransformerLM], Rules],
+    body: Rules | Callable[[Any], Rules],
     *,
+    model: type = TransformerLM,
+    vocabulary: tuple[Row, ...] | None = None,
     head: Rules = HEAD,
     outside: tuple[str, ...] = ("lm_head.",),
     copies: Mapping[str, str] | None = None,
+    shared: Mapping[str, str] | None = None,
     buffers: Iterable[Buffer] = (),
     translated: frozenset[str] = frozenset(),
     old_names: Mapping[str, str] | None = None,
     published_names: Mapping[str, str] | None = None,
     untied_names: frozenset[str] = frozenset(),
+    head_names: frozenset[str] = frozenset(),
     superfluous: tuple[str, ...] = (),
     equivalents: Mapping[str, str] | None = None,
 ) -> StateDictAdapter:
@@ -46,73 +55,85 @@ def language_model(
     Args:
         name: the dialect's, which is the ``model_type`` in config.json; what is known of it besides
             stands in transformers_types.json.
-        settings: the rows of all settings but ``vocab_size`` and ``tie_word_embeddings``.
+        settings: the rows of all settings but those of ``vocabulary``.
         body: rules of the body.
+        model: what is built, a ``TransformerLM`` or an ``EncoderDecoder``.
+        vocabulary: the rows of ``vocab_size`` and ``tie_word_embeddings``, where they are not the
+            usual ones.
         head: rules of the head, that of what makes logits last.
         outside: how names outside of the body begin.
         copies: names in the whole model for arrays that have another name as well, by that other
             name; those of a tied head are known.
+        shared: names in the body for arrays that have another name there as well, by that other.
         buffers: of the body.
         translated: see ``ModuleMapping``.
         old_names: see ``StateDictAdapter``.
         published_names: see ``StateDictAdapter``.
         untied_names: see ``StateDictAdapter``.
+        head_names: see ``StateDictAdapter``.
         superfluous: of the whole model, see ``ModuleMapping``.
         equivalents: see ``StateDictAdapter``.
     """
     known = TRANSFORMERS_TYPES[name]
     prefix, defaults = known.prefix, known.defaults
     whole_class, body_class, *causal_class = known.classes
-    tied = {f"{head[-1].source[0]}.weight": f"{prefix}{known.embedding}.weight"}
+    matrix = head[-1].source[0].removesuffix(".weight")
+    tied = {f"{matrix}.weight": f"{prefix}{known.embedding}.weight"}
     is_tied_by_default = defaults.get("tie_word_embeddings", False)
     body_buffers = tuple(buffers)
-    vocabulary = (
+    usual = (
         Mapped("vocab_size", "vocab_size"),
         Mapped("tie_word_embeddings", "tie_embeddings", is_tied_by_default, BOOLEAN),
     )
+    of_vocabulary = usual if vocabulary is None else vocabulary
+    rows = (*settings, *of_vocabulary, *SHARED)
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> TransformerLM:
+    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
         if "model_type" in source_model.config:
             # Arrays without a config.json do not show that their model has the usual settings.
             source_model = source_model.with_defaults(defaults)
-        fields = read_settings((*settings, *vocabulary, *SHARED), source_model)
+        fields = read_settings(rows, source_model)
         check_all_read(source_model, DEFAULTS, name)
         if source_model.kind == body_class:
             fields |= NO_HEAD
-        return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
+        return model(CONFIGS[model](**fields), rngs=rngs)
 
     def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
         source_model = SourceModel({}, kind=whole_class, config=config).with_defaults(defaults)
-        read_settings((*settings, *vocabulary, *SHARED), source_model)
+        read_settings(rows, source_model)
         return find_unread(source_model, DEFAULTS)
 
-    def class_of(config: TransformerLMConfig) -> str:
+    def class_of(config: Any) -> str:
         if config.head.head == "none":
             return body_class
         return causal_class[0] if causal_class and config.causal else whole_class
 
-    def write(module: TransformerLM) -> dict[str, Any]:
+    def write(module: Any) -> dict[str, Any]:
         return {
             "model_type": name,
             "architectures": [class_of(module.config)],
-            **write_settings(vocabulary, module.config),
+            **write_settings(of_vocabulary, module.config),
             **NO_SPECIAL_TOKENS,
             **write_settings(settings, module.config),
         }
 
-    def rules(start: str) -> Callable[[TransformerLM], Rules]:
-        def of(module: TransformerLM) -> Rules:
+    def rules(start: str, is_whole: bool) -> Callable[[Any], Rules]:
+        def of(module: Any) -> Rules:
             inner = body if isinstance(body, tuple) else body(module)
-            return (*under("", start.rstrip("."), inner), *(head if start else ()))
+            return (*under("", start.rstrip("."), inner), *(head if is_whole else ()))
 
         return of
 
-    def module_mapping(kinds: tuple[str, ...], start: str, **more: Any) -> ModuleMapping:
+    def module_mapping(
+        kinds: tuple[str, ...], start: str, second_names: Mapping[str, str], **more: Any
+    ) -> ModuleMapping:
         return ModuleMapping(
             kinds,
-            TransformerLM,
+            model,
             build,
-            rules(start),
+            rules(start, kinds != (body_class,)),
+            aliases={start + second: start + name for second, name in (shared or {}).items()}
+            | dict(second_names),
             buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
             settings=write,
             translated=translated,
@@ -125,18 +146,19 @@ def language_model(
             module_mapping(
                 (whole_class, *causal_class),
                 prefix,
-                aliases=tied | dict(copies or {}),
+                tied | dict(copies or {}),
                 prefix=prefix,
                 outside=outside,
                 superfluous=superfluous,
             ),
-            module_mapping((body_class,), ""),
+            module_mapping((body_class,), "", {}),
         ),
         prefix=prefix,
         model_types=(name,),
         old_names=old_names or {},
         published_names=published_names or {},
         untied_names=untied_names,
+        head_names=head_names,
         equivalents=equivalents or {},
         overlooks=overlooks,
     )

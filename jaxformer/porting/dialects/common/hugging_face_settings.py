@@ -83,6 +83,19 @@ def narrow_embedding(name: str) -> Mapped:
     )
 
 
+def scaled_embedding(is_usual: bool) -> Mapped:
+    """Returns the row of whether token embeddings are multiplied by sqrt(D), and by default so."""
+    return Mapped(
+        "scale_embedding",
+        "embedding_scale",
+        is_usual,
+        Conversion(
+            lambda is_scaled, values: math.sqrt(values["d_model"]) if is_scaled else None,
+            lambda scale, config: scale is not None,
+        ),
+    )
+
+
 ATTENTION_DROPOUT = Mapped("attention_dropout", "attention_dropout", 0.0)
 
 
