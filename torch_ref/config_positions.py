@@ -106,11 +106,11 @@ class PositionConfig(Part):
     max_relative_position: int = 32
     """The farthest distance that relative positions tell apart."""
     num_position_buckets: int = 32
-    """relative_buckets: how many spans of distances have a number of their own (T5)."""
+    """With relative_buckets, how many spans of distances have a number of their own (T5)."""
     max_bucket_distance: int = 128
-    """relative_buckets: the distance from which on all keys share the last one."""
+    """With relative_buckets, the distance from which on all keys share the last one."""
     shared_buckets: bool = True
-    """relative_buckets: whether all layers share one table (T5), or each has its own (umT5)."""
+    """With relative_buckets, whether all layers share one table (T5), or each its own (umT5)."""
     alibi_max_bias: float = 8.0
     """ALiBi: the slopes of N heads fall from 2^(-this / N) to 2^(-this)."""
     alibi_scale: float = 1.0
