@@ -2,12 +2,15 @@
 
 import codecs
 import hashlib
+import itertools
+import json
 import os
 import re
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxformer.data.conversations import is_conversation
 from jaxformer.errors import ResourceError, TextError, UsageError
 from jaxformer.hardware.memory import host_memory
 from jaxformer.hardware.user_folders import user_cache
@@ -22,6 +25,8 @@ NAMES = ("python-docs", "tiny-shakespeare")
 PACKED = re.compile(r"\.(jsonl|ndjson|parquet|arrow|gz|zst)$", re.IGNORECASE)
 # Memory for each byte of a file: the byte, its character, and its id in four bytes.
 BYTES_PER_BYTE = 6
+# By so many first lines a file of records is known, whatever its name is.
+TELLING_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -126,12 +131,31 @@ def _read_text(path: Path, encoding: str) -> str:
         ) from None
     except UnicodeError as error:
         raise TextError(f"{path} is not {encoding} ({error}): name its --encoding") from None
+    if _holds_records(text):
+        raise TextError(
+            f"{path} holds records of JSON, not a plain text: give it a name that ends in .jsonl, "
+            "make a folder of tokens of it, with jaxformer tokenize FILE.jsonl --tokenizer T --out "
+            "FOLDER, and give --data FOLDER"
+        )
     if "\0" in text:
         raise TextError(
             f"{path} has a NUL at position {text.index(chr(0))} and is no text: if it holds ids of "
             f"tokens, give its folder, --data {path.parent}; name a text's encoding with --encoding"
         )
     return text.replace("\r\n", "\n")
+
+
+def _holds_records(text: str) -> bool:
+    """Whether the first lines are objects of JSON with a text, or with a prompt and an answer."""
+    if not text.startswith("{"):
+        return False
+    # Lines are not split off a whole text, of which there may be gigabytes.
+    lines = (match[0] for match in re.finditer(r".+", text))
+    try:
+        records = [json.loads(line) for line in itertools.islice(lines, TELLING_LINES)]
+    except ValueError:
+        return False
+    return all(isinstance(r, dict) and ("text" in r or is_conversation(r)) for r in records)
 
 
 def _tiny_shakespeare(download: bool) -> bytes:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class TokenCorpus:
         tokenizer_file: its ``tokenizer.json``, if it has one.
         bytes_per_token: of UTF-8, in the validation split, if that is known.
         tokenizer_sha256: of the tokenizer's file or characters; None if it is unknown.
+        unchecked: the folder, where it is too large to be compared with its hashes at once.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TokenCorpus:
     tokenizer_file: Path | None
     bytes_per_token: float | None
     tokenizer_sha256: str | None = None
+    unchecked: TokenFolder | None = None
 
     @property
     def parts(self) -> tuple[tuple["TokenCorpus", float], ...]:
@@ -126,7 +128,8 @@ def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
         UsageError: its tokenizer needs a package that is not installed.
     """
     folder = TokenFolder(path, None if vocabulary is None else len(vocabulary))
-    if len(folder.train) + len(folder.val) <= MOST_COMPARED:
+    is_small = len(folder.train) + len(folder.val) <= MOST_COMPARED
+    if is_small:
         check_hashes(folder)
     file, digest = find_tokenizer(folder)
     vocabulary = folder.index.get("vocabulary", vocabulary)
@@ -153,6 +156,7 @@ def open_tokens(path: Path, vocabulary: str | None = None) -> TokenCorpus:
         file,
         counts["bytes"] / counts["tokens"] if known else None,
         digest,
+        None if is_small else folder,
     )
 
 
@@ -171,8 +175,12 @@ def find_tokenizer(folder: TokenFolder) -> tuple[Path | None, str | None]:
     return (None if digest is None else file), digest
 
 
-def check_hashes(folder: TokenFolder) -> None:
+def check_hashes(folder: TokenFolder, is_stopped: Callable[[], bool] = lambda: False) -> None:
     """Reads every file of a folder but the tokenizer, and compares it with its SHA-256.
+
+    Args:
+        folder: with an index; one of nanoGPT has no hashes.
+        is_stopped: asked before each file; where it is true, the rest is left out.
 
     Raises:
         TextError: one is damaged.
@@ -183,6 +191,8 @@ def check_hashes(folder: TokenFolder) -> None:
             for about in (shard, shard.get("documents", {}), shard.get("answers", {})):
                 expected[about.get("file")] = about.get("sha256")
     for name, digest in expected.items():
+        if is_stopped():
+            return
         file = folder.path / str(name)
         if digest and sha256_of_file(file, follow_links=True) != digest:
             raise TextError(f"{file} is damaged: its SHA-256 is another; make the folder again")

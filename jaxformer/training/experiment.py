@@ -20,6 +20,7 @@ from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.sampling import Rows
+from jaxformer.token_data import TokenFolder
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.data import Data, ValidationSet, read_folders
 from jaxformer.training.parallel.step_spec import RowKind
@@ -175,6 +176,14 @@ class Experiment:
     def is_streamed(self) -> bool:
         """Whether the ids to train on stay on the disk, and not on the devices."""
         return self.train_ids is None
+
+    @property
+    def unchecked_folders(self) -> tuple[TokenFolder, ...]:
+        """The folders of tokens that were too large to be compared with their hashes so far."""
+        if isinstance(self.corpus, Corpus):
+            return ()
+        found = (part.unchecked for part, _ in self.corpus.parts)
+        return tuple(folder for folder in found if folder is not None)
 
     @property
     def validation_ids(self) -> np.ndarray:

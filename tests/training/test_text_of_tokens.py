@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer.cli.main import main
+from jaxformer.data.corpora import load_corpus
 from jaxformer.training.run_folder import stored_config
 from tests.support.tiny import losses, records, resume, same_run, train, train_arguments
 from tests.support.tokens import SIZE, corpus, tokenizer
@@ -95,6 +96,20 @@ def test_a_file_of_ids_is_no_text(refuse, docs, tmp_path):
 def test_records_are_no_plain_text(refuse, tmp_path, name):
     (tmp_path / name).write_text(json.dumps({"text": "a" * 999}))
     refuse(train_arguments(tmp_path / name, "out"), 3, "jaxformer tokenize", name)
+
+
+@pytest.mark.parametrize(
+    "record", [{"text": "a"}, {"prompt": "a", "answer": "b"}, {"messages": []}]
+)
+def test_records_are_found_whatever_the_file_is_called(refuse, tmp_path, record):
+    (tmp_path / "a.txt").write_text((json.dumps(record) + "\n") * 200)
+    refuse(train_arguments(tmp_path / "a.txt", "out"), 3, "a.txt holds records of JSON", ".jsonl")
+
+
+@pytest.mark.parametrize("line", ['{"level": 3}', '{"text": "a"', "{1: 2}"])
+def test_other_lines_with_braces_are_text(tmp_path, line):
+    (tmp_path / "a.txt").write_text((line + "\n") * 200)
+    assert load_corpus(str(tmp_path / "a.txt")).text.startswith(line)
 
 
 def test_a_missing_tokenizer_is_named(refuse, docs):

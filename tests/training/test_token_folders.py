@@ -51,6 +51,12 @@ def write_tokens(path, **more):
     return path
 
 
+def flip_a_bit(shard):
+    ids = np.fromfile(shard, "<u2")
+    ids[7] ^= 1
+    ids.tofile(shard)
+
+
 @pytest.mark.tier("full")
 @as_users_do
 def test_a_folder_of_nanogpt_trains_as_its_text_does(folder, whole_text, tmp_path, capsys):
@@ -128,10 +134,21 @@ def test_a_shard_that_is_cut_short_is_rejected(refuse, tmp_path):
 @pytest.mark.parametrize("name", ["train-00002.bin", "val-00000.bin"])
 def test_a_flipped_bit_is_found(refuse, tmp_path, name):
     path = write_tokens(tmp_path / "tokens")
-    ids = np.fromfile(path / name, "<u2")
-    ids[7] ^= 1
-    ids.tofile(path / name)
+    flip_a_bit(path / name)
     refuse(train_arguments(path, "out"), 3, f"{name} is damaged")
+
+
+@pytest.mark.parametrize("flags", [[], STREAMED])
+def test_a_flipped_bit_of_a_large_folder_is_found_while_training(
+    tmp_path, capsys, monkeypatch, flags
+):
+    monkeypatch.setattr("jaxformer.data.token_folders.MOST_COMPARED", 0)
+    path = write_tokens(tmp_path / "tokens")
+    assert train(path, tmp_path / "good", "--steps", 3, *flags) == 0
+    flip_a_bit(path / "train-00002.bin")
+    # The thread is done long before the steps are.
+    assert train(path, tmp_path / "bad", "--steps", 100_000, *flags) == 3
+    assert "train-00002.bin is damaged" in capsys.readouterr().err
 
 
 def test_a_missing_tokenizer_is_found(refuse, tmp_path):
