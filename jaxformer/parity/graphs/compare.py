@@ -230,7 +230,17 @@ def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> R
         reference.module,
         effect=effect,
         is_backward=divergence.is_backward,
+        jax_after=_source_before(divergence, found.read),
     )
+
+
+def _source_before(divergence: Divergence, read: Value | None) -> str:
+    """Returns the line that made what enters a segment: the last activation, if none is named."""
+    entering = [value for value in divergence.boundary if value.is_activation]
+    value = read or (entering[-1] if entering else None)
+    while value is not None and value.producer is not None and not value.producer.source:
+        value = next((v for v in value.producer.inputs if v.is_activation), None)
+    return "" if value is None or value.producer is None else value.producer.source
 
 
 def _source(operator: Operator, is_operand: bool, walk: Walk) -> str:

@@ -29,6 +29,8 @@ class RootCause:
         effect: how far it moves the results if all else is right, of their scale; None where that
             is not known.
         is_backward: whether the gradient is wrong where the result is right.
+        jax_after: "path:line" of the code that made what the candidate's line reads. A step that is
+            missing has no line: it belongs between the two.
     """
 
     jax_source: str
@@ -42,6 +44,7 @@ class RootCause:
     places: int = 1
     effect: float | None = None
     is_backward: bool = False
+    jax_after: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,4 +174,6 @@ def _describe(number: int, cause: RootCause) -> list[str]:
     ):
         shown = " → ".join(operators[-6:])
         lines.append(f"   {side}  {shorten(source) or 'source unknown'}  {shown}")
+        if side == "candidate" and cause.jax_after not in ("", source):
+            lines.append(f"   reads what {shorten(cause.jax_after)} makes")
     return lines

@@ -3,6 +3,29 @@
 LINEN, FUNCTION, EQUINOX = "linen_gpt", "function_llama", "equinox_vit"
 VALUE_WITHOUT_BIAS = 'nn.DenseGeneral((self.heads, head), use_bias=False, name="value")'
 
+# A step that is missing leaves no equation. Known are the line that makes what lacks the step and
+# the line that reads it, by the place of the bug in the list.
+GONE = {
+    8: ('"bqhd,bkhd->bhqk"', "jax.nn.softmax(scores)"),
+    11: ('name="out")', 'name="ln_1")'),
+    25: ('weights["k"]', '"bqkgd,bskd->bkgqs"'),
+}
+# Other steps that are missing: what is replaced, then as above.
+MISSING = (
+    (FUNCTION, "scores * q.shape[-1] ** -0.5", "scores", '"bqkgd,bskd->bkgqs"', "jnp.where(seen"),
+    (FUNCTION, "q = rotary(q, positions)", "q = q", "k.shape[2], groups, -1)", '"bqkgd,bskd->'),
+    (LINEN, "x + nn.DenseGeneral", "nn.DenseGeneral", 'name="proj"', 'name="ln_2"'),
+)
+# Means of other numbers: each is named with its line.
+REDUCTIONS = (
+    (EQUINOX, "y.var((0, 1, 3), keepdims=True)", "y.var((0, 1), keepdims=True)"),
+    (EQUINOX, "y.var((0, 1, 3), keepdims=True)", "y.var(3, keepdims=True)"),
+    (EQUINOX, "mean = y.mean((0, 1, 3)", "mean = y.mean((0, 1, 2, 3)"),
+    (EQUINOX, "mean = y.mean((0, 1, 3)", "mean = y.max((0, 1, 3)"),
+    (EQUINOX, "width, groups, channels // groups)", "width, channels // groups, groups)"),
+    (FUNCTION, "axis=-1, keepdims=True)", "axis=1, keepdims=True)"),
+)
+
 # What the port is, the text that is replaced, and the text in its place.
 BUGS = (
     (LINEN, "approximate=False", "approximate=True"),

@@ -10,6 +10,7 @@ segment agree with the reference's value, or if the formula gives what that side
 - ``substitutions``: another number or input.
 - ``ablations``: a step that only one side has.
 - ``relations``: factors, missing terms, axes and order.
+- ``reductions``: the numbers over which a mean or an extreme is taken.
 - ``gradients``: what only a backward pass has.
 """
 
@@ -29,6 +30,7 @@ from jaxformer.parity.graphs.diagnosis.formulas import (
 from jaxformer.parity.graphs.diagnosis.gradients import stopped_gradient
 from jaxformer.parity.graphs.diagnosis.lookups import other_lookup
 from jaxformer.parity.graphs.diagnosis.masks import other_mask
+from jaxformer.parity.graphs.diagnosis.reductions import other_reduction
 from jaxformer.parity.graphs.diagnosis.relations import (
     other_axes,
     other_rows,
@@ -43,7 +45,7 @@ from jaxformer.parity.graphs.segments.walk import Walk
 ATTEMPTS = (
     other_lookup, other_function, other_norm, other_softmax, other_combination, other_mask,
     other_number, other_rotation, simple_relation, other_axes, other_rows, extra_step,
-    missing_step, other_input, other_value,
+    missing_step, other_reduction, other_input, other_value,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)

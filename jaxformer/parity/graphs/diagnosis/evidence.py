@@ -25,11 +25,13 @@ class Diagnosis:
         text: what is wrong, in a sentence.
         operator: of the candidate, where the text is about one.
         is_operand: whether the operator is right, and what it reads is wrong.
+        read: the value of the candidate that is read and must not be, where the text is about one.
     """
 
     text: str
     operator: Operator | None = None
     is_operand: bool = False
+    read: Value | None = None
 
 
 def fits(one: Any, other: np.ndarray, allowed: float = FITS) -> bool:

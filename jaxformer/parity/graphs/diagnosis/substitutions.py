@@ -105,6 +105,8 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         *(v for op in divergence.reference_operators for v in op.outputs),
         *walk.reference.parameters.values(),
     ]))  # fmt: skip
+    # To read the result itself would explain nothing.
+    others = [other for other in others if other is not divergence.reference_value]
     for operator in reversed(divergence.operators):
         for value in operator.inputs:
             if value.index in made or value.is_constant or value.data.dtype.kind != "f":
@@ -124,5 +126,6 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                             f"{where(other)}",
                             operator,
                             is_operand=True,
+                            read=value,
                         )
     return None

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.graphs.matching.anchors import TABLE_ALLOWED
-from jaxformer.parity.graphs.matching.layouts import distance
+from jaxformer.parity.graphs.matching.layouts import distance, is_finite
 from jaxformer.parity.graphs.matching.values import largest
 from jaxformer.parity.graphs.recording.tape import Operator, Value, run_again
 from jaxformer.parity.tolerance import ROUNDOFF
@@ -53,10 +53,11 @@ def rounded_ends(
 
 
 def _may_be_rounded(array: np.ndarray) -> bool:
-    """Returns whether an array holds floats that may have been rounded: not 0.5 or -1e30."""
+    """Returns whether an array holds floats that may have been rounded: not 0.5, -1e4 or -1e9."""
     if array.dtype.kind != "f":
         return False
-    finite = array[np.isfinite(array) & (np.abs(array) < 1e30)]
+    finite = array[is_finite(array)]
+    finite = finite[finite != np.round(finite)]
     mantissa = np.frexp(finite)[0] * SHORT
     return bool((mantissa != np.round(mantissa)).any())
 
@@ -66,6 +67,6 @@ def _moved(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
     signs = random.choice([-1.0, 1.0], array.shape)
     if array.size == 1:
         return array * (1 + 2 * ROUNDOFF["float32"] * signs)
-    finite = np.abs(array) < 1e30
+    finite = is_finite(array)
     step = TABLE_ALLOWED * max(array.shape) * largest(array)
     return np.where(finite, array + step * signs, array)
