@@ -3,14 +3,14 @@
 from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
-from jaxformer.blocks import BLOCKS, Block, Norm
+from jaxformer.blocks import BLOCKS, Block
 from jaxformer.config import TransformerConfig, TransformerLMConfig
 from jaxformer.config_parts import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.heads import HeadTransform, OutputBias
 from jaxformer.layers import Linear
-from jaxformer.norms import make_norm
+from jaxformer.norms import LayerNorm, NoNorm, RMSNorm, make_norm
 from jaxformer.positions import (
     ALiBi,
     LearnedPositions,
@@ -41,15 +41,16 @@ def make_block(
         rngs: where the initial weights come from.
     """
 
-    def norm(wanted: bool) -> Norm | None:
+    def norm(wanted: bool) -> LayerNorm | RMSNorm | None:
         return make_model_norm(config) if wanted else None
 
+    is_bare = layer == 0 and not config.norm.first_norm
     return BLOCKS[config.block.block](
         make_attention(
             config, position=make_position(config, layer, causal=causal, rngs=rngs), rngs=rngs
         ),
         make_feed_forward(config, rngs=rngs),
-        make_model_norm(config),
+        NoNorm() if is_bare else make_model_norm(config),
         norm(not config.block.shared_norm),
         cross_attention=make_attention(config, rngs=rngs) if cross_attention else None,
         cross_attention_norm=norm(cross_attention),
@@ -61,13 +62,23 @@ def make_block(
     )
 
 
+def block_of(config: TransformerLMConfig, layer: int) -> int:
+    """Returns which block is a layer's, by their indices: layers may share one (ALBERT)."""
+    groups, size = config.layers.layer_groups, config.layers.layers_in_group
+    if groups is None:
+        return layer
+    # Divided as ALBERT's code does it, whose floor may be off by one where it does not go up.
+    group = int(layer // size / (config.num_layers // size / groups))
+    return group * size + layer % size
+
+
 def make_attention(
     config: TransformerConfig, *, position: NoPositions | None = None, rngs: nnx.Rngs
 ) -> MultiHeadAttention:
     """Returns the attention that a config describes, around a position scheme."""
     part, norm = config.attention, config.attention.query_key
 
-    def head_norm(num_heads: int) -> Norm | None:
+    def head_norm(num_heads: int) -> LayerNorm | RMSNorm | None:
         if not norm.query_key_norm:
             return None
         width = config.head_width
@@ -193,14 +204,14 @@ def make_feed_forward(
     )
 
 
-def make_model_norm(config: TransformerConfig, features: int | None = None) -> Norm:
+def make_model_norm(config: TransformerConfig, features: int | None = None) -> LayerNorm | RMSNorm:
     """Returns a norm over the model's width, or another, as a config describes it."""
     return _make_norm(config, config.d_model if features is None else features)
 
 
 def _make_norm(
     config: TransformerConfig, features: int | tuple[int, int], *, use_bias: bool | None = None
-) -> Norm:
+) -> LayerNorm | RMSNorm:
     part = config.norm
     return make_norm(
         part.norm,
@@ -219,7 +230,7 @@ def make_position_embedding(
     part, width = config.position, config.d_model
     if isinstance(config, TransformerLMConfig):
         width = config.embedding_sum_width
-    if part.positions == "learned":
+    if part.positions == "learned" or part.learned_rows:
         return LearnedPositions(
             config.context_length, width, offset=part.position_offset, rngs=rngs
         )
@@ -259,6 +270,7 @@ def make_head_transform(config: TransformerLMConfig, *, rngs: nnx.Rngs) -> HeadT
         make_model_norm(config, config.embedding_width),
         activation=config.head_activation,
         out_features=config.embedding_width,
+        use_bias=config.head.head_transform_bias,
         rngs=rngs,
     )
 

@@ -150,6 +150,10 @@ class TransformerLMConfig(TransformerConfig):
                 "head='masked_lm' needs an activation that is not gated: got "
                 f"activation={self.feed_forward.activation!r}"
             )
+        if not self.norm.first_norm and self.block.block != "pre_norm":
+            raise ValueError(
+                f"first_norm=False needs block='pre_norm': got block={self.block.block!r}"
+            )
         given = self.embedding.embedding_width
         if given is not None and self.embedding_sum_width == given and self.head.head == "linear":
             raise ValueError(
@@ -180,6 +184,12 @@ class TransformerLMConfig(TransformerConfig):
     def head_activation(self) -> str:
         """The activation of a masked-LM head: ``head_activation``, else the feed-forward's."""
         return self.head.head_activation or self.feed_forward.activation
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks have weights of their own."""
+        groups = self.layers.layer_groups
+        return self.num_layers if groups is None else groups * self.layers.layers_in_group
 
     def window(self, layer: int) -> int | None:
         """Returns how many tokens a position of this layer sees on each side; None is all."""

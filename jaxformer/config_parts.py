@@ -144,6 +144,8 @@ class NormConfig(Part):
     """Whether norms have a scale (OLMo: not)."""
     norm_unit_offset: bool = False
     """Whether norms multiply by 1 + scale, and scale starts at 0 (Gemma)."""
+    first_norm: bool = True
+    """Whether the first block normalises what enters its attention (ModernBERT: not)."""
     final_norm: bool = True
     """Whether the last block is followed by a norm."""
 
@@ -276,6 +278,8 @@ class HeadConfig(Part):
     """Whether the output head's matrix is the token embedding."""
     head_bias: bool = False
     """Whether the output head has a bias."""
+    head_transform_bias: bool = True
+    """Whether the matrix of BERT's masked-LM head has a bias (ModernBERT: not)."""
     head_activation: PlainActivation | None = None
     """The activation of BERT's masked-LM head; default the feed-forward's (RoBERTa: gelu)."""
     logit_scale: float | None = None
@@ -348,17 +352,42 @@ class LayerPattern(Part):
     """Which layers, from 0 and rising, have no rotary positions (SmolLM 3, Cohere 2)."""
     window_rotary_base: float | None = None
     """Rotary base of layers with the sliding window, unscaled; default that of all (Gemma 3)."""
+    layer_groups: int | None = None
+    """How many groups of layers have weights of their own, which the layers of a group share
+    (ALBERT); default each layer has its own."""
+    layers_in_group: int = 1
+    """With layer_groups, how many different layers a group has, which it repeats in turn."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "window_rotary_base")
+        check_positive(self, "window_rotary_base", "layer_groups", "layers_in_group")
 
     def check(self, num_layers: int) -> None:
         """Checks the indices against the number of layers.
 
         Raises:
-            ValueError: they do not rise within [0, num_layers).
+            ValueError: they do not rise within [0, num_layers), or the groups do not fit into it.
         """
+        if self.layer_groups is None:
+            if self.layers_in_group != 1:
+                size = self.layers_in_group
+                raise ValueError(f"layers_in_group needs layer_groups: got layers_in_group={size}")
+        elif num_layers % self.layers_in_group or (
+            self.layer_groups * self.layers_in_group > num_layers
+        ):
+            raise ValueError(
+                "num_layers must be a multiple of layers_in_group, and at least layer_groups times "
+                f"as many: got num_layers={num_layers}, layer_groups={self.layer_groups}, "
+                f"layers_in_group={self.layers_in_group}"
+            )
+        special = self.layers_without_rotary or self.window_rotary_base is not None
+        if self.layer_groups is not None and special:
+            raise ValueError(
+                "layers that share weights have the same positions: got "
+                f"layer_groups={self.layer_groups}, "
+                f"layers_without_rotary={self.layers_without_rotary}, "
+                f"window_rotary_base={self.window_rotary_base}"
+            )
         for name in ("full_attention_layers", "layers_without_rotary"):
             layers = getattr(self, name)
             if list(layers) != sorted({i for i in layers if 0 <= i < num_layers}):

@@ -57,7 +57,7 @@ def count_training_operations(model: TransformerLM, length: int) -> int:
         model: with a head; abstract (``nnx.eval_shape``) is enough.
         length: T, in tokens.
     """
-    blocks = [count_operations(block, length) for block in model.blocks]
+    blocks = [count_operations(block, length) for block in model.layers]
     forward = sum(block["attention"] + block["dense"] for block in blocks) // length
     heads = [model.head_transform and model.head_transform.proj, model.lm_head]
     head = sum(part.kernel.size for part in heads if isinstance(part, Linear))

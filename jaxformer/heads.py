@@ -18,6 +18,7 @@ class HeadTransform(nnx.Module):
         activation: one of ``ACTIVATIONS``.
         out_features: the result's width, default D; ELECTRA's (arXiv 2003.10555) is that of its
             embeddings.
+        use_bias: whether proj has a bias (ModernBERT: not).
         rngs: where the initial weights come from.
     """
 
@@ -28,11 +29,12 @@ class HeadTransform(nnx.Module):
         *,
         activation: str = "gelu",
         out_features: int | None = None,
+        use_bias: bool = True,
         rngs: nnx.Rngs,
     ):
         self.activation = activation
         out_features = d_model if out_features is None else out_features
-        self.proj = Linear(d_model, out_features, rngs=rngs)
+        self.proj = Linear(d_model, out_features, use_bias=use_bias, rngs=rngs)
         self.norm = norm
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T O"]:

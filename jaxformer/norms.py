@@ -85,6 +85,14 @@ class RMSNorm(nnx.Module):
         return (y if factor is None else y * factor).astype(x.dtype)
 
 
+class NoNorm(nnx.Module):
+    """Leaves its input as it is: in place of a norm that a block has not."""
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """Returns x."""
+        return x
+
+
 def make_norm(
     kind: str,
     features: int | tuple[int, ...],

@@ -7,8 +7,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.adapters import add_adapters
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import run_blocks, self_attention_mask, stack_position_bias
+from jaxformer.blocks import Block, run_blocks, self_attention_mask, stack_position_bias
 from jaxformer.builders import (
+    block_of,
     make_block,
     make_embedding_projection,
     make_head_transform,
@@ -66,7 +67,7 @@ class TransformerLM(nnx.Module):
         self.blocks = nnx.List(
             [
                 make_block(config, layer, causal=config.causal, rngs=rngs)
-                for layer in range(config.num_layers)
+                for layer in range(config.num_blocks)
             ]
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
@@ -88,6 +89,12 @@ class TransformerLM(nnx.Module):
                 dropout=config.lora.lora_dropout,
                 rngs=rngs,
             )
+
+    @property
+    def layers(self) -> list[Block]:
+        """The block of every layer, in turn; layers may share one (ALBERT, arXiv 1909.11942)."""
+        config = self.config
+        return [self.blocks[block_of(config, layer)] for layer in range(config.num_layers)]
 
     def __call__(
         self,
@@ -164,7 +171,7 @@ class TransformerLM(nnx.Module):
             for window in set(windows)
         }
         x, weights = run_blocks(
-            self.blocks,
+            self.layers,
             x,
             [masks[window] for window in windows],
             positions=positions,

@@ -386,6 +386,16 @@ MUTANTS = [
         else original(f, x))),
     Mutant("the final norm is left out", "transformer_lm/gpt2",
           without(transformer_lm.TransformerLM, "final_norm", "hidden")),
+    Mutant("the layers of a group go before those of the other in turn", "transformer_lm/albert",
+          replace(transformer_lm, "block_of",
+                  lambda _: lambda config, layer: layer % config.num_blocks)),
+    Mutant("learned rows are left out", "transformer_lm/mpnet",
+          without(transformer_lm.TransformerLM, "position_embedding", "embed")),
+    Mutant("the buckets of distances are turned round", "transformer_lm/mpnet", replace(
+        positions.RelativeBuckets, "bias",
+        lambda original: lambda self, q, distance: original(self, q, -distance))),
+    Mutant("the first norm is there", "transformer_lm/modernbert", replace(
+        norms.NoNorm, "__call__", lambda _: lambda self, x: norms.LayerNorm(20)(x))),
     Mutant("two layers swapped", "transformer_lm/gpt2", replace(
         transformer_lm, "run_blocks",
         lambda original: lambda b, *a, **k: original(list(b)[::-1], *a, **k))),

@@ -14,10 +14,10 @@ from torch_ref.attention import LayerCache, MultiHeadAttention
 from torch_ref.feed_forward import FeedForward, GatedFeedForward
 from torch_ref.layers import Dropout
 from torch_ref.masks import causal_mask, combine_masks, window_mask
-from torch_ref.norms import LayerNorm, RMSNorm
+from torch_ref.norms import LayerNorm, NoNorm, RMSNorm
 from torch_ref.positions import RelativeBuckets
 
-Norm = LayerNorm | RMSNorm
+Norm = LayerNorm | RMSNorm | NoNorm
 Mask = torch.Tensor | None
 # Its norm, the branch itself, and what is done to its result before it is added.
 Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]

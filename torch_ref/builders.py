@@ -1,14 +1,14 @@
 """Makes parts and blocks from a config: the one place that reads the settings of a layer."""
 
 from torch_ref.attention import MultiHeadAttention
-from torch_ref.blocks import BLOCKS, Block, Norm
+from torch_ref.blocks import BLOCKS, Block
 from torch_ref.config import TransformerConfig, TransformerLMConfig
 from torch_ref.config_parts import HeadConfig
 from torch_ref.config_positions import RotaryScalingConfig
 from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
 from torch_ref.heads import HeadTransform, OutputBias
 from torch_ref.layers import Linear
-from torch_ref.norms import make_norm
+from torch_ref.norms import LayerNorm, NoNorm, RMSNorm, make_norm
 from torch_ref.positions import (
     ALiBi,
     LearnedPositions,
@@ -37,13 +37,14 @@ def make_block(
         cross_attention: whether it also attends to an encoder's output.
     """
 
-    def norm(wanted: bool) -> Norm | None:
+    def norm(wanted: bool) -> LayerNorm | RMSNorm | None:
         return make_model_norm(config) if wanted else None
 
+    is_bare = layer == 0 and not config.norm.first_norm
     return BLOCKS[config.block.block](
         make_attention(config, position=make_position(config, layer, causal=causal)),
         make_feed_forward(config),
-        make_model_norm(config),
+        NoNorm() if is_bare else make_model_norm(config),
         norm(not config.block.shared_norm),
         cross_attention=make_attention(config) if cross_attention else None,
         cross_attention_norm=norm(cross_attention),
@@ -55,13 +56,23 @@ def make_block(
     )
 
 
+def block_of(config: TransformerLMConfig, layer: int) -> int:
+    """Returns which block is a layer's, by their indices: layers may share one (ALBERT)."""
+    groups, size = config.layers.layer_groups, config.layers.layers_in_group
+    if groups is None:
+        return layer
+    # Divided as ALBERT's code does it, whose floor may be off by one where it does not go up.
+    group = int(layer // size / (config.num_layers // size / groups))
+    return group * size + layer % size
+
+
 def make_attention(
     config: TransformerConfig, *, position: NoPositions | None = None
 ) -> MultiHeadAttention:
     """Returns the attention that a config describes, around a position scheme."""
     part, norm = config.attention, config.attention.query_key
 
-    def head_norm(num_heads: int) -> Norm | None:
+    def head_norm(num_heads: int) -> LayerNorm | RMSNorm | None:
         if not norm.query_key_norm:
             return None
         width = config.head_width
@@ -178,14 +189,14 @@ def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForwa
     )
 
 
-def make_model_norm(config: TransformerConfig, features: int | None = None) -> Norm:
+def make_model_norm(config: TransformerConfig, features: int | None = None) -> LayerNorm | RMSNorm:
     """Returns a norm over the model's width, or another, as a config describes it."""
     return _make_norm(config, config.d_model if features is None else features)
 
 
 def _make_norm(
     config: TransformerConfig, features: int | tuple[int, int], *, use_bias: bool | None = None
-) -> Norm:
+) -> LayerNorm | RMSNorm:
     part = config.norm
     return make_norm(
         part.norm,
@@ -204,7 +215,7 @@ def make_position_embedding(
     part, width = config.position, config.d_model
     if isinstance(config, TransformerLMConfig):
         width = config.embedding_sum_width
-    if part.positions == "learned":
+    if part.positions == "learned" or part.learned_rows:
         return LearnedPositions(config.context_length, width, offset=part.position_offset)
     if part.positions == "sinusoidal":
         return SinusoidalPositions(
@@ -242,6 +253,7 @@ def make_head_transform(config: TransformerLMConfig) -> HeadTransform | None:
         make_model_norm(config, config.embedding_width),
         activation=config.head_activation,
         out_features=config.embedding_width,
+        use_bias=config.head.head_transform_bias,
     )
 
 

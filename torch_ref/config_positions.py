@@ -96,6 +96,8 @@ class PositionConfig(Part):
 
     positions: PositionKind = "learned"
     """How the model knows a token's position."""
+    learned_rows: bool = False
+    """Whether learned rows are added to the embeddings beside positions of another kind (MPNet)."""
     position_offset: int = 0
     """Which row of a learned or sinusoidal table belongs to the first position (OPT: 2)."""
     sinusoid_halves: bool = False
@@ -137,8 +139,13 @@ class PositionConfig(Part):
         check_not_negative(self, "position_offset")
         if self.sinusoid_exact and not self.sinusoid_halves:
             raise ValueError("sinusoid_exact needs sinusoid_halves=True: got sinusoid_halves=False")
-        if self.position_offset and self.positions not in ("learned", "sinusoidal"):
+        has_rows = self.positions in ("learned", "sinusoidal")
+        if self.position_offset and not (has_rows or self.learned_rows):
             raise ValueError(
-                "position_offset needs positions='learned' or 'sinusoidal': got "
+                "position_offset needs positions='learned' or 'sinusoidal', or learned_rows: got "
                 f"position_offset={self.position_offset}, positions={self.positions!r}"
+            )
+        if self.learned_rows and has_rows:
+            raise ValueError(
+                f"learned_rows needs another kind of positions: got positions={self.positions!r}"
             )

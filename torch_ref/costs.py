@@ -53,7 +53,7 @@ def count_training_operations(model: TransformerLM, length: int) -> int:
         model: with a head; on the ``meta`` device is enough.
         length: T, in tokens.
     """
-    blocks = [count_operations(b, length) for b in model.blocks if isinstance(b, Block)]
+    blocks = [count_operations(block, length) for block in model.layers]
     forward = sum(block["attention"] + block["dense"] for block in blocks) // length
     heads = [model.head_transform and model.head_transform.proj, model.lm_head]
     head = sum(part.weight.numel() for part in heads if isinstance(part, Linear))

@@ -17,6 +17,7 @@ class HeadTransform(nn.Module):
         activation: one of ``ACTIVATIONS``.
         out_features: the result's width, default D; ELECTRA's (arXiv 2003.10555) is that of its
             embeddings.
+        use_bias: whether proj has a bias (ModernBERT: not).
     """
 
     def __init__(
@@ -26,10 +27,13 @@ class HeadTransform(nn.Module):
         *,
         activation: str = "gelu",
         out_features: int | None = None,
+        use_bias: bool = True,
     ):
         super().__init__()
         self.activation = activation
-        self.proj = Linear(d_model, d_model if out_features is None else out_features)
+        self.proj = Linear(
+            d_model, d_model if out_features is None else out_features, use_bias=use_bias
+        )
         self.norm = norm
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -80,6 +80,14 @@ class RMSNorm(nn.Module):
         return _scaled(y, self.weight, self.unit_offset).to(x.dtype)
 
 
+class NoNorm(nn.Module):
+    """Leaves its input as it is: in place of a norm that a block has not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x."""
+        return x
+
+
 def make_norm(
     kind: str,
     features: int | tuple[int, ...],

@@ -1,12 +1,15 @@
 """The language model: GPT, LLaMA, BERT or a character model, by its settings."""
 
+from typing import cast
+
 import torch
 from torch import nn
 
 from torch_ref.adapters import add_adapters
 from torch_ref.attention import LayerCache
-from torch_ref.blocks import run_blocks, self_attention_mask, stack_position_bias
+from torch_ref.blocks import Block, run_blocks, self_attention_mask, stack_position_bias
 from torch_ref.builders import (
+    block_of,
     make_block,
     make_embedding_projection,
     make_head_transform,
@@ -63,7 +66,7 @@ class TransformerLM(nn.Module):
         self.embedding_projection = make_embedding_projection(config)
         self.position = make_stack_position(config, causal=config.causal)
         self.blocks = nn.ModuleList(
-            [make_block(config, layer, causal=config.causal) for layer in range(config.num_layers)]
+            [make_block(config, layer, causal=config.causal) for layer in range(config.num_blocks)]
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         self.output_projection = make_output_projection(config)
@@ -79,6 +82,14 @@ class TransformerLM(nn.Module):
                 alpha=config.lora.lora_alpha,
                 dropout=config.lora.lora_dropout,
             )
+
+    @property
+    def layers(self) -> list[Block]:
+        """The block of every layer, in turn; layers may share one (ALBERT, arXiv 1909.11942)."""
+        config = self.config
+        return [
+            cast(Block, self.blocks[block_of(config, layer)]) for layer in range(config.num_layers)
+        ]
 
     def forward(
         self,
@@ -156,7 +167,7 @@ class TransformerLM(nn.Module):
             for window in set(windows)
         }
         x, weights = run_blocks(
-            self.blocks,
+            self.layers,
             x,
             [masks[window] for window in windows],
             positions=positions,

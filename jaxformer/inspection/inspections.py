@@ -236,7 +236,13 @@ def measure_costs(
         )
         for times in sorted(set(widths))
     ]
-    widest = configs[-1].replace(num_layers=1, vocab_size=None, full_attention_layers=())
+    widest = configs[-1].replace(
+        num_layers=1,
+        vocab_size=None,
+        full_attention_layers=(),
+        layer_groups=None,
+        layers_in_group=1,
+    )
     weights = 4 * count_matrices(widest)
     # The gradient is as large.
     if 2 * weights > host_memory():

@@ -123,12 +123,16 @@ class _StepModel:
     def __init__(self, config: TrainConfig, mesh: Mapping[str, int]):
         model = config.model
         # One block stands for all: they are alike, and to trace 80 of them takes a minute.
-        one = model.replace(num_layers=1, full_attention_layers=())
+        one = model.replace(
+            num_layers=1, full_attention_layers=(), layer_groups=None, layers_in_group=1
+        )
         self.module = abstract_module(lambda rngs: TransformerLM(one, rngs=rngs))
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
         shapes = {join_path(path): variable.get_value() for path, variable in flat}
         self.table = sharding_table(shapes, mesh)
         self.config, self.mesh, self.layers = config, mesh, model.num_layers
+        # Fewer where layers share their weights.
+        self.blocks = model.num_blocks
         self.width = 2 if config.dtype == "bfloat16" else FLOAT32
         self.block = _BlockWidths.of(model, mesh["tensor"])
         batches = config.accumulation * mesh["data"] * mesh["fsdp"]
@@ -145,7 +149,7 @@ class _StepModel:
 
     def _elements(self, count: Callable[[ShardedParameter], int]) -> int:
         """Returns a sum over all parameters."""
-        return sum(count(r) * (self.layers if _in_block(r) else 1) for r in self.table)
+        return sum(count(r) * (self.blocks if _in_block(r) else 1) for r in self.table)
 
     def estimate(self) -> StepEstimate:
         """Returns the whole estimate."""
@@ -172,7 +176,7 @@ class _StepModel:
         moments = moments_of(state)
         counts = len(jax.tree.leaves(state)) - len(jax.tree.leaves(moments))
         kept = sum(
-            (self.layers if _in_block(rows[name]) else 1)
+            (self.blocks if _in_block(rows[name]) else 1)
             # What has another shape than its parameter lies whole on every device.
             * math.prod(rows[name].part if leaf.shape == rows[name].shape else leaf.shape)
             for group in moments.values()
@@ -288,7 +292,7 @@ class _StepModel:
             times = count * (self.layers * len(inside) + len(outside))
             payload = count * width * (self.layers * sum(inside) + sum(outside))
             again, once_more = count * self.layers * len(inside), count * self.layers * sum(inside)
-            uncut = self.stored - self.layers * sum(inside) - sum(outside)
+            uncut = self.stored - self.blocks * sum(inside) - sum(outside)
             devices = mesh["fsdp"]
             found += [
                 Collective(

@@ -25,9 +25,9 @@ def count_matrices(model: TransformerLMConfig) -> int:
     attention = 2 * width * model.head_width * (model.attention.num_heads + model.key_value_heads)
     block = attention + (3 if model.feed_forward.is_gated else 2) * width * model.feed_forward_width
     tables = vocabulary * (1 if model.head.tie_embeddings or model.head.head == "none" else 2)
-    if model.position.positions == "learned":
+    if model.position.positions == "learned" or model.position.learned_rows:
         tables += model.context_length + model.position.position_offset
-    return model.num_layers * block + width * tables
+    return model.num_blocks * block + width * tables
 
 
 def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:

@@ -147,6 +147,19 @@ def _settings(draw, dialect):
         "pad_token_id": 1,
     }
     known |= dict.fromkeys(("bart", "mbart", "blenderbot", "m2m_100"), bart)
+    known["albert"] = {
+        **plain,
+        "embedding_size": draw(st.sampled_from([5, heads * head_dim])),
+        "num_hidden_groups": draw(st.integers(1, layers)),
+        "inner_group_num": draw(st.integers(1, 2)),
+    }
+    known["mpnet"] = {k: v for k, v in roberta.items() if k != "type_vocab_size"}
+    known["modernbert"] = {
+        **sizes,
+        **dict.fromkeys(("cls_token_id", "sep_token_id")),
+        "intermediate_size": width,
+        **{f"{part}_bias": draw(flag) for part in ("attention", "mlp", "norm", "classifier")},
+    }
     known["apertus"] = {**llama, "hidden_act": "gelu"}
     return known.get(dialect, {**llama, "head_dim": head_dim})
 
@@ -171,11 +184,14 @@ def _kinds(dialect):
     return sorted({case.kind for case in CASES.values() if case.dialect == dialect})
 
 
-# Marian's and Pegasus's tables of sinusoids are among their parameters, and may not be any arrays.
+# Tables of sinusoids are among the parameters of these, and may not be any arrays.
+WITH_TABLES = ("marian", "pegasus", "roformer")
+
+
 @pytest.mark.parametrize(
     "dialect",
     full_except(
-        [name for name in HUGGING_FACE if name not in ("marian", "pegasus")],
+        [name for name in HUGGING_FACE if name not in WITH_TABLES],
         lambda dialect: dialect in ("gpt2", "llama"),
     ),
 )
@@ -195,7 +211,7 @@ def test_any_arrays_come_back_bit_for_bit(dialect, data):
     for parameter in parameters.values():
         by_parameter.setdefault(parameter, _random_array(rng, tuple(parameter.shape)))
     arrays = {name: by_parameter[parameter] for name, parameter in parameters.items()}
-    for start in ("cls.predictions", "lm_head"):
+    for start in ("cls.predictions", "lm_head", "predictions"):
         if f"{start}.decoder.bias" in arrays:
             arrays[f"{start}.bias"] = arrays[f"{start}.decoder.bias"]
     settings = {**config.to_dict(), "class": kind.__name__}

@@ -48,7 +48,7 @@ def share_tables(
         A node for each rotary position whose table has a bug, or for the first one if none has.
     """
     found = reference_tables(torch_module, reference)
-    if not found:
+    if not found or not any(isinstance(node, Rotary) for _, node in nnx.iter_modules(module)):
         return _share_sinusoids(module, torch_module, reference, share_wrong)
     nodes = []
     # Of a long context tables are large: layers that have the same ones hold them once.
@@ -86,11 +86,13 @@ def computes_tables(module: Any) -> bool:
 
 
 def held_tables(module: Any) -> Tables | None:
-    """Returns the rotary tables that a module of the reference keeps in a buffer, if it does.
+    """Returns the rotary tables that a module of the reference keeps in an array, if it does.
 
-    GPT-J's and CodeGen's attentions keep sines and cosines side by side, (T, width).
+    GPT-J's and CodeGen's attentions keep sines and cosines side by side, (T, width), and RoFormer
+    in an embedding that is not trained.
     """
-    for buffer in module.buffers(recurse=False):
+    kept = module.parameters(recurse=False) if SINUSOIDAL in type(module).__name__ else ()
+    for buffer in (*module.buffers(recurse=False), *kept):
         if buffer.ndim != 2 or not buffer.is_floating_point() or buffer.shape[1] % 2:
             continue
         table = buffer.detach().double().cpu().numpy()

@@ -102,7 +102,8 @@ ELECTRA_HEAD = masked_lm_head(
 )
 
 
-def _has_pooler(source_model: SourceModel, values: Values) -> bool:
+def has_pooler(source_model: SourceModel, values: Values) -> bool:
+    """Whether the body has a pooler, by its arrays."""
     return source_model.kind.endswith("Model") and source_model.has("pooler")
 
 
@@ -128,7 +129,7 @@ KIN = (
     Mapped("attention_probs_dropout_prob", "attention_dropout", 0.0),
     Mapped("hidden_dropout_prob", ("residual_dropout", "embedding_dropout"), 0.0),
     *MASKED_LM,
-    Fixed("pooler", _has_pooler),
+    Fixed("pooler", has_pooler),
 )
 BERT = (
     *SIZES,

@@ -272,11 +272,13 @@ def stacks_of(target: Any) -> list[int]:
     """How many blocks each stack of a jaxformer model has."""
     if isinstance(target, EncoderDecoder):
         return [len(target.encoder.blocks), len(target.decoder.blocks)]
-    return [len(target.blocks)]
+    return [len(target.layers)]
 
 
 def _stacks_of_source(model: Any, counts: list[int]) -> list[Any]:
     lists = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)}
+    if repeated := [m for m in model.modules() if type(m).__name__ == "AlbertLayer"]:
+        return [repeated]
     if len(counts) == 1:
         return [next(m for m in lists.values() if len(m) == counts[0])]
     owners = {name.rpartition(".")[0].rpartition(".")[2]: m for name, m in lists.items()}
@@ -288,10 +290,13 @@ def source_states(model: Any, counts: list[int]) -> Iterator[list[torch.Tensor]]
     """Gives the residual streams before each first block and after all, as they are computed."""
     found: list[torch.Tensor] = []
     stacks = _stacks_of_source(model, counts)
-    assert [len(blocks) for blocks in stacks] == counts
+    entered = set()
 
     def enter(module: Any, arguments: Any, more: Any) -> None:
-        found.append(arguments[0] if arguments else more["hidden_states"])
+        # A block that several layers share begins its stack once.
+        if module not in entered:
+            found.append(arguments[0] if arguments else more["hidden_states"])
+        entered.add(module)
 
     def leave(module: Any, arguments: Any, result: Any) -> None:
         found.append(result[0] if isinstance(result, tuple | list) else result)

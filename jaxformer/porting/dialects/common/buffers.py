@@ -56,16 +56,17 @@ def rotary_table_buffers(cos: str, sin: str) -> tuple[Buffer, Buffer]:
 
     def buffer(source: str, place: int, attribute: str) -> Buffer:
         def values(module: Any, shape: Shape | None) -> np.ndarray | None:
-            rotaries = _rotaries(module)
-            return rotaries[0].tables()[place][None, None] if rotaries else None
+            found = rotaries(module)
+            return found[0].tables()[place][None, None] if found else None
 
         def install(module: Any, array: np.ndarray) -> None:
-            install_table(_rotaries(module), attribute, array)
+            install_table(rotaries(module), attribute, array)
 
         return Buffer(source, values, install=install)
 
     return buffer(cos, 0, "cos"), buffer(sin, 1, "sin")
 
 
-def _rotaries(module: Any) -> list[Rotary]:
+def rotaries(module: Any) -> list[Rotary]:
+    """Returns the rotary positions of all layers."""
     return [node for _, node in nnx.iter_modules(module) if isinstance(node, Rotary)]

@@ -48,6 +48,7 @@ def language_model(
     untied_names: frozenset[str] = frozenset(),
     head_names: frozenset[str] = frozenset(),
     superfluous: tuple[str, ...] = (),
+    special_tokens: tuple[str, ...] = (),
     equivalents: Mapping[str, str] | None = None,
 ) -> StateDictAdapter:
     """Returns the adapter of a model with a language-modelling head, and of its body alone.
@@ -72,6 +73,7 @@ def language_model(
         untied_names: see ``StateDictAdapter``.
         head_names: see ``StateDictAdapter``.
         superfluous: of the whole model, see ``ModuleMapping``.
+        special_tokens: settings of tokens that the class has beside the usual ones.
         equivalents: see ``StateDictAdapter``.
     """
     known = TRANSFORMERS_TYPES[name]
@@ -114,6 +116,7 @@ def language_model(
             "architectures": [class_of(module.config)],
             **write_settings(of_vocabulary, module.config),
             **NO_SPECIAL_TOKENS,
+            **dict.fromkeys(special_tokens),
             **write_settings(settings, module.config),
         }
 
