@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.blocks import BLOCKS, Block
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.initializers import initialize
 from jaxformer.layers import widen
 from jaxformer.masks import causal_mask, combine_masks, padding_mask_from_lengths, window_mask
@@ -57,7 +58,42 @@ def attention_maps(
         ValueError: there is no such layer or head.
     """
     weights = _weights(module, inputs, mask)
-    layers = weights if isinstance(weights, list) else [weights]
+    return _stack_maps(weights if isinstance(weights, list) else [weights], layer, head)
+
+
+def sequence_attention_maps(
+    module: EncoderDecoder,
+    source: Int[Array, "B S"],
+    target: Int[Array, "B T"],
+    *,
+    layer: int | None = None,
+    head: int | Literal["mean"] | None = None,
+    memory_mask: Bool[Array, "B N T S"] | None = None,
+) -> dict[str, Float[np.ndarray, "..."]]:
+    """Returns the weights of the three kinds of attention in an encoder and decoder, by kind.
+
+    Args:
+        module: the model.
+        source: ids of the source.
+        target: ids of the target.
+        layer: which layer of each stack; see ``attention_maps``.
+        head: see ``attention_maps``.
+        memory_mask: of the cross-attention.
+
+    Returns:
+        Maps as those of ``attention_maps``: ``encoder`` (S queries, S keys), ``decoder`` (T, T) and
+        ``cross`` (T, S).
+
+    Raises:
+        ValueError: a stack has no such layer or head.
+    """
+    found = _sequence_weights(module, source, target, memory_mask)
+    return {kind: _stack_maps(weights, layer, head) for kind, weights in found.items()}
+
+
+def _stack_maps(
+    layers: Sequence[Array], layer: int | None, head: int | Literal["mean"] | None
+) -> Float[np.ndarray, "..."]:
     maps_LBNTS = np.stack([np.asarray(widen(weights_BNTS)) for weights_BNTS in layers])
     maps = maps_LBNTS.mean(axis=2) if head == "mean" else _pick(maps_LBNTS, 2, head, "head")
     return _pick(maps, 0, layer, "layer")
@@ -276,6 +312,11 @@ def _output(module: Any, inputs: tuple[Array, ...]) -> Any:
 @nnx.jit
 def _weights(module: Any, inputs: tuple[Array, ...], mask: Any) -> Any:
     return module(*inputs, mask=mask, return_weights=True)[1]
+
+
+@nnx.jit
+def _sequence_weights(module: Any, source: Any, target: Any, memory_mask: Any) -> Any:
+    return module.attention_weights(source, target, memory_mask=memory_mask)
 
 
 def _pick(maps: np.ndarray, axis: int, index: int | None, name: str) -> np.ndarray:

@@ -5,7 +5,7 @@ A block takes its parts ready made; ``builders.make_block`` makes one from a con
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -94,8 +94,8 @@ class Block(nnx.Module):
         cache: LayerCache | None = None,
         position_bias: Float[Array, "B N T S"] | None = None,
         memory_cache: LayerCache | None = None,
-        return_weights: bool = False,
-    ) -> Hidden | tuple[Hidden, Float[Array, "B N T S"]]:
+        return_weights: bool | Literal["both"] = False,
+    ) -> Hidden | tuple[Hidden, Any]:
         """Returns the residual stream after this block, with ``return_weights`` also the weights.
 
         Args:
@@ -108,7 +108,8 @@ class Block(nnx.Module):
             cache: see ``MultiHeadAttention``.
             position_bias: see ``MultiHeadAttention``; of the self-attention.
             memory_cache: see ``MultiHeadAttention``; of the cross-attention.
-            return_weights: also return the weights of the self-attention.
+            return_weights: also return the weights of the self-attention, or with ``"both"`` a pair
+                of its weights and those of the cross-attention.
         """
         weights = []
 
@@ -120,7 +121,7 @@ class Block(nnx.Module):
                 positions=positions,
                 cache=cache,
                 position_bias=position_bias,
-                return_weights=return_weights,
+                return_weights=bool(return_weights),
             )
             if isinstance(result, tuple):
                 result, attention_weights = result
@@ -128,8 +129,17 @@ class Block(nnx.Module):
             return _apply(self.attention_output_norm, result)
 
         def attend_to_memory(h: Hidden) -> Hidden:
-            h = self.cross_attention(h, memory, mask=memory_mask, memory_cache=memory_cache)
-            return _apply(self.cross_attention_output_norm, h)
+            result = self.cross_attention(
+                h,
+                memory,
+                mask=memory_mask,
+                memory_cache=memory_cache,
+                return_weights=return_weights == "both",
+            )
+            if isinstance(result, tuple):
+                result, attention_weights = result
+                weights.append(attention_weights)
+            return _apply(self.cross_attention_output_norm, result)
 
         def feed(h: Hidden) -> Hidden:
             return _apply(self.feed_forward_output_norm, self.feed_forward(h))
@@ -143,6 +153,8 @@ class Block(nnx.Module):
             scaled = self._scaled(self.cross_attention_residual_dropout)
             branches.insert(1, (self.cross_attention_norm, attend_to_memory, scaled))
         x = self.combine(x, branches)
+        if return_weights == "both":
+            return x, tuple(weights)
         return (x, weights[0]) if return_weights else x
 
     def _scaled(self, dropout: Dropout) -> Callable[[Hidden], Hidden]:
@@ -268,9 +280,9 @@ def run_blocks(
     cache: list[LayerCache] | None = None,
     position_bias: Float[Array, "B N T S"] | None = None,
     memory_cache: list[LayerCache] | None = None,
-    return_weights: bool = False,
-) -> tuple[Hidden, list[Float[Array, "B N T S"]]]:
-    """Returns the residual stream after all blocks, and the weights of each self-attention.
+    return_weights: bool | Literal["both"] = False,
+) -> tuple[Hidden, list[Any]]:
+    """Returns the residual stream after all blocks, and what each gives of its weights.
 
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
     a block, and one mask for all blocks or a list of one a block. The position bias is that of all.

@@ -1,6 +1,6 @@
 """The encoder, the decoder, and the sequence-to-sequence Transformer made of both."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +113,7 @@ class Decoder(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
         memory_cache: list[LayerCache] | None = None,
-        return_weights: bool = False,
+        return_weights: bool | Literal["both"] = False,
     ) -> Any:
         """Returns the decoded sequence, with ``return_weights`` also each self-attention's weights.
 
@@ -125,7 +125,7 @@ class Decoder(nnx.Module):
             positions: see ``MultiHeadAttention``.
             cache: one ``LayerCache`` a layer, which this call extends.
             memory_cache: what ``remember`` has made of the memory.
-            return_weights: also return the weights.
+            return_weights: also return the weights; see ``Block``.
         """
         mask = self_attention_mask(
             x.shape[1],
@@ -227,14 +227,21 @@ class EncoderDecoder(nnx.Module):
         source_mask: Bool[Array, "B N S S"] | None = None,
         *,
         positions: Int[Array, "B S"] | None = None,
-    ) -> Float[Array, "B S D"]:
-        """Returns the encoder's output. Arguments as in ``__call__``."""
+        return_weights: bool = False,
+    ) -> Any:
+        """Returns the encoder's output, with ``return_weights`` also each layer's weights.
+
+        Arguments as in ``__call__``.
+        """
         table = self.target_embedding if self.source_embedding is None else self.source_embedding
         at = self.source_position_embedding
         at = self.position_embedding if at is None else at
         x = self._embed(source, table, at, self.source_embedding_norm, positions)
-        x = self.encoder(self.source_embedding_dropout(x), source_mask, positions=positions)
-        return self.source_final_dropout(x)
+        x = self.source_embedding_dropout(x)
+        found = self.encoder(x, source_mask, positions=positions, return_weights=return_weights)
+        if return_weights:
+            return self.source_final_dropout(found[0]), found[1]
+        return self.source_final_dropout(found)
 
     def decode(
         self,
@@ -246,8 +253,9 @@ class EncoderDecoder(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
         memory_cache: list[LayerCache] | None = None,
-    ) -> Hidden:
-        """Returns the decoder's output, before the head. Arguments as in ``Decoder``."""
+        return_weights: bool | Literal["both"] = False,
+    ) -> Any:
+        """Returns the decoder's output, before the head. Arguments and result as in ``Decoder``."""
         if cache is not None and positions is None:
             positions = (cache[0].length + jnp.arange(target.shape[1]))[None]
         x = self._embed(
@@ -257,7 +265,7 @@ class EncoderDecoder(nnx.Module):
             self.target_embedding_norm,
             positions,
         )
-        x = self.decoder(
+        found = self.decoder(
             self.target_embedding_dropout(x),
             memory,
             target_mask,
@@ -265,8 +273,30 @@ class EncoderDecoder(nnx.Module):
             positions=positions,
             cache=cache,
             memory_cache=memory_cache,
+            return_weights=return_weights,
         )
-        return self.target_final_dropout(x)
+        if return_weights:
+            return self.target_final_dropout(found[0]), found[1]
+        return self.target_final_dropout(found)
+
+    def attention_weights(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        source_mask: Bool[Array, "B N S S"] | None = None,
+        target_mask: Bool[Array, "B N T T"] | None = None,
+        memory_mask: Bool[Array, "B N T S"] | None = None,
+    ) -> dict[str, list[Float[Array, "B N T S"]]]:
+        """Returns the weights of each layer's attentions, (B, N, queries, keys), after dropout.
+
+        They are those of the ``encoder``, of the ``decoder`` to itself, and ``cross``: of the
+        decoder to the source. Arguments as in ``__call__``.
+        """
+        memory, encoder = self.encode(source, source_mask, return_weights=True)
+        masks = (target_mask, memory_mask)
+        _, pairs = self.decode(target, memory, *masks, return_weights="both")
+        decoder, cross = ([pair[i] for pair in pairs] for i in range(2))
+        return {"encoder": encoder, "decoder": decoder, "cross": cross}
 
     def logits(self, hidden: Hidden) -> Float[Array, "B T V"]:
         """Returns the logits of the output head.

@@ -11,11 +11,13 @@ from flax import nnx
 
 import torch_ref.analysis
 import torch_ref.config
+import torch_ref.encoder_decoder
 import torch_ref.layers
 import torch_ref.positions
 import torch_ref.transformer_lm
 from jaxformer import analysis
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.layers import Dropout, inject_keep_masks
 from jaxformer.parameters import get_parameters, merge, set_parameters, split
 from jaxformer.porting.mapping.naming import torch_name
@@ -110,6 +112,42 @@ def test_attention_maps_agree(name):
     np.testing.assert_allclose(candidate[:, 0].sum(axis=-1), 1, rtol=0, atol=1e-12)
     assert (candidate[:, 1, :, :, 11:] == 0).all()
     assert (np.triu(candidate, 1) == 0).all()
+
+
+@pytest.mark.parametrize("block", ["post_norm", "parallel"])
+def test_maps_of_an_encoder_and_decoder_agree(block):
+    config = EncoderDecoderConfig(
+        source_vocab_size=23, target_vocab_size=29, context_length=17, d_model=24, num_heads=4,
+        encoder_num_heads=3, d_ff=40, num_encoder_layers=3, num_decoder_layers=2, block=block,
+    )  # fmt: skip
+    model = EncoderDecoder(config, rngs=nnx.Rngs(0))
+    set_parameters(model, perturbed(model))
+    model.eval()
+    twin = torch_ref.encoder_decoder.EncoderDecoder(
+        torch_ref.config.EncoderDecoderConfig(**config.settings())
+    ).eval()
+    copy_to_torch(model, twin)
+    source, target = TOKENS[:, :11] % 23, TOKENS[:, :7]
+    allowed = (np.arange(11)[None] < np.array([[11], [6]]))[:, None, None]
+    kinds = analysis.sequence_attention_maps(
+        model, jnp.asarray(source), jnp.asarray(target), memory_mask=jnp.asarray(allowed)
+    )
+    reference = torch_ref.analysis.sequence_attention_maps(
+        twin,
+        torch.from_numpy(source),
+        torch.from_numpy(target),
+        memory_mask=torch.from_numpy(allowed),
+    )
+    assert_same(kinds, reference)
+    assert {kind: maps.shape for kind, maps in kinds.items()} == {
+        "encoder": (3, 2, 3, 11, 11),
+        "decoder": (2, 2, 4, 7, 7),
+        "cross": (2, 2, 4, 7, 11),
+    }
+    assert (kinds["cross"][:, 1, ..., 6:] == 0).all()
+    np.testing.assert_allclose(kinds["cross"].sum(axis=-1), 1, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"layer must be in \[0, 2\): got 2"):
+        analysis.sequence_attention_maps(model, jnp.asarray(source), jnp.asarray(target), layer=2)
 
 
 def test_layers_and_heads_are_chosen_from_the_whole():

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torch_ref.blocks import BLOCKS, Block
+from torch_ref.encoder_decoder import EncoderDecoder
 from torch_ref.initializers import initialize
 from torch_ref.masks import causal_mask, combine_masks, padding_mask_from_lengths, window_mask
 from torch_ref.parameters import get_parameters, set_parameters, to_numpy
@@ -55,7 +56,43 @@ def attention_maps(
     """
     with torch.no_grad():
         _, weights = module(*inputs, mask=mask, return_weights=True)
-    layers = weights if isinstance(weights, list) else [weights]
+    return _stack_maps(weights if isinstance(weights, list) else [weights], layer, head)
+
+
+def sequence_attention_maps(
+    module: EncoderDecoder,
+    source: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    layer: int | None = None,
+    head: int | Literal["mean"] | None = None,
+    memory_mask: torch.Tensor | None = None,
+) -> dict[str, np.ndarray]:
+    """Returns the weights of the three kinds of attention in an encoder and decoder, by kind.
+
+    Args:
+        module: the model.
+        source: ids of the source, (B, S).
+        target: ids of the target, (B, T).
+        layer: which layer of each stack; see ``attention_maps``.
+        head: see ``attention_maps``.
+        memory_mask: of the cross-attention, (B, N, T, S).
+
+    Returns:
+        Maps as those of ``attention_maps``: ``encoder`` (S queries, S keys), ``decoder`` (T, T) and
+        ``cross`` (T, S).
+
+    Raises:
+        ValueError: a stack has no such layer or head.
+    """
+    with torch.no_grad():
+        found = module.attention_weights(source, target, memory_mask=memory_mask)
+    return {kind: _stack_maps(weights, layer, head) for kind, weights in found.items()}
+
+
+def _stack_maps(
+    layers: Sequence[torch.Tensor], layer: int | None, head: int | Literal["mean"] | None
+) -> np.ndarray:
     maps_LBNTS = np.stack([to_numpy(weights_BNTS) for weights_BNTS in layers])
     maps = maps_LBNTS.mean(axis=2) if head == "mean" else _pick(maps_LBNTS, 2, head, "head")
     return _pick(maps, 0, layer, "layer")

@@ -6,6 +6,7 @@ A block takes its parts ready made; ``builders.make_block`` makes one from a con
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -89,8 +90,8 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         position_bias: torch.Tensor | None = None,
         memory_cache: LayerCache | None = None,
-        return_weights: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        return_weights: bool | Literal["both"] = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, Any]:
         """Returns the residual stream after this block, with ``return_weights`` also the weights.
 
         Args:
@@ -103,7 +104,8 @@ class Block(nn.Module):
             cache: see ``MultiHeadAttention``.
             position_bias: see ``MultiHeadAttention``; of the self-attention.
             memory_cache: see ``MultiHeadAttention``; of the cross-attention.
-            return_weights: also return the weights of the self-attention, (B, N, T, S).
+            return_weights: also return the weights of the self-attention, (B, N, T, S), or with
+                ``"both"`` a pair of its weights and those of the cross-attention.
         """
         weights = []
 
@@ -115,7 +117,7 @@ class Block(nn.Module):
                 positions=positions,
                 cache=cache,
                 position_bias=position_bias,
-                return_weights=return_weights,
+                return_weights=bool(return_weights),
             )
             if return_weights:
                 h, attention_weights = h
@@ -124,7 +126,16 @@ class Block(nn.Module):
 
         def attend_to_memory(h: torch.Tensor) -> torch.Tensor:
             assert self.cross_attention is not None
-            h = self.cross_attention(h, memory, mask=memory_mask, memory_cache=memory_cache)
+            h = self.cross_attention(
+                h,
+                memory,
+                mask=memory_mask,
+                memory_cache=memory_cache,
+                return_weights=return_weights == "both",
+            )
+            if return_weights == "both":
+                h, attention_weights = h
+                weights.append(attention_weights)
             return _apply(self.cross_attention_output_norm, h)
 
         def feed(h: torch.Tensor) -> torch.Tensor:
@@ -139,6 +150,8 @@ class Block(nn.Module):
             scaled = self._scaled(self.cross_attention_residual_dropout)
             branches.insert(1, (self.cross_attention_norm, attend_to_memory, scaled))
         x = self.combine(x, branches)
+        if return_weights == "both":
+            return x, tuple(weights)
         return (x, weights[0]) if return_weights else x
 
     def _scaled(self, dropout: Dropout | None) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -277,9 +290,9 @@ def run_blocks(
     cache: list[LayerCache] | None = None,
     position_bias: torch.Tensor | None = None,
     memory_cache: list[LayerCache] | None = None,
-    return_weights: bool = False,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Returns the residual stream after all blocks, and the weights of each self-attention.
+    return_weights: bool | Literal["both"] = False,
+) -> tuple[torch.Tensor, list[Any]]:
+    """Returns the residual stream after all blocks, and what each gives of its weights.
 
     The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
     a block, and one mask for all blocks or a list of one a block. The position bias is that of all.

@@ -10,7 +10,12 @@ import numpy as np
 
 from jaxformer.char_data import CharTokenizer, Unknown
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
-from jaxformer.data.text_generation import decode_stream, encode_prompt
+from jaxformer.data.text_generation import (
+    decode_stream,
+    encode_prompt,
+    encode_source,
+    write_target,
+)
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import Setting, UsageError
@@ -24,7 +29,6 @@ from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.port import plan_port, write_port
 from jaxformer.porting.targets import choose_target
-from jaxformer.sequence_generation import generate_target
 from jaxformer.transformer_lm import TransformerLM
 
 Ids = Sequence[int] | np.ndarray
@@ -101,8 +105,8 @@ class Model:
         """Returns what follows a prompt: text after text, ids after ids.
 
         Args:
-            prompt: a text, or ids (T,) or (B, T), int; of an encoder and decoder the ids of the
-                source, with those that its tokenizer puts around a text.
+            prompt: a text, or ids (T,) or (B, T), int; of an encoder and decoder the source, its
+                ids with those that the tokenizer puts around a text.
             tokens: the most tokens to make; a text ends earlier with the model's own last token.
             settings: those of ``stream``.
 
@@ -136,7 +140,8 @@ class Model:
         """Yields what follows a prompt, piece by piece, as it is made.
 
         Args:
-            prompt: a text; an empty one begins as the model's texts do.
+            prompt: a text; an empty one begins as the model's texts do. Of an encoder and decoder
+                the source, which is not empty; its target comes in one piece.
             tokens: the most tokens to make.
             temperature: below 1 the probable becomes more probable, above 1 less.
             top_k: choose among the k most probable tokens.
@@ -150,11 +155,6 @@ class Model:
             TextError: the prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range.
         """
-        if isinstance(self.module, EncoderDecoder):
-            raise UsageError(
-                "an encoder and decoder reads ids: give those of the source, with the tokens that "
-                "its tokenizer puts around a text"
-            )
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise UsageError(
@@ -163,12 +163,16 @@ class Model:
                 ", or give and get ids instead of text",
             )
         first = [] if self._source is None else self._source.first_ids()
-        ids = encode_prompt(tokenizer, prompt, (), first, unknown).ids
+        if isinstance(self.module, EncoderDecoder):
+            ids = encode_source(tokenizer, prompt, (), unknown).ids
+        else:
+            ids = encode_prompt(tokenizer, prompt, (), first, unknown).ids
         chunks = self._chunks(
             ids[None], tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy,
             seed=seed,
         )  # fmt: skip
-        return decode_stream(tokenizer, ids, chunks, self._last_ids())
+        before = ids[:0] if isinstance(self.module, EncoderDecoder) else ids
+        return decode_stream(tokenizer, before, chunks, self._last_ids())
 
     def save(
         self,
@@ -240,20 +244,14 @@ class Model:
     ) -> np.ndarray:
         """Returns the targets of sources, int32 (B, n)."""
         begin, last = ([], None) if self._source is None else self._source.target_ids()
-        if not begin:
-            raise UsageError(
-                "the model does not say what its targets begin with (decoder_start_token_id in "
-                "config.json or generation_config.json): call jaxformer.generate_target"
-            )
-        size = module.config.target_vocab_size
-        return generate_target(
+        return write_target(
             module,
             source_BS,
             tokens,
-            start_BT=np.tile(np.array(begin, np.int32), (len(source_BS), 1)),
-            key=jax.random.key(seed),
-            stop_tokens=[i for i in self._last_ids() if 0 <= i < size],
+            begin=begin,
+            last_ids=self._last_ids(),
             last_token=last,
+            key=jax.random.key(seed),
             **{"temperature": 0.8, **more},
         )
 

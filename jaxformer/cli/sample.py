@@ -2,10 +2,10 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import tyro
 
@@ -16,9 +16,9 @@ from jaxformer.errors import TextError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from jaxformer.config import TransformerLMConfig
-    from jaxformer.data.text_generation import Prompt
-    from jaxformer.porting.checkpoint import Tokenizer
+    from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+    from jaxformer.encoder_decoder import EncoderDecoder
+    from jaxformer.porting.checkpoint import Checkpoint, Tokenizer
     from jaxformer.transformer_lm import TransformerLM
 
 # Below this, float32 has no room for a logit over the temperature, nor for a share of all tokens.
@@ -32,7 +32,8 @@ class SampleOptions:
     path: tyro.conf.Positional[Path]
     """A run's folder, or any checkpoint that jaxformer port reads."""
     prompt: str = ""
-    """What the text begins with; default a new line, or the model's own first token."""
+    """What the text begins with; default a new line, or the model's own first token. Of an encoder
+    and decoder, the source of which it writes the target."""
     prompt_ids: str = ""
     """What the text begins with, as ids (1,2,3), for a model without a tokenizer."""
     chat: Switch = False
@@ -130,9 +131,10 @@ def run(arguments: Sequence[str]) -> None:
     """
     options: SampleOptions = parse(SampleOptions, "jaxformer sample", arguments)
 
-    from jaxformer.data.text_generation import encode_chat, encode_prompt
+    from jaxformer.config import EncoderDecoderConfig
+    from jaxformer.data.text_generation import encode_chat, encode_prompt, encode_source
     from jaxformer.hardware.compilation_cache import use_compilation_cache
-    from jaxformer.porting.checkpoint import in_float32, open_checkpoint, plan_language_model
+    from jaxformer.porting.checkpoint import in_float32, open_checkpoint, plan_text_model
 
     use_compilation_cache(options.compilation_cache)
     checkpoint = open_checkpoint(
@@ -147,10 +149,13 @@ def run(arguments: Sequence[str]) -> None:
     )
     for warning in checkpoint.raw.warnings:
         print(f"jaxformer: warning: {warning}", file=sys.stderr)
-    plan = plan_language_model(checkpoint)
+    plan = plan_text_model(checkpoint)
+    config = plan.module.config
+    reads_source = isinstance(config, EncoderDecoderConfig)
     ids = _parse_ids(options.prompt_ids)
     try:
-        tokenizer = checkpoint.tokenizer(plan.module.config.vocab_size)
+        size = config.target_vocab_size if reads_source else config.vocab_size
+        tokenizer = checkpoint.tokenizer(size)
     except UsageError:
         # A missing tokenizer matters only to those who want text.
         if not ids:
@@ -158,6 +163,8 @@ def run(arguments: Sequence[str]) -> None:
         tokenizer = None
     if options.chat:
         prompt = encode_chat(tokenizer, options.prompt, checkpoint.files_beside())
+    elif reads_source:
+        prompt = encode_source(tokenizer, options.prompt, ids, options.unknown)
     else:
         first = checkpoint.first_ids()
         prompt = encode_prompt(tokenizer, options.prompt, ids, first, options.unknown)
@@ -165,47 +172,106 @@ def run(arguments: Sequence[str]) -> None:
     from jaxformer.porting.api import build
 
     model = build(in_float32(plan))
-    _check_model(model.config, prompt.ids)
-    _write_texts(model, tokenizer, prompt, checkpoint.last_ids(), options)
+    _check_model(config, config.source_vocab_size if reads_source else size, prompt.ids)
+    prepare = _target_writer if reads_source else _text_writer
+    writer = prepare(model, prompt.ids, checkpoint, options)
+    _write_texts(writer, tokenizer, prompt.text, checkpoint.last_ids(), options)
 
 
-def _check_model(config: "TransformerLMConfig", prompt_ids: "np.ndarray") -> None:
-    vocab_size = config.vocab_size or 0
-    if unknown := [int(i) for i in prompt_ids if not 0 <= i < vocab_size]:
-        raise TextError(f"id {unknown[0]} of the prompt is outside the model's {vocab_size} tokens")
+def _check_model(
+    config: "TransformerLMConfig | EncoderDecoderConfig", size: int, prompt_ids: "np.ndarray"
+) -> None:
+    if unknown := [int(i) for i in prompt_ids if not 0 <= i < size]:
+        raise TextError(f"id {unknown[0]} of the prompt is outside the model's {size} tokens")
     if not config.causal or config.head.head == "none":
         raise UsageError("only a causal model with a head writes text, and this is none")
 
 
+class Writer(NamedTuple):
+    """What makes texts.
+
+    Attributes:
+        before: ids (T,) that stand before the first new one.
+        make: yields the new ids, (1, n) at a time, for a seed.
+    """
+
+    before: "np.ndarray"
+    make: Callable[[int], "Iterator[np.ndarray]"]
+
+
+def _text_writer(
+    model: "TransformerLM", prompt_T: "np.ndarray", checkpoint: "Checkpoint", options: SampleOptions
+) -> Writer:
+    """Returns what writes after a prompt."""
+    import jax
+
+    from jaxformer.generation import stream
+
+    size = model.config.vocab_size or 0
+    stop_tokens = [i for i in checkpoint.last_ids() if 0 <= i < size]
+
+    def make(seed: int) -> "Iterator[np.ndarray]":
+        return stream(
+            model,
+            prompt_T[None],
+            options.tokens,
+            key=jax.random.key(seed),
+            stop_tokens=stop_tokens,
+            **_choice(options),
+        )
+
+    return Writer(prompt_T, make)
+
+
+def _target_writer(
+    model: "EncoderDecoder",
+    source_S: "np.ndarray",
+    checkpoint: "Checkpoint",
+    options: SampleOptions,
+) -> Writer:
+    """Returns what writes the target of a source, at once."""
+    import jax
+
+    from jaxformer.data.text_generation import write_target
+
+    begin, last = checkpoint.target_ids()
+
+    def make(seed: int) -> "Iterator[np.ndarray]":
+        yield write_target(
+            model,
+            source_S[None],
+            options.tokens,
+            begin=begin,
+            last_ids=checkpoint.last_ids(),
+            last_token=last,
+            key=jax.random.key(seed),
+            **_choice(options),
+        )
+
+    return Writer(source_S[:0], make)
+
+
+def _choice(options: SampleOptions) -> dict[str, Any]:
+    """Returns the settings by which tokens are chosen."""
+    return {name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "greedy")}
+
+
 def _write_texts(
-    model: "TransformerLM",
+    writer: Writer,
     tokenizer: "Tokenizer | None",
-    prompt: "Prompt",
+    prompt: str,
     last_ids: Sequence[int],
     options: SampleOptions,
 ) -> None:
-    import jax
-
     from jaxformer.data.text_generation import GenerationSpeed, decode_stream
-    from jaxformer.generation import stream
 
     speed = GenerationSpeed()
     for n in range(options.samples):
         if options.samples > 1:
             _write(("\n\n" if n else "") + f"--- {n + 1} of {options.samples} ---\n")
-        _write(prompt.text)
-        chunks = stream(
-            model,
-            prompt.ids[None],
-            options.tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            greedy=options.greedy,
-            key=jax.random.key(options.seed + n),
-            stop_tokens=[i for i in last_ids if 0 <= i < (model.config.vocab_size or 0)],
-        )
-        for text in decode_stream(tokenizer, prompt.ids, speed.watch(chunks), last_ids):
+        _write(prompt)
+        chunks = speed.watch(writer.make(options.seed + n))
+        for text in decode_stream(tokenizer, writer.before, chunks, last_ids):
             _write(text)
     _write("\n")
     sys.stderr.write(f"{speed}\n")

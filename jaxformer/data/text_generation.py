@@ -1,4 +1,4 @@
-"""Text that a language model writes: a prompt to ids, new ids to text as they come, their speed."""
+"""Text that a model writes: a prompt to ids, new ids to text as they come, their speed."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,9 @@ import numpy as np
 
 from jaxformer.data.chat import render_chat
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import UsageError
+from jaxformer.sequence_generation import generate_target
 
 
 class Prompt(NamedTuple):
@@ -50,10 +52,7 @@ def encode_prompt(
         known = tokenizer is not None and prompt_T.max() < tokenizer.vocabulary_size()
         return Prompt(prompt_T, tokenizer.decode(prompt_T) if known else " ".join(map(str, ids)))
     if tokenizer is None:
-        raise UsageError(
-            "there is no tokenizer: give --meta FILE (nanoGPT's meta.pkl or a tokenizer.json), or "
-            "ids instead of text with --prompt-ids 1,2,3"
-        )
+        raise _no_tokenizer()
     if text:
         prompt_T = tokenizer.encode(text, unknown=unknown)
         if len(prompt_T):
@@ -61,6 +60,41 @@ def encode_prompt(
     if first_ids:
         return Prompt(np.array(first_ids, np.int64), "")
     return Prompt(tokenizer.encode("\n", unknown="replace"), "")
+
+
+def encode_source(
+    tokenizer: Any,
+    text: str,
+    ids: Sequence[int],
+    unknown: Literal["error", "skip", "replace"],
+) -> Prompt:
+    """Returns the ids of what an encoder reads, of which nothing is shown.
+
+    Args:
+        tokenizer: makes ids of text, with those that it puts around every text; or None.
+        text: of the source.
+        ids: of the source; they take the place of the text.
+        unknown: see ``CharTokenizer.encode``.
+
+    Raises:
+        TextError: the text has a character that the tokenizer does not know.
+        UsageError: there is no source, or neither a tokenizer nor ids.
+    """
+    if ids:
+        return Prompt(np.array(ids, np.int64), "")
+    if tokenizer is None:
+        raise _no_tokenizer()
+    source_S = tokenizer.encode(text, unknown=unknown) if text else np.zeros(0)
+    if not len(source_S):
+        raise UsageError("an encoder and decoder writes the target of a source: give --prompt TEXT")
+    return Prompt(source_S.astype(np.int64), "")
+
+
+def _no_tokenizer() -> UsageError:
+    return UsageError(
+        "there is no tokenizer: give --meta FILE (nanoGPT's meta.pkl or a tokenizer.json), or "
+        "ids instead of text with --prompt-ids 1,2,3"
+    )
 
 
 def encode_chat(tokenizer: Any, text: str, files: Mapping[str, Path]) -> Prompt:
@@ -79,6 +113,44 @@ def encode_chat(tokenizer: Any, text: str, files: Mapping[str, Path]) -> Prompt:
         raise UsageError("--chat needs a tokenizer.json, and the model has none")
     chat = render_chat([{"role": "user", "content": text}], files)
     return Prompt(tokenizer.encode(chat, around_every_text=False).astype(np.int64), "")
+
+
+def write_target(
+    model: EncoderDecoder,
+    source_BS: np.ndarray,
+    tokens: int,
+    *,
+    begin: Sequence[int],
+    last_ids: Sequence[int],
+    **settings: Any,
+) -> np.ndarray:
+    """Returns what follows the first ids of each source's target, int32 (B, n).
+
+    Args:
+        model: with a causal decoder and a head.
+        source_BS: ids of the sources.
+        tokens: the most to make.
+        begin: the ids that every target begins with.
+        last_ids: a target ends with the first of these.
+        settings: of ``generate_target``.
+
+    Raises:
+        UsageError: it is not known what targets begin with.
+        ValueError: see ``generate_target``.
+    """
+    if not begin:
+        raise UsageError(
+            "the model does not say what its targets begin with (decoder_start_token_id in "
+            "config.json or generation_config.json): call jaxformer.generate_target"
+        )
+    return generate_target(
+        model,
+        source_BS,
+        tokens,
+        start_BT=np.tile(np.array(begin, np.int32), (len(source_BS), 1)),
+        stop_tokens=[i for i in last_ids if 0 <= i < model.config.target_vocab_size],
+        **settings,
+    )
 
 
 def decode_stream(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.char_data import CharTokenizer
-from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.config_tree import from_dict
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
 from jaxformer.errors import CheckpointError, TextError, UsageError
@@ -317,6 +317,18 @@ def plan_language_model(checkpoint: Checkpoint) -> Plan:
             f"{checkpoint.path} holds a {plan.origin.kind}, which is no language model"
         )
     return plan
+
+
+def plan_text_model(checkpoint: Checkpoint) -> Plan:
+    """Returns the import plan of a checkpoint that must hold a whole model of tokens.
+
+    Raises:
+        UsageError: it holds neither a ``TransformerLM`` nor an ``EncoderDecoder``.
+    """
+    plan = checkpoint.plan()
+    if isinstance(getattr(plan.module, "config", None), EncoderDecoderConfig):
+        return plan
+    return plan_language_model(checkpoint)
 
 
 def in_float32(plan: Plan) -> Plan:

@@ -221,7 +221,7 @@ def test_an_encoder_and_decoder_writes_what_transformers_writes(tmp_path):
     assert expected[:, -1].tolist() == [9, 9]
     # The first new token of transformers is the forced one.
     assert np.array_equal(model.generate(ids, 12, greedy=True), expected[:, 2:].numpy())
-    with pytest.raises(UsageError, match="reads ids"):
+    with pytest.raises(UsageError, match="has no tokenizer"):
         model.generate("text")
     with pytest.raises(UsageError, match="does not say what its targets begin with"):
         jf.Model(model.module).generate(ids, 3)

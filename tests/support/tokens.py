@@ -95,3 +95,28 @@ def write_model_and_answers():
         for n in range(60)
     ]
     Path("answers.jsonl").write_text("\n".join(map(json.dumps, talks)))
+
+
+def write_t5(folder):
+    """Writes a small T5 of Hugging Face whose tokenizer ends every text, as T5's does."""
+    import transformers
+
+    from tests.support.hugging_face.running import randomize
+
+    made = tokenizer("unigram")
+    made.post_processor = processors.TemplateProcessing(
+        single=f"$A {END}", special_tokens=[(END, made.token_to_id(END))]
+    )
+    end = made.token_to_id(END)
+    config = transformers.T5Config(
+        vocab_size=SIZE, d_model=24, d_kv=10, num_heads=3, d_ff=44, num_layers=3,
+        num_decoder_layers=2, n_positions=64, dropout_rate=0.0,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=end,
+    )  # fmt: skip
+    model = randomize(transformers.T5ForConditionalGeneration(config), std=0.3).float()
+    model.save_pretrained(folder)
+    saved = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=END, pad_token="<unk>"
+    )
+    saved.save_pretrained(folder)
+    return model, saved
