@@ -26,14 +26,15 @@ WIDTH, BOX, HEIGHT, STEP, TOP = 1000, 236, 74, 102, 16
 # layers that pyproject.toml enforces.
 PLACES = {
     "cli": (0, 500),
-    "inspection": (1, 125), "parity": (1, 375), "api": (1, 625), "planning": (1, 875),
-    "porting": (2, 335),
-    "training": (3, 580),
-    "checkpoints": (4, 330), "data": (4, 700),
-    "distributed": (5, 170), "storage": (5, 470), "hardware": (5, 830),
-    MIRROR: (6, 560), TWIN: (6, 880),
-    "execution": (7, 560),
-    "errors": (8, 250),
+    "api": (1, 130),
+    "inspection": (2, 190), "parity": (2, 530), "planning": (2, 860),
+    "porting": (3, 335),
+    "training": (4, 580),
+    "checkpoints": (5, 330), "data": (5, 700),
+    "distributed": (6, 170), "storage": (6, 470), "hardware": (6, 830),
+    MIRROR: (7, 560), TWIN: (7, 880),
+    "execution": (8, 560),
+    "errors": (9, 250),
 }  # fmt: skip
 NOTES = {
     MIRROR: "the files in the root of jaxformer: config, layers, attention, blocks, models, "

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
     from jaxformer.generation import generate, stream
+    from jaxformer.inspection.attention_maps import AttentionMaps
     from jaxformer.layers import Dropout, Embedding, Linear
     from jaxformer.losses import cross_entropy
     from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
@@ -93,6 +94,7 @@ __version__ = "0.2.0"
 __all__ = [
     "ALiBi",
     "AttentionConfig",
+    "AttentionMaps",
     "BlockConfig",
     "CharTokenizer",
     "Decoder",
@@ -197,6 +199,7 @@ def lazy_attributes(package: str, modules: Mapping[str, str]) -> Callable[[str],
 _PUBLIC = {
     "api.model": ("Model", "load"),
     "api.runs": ("TrainResult", "train"),
+    "inspection.attention_maps": ("AttentionMaps",),
     "attention": ("LayerCache", "MultiHeadAttention"),
     "attention_core": ("scaled_dot_product_attention",),
     "blocks": ("OutputNormBlock", "ParallelBlock", "PostNormBlock", "PreNormBlock"),

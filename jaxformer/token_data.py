@@ -202,6 +202,13 @@ class TokenFolder:
             )
         self.train, self.val = (self._open(splits[name]["shards"]) for name in SPLITS)
 
+    def __repr__(self) -> str:
+        """Returns where it is and how many ids it has, in one line."""
+        return (
+            f"<{type(self).__name__}: {self.path}, {len(self.train):,} + {len(self.val):,} tokens "
+            f"of {self.vocab_size:,}>"
+        )
+
     def _open(self, shards: Sequence[dict[str, Any]]) -> TokenSplit:
         documents = [shard["documents"] for shard in shards if "documents" in shard]
         return TokenSplit(

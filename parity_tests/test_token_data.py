@@ -89,6 +89,13 @@ def test_they_are_those_of_the_ids_in_memory(folder):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_folder_shows_its_sizes(folder):
+    for side in SIDES:
+        made = side[0].TokenFolder(folder)
+        sizes = f"{len(made.train):,} + {len(made.val):,} tokens of {made.vocab_size:,}"
+        assert repr(made) == f"<TokenFolder: {folder}, {sizes}>"
+
+
 def test_both_know_a_folder_by_the_same_fingerprint(folder):
     first, second = (side[0].TokenFolder(folder) for side in SIDES)
     assert first.fingerprint() == second.fingerprint()

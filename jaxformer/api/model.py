@@ -21,7 +21,9 @@ from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import Setting, UsageError
 from jaxformer.generation import stream
 from jaxformer.hardware.units import format_count
-from jaxformer.parameters import get_parameters
+from jaxformer.inspection.attention_maps import AttentionMaps, Head, Kind, attention
+from jaxformer.inspection.inspected_model import InspectedModel
+from jaxformer.parameters import get_parameters, merge, split
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32, open_checkpoint
 from jaxformer.porting.formats.raw_checkpoints import RawCheckpoint
@@ -173,6 +175,44 @@ class Model:
         )  # fmt: skip
         before = ids[:0] if isinstance(self.module, EncoderDecoder) else ids
         return decode_stream(tokenizer, before, chunks, self._last_ids())
+
+    def attention(
+        self,
+        text: str | None = None,
+        *,
+        target: str | None = None,
+        kind: Kind | None = None,
+        layer: int | None = None,
+        head: Head = "mean",
+        unknown: Unknown = "error",
+    ) -> AttentionMaps:
+        """Returns who attends to whom in a text; a notebook shows it as a picture.
+
+        Args:
+            text: what the model reads; None lets a language model write one.
+            target: of an encoder and decoder, what it has written; None lets it write.
+            kind: which attention of an encoder and decoder: ``encoder``, ``decoder`` or, as by
+                default, ``cross``: that of the target to the source.
+            layer: which, from 0; None gives every layer.
+            head: which, from 0; their mean; or ``all``.
+            unknown: what to do with characters that the model does not know.
+
+        Raises:
+            UsageError: there is no such layer or head, the text is too long, or the model has no
+                tokenizer.
+            TextError: the text has a character that the tokenizer does not know.
+        """
+        source = self._source
+        targets = ([], None) if source is None else source.target_ids()
+        # A copy that shares the arrays: the module itself may be in training mode.
+        module = merge(*split(self.module))
+        module.eval()
+        run = InspectedModel(module, self.tokenizer, targets, tuple(self._last_ids()))
+        return AttentionMaps(
+            attention(
+                run, text=text, target=target, kind=kind, layer=layer, head=head, unknown=unknown
+            )
+        )
 
     def save(
         self,

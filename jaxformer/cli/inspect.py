@@ -31,7 +31,8 @@ usage: jaxformer inspect CHECKPOINT [OPTIONS]
 The first lists what is in a checkpoint: arrays, sizes, settings, whose model it is.
 A checkpoint is a run's folder, or any that jaxformer port reads. WHAT is one of
 
-  attention   who attends to whom in a text: any layer and head, or their mean
+  attention   who attends to whom in a text: any layer and head, or their mean; of an
+              encoder and decoder, the target to the source
   gradients   the norm of every parameter's gradient
   init        what three initialisations do to the model's output
   norms       pre-norm and post-norm blocks: the residual stream by depth
@@ -122,6 +123,10 @@ class AttentionOptions(TextOptions):
     """Which layer, from 0; default every one."""
     head: int | Literal["mean", "all"] = "mean"
     """Which head, from 0; their mean; or all, side by side."""
+    target: str | None = None
+    """What an encoder and decoder has written of --text; default what it does write."""
+    kind: Literal["encoder", "decoder", "cross"] | None = None
+    """Which attention of an encoder and decoder; default that of the target to the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +306,8 @@ def _inspect(what: str, options: InspectOptions) -> None:
             "alone with --out FILE.json"
         )
 
-    from jaxformer.inspection.inspections import INSPECTIONS, InspectedModel
+    from jaxformer.inspection.inspected_model import InspectedModel
+    from jaxformer.inspection.inspections import INSPECTIONS
     from jaxformer.porting.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(

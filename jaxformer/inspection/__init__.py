@@ -4,7 +4,9 @@ A checkpoint goes in. ``checkpoint_tree`` lists it without building its model. A
 the model, computes numbers by the mirror's own functions (``analysis``, ``scaling``, ``costs``) and
 draws them; matplotlib is imported only for pictures.
 
-- ``inspections``: the numbers of each inspection.
+- ``inspected_model``: the model that is looked into, and the text that it reads.
+- ``inspections``: the numbers of each inspection;  ``attention_maps``: of attention, and what a
+  notebook shows of it.
 - ``pictures``: the picture of each inspection;  ``charts``, ``maps``: how they are drawn.
 - ``checkpoint_tree``: arrays, sizes, settings and origin of a checkpoint.
 """

@@ -1,8 +1,7 @@
 """The numbers of each inspection of a trained model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,108 +10,20 @@ from flax import nnx
 
 from jaxformer import analysis, costs
 from jaxformer.builders import make_block
-from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import Setting, UsageError
-from jaxformer.generation import generate
 from jaxformer.hardware.memory import host_memory
-from jaxformer.porting.api import build
-from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32, plan_language_model
+from jaxformer.inspection.attention_maps import attention
+from jaxformer.inspection.inspected_model import InspectedModel, Numbers, Unknown, text_and_ids
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
 from jaxformer.scaling import softmax_scaling
 from jaxformer.training.memory import count_matrices
-from jaxformer.transformer_lm import TransformerLM
-
-Numbers = dict[str, Any]
-Unknown = Literal["error", "skip", "replace"]
-
-
-@dataclass(frozen=True)
-class InspectedModel:
-    """A trained model, in evaluation mode, and the tokenizer of its text, if that is known."""
-
-    model: TransformerLM
-    known_tokenizer: Tokenizer | None
-
-    @classmethod
-    def load(cls, checkpoint: Checkpoint) -> "InspectedModel":
-        """Reads the language model in a checkpoint.
-
-        Raises:
-            UsageError: it holds something else.
-            CheckpointError: it is damaged.
-        """
-        plan = plan_language_model(checkpoint)
-        tokenizer = checkpoint.tokenizer(plan.module.config.vocab_size)
-        return cls(build(in_float32(plan)), tokenizer)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model's text.
-
-        Raises:
-            UsageError: there is none.
-        """
-        if self.known_tokenizer is None:
-            raise UsageError(
-                "this inspection needs text, and the model has neither a vocabulary nor a "
-                "tokenizer.json"
-            )
-        return self.known_tokenizer
-
-    @property
-    def config(self) -> TransformerLMConfig:
-        """The model's settings."""
-        return self.model.config
-
-
-def attention(
-    run: InspectedModel,
-    *,
-    text: str | None = None,
-    unknown: Unknown = "error",
-    layer: int | None = None,
-    head: int | Literal["mean", "all"] = "mean",
-) -> Numbers:
-    """Returns ``analysis.attention_maps`` of a text, ``weights`` (L, N, T, S).
-
-    Args:
-        run: the model.
-        text: what it reads; None lets the model write one.
-        unknown: see ``CharTokenizer.encode``.
-        layer: which, from 0; None gives every layer.
-        head: which, from 0; their mean; or all.
-
-    Raises:
-        UsageError: there is no such layer or head, or the text is too long.
-        TextError: the text has a character that the model does not know.
-    """
-    layers, heads = run.config.num_layers, run.config.attention.num_heads
-    _check_index("layer", layer, layers)
-    if not isinstance(head, str):
-        _check_index("head", head, heads)
-    text, ids = _text_and_ids(run, text, unknown)
-    one_head = None if head == "all" else head
-    maps = analysis.attention_maps(run.model, jnp.asarray(ids)[None], layer=layer, head=one_head)
-    shape = (
-        layers if layer is None else 1,
-        heads if one_head is None else 1,
-        len(ids),
-        len(ids),
-    )
-    return {
-        "text": text,
-        "tokens": [run.tokenizer.decode([i]) for i in ids],
-        "layers": list(range(layers)) if layer is None else [layer],
-        "heads": list(range(heads)) if one_head is None else [one_head],
-        "weights": maps.reshape(shape),
-    }
 
 
 def gradients(
     run: InspectedModel, *, text: str | None = None, unknown: Unknown = "error"
 ) -> Numbers:
     """Returns ``analysis.gradient_norms`` of the logits of a text; see ``attention``."""
-    text, ids = _text_and_ids(run, text, unknown)
+    text, ids = text_and_ids(run, text, unknown)
     return {"text": text, "norms": analysis.gradient_norms(run.model, jnp.asarray(ids)[None])}
 
 
@@ -267,25 +178,6 @@ INSPECTIONS: dict[str, Callable[..., Numbers]] = {
 }
 
 
-def _text_and_ids(
-    run: InspectedModel, text: str | None, unknown: Unknown
-) -> tuple[str, np.ndarray]:
-    """Returns a text as the model reads it, and its ids (T,); without one, the model writes it."""
-    context = run.config.context_length
-    if text is None:
-        start = run.tokenizer.encode("\n", unknown="replace")
-        count = min(40, context)
-        ids = generate(run.model, start[None], count, temperature=0.8, key=jax.random.key(0))[0]
-        ids = ids[ids < run.tokenizer.vocabulary_size()]
-        return run.tokenizer.decode(ids), ids
-    ids = run.tokenizer.encode(text, unknown=unknown)
-    if not 1 <= len(ids) <= context:
-        raise UsageError(
-            Setting("text"), f" must have 1 to {context} tokens to read: got {len(ids)}"
-        )
-    return run.tokenizer.decode(ids), ids
-
-
 def _choose(tables: Mapping[str, np.ndarray], dimensions: Sequence[int]) -> dict[str, list[int]]:
     """Returns the columns of each table, and the heads of a bias, that are drawn as curves."""
     counts = {name: t.shape[0 if t.ndim == 3 else 1] for name, t in tables.items()}
@@ -300,8 +192,3 @@ def _choose(tables: Mapping[str, np.ndarray], dimensions: Sequence[int]) -> dict
         or [count * i // min(count, 5) for i in range(min(count, 5))]
         for name, count in counts.items()
     }
-
-
-def _check_index(name: str, index: int | None, count: int) -> None:
-    if index is not None and not 0 <= index < count:
-        raise UsageError(Setting(name), f" must be in [0, {count}): got {index}")

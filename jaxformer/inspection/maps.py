@@ -30,6 +30,7 @@ POSITION_LABELS = {
 def attention(numbers: Numbers) -> Figure:
     """Draws a map for each layer and head, on one colour scale."""
     weights_LNTS, tokens = numbers["weights"], numbers["tokens"]
+    keys = numbers.get("keys", tokens)
     layers, heads = weights_LNTS.shape[:2]
     count = layers * heads
     if layers > 1 and heads > 1:
@@ -39,7 +40,7 @@ def attention(numbers: Numbers) -> Figure:
         rows = -(-count // columns)
     # A few maps can be large enough for every token to be read.
     largest = 7.0 if count == 1 else 5.0 if count <= 4 else 3.2 if count <= 16 else 2.2
-    side = min(max(0.125 * len(tokens), 2.2), largest)
+    side = min(max(0.125 * max(len(tokens), len(keys)), 2.2), largest)
     size = (columns * (side + 0.35) + 1.0, rows * (side + 0.5) + 0.3)
     figure = Figure(figsize=size, layout="compressed")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -52,14 +53,14 @@ def attention(numbers: Numbers) -> Figure:
     for axes, map_TS, title in zip(grid.flat, maps, titles, strict=False):
         image = axes.imshow(np.ma.masked_equal(map_TS, 0), cmap=colours, norm=norm)
         axes.set_title(title)
-        _label_tokens(axes, tokens, side)
+        _label_tokens(axes, tokens, keys, side)
         axes.spines[:].set_visible(False)
     for axes in list(grid.flat)[count:]:
         axes.set_visible(False)
     for axes in grid[:, 0]:
-        axes.set_ylabel("query")
+        axes.set_ylabel("query" if numbers.get("kind") != "cross" else "target, query")
     for axes in grid.flat[max(0, count - columns) : count]:
-        axes.set_xlabel("key")
+        axes.set_xlabel("key" if numbers.get("kind") != "cross" else "source, key")
     bar = figure.colorbar(
         image, ax=grid, shrink=min(1.0, 3.2 / size[1]), aspect=25, pad=0.02,
         extend="max" if weights_LNTS.max() > high else "neither",
@@ -139,16 +140,16 @@ def _head(head: int | str) -> str:
     return "mean of heads" if head == "mean" else f"head {head}"
 
 
-def _label_tokens(axes: Any, tokens: Sequence[str], side: float) -> None:
+def _label_tokens(axes: Any, tokens: Sequence[str], keys: Sequence[str], side: float) -> None:
     """Labels every token on both axes, or every n-th where labels would overlap.
 
-    ``side`` is the length of the axes, in inches.
+    ``tokens`` are the rows, ``keys`` the columns; ``side`` is the longer axis, in inches.
     """
-    labels = ["".join(map(visible, token)) for token in tokens]
-    points = 72 * side / len(labels)
+    points = 72 * side / max(len(tokens), len(keys))
     stride = max(1, math.ceil(5 / points))
     size = min(9.0, max(4.5, 0.85 * points * stride))
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, names in ((axes.xaxis, keys), (axes.yaxis, tokens)):
+        labels = ["".join(map(visible, name)) for name in names]
         axis.set_ticks(
             range(0, len(labels), stride), labels[::stride],
             parse_math=False, family=FAMILY, fontsize=size,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ PICTURES: dict[str, Callable[[Numbers], Figure]] = {
 }
 
 
-def save_picture(what: str, numbers: Numbers, path: Path) -> None:
-    """Draws the numbers of an inspection, in the format that the path's suffix names."""
+def save_picture(what: str, numbers: Numbers, path: Path | IO[bytes]) -> None:
+    """Draws the numbers of an inspection, in the format that the path's suffix names, else PNG."""
     with mpl.rc_context(STYLE):
         PICTURES[what](numbers).savefig(path, dpi=150, facecolor="white")

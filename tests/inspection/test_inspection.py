@@ -1,6 +1,8 @@
 """``jaxformer inspect``: a picture and its numbers for every inspection, or one line of refusal."""
 
+import base64
 import importlib.util
+import io
 import json
 import subprocess
 import sys
@@ -10,10 +12,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from jaxformer import analysis
 from jaxformer.char_data import CharTokenizer
 from jaxformer.cli.inspect import OPTIONS
 from jaxformer.cli.main import main
+from jaxformer.errors import UsageError
 from jaxformer.inspection.charts import _model_order
 from jaxformer.inspection.maps import visible
 from jaxformer.porting.api import build
@@ -21,6 +25,7 @@ from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
 from tests.cli.test_sample_ported import write_tokenizer
 from tests.support.ported import gpt2_state, hugging_face
 from tests.support.tiny import ROOT, TEXT, train_arguments
+from tests.support.tokens import write_t5
 
 QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
 
@@ -103,6 +108,62 @@ def test_attention_is_between_tokens_where_they_are_not_characters(tmp_path, cap
     assert "".join(found["tokens"]) == found["text"] == " that hat, the cat"
     assert len(found["tokens"]) < len(found["text"])
     assert np.shape(found["weights"])[2:] == (len(found["tokens"]),) * 2
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "t5"
+    write_t5(folder)
+    return folder
+
+
+def test_attention_of_an_encoder_and_decoder_goes_to_the_source(t5, tmp_path, capsys):
+    picture = tmp_path / "maps.png"
+    flags = ["--text", "the value of a name", "--json", "--out", str(picture)]
+    assert main(["inspect", "attention", str(t5), *flags, "--head", "all"]) == 0
+    capsys.readouterr()
+    assert min(matplotlib.image.imread(picture).shape[:2]) > 300
+    found = json.loads(picture.with_suffix(".json").read_text())
+    assert "".join(found["keys"][:-1]).replace(" ", "") == "thevalueofaname"
+    # The end of a text is no text, and neither is what a target begins with.
+    assert found["keys"][-1] == "<1>"
+    weights = np.array(found["weights"])
+    assert weights.shape == (2, 3, len(found["tokens"]), len(found["keys"]))
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("encoder", 3), ("decoder", 2), ("cross", 2)])
+def test_each_attention_of_an_encoder_and_decoder_is_one_of_its_model(t5, kind, layers):
+    model = jf.load(t5)
+    maps = model.attention("the value", target="of a", kind=kind, layer=1)
+    source, target = model.tokenizer.encode("the value"), model.tokenizer.encode("of a")
+    model.module.eval()
+    found = analysis.sequence_attention_maps(
+        model.module, source[None], np.concatenate([[0], target])[None], head="mean"
+    )[kind]
+    assert found.shape[0] == layers
+    np.testing.assert_allclose(maps.weights[0, 0], found[1, 0], atol=1e-6)
+    assert maps.weights.shape[2:] == (len(maps.tokens), len(maps.keys))
+
+
+def test_attention_in_a_notebook(run):
+    model = jf.load(run)
+    maps = model.attention("the cat.", head="all")
+    assert repr(maps) == "<AttentionMaps: 2 layers, heads 0, 1, 8 queries of 8 keys>"
+    page = maps._repr_html_()
+    picture = base64.b64decode(page.partition("base64,")[2].partition('"')[0])
+    assert min(matplotlib.image.imread(io.BytesIO(picture)).shape[:2]) > 300
+    np.testing.assert_allclose(np.sum(maps.weights, axis=-1), 1, atol=1e-5)
+    with pytest.raises(UsageError, match="kind= is of encoders and decoders"):
+        model.attention("the cat.", kind="cross")
+    with pytest.raises(UsageError, match=r"layer= must be in \[0, 2\): got 2"):
+        model.attention("the cat.", layer=2)
+
+
+def test_other_inspections_are_of_language_models(t5, capsys, tmp_path):
+    out = ["--out", str(tmp_path / "a.png")]
+    assert main(["inspect", "masks", str(t5), *out]) == 2
+    assert "this inspection is of language models" in capsys.readouterr().err
 
 
 def test_gradients_are_those_of_the_models_own_text(inspect, run):
@@ -232,6 +293,7 @@ def test_the_picture_lies_in_the_run_unless_told_otherwise(run, capsys):
 HELP = """
 import sys
 from jaxformer.cli.main import main
+from jaxformer.errors import UsageError
 try:
     main(["inspect", *{arguments!r}])
 except SystemExit:

@@ -103,7 +103,8 @@ def write_t5(folder):
 
     from tests.support.hugging_face.running import randomize
 
-    made = tokenizer("unigram")
+    made = tokenizers.Tokenizer.from_str(tokenizer("unigram").to_str())
+    made.decoder = decoders.Metaspace()
     made.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", special_tokens=[(END, made.token_to_id(END))]
     )
