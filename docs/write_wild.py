@@ -12,6 +12,7 @@ Lines that were measured before stay for the libraries that are not named.
 import argparse
 import datetime
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -97,7 +98,8 @@ def measure(
 
 def make_environment(folder: Path, packages: list[str]) -> Path:
     """Returns the Python of an environment with packages and this checkout."""
-    uv = [sys.executable, "-m", "uv"]
+    found = shutil.which("uv")
+    uv = [found] if found else [sys.executable, "-m", "uv"]
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([*uv, "venv", "-q", "--python", "3.11", str(folder)], check=True)

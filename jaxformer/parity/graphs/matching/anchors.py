@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.matching.layouts import distance, is_finite
-from jaxformer.parity.graphs.matching.values import Index, Match, largest
+from jaxformer.parity.graphs.matching.layouts import distance
+from jaxformer.parity.graphs.matching.values import Index, Match
 from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, run_again
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
@@ -108,7 +108,7 @@ class Anchors:
             nearest = min(found, key=lambda match: match.error)
             right = nearest.layout.apply(nearest.value.data)
             # -1e9 and minus infinity are alike, but not in what is computed from them.
-            if is_finite(right).all():
+            if self.index.is_finite(nearest.value):
                 value.data = right
 
     def _look_up(self, value: Value, array: Any) -> None:
@@ -120,7 +120,7 @@ class Anchors:
         if found:
             self.matches[value.index] = found
             self.reached |= {match.value.index for match in found}
-            scale = largest(array) or 1.0
+            scale = self.index.largest(found[0].value) or 1.0
             self.largest_error = max(self.largest_error, found[0].error / scale)
         else:
             self.matches.pop(value.index, None)

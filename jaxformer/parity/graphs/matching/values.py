@@ -18,6 +18,8 @@ from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 SUMS_ALLOWED = 1e-8
 # Arrays with more numbers are not cubed.
 MOST_CUBED = 1 << 16
+# Sums are taken over so many numbers at a time, which stay in the cache of a core.
+CHUNK = 1 << 15
 # Fewer numbers than this may be equal by chance.
 FEWEST = 4
 
@@ -47,7 +49,7 @@ def moments(array: np.ndarray) -> np.ndarray:
     flat = array.ravel(order="K")
     if not flat.size:
         return np.zeros(6)
-    highest, lowest = float(flat.max()), float(flat.min())
+    highest, lowest, total, squares = _sums(flat)
     missing = 0
     if not (highest < INFINITE and lowest > -INFINITE):
         finite = is_finite(flat)
@@ -55,14 +57,27 @@ def moments(array: np.ndarray) -> np.ndarray:
         flat = flat[finite]
         if not flat.size:
             return np.array([missing, 0, 0, 0, 0, 0], np.float64)
-        highest, lowest = float(flat.max()), float(flat.min())
+        highest, lowest, total, squares = _sums(flat)
     scale = max(highest, -lowest)
     unit = scale or 1.0
     with np.errstate(all="ignore"):
-        square = float(np.dot(flat, flat)) / unit
         cube = float(np.dot(flat * flat, flat)) / unit**2 if flat.size <= MOST_CUBED else 0.0
-    means = np.array([float(flat.sum()), square, cube]) / flat.size
+    means = np.array([total, squares / unit, cube]) / flat.size
     return np.array([missing, scale, *means, highest - lowest])
+
+
+def _sums(flat: np.ndarray) -> tuple[float, float, float, float]:
+    """Returns the highest and the lowest number, their sum, and the sum of their squares."""
+    found = []
+    with np.errstate(all="ignore"):
+        for first in range(0, flat.size, CHUNK):
+            part = flat[first : first + CHUNK]
+            # Not np.dot, whose threads would wait for each other.
+            squares = np.einsum("i,i->", part, part)
+            found.append((part.max(), part.min(), part.sum(), squares))
+        columns = np.array(found).T
+        highest, lowest = columns[0].max(), columns[1].min()
+        return float(highest), float(lowest), float(columns[2].sum()), float(columns[3].sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +113,14 @@ class Index:
         if value.index not in self._moments:
             self._moments[value.index] = moments(value.data)
         return self._moments[value.index]
+
+    def is_finite(self, value: Value) -> bool:
+        """Returns whether all numbers of a value of the reference are finite."""
+        return self.moments_of(value)[0] == 0
+
+    def largest(self, value: Value) -> float:
+        """Returns the largest finite magnitude of a value of the reference."""
+        return float(self.moments_of(value)[1])
 
     def find(self, array: np.ndarray, allowed: float = 0.0, slack: float = 1.0) -> list[Match]:
         """Returns the values that an array equals, in the order of the reference's run.

@@ -1,5 +1,6 @@
 """The user's line of code that made an equation of a jaxpr."""
 
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ _TRACING = tuple(
 _HERE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 
 
+@functools.cache
 def _is_users(path: str) -> bool:
     """Returns whether a file is neither of a library below the models nor of this package."""
     return not (path.startswith(("<frozen", _HERE)) or any(root in path for root in _ROOTS))

@@ -8,32 +8,27 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.graphs.recording.tape import Tape, Value
+from jaxformer.parity.graphs.recording.torch_decompositions import decompositions
 from jaxformer.parity.trace.torch_values import require_torch
-
-# Operators that PyTorch computes in one piece, taken apart so that what is inside can be compared.
-DECOMPOSED = (
-    "addmm", "baddbmm", "linear", "native_layer_norm", "native_group_norm", "_softmax",
-    "_log_softmax", "gelu", "silu", "hardswish", "mish", "logit", "_fused_rms_norm",
-    "native_batch_norm", "_native_batch_norm_legit_no_training",
-)  # fmt: skip
 
 
 def make_recorder(tape: Tape) -> Any:
     """Returns a dispatch mode that records every operator onto a tape, in float64."""
     torch = require_torch()
-    from torch._decomp import get_decompositions
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    aten = torch.ops.aten
-    table = get_decompositions([getattr(aten, n) for n in DECOMPOSED if hasattr(aten, n)])
-    # PyTorch's own way multiplies the deviation into the scale: nothing normalised is left to see.
-    table[aten.native_group_norm.default] = _group_norm
+    table = decompositions()
     narrow = (torch.float32, torch.float16, torch.bfloat16)
 
     def widen(value: Any) -> Any:
         return torch.float64 if value in narrow and isinstance(value, torch.dtype) else value
 
     class Recorder(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # Nothing is compiled here, and the compiler takes five seconds to import.
+            return False
+
         def __init__(self) -> None:
             super().__init__()
             self.stack: list[str] = []
@@ -138,21 +133,6 @@ def make_recorder(tape: Tape) -> Any:
             return out
 
     return Recorder()
-
-
-def _group_norm(
-    x: Any, weight: Any, bias: Any, batch: int, channels: int, size: int, groups: int, eps: float
-) -> tuple[Any, Any, Any]:
-    """Returns a group norm, the means and the inverse deviations (Wu and He, 2018, eq. 1 and 6)."""
-    grouped = x.reshape(batch, groups, channels // groups, size)
-    mean = grouped.mean((2, 3), keepdim=True)
-    centred = grouped - mean
-    inverse = (centred.square().mean((2, 3), keepdim=True) + eps).rsqrt()
-    made = (centred * inverse).reshape(x.shape)
-    row = (channels, *(1 for _ in x.shape[2:]))
-    made = made if weight is None else made * weight.reshape(row)
-    made = made if bias is None else made + bias.reshape(row)
-    return made, mean.reshape(batch, groups), inverse.reshape(batch, groups)
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:
