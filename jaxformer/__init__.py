@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from jaxformer.blocks import OutputNormBlock, ParallelBlock, PostNormBlock, PreNormBlock
     from jaxformer.char_data import CharTokenizer, TokenIdsDataset, batch_at
     from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
+    from jaxformer.config_experts import ExpertsConfig, RouterConfig
     from jaxformer.config_parts import (
         AttentionConfig,
         BlockConfig,
@@ -105,6 +106,7 @@ __all__ = [
     "EncoderDecoder",
     "EncoderDecoderConfig",
     "ExpertLinear",
+    "ExpertsConfig",
     "FeedForward",
     "FeedForwardConfig",
     "GatedFeedForward",
@@ -136,6 +138,7 @@ __all__ = [
     "RotaryConfig",
     "RotaryScalingConfig",
     "Router",
+    "RouterConfig",
     "SinusoidalPositions",
     "TokenIdsDataset",
     "TrainConfig",
@@ -217,6 +220,7 @@ _PUBLIC = {
         "NormConfig",
         "QueryKeyNormConfig",
     ),
+    "config_experts": ("ExpertsConfig", "RouterConfig"),
     "config_positions": ("PositionConfig", "RotaryConfig", "RotaryScalingConfig"),
     "data.tokenizers": ("HuggingFaceTokenizer",),
     "encoder_decoder": ("Decoder", "Encoder", "EncoderDecoder"),

@@ -193,7 +193,7 @@ def depth_statistics(
     """Returns ``output_statistics`` of the residual stream, before and after each block."""
     statistics = [output_statistics(x)]
     for block in blocks:
-        x = block(x, mask)  # type: ignore[assignment]
+        x = block(x, mask)
         statistics.append(output_statistics(x))
     return {name: np.array([one[name] for one in statistics]) for name in statistics[0]}
 

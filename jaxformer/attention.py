@@ -91,7 +91,7 @@ class MultiHeadAttention(nnx.Module):
         q_norm: normalises each query over H, before ``position`` rotates it; ``k_norm`` each key.
         k_norm: see ``q_norm``.
         norm_all_heads: q_norm is over N·H and k_norm over K·H, all heads at once (OLMo 2, arXiv
-            2501.00656).
+            2501.00656), before they are cut (OLMoE, arXiv 2409.02060).
         norm_after_rotation: the norms follow ``position`` (HunYuan).
         qkv_clip: where given, projected queries, keys and values are cut to ±qkv_clip (OLMo, MPT).
         scale: default 1/sqrt(H).
@@ -296,11 +296,11 @@ class MultiHeadAttention(nnx.Module):
     def _split(
         self, x: Float[Array, "B T _"], num_heads: int, norm: Any = None
     ) -> Float[Array, "B T N H"]:
-        """A projection, clipped and, with ``norm``, normalised before it is split into heads."""
-        if self.qkv_clip is not None:
-            x = in_float32(functools.partial(_clip, self.qkv_clip), x)
+        """A projection, with ``norm`` normalised, and clipped, before it is split into heads."""
         if norm is not None:
             x = norm(x)
+        if self.qkv_clip is not None:
+            x = in_float32(functools.partial(_clip, self.qkv_clip), x)
         return x.reshape(*x.shape[:-1], num_heads, self.head_dim)
 
 

@@ -16,6 +16,7 @@ from jaxformer.attention import LayerCache, MultiHeadAttention
 from jaxformer.execution.layer_scan import can_scan, scan_layers
 from jaxformer.execution.rematerialization import rematerialize
 from jaxformer.execution.sharding import gather_when_called, lay_out
+from jaxformer.experts import MixtureOfExperts, Routing
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout, in_float32
 from jaxformer.masks import causal_mask, combine_masks, window_mask
@@ -39,7 +40,7 @@ class Block(nnx.Module):
 
     Args:
         attention: the self-attention.
-        feed_forward: a ``FeedForward`` or ``GatedFeedForward``.
+        feed_forward: a ``FeedForward``, ``GatedFeedForward`` or ``MixtureOfExperts``.
         attention_norm: the norm beside the self-attention.
         feed_forward_norm: the norm beside the feed-forward; None is the self-attention's.
         cross_attention: attends to an encoder's output.
@@ -55,7 +56,7 @@ class Block(nnx.Module):
     def __init__(
         self,
         attention: MultiHeadAttention,
-        feed_forward: FeedForward | GatedFeedForward,
+        feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts,
         attention_norm: Norm,
         feed_forward_norm: Norm | None,
         *,
@@ -95,8 +96,11 @@ class Block(nnx.Module):
         position_bias: Float[Array, "B N T S"] | None = None,
         memory_cache: LayerCache | None = None,
         return_weights: bool | Literal["both"] = False,
-    ) -> Hidden | tuple[Hidden, Any]:
-        """Returns the residual stream after this block, with ``return_weights`` also the weights.
+        return_routing: bool = False,
+    ) -> Any:
+        """Returns the residual stream after this block.
+
+        With ``return_weights`` or ``return_routing`` a tuple of it and of what these give.
 
         Args:
             x: the residual stream.
@@ -110,8 +114,11 @@ class Block(nnx.Module):
             memory_cache: see ``MultiHeadAttention``; of the cross-attention.
             return_weights: also return the weights of the self-attention, or with ``"both"`` a pair
                 of its weights and those of the cross-attention.
+            return_routing: also return what the router of its experts chose; None without experts.
         """
-        weights = []
+        weights: list[Any] = []
+        routings: list[Any] = []
+        run_feed_forward: Any = self.feed_forward
 
         def attend(h: Hidden) -> Hidden:
             result = self.attention(
@@ -142,7 +149,12 @@ class Block(nnx.Module):
             return _apply(self.cross_attention_output_norm, result)
 
         def feed(h: Hidden) -> Hidden:
-            return _apply(self.feed_forward_output_norm, self.feed_forward(h))
+            if return_routing and isinstance(self.feed_forward, MixtureOfExperts):
+                h, routing = run_feed_forward(h, return_routing=True)
+                routings.append(routing)
+            else:
+                h = run_feed_forward(h)
+            return _apply(self.feed_forward_output_norm, h)
 
         feed_norm = self.feed_forward_norm or self.attention_norm
         branches: list[Branch] = [
@@ -153,9 +165,12 @@ class Block(nnx.Module):
             scaled = self._scaled(self.cross_attention_residual_dropout)
             branches.insert(1, (self.cross_attention_norm, attend_to_memory, scaled))
         x = self.combine(x, branches)
-        if return_weights == "both":
-            return x, tuple(weights)
-        return (x, weights[0]) if return_weights else x
+        found: list[Any] = []
+        if return_weights:
+            found.append(tuple(weights) if return_weights == "both" else weights[0])
+        if return_routing:
+            found.append(next(iter(routings), None))
+        return (x, *found) if found else x
 
     def _scaled(self, dropout: Dropout) -> Callable[[Hidden], Hidden]:
         """What is done to a branch's result before it is added."""
@@ -281,11 +296,14 @@ def run_blocks(
     position_bias: Float[Array, "B N T S"] | None = None,
     memory_cache: list[LayerCache] | None = None,
     return_weights: bool | Literal["both"] = False,
-) -> tuple[Hidden, list[Any]]:
-    """Returns the residual stream after all blocks, and what each gives of its weights.
+    return_routing: bool = False,
+) -> tuple[Hidden, list[Any], list[Routing]]:
+    """Returns the residual stream after all blocks, and what each block has given beside it.
 
-    The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
-    a block, and one mask for all blocks or a list of one a block. The position bias is that of all.
+    That is the weights of each self-attention and what each router chose; the lists are empty
+    unless ``return_weights`` and ``return_routing``. Arguments as in ``Block``, with one
+    ``LayerCache`` a block, and one mask for all blocks or a list of one a block. The position bias
+    is that of all.
     """
 
     def run(block: Any, x: Hidden, layer: int = 0) -> Any:
@@ -297,6 +315,7 @@ def run_blocks(
             position_bias=position_bias,
             memory_cache=None if memory_cache is None else memory_cache[layer],
             return_weights=return_weights,
+            return_routing=return_routing,
         )
         if cache is None:
             call = rematerialize(call)
@@ -304,13 +323,14 @@ def run_blocks(
 
     same_mask = not isinstance(mask, list) or all(each is mask[0] for each in mask)
     if cache is None and not return_weights and same_mask and can_scan(blocks):
-        return lay_out(scan_layers(blocks, x, run), "BTD"), []
-    weights = []
+        x, routings = scan_layers(blocks, x, run)
+        return lay_out(x, "BTD"), [], [] if routings is None else routings
+    weights, routings = [], []
     for layer, block in enumerate(blocks):
         result = run(block, x, layer)
-        if isinstance(result, tuple):
-            x, block_weights = result
-            weights.append(block_weights)
-        else:
-            x = result
-    return lay_out(x, "BTD"), weights
+        x, *found = result if isinstance(result, tuple) else (result,)
+        if return_weights:
+            weights.append(found.pop(0))
+        # A layer without experts has no router.
+        routings += [routing for routing in found if routing is not None]
+    return lay_out(x, "BTD"), weights, routings

@@ -7,6 +7,7 @@ from jaxformer.blocks import BLOCKS, Block
 from jaxformer.config import TransformerConfig, TransformerLMConfig
 from jaxformer.config_parts import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
+from jaxformer.experts import MixtureOfExperts
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.heads import HeadTransform, OutputBias
 from jaxformer.layers import Linear
@@ -49,7 +50,7 @@ def make_block(
         make_attention(
             config, position=make_position(config, layer, causal=causal, rngs=rngs), rngs=rngs
         ),
-        make_feed_forward(config, rngs=rngs),
+        make_feed_forward(config, layer, rngs=rngs),
         NoNorm() if is_bare else make_model_norm(config),
         norm(not config.block.shared_norm),
         cross_attention=make_attention(config, rngs=rngs) if cross_attention else None,
@@ -188,16 +189,46 @@ def make_rotary_scaling(config: RotaryScalingConfig) -> RotaryScaling | None:
 
 
 def make_feed_forward(
-    config: TransformerConfig, *, rngs: nnx.Rngs
-) -> FeedForward | GatedFeedForward:
-    """Returns the feed-forward that a config describes."""
+    config: TransformerConfig, layer: int = 0, *, rngs: nnx.Rngs
+) -> FeedForward | GatedFeedForward | MixtureOfExperts:
+    """Returns the feed-forward of a layer that a config describes, or its experts."""
     part = config.feed_forward
+    if config.has_experts(layer):
+        return _make_experts(config, rngs=rngs)
     gated = part.activation in GATED
     return (GatedFeedForward if gated else FeedForward)(
         config.d_model,
         part.d_ff,
         activation=GATED.get(part.activation, part.activation),
         use_bias=part.feed_forward_bias,
+        hidden_dropout=part.hidden_dropout,
+        output_dropout=part.feed_forward_dropout,
+        rngs=rngs,
+    )
+
+
+def _make_experts(config: TransformerConfig, *, rngs: nnx.Rngs) -> MixtureOfExperts:
+    part, experts = config.feed_forward, config.feed_forward.experts
+    router = experts.router
+    assert experts.num_experts is not None
+    return MixtureOfExperts(
+        config.d_model,
+        config.expert_width,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.experts_per_token,
+        activation=GATED[part.activation],
+        use_bias=part.feed_forward_bias,
+        router={
+            "kind": router.router,
+            "normalize_weights": router.normalize_expert_weights,
+            "weight_scale": router.expert_weight_scale,
+            "use_bias": router.router_bias,
+            "choice_bias": router.choice_bias,
+            "groups": router.expert_groups,
+            "groups_per_token": router.groups_per_token,
+        },
+        shared_d_ff=experts.shared_expert_d_ff,
+        shared_gate=experts.shared_expert_gate,
         hidden_dropout=part.hidden_dropout,
         output_dropout=part.feed_forward_dropout,
         rngs=rngs,

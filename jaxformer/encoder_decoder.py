@@ -61,7 +61,7 @@ class Encoder(nnx.Module):
         """
         length = x.shape[1]
         mask = self_attention_mask(length, length, causal=False, window=self.window, mask=mask)
-        x, weights = run_blocks(
+        x, weights, _ = run_blocks(
             self.blocks,
             x,
             mask,
@@ -135,7 +135,7 @@ class Decoder(nnx.Module):
             start=0 if cache is None else cache[0].length,
             mask=mask,
         )
-        x, weights = run_blocks(
+        x, weights, _ = run_blocks(
             self.blocks,
             x,
             mask,

@@ -1,12 +1,14 @@
 """Mixtures of experts: feed-forwards of which a router chooses some for each token."""
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from jaxformer.execution.all_reduce import mean_over
 from jaxformer.execution.grouped_products import grouped_product
 from jaxformer.feed_forward import ACTIVATIONS, GatedFeedForward
 from jaxformer.initializers import torch_linear
@@ -64,17 +66,30 @@ class Routing(NamedTuple):
 
 
 class Router(nnx.Module):
-    """Chooses the C experts of largest probability: softmax(x W) (arXiv 1701.06538, section 2.1).
+    """Chooses the C experts of largest score for each token (arXiv 1701.06538, section 2.1).
 
-    The softmax is over all experts, in float32 or wider. Of equal probabilities the expert of the
-    lower index goes first.
+    Scores of x W + b are made in float32 or wider, by ``kind``:
+
+    - ``softmax``: over all experts (Mixtral, arXiv 2401.04088).
+    - ``softmax_of_chosen``: x W + b chooses, and the weights are a softmax over the chosen
+      (gpt-oss, arXiv 2508.10925).
+    - ``sigmoid``: of each expert by itself (DeepSeek-V3, arXiv 2412.19437, eq. 12 to 16).
+
+    Where experts are in groups, those of the groups whose two largest scores have the largest sum
+    are left to choose from. Of equal scores the expert, or group, of the lower index goes first.
 
     Args:
         d_model: D.
         num_experts: E.
         experts_per_token: C.
-        normalize_weights: whether the weights of the chosen add up to 1, as in Mixtral
-            (arXiv 2401.04088, section 2.1).
+        kind: of the scores.
+        normalize_weights: whether the weights of the chosen add up to 1, as in Mixtral.
+        weight_scale: what weights are multiplied by at last.
+        use_bias: whether the projection has a bias.
+        choice_bias: whether scores get a number of each expert, ``choice_bias`` (E,), for the
+            choice alone. It has no gradient.
+        groups: how many groups the experts are in.
+        groups_per_token: how many groups the C experts are chosen from.
         rngs: where the initial weights come from.
     """
 
@@ -84,20 +99,68 @@ class Router(nnx.Module):
         num_experts: int,
         *,
         experts_per_token: int = 2,
+        kind: str = "softmax",
         normalize_weights: bool = True,
+        weight_scale: float = 1.0,
+        use_bias: bool = False,
+        choice_bias: bool = False,
+        groups: int = 1,
+        groups_per_token: int = 1,
         rngs: nnx.Rngs,
     ):
         self.experts_per_token = experts_per_token
+        self.kind = kind
         self.normalize_weights = normalize_weights
-        self.proj = Linear(d_model, num_experts, use_bias=False, rngs=rngs)
+        self.weight_scale = weight_scale
+        self.groups = groups
+        self.groups_per_token = groups_per_token
+        self.proj = Linear(d_model, num_experts, use_bias=use_bias, rngs=rngs)
+        self.choice_bias = nnx.Param(jnp.zeros((num_experts,))) if choice_bias else None
 
     def __call__(self, x: Float[Array, "R D"]) -> Routing:
         """Returns the choice for each row, with weights in float32 or wider."""
-        probabilities = jax.nn.softmax(widen(self.proj(x)), axis=-1)
-        weights, experts = jax.lax.top_k(probabilities, self.experts_per_token)
-        if self.normalize_weights:
-            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        return Routing(experts, weights, probabilities)
+        if self.kind == "sigmoid":
+            logits = _wide_product(self.proj, x)
+            scores = jax.nn.sigmoid(logits)
+            probabilities = scores / jnp.sum(scores, axis=-1, keepdims=True)
+        else:
+            logits = widen(self.proj(x))
+            scores = probabilities = jax.nn.softmax(logits, axis=-1)
+        by_logits = self.kind == "softmax_of_chosen"
+        choice = self._within_groups(self._for_choice(logits if by_logits else scores))
+        _, experts = jax.lax.top_k(choice, self.experts_per_token)
+        chosen = jnp.take_along_axis(logits if by_logits else scores, experts, axis=-1)
+        if by_logits:
+            weights = jax.nn.softmax(chosen, axis=-1)
+        elif self.normalize_weights:
+            # As DeepSeek-V3's code; beside the sum of a softmax the small number vanishes.
+            weights = chosen / (jnp.sum(chosen, axis=-1, keepdims=True) + 1e-20)
+        else:
+            weights = chosen
+        return Routing(experts, weights * self.weight_scale, probabilities)
+
+    def _for_choice(self, scores: Float[Array, "R E"]) -> Float[Array, "R E"]:
+        """Scores with the numbers that count for the choice alone."""
+        scores = jax.lax.stop_gradient(scores)
+        if self.choice_bias is None:
+            return scores
+        return scores + jax.lax.stop_gradient(widen(self.choice_bias[...]))[None, :]
+
+    def _within_groups(self, scores: Float[Array, "R E"]) -> Float[Array, "R E"]:
+        """Scores, with -inf in place of those in groups that are not chosen."""
+        if self.groups_per_token == self.groups:
+            return scores
+        by_group = jnp.reshape(scores, (scores.shape[0], self.groups, -1))
+        of_group = jnp.sum(jax.lax.top_k(by_group, 2)[0], axis=-1)
+        _, groups = jax.lax.top_k(of_group, self.groups_per_token)
+        is_chosen = jnp.any(groups[:, :, None] == jnp.arange(self.groups)[None, None, :], axis=1)
+        return jnp.reshape(jnp.where(is_chosen[:, :, None], by_group, -jnp.inf), scores.shape)
+
+
+def _wide_product(proj: Linear, x: Float[Array, "R D"]) -> Float[Array, "R E"]:
+    """The projection of x, computed in float32 or wider."""
+    logits = widen(x) @ widen(proj.kernel[...])
+    return logits if proj.bias is None else logits + widen(proj.bias[...])[None, :]
 
 
 class MixtureOfExperts(nnx.Module):
@@ -111,7 +174,8 @@ class MixtureOfExperts(nnx.Module):
         num_experts: E.
         experts_per_token: C.
         activation: one of ``ACTIVATIONS``.
-        normalize_weights: whether the weights of the chosen experts add up to 1.
+        use_bias: whether the projections of experts have biases.
+        router: the settings of its ``Router``.
         shared_d_ff: the width of one more expert that sees every token (arXiv 2401.06066,
             section 3.2), or None.
         shared_gate: whether its output is multiplied by the sigmoid of a product with x.
@@ -128,7 +192,8 @@ class MixtureOfExperts(nnx.Module):
         num_experts: int,
         experts_per_token: int = 2,
         activation: str = "silu",
-        normalize_weights: bool = True,
+        use_bias: bool = False,
+        router: Mapping[str, Any] | None = None,
         shared_d_ff: int | None = None,
         shared_gate: bool = False,
         hidden_dropout: float = 0.0,
@@ -140,16 +205,18 @@ class MixtureOfExperts(nnx.Module):
             d_model,
             num_experts,
             experts_per_token=experts_per_token,
-            normalize_weights=normalize_weights,
             rngs=rngs,
+            **(router or {}),
         )
-        self.gate_proj = ExpertLinear(num_experts, d_model, d_ff, rngs=rngs)
-        self.up_proj = ExpertLinear(num_experts, d_model, d_ff, rngs=rngs)
-        self.down_proj = ExpertLinear(num_experts, d_ff, d_model, rngs=rngs)
+        self.gate_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias, rngs=rngs)
+        self.up_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias, rngs=rngs)
+        self.down_proj = ExpertLinear(num_experts, d_ff, d_model, use_bias=use_bias, rngs=rngs)
         self.shared_expert = (
             None
             if shared_d_ff is None
-            else GatedFeedForward(d_model, shared_d_ff, activation=activation, rngs=rngs)
+            else GatedFeedForward(
+                d_model, shared_d_ff, activation=activation, use_bias=use_bias, rngs=rngs
+            )
         )
         has_gate = shared_gate and shared_d_ff is not None
         self.shared_expert_gate = (
@@ -158,8 +225,10 @@ class MixtureOfExperts(nnx.Module):
         self.hidden_dropout = Dropout(hidden_dropout)
         self.output_dropout = Dropout(output_dropout)
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns the branch's output (B, T, D), in the dtype of x."""
+    def __call__(
+        self, x: Float[Array, "B T D"], *, return_routing: bool = False
+    ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], Routing]:
+        """Returns the branch's output, in the dtype of x, and what its router chose if wanted."""
         rows_RD = jnp.reshape(x, (-1, x.shape[-1]))
         routing = self.router(rows_RD)
         count = routing.experts.shape[1]
@@ -176,4 +245,26 @@ class MixtureOfExperts(nnx.Module):
                 gate = jax.nn.sigmoid(widen(self.shared_expert_gate(x)))
                 shared = (widen(shared) * gate).astype(x.dtype)
             y = y + shared
-        return self.output_dropout(y)
+        y = self.output_dropout(y)
+        return (y, routing) if return_routing else y
+
+
+def balance_loss(routings: Sequence[Routing], *, axis_name: str | None = None) -> Float[Array, ""]:
+    """Returns E · Σ_e f_e · P_e, which is least where all experts are used alike.
+
+    f_e is the share of tokens that expert e computes, and P_e its mean probability (Switch
+    Transformer, arXiv 2101.03961, eq. 4 to 6), both over the tokens of all layers together, as in
+    Mixtral's code. With C experts a token the least value is C. f has no gradient.
+
+    Args:
+        routings: of the layers that have experts, one or more.
+        axis_name: of the pmap axis over which f is averaged; the mean of the results is then the
+            loss of all tokens.
+    """
+    experts = jnp.concatenate([jnp.reshape(each.experts, -1) for each in routings])
+    probabilities = jnp.concatenate([each.probabilities for each in routings])
+    rows, count = probabilities.shape
+    used = jnp.zeros(count, probabilities.dtype).at[experts].add(1) / rows
+    if axis_name is not None:
+        used = mean_over(used, axis_name)
+    return count * jnp.sum(used * jnp.mean(probabilities, axis=0))

@@ -85,7 +85,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
     Norm scales are left as constructed in every scheme: at one, or at zero where one is added. So
-    are the two numbers of an ``XIELU``.
+    are the two numbers of an ``XIELU`` and the biases of a ``Router``'s choice.
 
     Raises:
         ValueError: the scheme is unknown.
@@ -94,7 +94,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
         return
     for path, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):
         shape = parameter[...].shape
-        if path[-1] in ("scale", "alpha_p", "alpha_n"):
+        if path[-1] in ("scale", "alpha_p", "alpha_n", "choice_bias"):
             continue
         if path[-1] == "bias":
             if scheme == "xavier_uniform":
@@ -102,7 +102,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
             parameter.set_value(jnp.zeros_like(parameter[...]))
             continue
         # torch reads an embedding (rows, features) as a weight (fan_out, fan_in).
-        fan_in, fan_out = shape if path[-1] == "kernel" else reversed(shape)
+        fan_in, fan_out = shape[-2:] if path[-1] == "kernel" else reversed(shape)
         if scheme == "gpt2":
             residual = path[-2] in ("o_proj", "down_proj")
             init = normal(0.02 / math.sqrt(2 * num_layers) if residual else 0.02)

@@ -43,10 +43,10 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""] | int) -> Float[
 
 
 def decay_mask(parameters: Parameters) -> dict[str, bool]:
-    """Returns which parameters decay: those of two or more dimensions, but for norms."""
+    """Returns which parameters decay: those of two or more dimensions, but norms and biases."""
     return {
-        # A norm's scale has two dimensions where it has a row a head. What Muon updates has none
-        # where AdamW updates the rest.
+        # A norm's scale has two dimensions where it has a row a head, and a bias where it has a row
+        # an expert. What Muon updates has none where AdamW updates the rest.
         name: getattr(value, "ndim", 0) >= 2 and name.rpartition(".")[2] not in ("scale", "bias")
         for name, value in parameters.items()
     }

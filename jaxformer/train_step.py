@@ -15,6 +15,7 @@ from jaxformer.config import OptimizerConfig
 from jaxformer.execution.all_reduce import mean_over
 from jaxformer.execution.chunked_loss import TokenLosses, average_losses
 from jaxformer.execution.sharding import gather_outside_blocks
+from jaxformer.experts import balance_loss
 from jaxformer.layers import seed_dropout
 from jaxformer.losses import token_losses
 from jaxformer.masks import document_mask, document_positions
@@ -59,8 +60,12 @@ def language_model_loss(
     segments: Int[Array, "B T"] | None = None,
     divisor: Float[Array, ""] | None = None,
     losses: TokenLosses = token_losses,
+    axis_name: str | None = None,
 ) -> Float[Array, ""]:
     """Returns the mean cross-entropy of the model in training mode, in nats per token.
+
+    With what the config's ``balance_loss`` makes of how its experts are used, by all tokens of the
+    batch, those that do not count included.
 
     Args:
         definition: the model without its parameters.
@@ -76,13 +81,19 @@ def language_model_loss(
         divisor: where given, targets below 0 do not count, and the sum of the others' losses is
             divided by this number.
         losses: from logits and targets to the loss of each token.
+        axis_name: of the pmap axis over which the use of experts is averaged.
     """
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
-    hidden = model.hidden(inputs, **_inside_documents(segments))
     shares = None if divisor is None else (targets >= 0) / divisor
-    return average_losses(losses, model.logits, hidden, targets, shares)
+    weight = model.config.feed_forward.experts.router.balance_loss
+    if not weight:
+        hidden = model.hidden(inputs, **_inside_documents(segments))
+        return average_losses(losses, model.logits, hidden, targets, shares)
+    hidden, routings = model.hidden(inputs, **_inside_documents(segments), return_routing=True)
+    loss = average_losses(losses, model.logits, hidden, targets, shares)
+    return loss + weight * balance_loss(routings, axis_name=axis_name) if routings else loss
 
 
 def train_step(
@@ -110,10 +121,10 @@ def train_step(
             and devices that do.
 
     Returns:
-        The state after the step, and ``train_loss`` (nats per token, with what z-loss and label
-        smoothing make of it), ``grad_norm`` (before clipping) and ``learning_rate``; with
-        ``noise_scale`` also ``part_grad_norm``, the root of the mean square of the norms of the
-        gradients of each micro-batch on each device.
+        The state after the step, and ``train_loss`` (nats per token, with what z-loss, label
+        smoothing and balance loss make of it), ``grad_norm`` (before clipping) and
+        ``learning_rate``; with ``noise_scale`` also ``part_grad_norm``, the root of the mean square
+        of the norms of the gradients of each micro-batch on each device.
     """
     count, rows = batch[0].shape[:2]
     first_row = None if axis_name is None else jax.lax.axis_index(axis_name) * rows
@@ -134,6 +145,7 @@ def train_step(
             segments=segments[0] if segments else None,
             divisor=divisor,
             losses=losses,
+            axis_name=axis_name,
         )
 
     def differentiate(micro: Any, index: Any) -> tuple[Any, Any, Any]:

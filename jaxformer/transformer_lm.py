@@ -1,5 +1,7 @@
 """The language model: GPT, LLaMA, BERT or a character model, by its settings."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -106,7 +108,8 @@ class TransformerLM(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
-    ) -> Float[Array, "B T V"] | tuple[Float[Array, "B T V"], list[Float[Array, "B N T S"]]]:
+        return_routing: bool = False,
+    ) -> Any:
         """Returns logits of the next token (causal) or of this one (bidirectional), in nats.
 
         With ``head="none"`` what ``hidden`` returns.
@@ -119,6 +122,7 @@ class TransformerLM(nnx.Module):
             positions: of the tokens; default 0 … T - 1.
             cache: one ``LayerCache`` a layer, which this call extends; S is then its length.
             return_weights: also return each layer's attention weights.
+            return_routing: also return what each layer's router of experts chose.
 
         Raises:
             ValueError: the tokens are no ids (B, T), or more than ``context_length``; or there are
@@ -132,12 +136,13 @@ class TransformerLM(nnx.Module):
             positions=positions,
             cache=cache,
             return_weights=return_weights,
+            return_routing=return_routing,
         )
         if self.config.head.head == "none":
             return hidden
         if isinstance(hidden, tuple):
-            hidden, weights = hidden
-            return self.logits(hidden), weights
+            hidden, *more = hidden
+            return (self.logits(hidden), *more)
         return self.logits(hidden)
 
     def hidden(
@@ -150,7 +155,8 @@ class TransformerLM(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
-    ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], list[Float[Array, "B N T S"]]]:
+        return_routing: bool = False,
+    ) -> Any:
         """Returns the residual stream after the final norm. Arguments as in ``__call__``."""
         check_tokens(tokens)
         length = tokens.shape[1]
@@ -170,7 +176,7 @@ class TransformerLM(nnx.Module):
             )
             for window in set(windows)
         }
-        x, weights = run_blocks(
+        x, *found = run_blocks(
             self.layers,
             x,
             [masks[window] for window in windows],
@@ -178,12 +184,15 @@ class TransformerLM(nnx.Module):
             cache=cache,
             position_bias=stack_position_bias(self.position, x, cache),
             return_weights=return_weights,
+            return_routing=return_routing,
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.output_projection is not None:
             x = self.output_projection(x)
-        return (x, weights) if return_weights else x
+        wanted = (return_weights, return_routing)
+        more = [each for each, is_wanted in zip(found, wanted, strict=True) if is_wanted]
+        return (x, *more) if more else x
 
     def embed(
         self,

@@ -434,10 +434,22 @@ CASES = [
     ],
     Case("experts/mixture", mixture(activation="gelu", **FEED_FORWARD_DROPOUTS), FLOW,
          dropout=True),
-    Case("experts/mixture-of-one", mixture(experts_per_token=1, normalize_weights=False), FLOW),
+    Case("experts/mixture-of-one",
+         mixture(experts_per_token=1, router={"normalize_weights": False}), FLOW),
     Case("experts/mixture-of-all", mixture(experts_per_token=E), FLOW),
-    Case("experts/mixture-shared", mixture(normalize_weights=False, shared_d_ff=F - 3,
-                                           output_dropout=0.3), FLOW, dropout=True),
+    Case("experts/mixture-shared", mixture(
+        router={"normalize_weights": False}, shared_d_ff=F - 3, output_dropout=0.3), FLOW,
+        dropout=True),
+    Case("experts/mixture-biases", mixture(
+        use_bias=True, router={"kind": "softmax_of_chosen", "use_bias": True}, shared_d_ff=F - 3),
+        FLOW),
+    *[
+        Case(f"experts/mixture-sigmoid{name}", mixture(
+            num_experts=12, experts_per_token=3, router={
+                "kind": "sigmoid", "choice_bias": True, "weight_scale": 2.5, **settings}), FLOW)
+        for name, settings in (
+            ("", {}), ("-groups", {"groups": 4, "groups_per_token": 2, "normalize_weights": False}))
+    ],
     Case("experts/mixture-shared-gate", mixture(shared_d_ff=F - 3, shared_gate=True),
          given(x=x(2, LONG, D))),
     *[
@@ -493,6 +505,11 @@ CASES = [
          TOKENS, weights=True),
     Case("transformer_lm/qwen3", lm(positions="rotary", norm="rms_norm", activation="swiglu",
                                     num_kv_heads=K, query_key_norm=True), TOKENS, weights=True),
+    Case("transformer_lm/experts", lm(
+        positions="rotary", norm="rms_norm", activation="swiglu", feed_forward_bias=False,
+        num_layers=3, num_experts=E, expert_d_ff=F - 5, shared_expert_d_ff=F - 3,
+        shared_expert_gate=True, dense_layers=(1,), hidden_dropout=0.2), TOKENS, weights=True,
+        dropout=True),
     Case("transformer_lm/neox", lm(positions="rotary", rotary_fraction=0.67, block="parallel",
                                    tie_embeddings=False, head_bias=True), TOKENS, weights=True),
     Case("transformer_lm/phi", lm(positions="rotary", rotary_fraction=0.67, block="parallel",

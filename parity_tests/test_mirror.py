@@ -129,6 +129,7 @@ def test_the_same_call_arguments(name, cls):
     "name",
     [
         "config.py",
+        "config_experts.py",
         "config_optimizers.py",
         "config_parts.py",
         "config_positions.py",
@@ -172,7 +173,7 @@ LAYERS = [
     {"initializers", "losses", "parameters", "position_tables"},
     {"layers", "masks"},
     {"norms", "positions", "feed_forward", "attention_core"},
-    {"attention"},
+    {"attention", "experts"},
     {"blocks"},
     {"builders"},
     {"transformer_lm", "encoder_decoder"},

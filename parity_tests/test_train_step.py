@@ -122,6 +122,39 @@ def test_losses_averages_and_noise_agree_with_torch(logits_at_once, monkeypatch)
         assert np.abs(value - expected[name]).max() > (0 if "k_proj.bias" in name else 1e-6)
 
 
+EXPERTS = dataclasses.replace(
+    CONFIG,
+    num_layers=3,
+    activation="swiglu",
+    num_experts=5,
+    expert_d_ff=14,
+    shared_expert_d_ff=10,
+    dense_layers=(1,),
+    balance_loss=0.3,
+)
+
+
+def test_steps_with_experts_and_their_balance_loss_agree_with_torch():
+    model, definition, parameters = build(EXPERTS)
+    twin = build_twin(model)
+    state = TrainState.create(parameters, OPTIMIZER)
+    step = jax.jit(functools.partial(train_step, definition=definition, optimizer=OPTIMIZER))
+    torch_optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(OPTIMIZER))
+    torch_state = torch_ref.train_step.TrainState.create(twin, torch_optimizer)
+    dataset = TokenIdsDataset(IDS, CONFIG.context_length)
+    for number in range(20):
+        batch = tuple(a.reshape(2, 3, -1) for a in batch_at(dataset, 3, number, 6))
+        state, candidate = step(state, batch, None)
+        torch_state, reference = torch_ref.train_step.train_step(
+            torch_state, tuple(torch.from_numpy(a).long() for a in batch), optimizer=torch_optimizer
+        )
+        for name, value in reference.items():
+            np.testing.assert_allclose(candidate[name], value, rtol=0, atol=1e-10, err_msg=name)
+    expected = {name: p.detach().numpy() for name, p in twin.named_parameters()}
+    for name, value in export_arrays(state.parameters).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)
+
+
 @pytest.mark.parametrize("settings", [{"z_loss": 0.03}, {"label_smoothing": 0.2}], ids=str)
 def test_each_term_of_the_loss_is_torchs_and_its_formulas(settings):
     random = np.random.default_rng(4)
@@ -144,8 +177,10 @@ def test_each_term_of_the_loss_is_torchs_and_its_formulas(settings):
     np.testing.assert_allclose(gradient, given.grad, rtol=0, atol=1e-14)
 
 
-def run_parallel(devices, batch_size=16, accumulation=1, steps=20, per_call=20, dropout=0.0):
-    config = dataclasses.replace(CONFIG, residual_dropout=dropout)
+def run_parallel(
+    devices, batch_size=16, accumulation=1, steps=20, per_call=20, dropout=0.0, config=CONFIG
+):
+    config = dataclasses.replace(config, residual_dropout=dropout)
     _, definition, parameters = build(config)
     spec = StepSpec(
         definition=definition,
@@ -176,6 +211,15 @@ def test_eight_devices_and_one_give_the_same_losses(accumulation):
     eight, parameters_of_eight = run_parallel(8, accumulation=accumulation)
     np.testing.assert_allclose(eight, one, rtol=0, atol=1e-10)
     assert one[-1] < one[0]
+    for name, value in parameters_of_one.items():
+        np.testing.assert_allclose(value, parameters_of_eight[name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.tier("full")
+def test_eight_devices_and_one_balance_experts_alike():
+    one, parameters_of_one = run_parallel(1, config=EXPERTS)
+    eight, parameters_of_eight = run_parallel(8, config=EXPERTS)
+    np.testing.assert_allclose(eight, one, rtol=0, atol=1e-10)
     for name, value in parameters_of_one.items():
         np.testing.assert_allclose(value, parameters_of_eight[name], rtol=0, atol=1e-9)
 

@@ -67,7 +67,7 @@ class MultiHeadAttention(nn.Module):
         q_norm: normalises each query over H, before ``position`` rotates it; ``k_norm`` each key.
         k_norm: see ``q_norm``.
         norm_all_heads: q_norm is over N·H and k_norm over K·H, all heads at once (OLMo 2, arXiv
-            2501.00656).
+            2501.00656), before they are cut (OLMoE, arXiv 2409.02060).
         norm_after_rotation: the norms follow ``position`` (HunYuan).
         qkv_clip: where given, projected queries, keys and values are cut to ±qkv_clip (OLMo, MPT).
         scale: default 1/sqrt(H).
@@ -256,11 +256,11 @@ class MultiHeadAttention(nn.Module):
     def _split(
         self, x: torch.Tensor, num_heads: int, norm: nn.Module | None = None
     ) -> torch.Tensor:
-        """A projection, clipped and, with ``norm``, normalised before it is split into heads."""
-        if self.qkv_clip is not None:
-            x = x.clamp(-self.qkv_clip, self.qkv_clip)
+        """A projection, with ``norm`` normalised, and clipped, before it is split into heads."""
         if norm is not None:
             x = norm(x)
+        if self.qkv_clip is not None:
+            x = x.clamp(-self.qkv_clip, self.qkv_clip)
         return x.reshape(*x.shape[:-1], num_heads, self.head_dim)
 
 

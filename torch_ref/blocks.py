@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torch_ref.attention import LayerCache, MultiHeadAttention
+from torch_ref.experts import MixtureOfExperts, Routing
 from torch_ref.feed_forward import FeedForward, GatedFeedForward
 from torch_ref.layers import Dropout
 from torch_ref.masks import causal_mask, combine_masks, window_mask
@@ -34,7 +35,7 @@ class Block(nn.Module):
 
     Args:
         attention: the self-attention.
-        feed_forward: a ``FeedForward`` or ``GatedFeedForward``.
+        feed_forward: a ``FeedForward``, ``GatedFeedForward`` or ``MixtureOfExperts``.
         attention_norm: the norm beside the self-attention.
         feed_forward_norm: the norm beside the feed-forward; None is the self-attention's.
         cross_attention: attends to an encoder's output.
@@ -50,7 +51,7 @@ class Block(nn.Module):
     def __init__(
         self,
         attention: MultiHeadAttention,
-        feed_forward: FeedForward | GatedFeedForward,
+        feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts,
         attention_norm: Norm,
         feed_forward_norm: Norm | None,
         *,
@@ -91,8 +92,11 @@ class Block(nn.Module):
         position_bias: torch.Tensor | None = None,
         memory_cache: LayerCache | None = None,
         return_weights: bool | Literal["both"] = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, Any]:
-        """Returns the residual stream after this block, with ``return_weights`` also the weights.
+        return_routing: bool = False,
+    ) -> Any:
+        """Returns the residual stream after this block.
+
+        With ``return_weights`` or ``return_routing`` a tuple of it and of what these give.
 
         Args:
             x: the residual stream, (B, T, D).
@@ -106,8 +110,10 @@ class Block(nn.Module):
             memory_cache: see ``MultiHeadAttention``; of the cross-attention.
             return_weights: also return the weights of the self-attention, (B, N, T, S), or with
                 ``"both"`` a pair of its weights and those of the cross-attention.
+            return_routing: also return what the router of its experts chose; None without experts.
         """
-        weights = []
+        weights: list[Any] = []
+        routings: list[Routing] = []
 
         def attend(h: torch.Tensor) -> torch.Tensor:
             h = self.attention(
@@ -139,7 +145,12 @@ class Block(nn.Module):
             return _apply(self.cross_attention_output_norm, h)
 
         def feed(h: torch.Tensor) -> torch.Tensor:
-            return _apply(self.feed_forward_output_norm, self.feed_forward(h))
+            if return_routing and isinstance(self.feed_forward, MixtureOfExperts):
+                h, routing = self.feed_forward(h, return_routing=True)
+                routings.append(routing)
+            else:
+                h = self.feed_forward(h)
+            return _apply(self.feed_forward_output_norm, h)
 
         feed_norm = self.feed_forward_norm or self.attention_norm
         branches: list[Branch] = [
@@ -150,9 +161,12 @@ class Block(nn.Module):
             scaled = self._scaled(self.cross_attention_residual_dropout)
             branches.insert(1, (self.cross_attention_norm, attend_to_memory, scaled))
         x = self.combine(x, branches)
-        if return_weights == "both":
-            return x, tuple(weights)
-        return (x, weights[0]) if return_weights else x
+        found: list[Any] = []
+        if return_weights:
+            found.append(tuple(weights) if return_weights == "both" else weights[0])
+        if return_routing:
+            found.append(next(iter(routings), None))
+        return (x, *found) if found else x
 
     def _scaled(self, dropout: Dropout | None) -> Callable[[torch.Tensor], torch.Tensor]:
         """What is done to a branch's result before it is added."""
@@ -291,13 +305,16 @@ def run_blocks(
     position_bias: torch.Tensor | None = None,
     memory_cache: list[LayerCache] | None = None,
     return_weights: bool | Literal["both"] = False,
-) -> tuple[torch.Tensor, list[Any]]:
-    """Returns the residual stream after all blocks, and what each gives of its weights.
+    return_routing: bool = False,
+) -> tuple[torch.Tensor, list[Any], list[Routing]]:
+    """Returns the residual stream after all blocks, and what each block has given beside it.
 
-    The list is empty unless ``return_weights``. Arguments as in ``Block``, with one ``LayerCache``
-    a block, and one mask for all blocks or a list of one a block. The position bias is that of all.
+    That is the weights of each self-attention and what each router chose; the lists are empty
+    unless ``return_weights`` and ``return_routing``. Arguments as in ``Block``, with one
+    ``LayerCache`` a block, and one mask for all blocks or a list of one a block. The position bias
+    is that of all.
     """
-    weights = []
+    weights, routings = [], []
     for layer, block in enumerate(blocks):
         result = block(
             x,
@@ -309,10 +326,11 @@ def run_blocks(
             position_bias=position_bias,
             memory_cache=None if memory_cache is None else memory_cache[layer],
             return_weights=return_weights,
+            return_routing=return_routing,
         )
-        if isinstance(result, tuple):
-            x, block_weights = result
-            weights.append(block_weights)
-        else:
-            x = result
-    return x, weights
+        x, *found = result if isinstance(result, tuple) else (result,)
+        if return_weights:
+            weights.append(found.pop(0))
+        # A layer without experts has no router.
+        routings += [routing for routing in found if routing is not None]
+    return x, weights, routings

@@ -5,6 +5,7 @@ from torch_ref.blocks import BLOCKS, Block
 from torch_ref.config import TransformerConfig, TransformerLMConfig
 from torch_ref.config_parts import HeadConfig
 from torch_ref.config_positions import RotaryScalingConfig
+from torch_ref.experts import MixtureOfExperts
 from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
 from torch_ref.heads import HeadTransform, OutputBias
 from torch_ref.layers import Linear
@@ -43,7 +44,7 @@ def make_block(
     is_bare = layer == 0 and not config.norm.first_norm
     return BLOCKS[config.block.block](
         make_attention(config, position=make_position(config, layer, causal=causal)),
-        make_feed_forward(config),
+        make_feed_forward(config, layer),
         NoNorm() if is_bare else make_model_norm(config),
         norm(not config.block.shared_norm),
         cross_attention=make_attention(config) if cross_attention else None,
@@ -175,15 +176,46 @@ def make_rotary_scaling(config: RotaryScalingConfig) -> RotaryScaling | None:
     )
 
 
-def make_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForward:
-    """Returns the feed-forward that a config describes."""
+def make_feed_forward(
+    config: TransformerConfig, layer: int = 0
+) -> FeedForward | GatedFeedForward | MixtureOfExperts:
+    """Returns the feed-forward of a layer that a config describes, or its experts."""
     part = config.feed_forward
+    if config.has_experts(layer):
+        return _make_experts(config)
     gated = part.activation in GATED
     return (GatedFeedForward if gated else FeedForward)(
         config.d_model,
         part.d_ff,
         activation=GATED.get(part.activation, part.activation),
         use_bias=part.feed_forward_bias,
+        hidden_dropout=part.hidden_dropout,
+        output_dropout=part.feed_forward_dropout,
+    )
+
+
+def _make_experts(config: TransformerConfig) -> MixtureOfExperts:
+    part, experts = config.feed_forward, config.feed_forward.experts
+    router = experts.router
+    assert experts.num_experts is not None
+    return MixtureOfExperts(
+        config.d_model,
+        config.expert_width,
+        num_experts=experts.num_experts,
+        experts_per_token=experts.experts_per_token,
+        activation=GATED[part.activation],
+        use_bias=part.feed_forward_bias,
+        router={
+            "kind": router.router,
+            "normalize_weights": router.normalize_expert_weights,
+            "weight_scale": router.expert_weight_scale,
+            "use_bias": router.router_bias,
+            "choice_bias": router.choice_bias,
+            "groups": router.expert_groups,
+            "groups_per_token": router.groups_per_token,
+        },
+        shared_d_ff=experts.shared_expert_d_ff,
+        shared_gate=experts.shared_expert_gate,
         hidden_dropout=part.hidden_dropout,
         output_dropout=part.feed_forward_dropout,
     )

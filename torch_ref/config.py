@@ -75,6 +75,11 @@ class TransformerConfig(Settings):
         heads = num_heads * self.head_width
         check_elements("num_heads times head_dim", heads, "d_model", self.d_model)
         check_elements("d_ff", self.feed_forward_width, "d_model", self.d_model)
+        experts = self.feed_forward.experts
+        width = self.expert_width * (experts.num_experts or 1)
+        check_elements("num_experts times expert_d_ff", width, "d_model", self.d_model)
+        shared = experts.shared_expert_d_ff or 0
+        check_elements("shared_expert_d_ff", shared, "d_model", self.d_model)
         check_elements("context_length", self.context_length, "d_model", self.d_model)
 
     @property
@@ -96,6 +101,16 @@ class TransformerConfig(Settings):
         if self.feed_forward.d_ff is not None:
             return self.feed_forward.d_ff
         return int(8 * self.d_model / 3) if self.feed_forward.is_gated else 4 * self.d_model
+
+    @property
+    def expert_width(self) -> int:
+        """The width of an expert: ``expert_d_ff`` where it is given, else F."""
+        given = self.feed_forward.experts.expert_d_ff
+        return self.feed_forward_width if given is None else given
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer has experts in place of one feed-forward."""
+        return self.feed_forward.experts.num_experts is not None
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -145,6 +160,12 @@ class TransformerLMConfig(TransformerConfig):
                 "layers_without_rotary and window_rotary_base need positions='rotary': got "
                 f"positions={self.position.positions!r}"
             )
+        num_experts = self.feed_forward.experts.num_experts
+        if self.layers.dense_layers and num_experts is None:
+            raise ValueError(
+                "dense_layers needs num_experts for the others: got "
+                f"dense_layers={self.layers.dense_layers}, num_experts=None"
+            )
         if self.head.head == "masked_lm" and self.head_activation not in get_args(PlainActivation):
             raise ValueError(
                 "head='masked_lm' needs an activation that is not gated: got "
@@ -164,6 +185,12 @@ class TransformerLMConfig(TransformerConfig):
             raise ValueError(
                 "lora_targets has gate_proj, which a feed-forward that is not gated has not: got "
                 f"activation={self.feed_forward.activation!r}"
+            )
+        adapted = {"up_proj", "gate_proj", "down_proj"} & set(self.lora.targets)
+        if adapted and self.lora.lora_rank is not None and num_experts is not None:
+            raise ValueError(
+                "lora_targets must be of the attention where there are experts: got "
+                f"{', '.join(sorted(adapted))}, num_experts={num_experts}"
             )
         if self.head.pooler and self.causal:
             raise ValueError("pooler needs causal=False: the first of causal tokens sees no other")
@@ -195,6 +222,10 @@ class TransformerLMConfig(TransformerConfig):
         """Returns how many tokens a position of this layer sees on each side; None is all."""
         is_full = layer in self.layers.full_attention_layers
         return None if is_full else self.attention.sliding_window
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer has experts in place of one feed-forward."""
+        return super().has_experts(layer) and layer not in self.layers.dense_layers
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False)

@@ -1,13 +1,15 @@
 """The settings of a model's parts: one frozen dataclass a part, which checks itself.
 
-They and ``config_positions`` stand apart from the parts because the command line reads them, and
-the parts import JAX, which takes a second. ``builders`` makes the parts from them.
+They, ``config_experts`` and ``config_positions`` stand apart from the parts because the command
+line reads them, and the parts import JAX, which takes a second. ``builders`` makes the parts from
+them.
 """
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .checks import check_choice, check_not_negative, check_positive
+from .config_experts import ExpertsConfig
 from .config_tree import Part
 
 GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
@@ -114,11 +116,18 @@ class FeedForwardConfig(Part):
     """Rate on a feed-forward's hidden activation."""
     feed_forward_dropout: float = 0.0
     """Rate on a feed-forward's output."""
+    experts: ExpertsConfig = ExpertsConfig()
+    """Experts in its place."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "activation", get_args(Activation))
         check_positive(self, "d_ff")
+        if self.experts.num_experts is not None and not self.is_gated:
+            raise ValueError(
+                f"experts need a gated activation: got activation={self.activation!r}, "
+                f"num_experts={self.experts.num_experts}"
+            )
 
     @property
     def is_gated(self) -> bool:
@@ -350,6 +359,8 @@ class LayerPattern(Part):
     """Which layers, from 0 and rising, see past the sliding window (Gemma 2, Qwen2)."""
     layers_without_rotary: tuple[int, ...] = ()
     """Which layers, from 0 and rising, have no rotary positions (SmolLM 3, Cohere 2)."""
+    dense_layers: tuple[int, ...] = ()
+    """Which layers, from 0 and rising, have one feed-forward in place of experts (DeepSeek-V3)."""
     window_rotary_base: float | None = None
     """Rotary base of layers with the sliding window, unscaled; default that of all (Gemma 3)."""
     layer_groups: int | None = None
@@ -388,7 +399,12 @@ class LayerPattern(Part):
                 f"layers_without_rotary={self.layers_without_rotary}, "
                 f"window_rotary_base={self.window_rotary_base}"
             )
-        for name in ("full_attention_layers", "layers_without_rotary"):
+        if self.layer_groups is not None and self.dense_layers:
+            raise ValueError(
+                "layers that share weights are alike: got "
+                f"layer_groups={self.layer_groups}, dense_layers={self.dense_layers}"
+            )
+        for name in ("full_attention_layers", "layers_without_rotary", "dense_layers"):
             layers = getattr(self, name)
             if list(layers) != sorted({i for i in layers if 0 <= i < num_layers}):
                 raise ValueError(

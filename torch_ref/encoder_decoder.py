@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         """
         length = x.shape[1]
         mask = self_attention_mask(length, length, causal=False, window=self.window, mask=mask)
-        x, weights = run_blocks(
+        x, weights, _ = run_blocks(
             self.blocks,
             x,
             mask,
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
             start=0 if cache is None else cache[0].length,
             mask=mask,
         )
-        x, weights = run_blocks(
+        x, weights, _ = run_blocks(
             self.blocks,
             x,
             mask,

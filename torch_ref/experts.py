@@ -1,7 +1,8 @@
 """Mixtures of experts: feed-forwards of which a router chooses some for each token."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -60,17 +61,30 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Chooses the C experts of largest probability: softmax(x Wᵀ) (arXiv 1701.06538, section 2.1).
+    """Chooses the C experts of largest score for each token (arXiv 1701.06538, section 2.1).
 
-    The softmax is over all experts, in float32 or wider. Of equal probabilities the expert of the
-    lower index goes first.
+    Scores of x Wᵀ + b are made in float32 or wider, by ``kind``:
+
+    - ``softmax``: over all experts (Mixtral, arXiv 2401.04088).
+    - ``softmax_of_chosen``: x Wᵀ + b chooses, and the weights are a softmax over the chosen
+      (gpt-oss, arXiv 2508.10925).
+    - ``sigmoid``: of each expert by itself (DeepSeek-V3, arXiv 2412.19437, eq. 12 to 16).
+
+    Where experts are in groups, those of the groups whose two largest scores have the largest sum
+    are left to choose from. Of equal scores the expert, or group, of the lower index goes first.
 
     Args:
         d_model: D.
         num_experts: E.
         experts_per_token: C.
-        normalize_weights: whether the weights of the chosen add up to 1, as in Mixtral
-            (arXiv 2401.04088, section 2.1).
+        kind: of the scores.
+        normalize_weights: whether the weights of the chosen add up to 1, as in Mixtral.
+        weight_scale: what weights are multiplied by at last.
+        use_bias: whether the projection has a bias.
+        choice_bias: whether scores get a number of each expert, ``choice_bias`` (E,), for the
+            choice alone. It has no gradient.
+        groups: how many groups the experts are in.
+        groups_per_token: how many groups the C experts are chosen from.
     """
 
     def __init__(
@@ -79,22 +93,73 @@ class Router(nn.Module):
         num_experts: int,
         *,
         experts_per_token: int = 2,
+        kind: str = "softmax",
         normalize_weights: bool = True,
+        weight_scale: float = 1.0,
+        use_bias: bool = False,
+        choice_bias: bool = False,
+        groups: int = 1,
+        groups_per_token: int = 1,
     ):
         super().__init__()
         self.experts_per_token = experts_per_token
+        self.kind = kind
         self.normalize_weights = normalize_weights
-        self.proj = Linear(d_model, num_experts, use_bias=False)
+        self.weight_scale = weight_scale
+        self.groups = groups
+        self.groups_per_token = groups_per_token
+        self.proj = Linear(d_model, num_experts, use_bias=use_bias)
+        self.choice_bias = nn.Parameter(torch.zeros(num_experts)) if choice_bias else None
 
     def forward(self, x: torch.Tensor) -> Routing:
         """Returns the choice for each row (R, D), with weights in float32 or wider."""
-        probabilities = torch.softmax(_widen(self.proj(x)), dim=-1)
-        # topk leaves open which of two equal ones is first; a stable sort does not.
-        weights, experts = torch.sort(probabilities, dim=-1, descending=True, stable=True)
-        weights, experts = (found[:, : self.experts_per_token] for found in (weights, experts))
-        if self.normalize_weights:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return Routing(experts, weights, probabilities)
+        if self.kind == "sigmoid":
+            logits = _wide_product(self.proj, x)
+            scores = torch.sigmoid(logits)
+            probabilities = scores / scores.sum(-1, keepdim=True)
+        else:
+            logits = _widen(self.proj(x))
+            scores = probabilities = torch.softmax(logits, dim=-1)
+        by_logits = self.kind == "softmax_of_chosen"
+        choice = self._within_groups(self._for_choice(logits if by_logits else scores))
+        experts = _largest(choice, self.experts_per_token)[1]
+        chosen = (logits if by_logits else scores).gather(-1, experts)
+        if by_logits:
+            weights = torch.softmax(chosen, dim=-1)
+        elif self.normalize_weights:
+            # As DeepSeek-V3's code; beside the sum of a softmax the small number vanishes.
+            weights = chosen / (chosen.sum(-1, keepdim=True) + 1e-20)
+        else:
+            weights = chosen
+        return Routing(experts, weights * self.weight_scale, probabilities)
+
+    def _for_choice(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores with the numbers that count for the choice alone."""
+        scores = scores.detach()
+        return scores if self.choice_bias is None else scores + self.choice_bias.detach()
+
+    def _within_groups(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores, with -inf in place of those in groups that are not chosen."""
+        if self.groups_per_token == self.groups:
+            return scores
+        by_group = scores.reshape(scores.shape[0], self.groups, -1)
+        of_group = _largest(by_group, 2)[0].sum(-1)
+        groups = _largest(of_group, self.groups_per_token)[1]
+        is_chosen = torch.zeros_like(of_group, dtype=torch.bool).scatter(-1, groups, True)
+        return by_group.masked_fill(~is_chosen[..., None], -torch.inf).reshape(scores.shape)
+
+
+def _largest(x: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest numbers of the last axis and their places, the lower of equal ones first."""
+    # topk leaves open which of two equal ones is first; a stable sort does not.
+    values, places = torch.sort(x, dim=-1, descending=True, stable=True)
+    return values[..., :count], places[..., :count]
+
+
+def _wide_product(proj: Linear, x: torch.Tensor) -> torch.Tensor:
+    """The projection of x, computed in float32 or wider."""
+    bias = None if proj.bias is None else _widen(proj.bias)
+    return nn.functional.linear(_widen(x), _widen(proj.weight), bias)
 
 
 class MixtureOfExperts(nn.Module):
@@ -108,7 +173,8 @@ class MixtureOfExperts(nn.Module):
         num_experts: E.
         experts_per_token: C.
         activation: one of ``ACTIVATIONS``.
-        normalize_weights: whether the weights of the chosen experts add up to 1.
+        use_bias: whether the projections of experts have biases.
+        router: the settings of its ``Router``.
         shared_d_ff: the width of one more expert that sees every token (arXiv 2401.06066,
             section 3.2), or None.
         shared_gate: whether its output is multiplied by the sigmoid of a product with x.
@@ -124,7 +190,8 @@ class MixtureOfExperts(nn.Module):
         num_experts: int,
         experts_per_token: int = 2,
         activation: str = "silu",
-        normalize_weights: bool = True,
+        use_bias: bool = False,
+        router: Mapping[str, Any] | None = None,
         shared_d_ff: int | None = None,
         shared_gate: bool = False,
         hidden_dropout: float = 0.0,
@@ -133,26 +200,25 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.activation = activation
         self.router = Router(
-            d_model,
-            num_experts,
-            experts_per_token=experts_per_token,
-            normalize_weights=normalize_weights,
+            d_model, num_experts, experts_per_token=experts_per_token, **(router or {})
         )
-        self.gate_proj = ExpertLinear(num_experts, d_model, d_ff)
-        self.up_proj = ExpertLinear(num_experts, d_model, d_ff)
-        self.down_proj = ExpertLinear(num_experts, d_ff, d_model)
+        self.gate_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias)
+        self.up_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias)
+        self.down_proj = ExpertLinear(num_experts, d_ff, d_model, use_bias=use_bias)
         self.shared_expert = (
             None
             if shared_d_ff is None
-            else GatedFeedForward(d_model, shared_d_ff, activation=activation)
+            else GatedFeedForward(d_model, shared_d_ff, activation=activation, use_bias=use_bias)
         )
         has_gate = shared_gate and shared_d_ff is not None
         self.shared_expert_gate = Linear(d_model, 1, use_bias=False) if has_gate else None
         self.hidden_dropout = Dropout(hidden_dropout)
         self.output_dropout = Dropout(output_dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the branch's output (B, T, D), in the dtype of x."""
+    def forward(
+        self, x: torch.Tensor, *, return_routing: bool = False
+    ) -> torch.Tensor | tuple[torch.Tensor, Routing]:
+        """Returns the branch's output (B, T, D), and what its router chose if wanted."""
         rows = x.reshape(-1, x.shape[-1])
         routing = self.router(rows)
         count = routing.experts.shape[1]
@@ -168,4 +234,22 @@ class MixtureOfExperts(nn.Module):
                 gate = torch.sigmoid(_widen(self.shared_expert_gate(x)))
                 shared = (_widen(shared) * gate).to(x.dtype)
             y = y + shared
-        return self.output_dropout(y)
+        y = self.output_dropout(y)
+        return (y, routing) if return_routing else y
+
+
+def balance_loss(routings: Sequence[Routing]) -> torch.Tensor:
+    """Returns E · Σ_e f_e · P_e, which is least where all experts are used alike.
+
+    f_e is the share of tokens that expert e computes, and P_e its mean probability (Switch
+    Transformer, arXiv 2101.03961, eq. 4 to 6), both over the tokens of all layers together, as in
+    Mixtral's code. With C experts a token the least value is C. f has no gradient.
+
+    Args:
+        routings: of the layers that have experts, one or more.
+    """
+    experts = torch.cat([each.experts.reshape(-1) for each in routings])
+    probabilities = torch.cat([each.probabilities for each in routings])
+    rows, count = probabilities.shape
+    used = torch.bincount(experts, minlength=count).to(probabilities.dtype) / rows
+    return count * torch.sum(used * probabilities.mean(0))

@@ -60,7 +60,7 @@ def initialize(
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
     Norm weights are left as constructed in every scheme: at one, or at zero where one is added. So
-    are the two numbers of an ``XIELU``.
+    are the two numbers of an ``XIELU`` and the biases of a ``Router``'s choice.
 
     Raises:
         ValueError: the scheme is unknown.
@@ -79,17 +79,26 @@ def initialize(
 
 
 def _bias(scheme: str, owner: nn.Module) -> Initializer:
-    if scheme in ("torch", "xavier_uniform") and isinstance(owner, nn.Linear):
-        return torch_linear(owner.in_features)[1]
+    if scheme in ("torch", "xavier_uniform") and _is_linear(owner):
+        return torch_linear(_shape(owner)[-1])[1]
     return constant(0)
+
+
+def _is_linear(owner: nn.Module) -> bool:
+    """Whether it multiplies by a matrix, or by one of several."""
+    return isinstance(owner, nn.Linear) or len(_shape(owner)) == 3
+
+
+def _shape(owner: nn.Module) -> torch.Size:
+    return owner.get_parameter("weight").shape
 
 
 def _weight(
     scheme: str, path: str, owner: nn.Module, weight: torch.Tensor, num_layers: int
 ) -> Initializer:
-    fan_out, fan_in = weight.shape
+    fan_out, fan_in = weight.shape[-2:]
     if scheme == "torch":
-        return torch_linear(fan_in)[0] if isinstance(owner, nn.Linear) else normal(1)
+        return torch_linear(fan_in)[0] if _is_linear(owner) else normal(1)
     if scheme == "xavier_uniform":
         return xavier_uniform(fan_in, fan_out)
     if scheme == "kaiming_uniform":

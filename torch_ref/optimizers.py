@@ -37,11 +37,13 @@ def learning_rate(config: OptimizerConfig, step: int) -> float:
 
 
 def decay_mask(module: torch.nn.Module) -> dict[str, bool]:
-    """Returns which parameters decay: those of two or more dimensions, but for norms."""
-    # A norm's weight has two dimensions where it has a row a head.
+    """Returns which parameters decay: those of two or more dimensions, but norms and biases."""
+    # A norm's weight has two dimensions where it has a row a head, a bias with a row an expert.
     norms = {path for path, owner in module.named_modules() if hasattr(owner, "eps")}
     return {
-        name: parameter.ndim >= 2 and name.rpartition(".")[0] not in norms
+        name: parameter.ndim >= 2
+        and name.rpartition(".")[0] not in norms
+        and not name.endswith("bias")
         for name, parameter in module.named_parameters()
     }
 

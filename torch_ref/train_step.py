@@ -9,6 +9,7 @@ import torch
 
 from torch_ref.adapters import trained_parameters
 from torch_ref.config import OptimizerConfig
+from torch_ref.experts import balance_loss
 from torch_ref.losses import token_losses
 from torch_ref.masks import document_mask, document_positions
 from torch_ref.optimizers import clip_by_global_norm, global_norm, learning_rate, make_optimizer
@@ -54,6 +55,9 @@ def language_model_loss(
 ) -> torch.Tensor:
     """Returns the mean cross-entropy of the model in training mode, in nats per token.
 
+    With what the config's ``balance_loss`` makes of how its experts are used, by all tokens of the
+    batch, those that do not count included.
+
     Args:
         model: the module.
         inputs: token ids (B, T).
@@ -67,10 +71,13 @@ def language_model_loss(
         losses: from logits and targets to the loss of each token.
     """
     model.train()
-    logits = _logits(model, inputs, compute_dtype, segments)
+    weight = model.config.feed_forward.experts.router.balance_loss
+    logits, routings = _run(model, inputs, compute_dtype, segments, return_routing=True)
     if divisor is None:
-        return losses(logits, targets).mean()
-    return torch.sum(losses(logits, targets) * (targets >= 0)) / divisor
+        loss = losses(logits, targets).mean()
+    else:
+        loss = torch.sum(losses(logits, targets) * (targets >= 0)) / divisor
+    return loss + weight * balance_loss(routings) if weight and routings else loss
 
 
 def train_step(
@@ -156,22 +163,21 @@ def evaluation_step(
     ``segments`` are those of ``language_model_loss``.
     """
     model.eval()
-    logits = _logits(model, inputs, compute_dtype, segments)
+    logits = _run(model, inputs, compute_dtype, segments)
     return torch.sum(token_losses(logits, targets) * mask)
 
 
-def _logits(
+def _run(
     model: TransformerLM,
     inputs: torch.Tensor,
     dtype: torch.dtype | None,
     segments: torch.Tensor | None,
-) -> torch.Tensor:
-    """The logits of the model with its parameters cast to ``dtype``; None leaves them."""
-    inside: dict[str, torch.Tensor] = {}
+    **more: Any,
+) -> Any:
+    """What the model returns with its parameters cast to ``dtype``; None leaves them."""
     if segments is not None:
-        inside = {"mask": document_mask(segments), "positions": document_positions(segments)}
+        more |= {"mask": document_mask(segments), "positions": document_positions(segments)}
     if dtype is None:
-        logits: torch.Tensor = model(inputs, **inside)
-        return logits
+        return model(inputs, **more)
     cast = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
-    return torch.func.functional_call(model, cast, (inputs,), inside)
+    return torch.func.functional_call(model, cast, (inputs,), more)

@@ -1,6 +1,6 @@
 """The language model: GPT, LLaMA, BERT or a character model, by its settings."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -101,7 +101,8 @@ class TransformerLM(nn.Module):
         positions: torch.Tensor | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+        return_routing: bool = False,
+    ) -> Any:
         """Returns logits (B, T, V) of the next token, or of this one if not causal, in nats.
 
         With ``head="none"`` what ``hidden`` returns.
@@ -114,6 +115,7 @@ class TransformerLM(nn.Module):
             positions: of the tokens, (B, T); default 0 … T - 1.
             cache: one ``LayerCache`` a layer, which this call extends; S is then its length.
             return_weights: also return each layer's attention weights, (B, N, T, S).
+            return_routing: also return what each layer's router of experts chose.
 
         Raises:
             ValueError: the tokens are no ids (B, T), or more than ``context_length``; or there are
@@ -127,12 +129,13 @@ class TransformerLM(nn.Module):
             positions=positions,
             cache=cache,
             return_weights=return_weights,
+            return_routing=return_routing,
         )
         if self.config.head.head == "none":
             return hidden
         if isinstance(hidden, tuple):
-            hidden, weights = hidden
-            return self.logits(hidden), weights
+            hidden, *more = hidden
+            return (self.logits(hidden), *more)
         return self.logits(hidden)
 
     def hidden(
@@ -145,7 +148,8 @@ class TransformerLM(nn.Module):
         positions: torch.Tensor | None = None,
         cache: list[LayerCache] | None = None,
         return_weights: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+        return_routing: bool = False,
+    ) -> Any:
         """Returns the residual stream (B, T, D) after the final norm; arguments as ``forward``."""
         check_tokens(tokens)
         length = tokens.shape[1]
@@ -166,7 +170,7 @@ class TransformerLM(nn.Module):
             )
             for window in set(windows)
         }
-        x, weights = run_blocks(
+        x, *found = run_blocks(
             self.layers,
             x,
             [masks[window] for window in windows],
@@ -174,12 +178,15 @@ class TransformerLM(nn.Module):
             cache=cache,
             position_bias=stack_position_bias(self.position, x, cache),
             return_weights=return_weights,
+            return_routing=return_routing,
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
         if self.output_projection is not None:
             x = self.output_projection(x)
-        return (x, weights) if return_weights else x
+        wanted = (return_weights, return_routing)
+        more = [each for each, is_wanted in zip(found, wanted, strict=True) if is_wanted]
+        return (x, *more) if more else x
 
     def embed(
         self,

@@ -35,13 +35,26 @@ def can_scan(blocks: Sequence[nnx.Module]) -> bool:
 
 
 def scan_layers(
-    blocks: Sequence[nnx.Module], x: Array, run: Callable[[Any, Array], Array]
-) -> Array:
-    """Returns ``x`` after ``run(block, x)`` for each of the blocks in turn; see ``can_scan``."""
+    blocks: Sequence[nnx.Module], x: Array, run: Callable[[Any, Array], Any]
+) -> tuple[Array, list[Any] | None]:
+    """Runs blocks in turn; see ``can_scan``.
+
+    Args:
+        blocks: equal but for their numbers.
+        x: what enters the first.
+        run: from a block and what enters it to what leaves it, or to a pair of that and more.
+
+    Returns:
+        What leaves the last block, and what ``run`` gave more, block by block; None if nothing.
+    """
     definitions, states = zip(*(nnx.split(block) for block in blocks), strict=True)
     stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
 
-    def step(x: Array, state: Any) -> tuple[Array, None]:
-        return run(nnx.merge(definitions[0], state), x), None
+    def step(x: Array, state: Any) -> tuple[Array, Any]:
+        result = run(nnx.merge(definitions[0], state), x)
+        return result if isinstance(result, tuple) else (result, None)
 
-    return jax.lax.scan(step, x, stacked)[0]
+    x, more = jax.lax.scan(step, x, stacked)
+    if more is None:
+        return x, None
+    return x, [jax.tree.map(lambda array: array[layer], more) for layer in range(len(blocks))]  # noqa: B023

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -154,8 +155,9 @@ def plan_target(plan: Plan, target: PortTarget, recorded: Mapping[str, Any]) -> 
     names = _choose_dialects(target, recorded.get("dialect") if source == "jaxformer" else source)
     keeps_adapters = not has_adapters(plan) or names[0] in WITH_ADAPTERS
     whole = plan if keeps_adapters else merge_plan(plan)
-    exported = _export_to_first(whole, names)
-    if target.format in TRANSFORMERS_FORMATS:
+    is_folder = target.format in TRANSFORMERS_FORMATS
+    exported = _export_to_first(whole, names, is_published=is_folder)
+    if is_folder:
         exported = _under_published_names(exported)
     return plan_adapter(plan, exported) if target.format == "peft" else exported
 
@@ -183,13 +185,14 @@ def _choose_dialects(target: PortTarget, source: str | None) -> list[str]:
     return [name] if name is not None else list(HUGGING_FACE)
 
 
-def _export_to_first(plan: Plan, names: Sequence[str]) -> Plan:
+def _export_to_first(plan: Plan, names: Sequence[str], *, is_published: bool) -> Plan:
     """Returns the export to the first dialect that can hold the model."""
+    export = functools.partial(plan_export, plan.module, plan.tensors, is_published=is_published)
     if len(names) == 1:
-        return plan_export(plan.module, plan.tensors, find_dialect(names[0]), origin=plan.origin)
+        return export(find_dialect(names[0]), origin=plan.origin)
     for name in names:
         with contextlib.suppress(UsageError):
-            return plan_export(plan.module, plan.tensors, find_dialect(name))
+            return export(find_dialect(name))
     raise UsageError(
         f"none of {', '.join(names)} computes what this {plan.origin.kind} does: --as NAME says "
         "why one cannot"

@@ -102,7 +102,13 @@ def helps():
     """The help of every option of every command, by the option's place."""
     for path in sorted(ROOT.glob("jaxformer/cli/*.py")) + [
         ROOT / "jaxformer" / name
-        for name in ("config.py", "config_parts.py", "config_positions.py", "training/config.py")
+        for name in (
+            "config.py",
+            "config_experts.py",
+            "config_parts.py",
+            "config_positions.py",
+            "training/config.py",
+        )
     ]:
         for cls in ast.walk(ast.parse(path.read_text("utf-8"))):
             body = cls.body if isinstance(cls, ast.ClassDef) else []

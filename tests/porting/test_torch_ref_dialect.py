@@ -129,9 +129,13 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "ExpertLinear": (lambda s: s.experts.ExpertLinear(3, D, F, use_bias=True, **s.init), None),
     "Router": (lambda s: s.experts.Router(
         D, 4, experts_per_token=3, normalize_weights=False, **s.init), None),
+    "Router-groups": (lambda s: s.experts.Router(
+        D, 12, kind="sigmoid", weight_scale=2.5, use_bias=True, choice_bias=True, groups=3,
+        groups_per_token=2, **s.init), None),
     "MixtureOfExperts": (lambda s: s.experts.MixtureOfExperts(
-        D, F, num_experts=4, experts_per_token=3, activation="gelu", normalize_weights=False,
-        shared_d_ff=F + 1, shared_gate=True, hidden_dropout=0.1, output_dropout=0.2,
+        D, F, num_experts=4, experts_per_token=3, activation="gelu", use_bias=True,
+        router={"normalize_weights": False, "use_bias": True}, shared_d_ff=F + 1,
+        shared_gate=True, hidden_dropout=0.1, output_dropout=0.2,
         **s.init), (X,)),
     "MixtureOfExperts-alone": (lambda s: s.experts.MixtureOfExperts(
         D, F, num_experts=4, **s.init), (X,)),

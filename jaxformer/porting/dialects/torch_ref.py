@@ -93,6 +93,17 @@ def _rate(place: str) -> Read:
     return lambda source_model: source_model.child(place).setting("rate")
 
 
+def _router_settings(source_model: SourceModel) -> dict[str, Any]:
+    """The settings of a mixture's router, but those of its size."""
+    router = source_model.child("router")
+    attributes = ("kind", "normalize_weights", "weight_scale", "groups", "groups_per_token")
+    return {
+        **{name: router.setting(name) for name in attributes},
+        "use_bias": router.has("proj.bias"),
+        "choice_bias": router.has("choice_bias"),
+    }
+
+
 # Constructor arguments that a module does not keep under their name.
 READERS: dict[str, dict[str, Read]] = {
     "Linear": {
@@ -124,12 +135,16 @@ READERS: dict[str, dict[str, Read]] = {
         "num_experts": _size("", 0), "in_features": _size("", 2), "out_features": _size("", 1),
         "use_bias": _has("bias"),
     },
-    "Router": {"d_model": _size("proj.", 1), "num_experts": _size("proj.", 0)},
+    "Router": {
+        "d_model": _size("proj.", 1), "num_experts": _size("proj.", 0),
+        "use_bias": _has("proj.bias"), "choice_bias": _has("choice_bias"),
+    },
     "MixtureOfExperts": {
         "d_model": _size("gate_proj.", 2), "d_ff": _size("gate_proj.", 1),
         "num_experts": _size("gate_proj.", 0),
         "experts_per_token": lambda f: f.child("router").setting("experts_per_token"),
-        "normalize_weights": lambda f: f.child("router").setting("normalize_weights"),
+        "router": _router_settings,
+        "use_bias": _has("gate_proj.bias"),
         "shared_d_ff": lambda f: (
             f.shape("shared_expert.up_proj.weight")[0] if f.has("shared_expert") else None
         ),

@@ -190,7 +190,7 @@ def _rotary(source_model: SourceModel, rngs: nnx.Rngs) -> RotaryOnHeads:
     return RotaryOnHeads(2 * half, max_length, interleaved=True)
 
 
-def _feed_forward_rules(module: FeedForward | GatedFeedForward) -> Rules:
+def _feed_forward_rules(module: nnx.Module) -> Rules:
     return GATED if isinstance(module, GatedFeedForward) else PLAIN
 
 

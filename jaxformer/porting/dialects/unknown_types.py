@@ -14,10 +14,6 @@ from jaxformer.porting.mapping.unread_settings import listed
 # Parts that no ported type has, and the settings that show them. A setting of a size counts where
 # it is above 0, a switch where it is true.
 PARTS = {
-    "a mixture of experts": (
-        "num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok",
-        "moe_intermediate_size", "moe_num_experts", "expert_capacity",
-    ),
     "a state space": (
         "state_size", "ssm_state_size", "ssm_cfg", "mamba_d_state", "mamba_n_heads",
         "time_step_rank", "d_state",

@@ -25,8 +25,8 @@ MODEL_OF_CONFIG = {TransformerLMConfig: TransformerLM, EncoderDecoderConfig: Enc
 _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
-        "adapters", "attention", "blocks", "encoder_decoder", "feed_forward", "heads", "layers",
-        "norms", "positions", "transformer_lm",
+        "adapters", "attention", "blocks", "encoder_decoder", "experts", "feed_forward", "heads",
+        "layers", "norms", "positions", "transformer_lm",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.

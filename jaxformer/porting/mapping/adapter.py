@@ -91,6 +91,8 @@ class ModuleMapping:
         prefix: the start of names in a whole model, which some files leave out.
         outside: the starts of names that never have the prefix.
         settings: returns, from a target module, the source settings that ``build`` needs.
+        published: the rules of the arrays in files, where they are not laid out as in the class;
+            either is read, and folders are written by these.
         superfluous: patterns of names that published files have and the class has not: they are
             left out, as transformers does.
         translated: attributes of the target that ``build`` need not reproduce, because the rules
@@ -108,6 +110,11 @@ class ModuleMapping:
     settings: Callable[[Any], dict[str, Any]] = lambda module: {}
     translated: frozenset[str] = frozenset()
     superfluous: tuple[str, ...] = ()
+    published: Callable[[Any], Rules] | None = None
+
+    def as_published(self) -> "ModuleMapping":
+        """Returns the mapping of the same classes to arrays as they lie in files."""
+        return self if self.published is None else dataclasses.replace(self, rules=self.published)
 
     def rules_for(self, module: Any) -> Rules:
         """Returns the rules for one target module."""

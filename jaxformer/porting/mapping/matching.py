@@ -39,6 +39,7 @@ class Match:
         tensors: of the source, by the names that the class has for them.
         settings: the source config, where there was one.
         dropped: source arrays that were ignored on request.
+        is_published: whether the arrays lie as in files, and not as in the class.
     """
 
     module_mapping: ModuleMapping
@@ -48,6 +49,7 @@ class Match:
     tensors: dict[str, StoredTensor]
     settings: Mapping[str, Any]
     dropped: tuple[str, ...]
+    is_published: bool = False
 
 
 def match_arrays(
@@ -90,11 +92,13 @@ def match_arrays(
         except JaxformerError as error:
             attempts.append(_failure(error, module_mapping, source_model, named))
             continue
-        links, problems = pair_arrays(module_mapping, target, named)
+        is_published, links, problems = _pair_by_layout(module_mapping, target, named)
         if problems:
             attempts.append((len(problems), _not_those_of(source_model, problems)))
             continue
-        return Match(module_mapping, kind, target, links, named, settings, (*dropped, *left))
+        found = module_mapping.as_published() if is_published else module_mapping
+        dropped = (*dropped, *left)
+        return Match(found, kind, target, links, named, settings, dropped, is_published)
     raise min(attempts, key=lambda attempt: attempt[0])[1]
 
 
@@ -196,6 +200,21 @@ def pair_arrays(
     dtypes = {tensors[name].dtype for name in found}
     problems += [f"the dtype {d} is not a float" for d in dtypes if not _is_float(d)]
     return links, problems
+
+
+def _pair_by_layout(
+    module_mapping: ModuleMapping, target: Any, tensors: Tensors
+) -> tuple[bool, list[Link], list[str]]:
+    """Returns what ``pair_arrays`` does, for the layout of the class or of files, and which it is.
+
+    That is the one with fewer problems; that of files where there is nothing to tell them apart.
+    """
+    found = pair_arrays(module_mapping, target, tensors)
+    if found[1] and module_mapping.published is not None:
+        other = pair_arrays(module_mapping.as_published(), target, tensors)
+        if len(other[1]) <= len(found[1]):
+            return True, *other
+    return False, *found
 
 
 def _suggest(name: str, unexpected: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ Linear, LayerNorm   bias               bias             none
 LayerNorm, RMSNorm  weight             scale            none
 Embedding           weight             embedding        none
 XIELU               alpha_p, alpha_n   the same         none
+Router              choice_bias        the same         none
 =================== ================== ================ =========
 """
 
@@ -21,7 +22,7 @@ from jaxformer.errors import CheckpointError, mismatches
 
 TORCH_LEAVES = {
     "kernel": "weight", "scale": "weight", "embedding": "weight",
-    **{leaf: leaf for leaf in ("bias", "alpha_p", "alpha_n")},
+    **{leaf: leaf for leaf in ("bias", "alpha_p", "alpha_n", "choice_bias")},
 }  # fmt: skip
 
 

@@ -105,8 +105,32 @@ class ArrayPerHead(Packing):
         return [np.concatenate(source)]
 
 
+class FusedByExpert(Fused):
+    """One source array holds, for each expert, the outputs of every target array in turn.
+
+    >>> gate, up = np.array([[[1]], [[2]]]), np.array([[[3]], [[4]]])
+    >>> FusedByExpert().pack([gate, up])[0].tolist()
+    [[[1], [3]], [[2], [4]]]
+    """
+
+    def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Returns one shape with the outputs of all."""
+        experts, _, *inner = shapes[0]
+        return ((experts, sum(shape[1] for shape in shapes), *inner),)
+
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Concatenates the outputs of each expert."""
+        return [np.concatenate(target, axis=1)]
+
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Splits the outputs of each expert."""
+        return np.split(source[0], np.cumsum([shape[1] for shape in shapes])[:-1], axis=1)
+
+
 class RowPerHead(ArrayPerHead):
     """One source array a head, with ``#`` in its name; the target array has a row for each.
+
+    A row may be a matrix: that of an expert.
 
     >>> RowPerHead(2).pack([np.array([[1, 2], [3, 4]])])
     [array([1, 2]), array([3, 4])]

@@ -35,6 +35,7 @@ class Origin:
         buffers: source arrays that are not parameters, whose bits differ from the computed ones.
         config: the source config, where there was one.
         architecture: what the module computed when it came, see ``architecture_of``.
+        is_published: whether the arrays lay as in files, and not as in the class.
     """
 
     dialect: StateDictAdapter
@@ -42,6 +43,7 @@ class Origin:
     buffers: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     architecture: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_published: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,13 +98,25 @@ def plan_import(
     match = match_arrays(tensors, dialect, kinds=kinds, module=module, config=config, ignore=ignore)
     target, links, named = match.module, match.links, match.tensors
     buffers = _check_the_rest(match.module_mapping, target, links, named)
-    origin = Origin(dialect, match.kind, buffers, match.settings, architecture_of(target))
+    origin = Origin(
+        dialect,
+        match.kind,
+        buffers,
+        match.settings,
+        architecture_of(target),
+        match.is_published,
+    )
     read = import_tensors(links, named)
     return Plan(target, links, read, origin, match.module_mapping, match.dropped, tuple(named))
 
 
 def plan_export(
-    module: Any, tensors: Tensors, dialect: StateDictAdapter, *, origin: Origin | None = None
+    module: Any,
+    tensors: Tensors,
+    dialect: StateDictAdapter,
+    *,
+    origin: Origin | None = None,
+    is_published: bool = False,
 ) -> Plan:
     """Plans how a jaxformer module becomes source arrays.
 
@@ -111,6 +125,7 @@ def plan_export(
         tensors: its parameters, by name.
         dialect: the code base to export to.
         origin: where the module was imported from, if it was.
+        is_published: whether the arrays are to lie as in files; they do if they came so.
 
     Raises:
         UsageError: the dialect has no class that computes the same; all differences are listed.
@@ -121,6 +136,8 @@ def plan_export(
         candidates = [c for c in candidates if c is known] or candidates
     else:
         origin = None
+    if is_published or (origin is not None and origin.is_published):
+        candidates = [c.as_published() for c in candidates]
     if not candidates:
         raise UsageError(
             f"{dialect.name} has nothing that computes what {type(module).__name__} does: it has "

@@ -52,6 +52,11 @@ def load(case: Case, folder: Path) -> Any:
         folder, output_loading_info=True, attn_implementation=case.attention, **case.arguments
     )
     assert not any(info.values()), info
+    # As ``build`` does.
+    model.config._experts_implementation = "eager"
+    for parameter in model.parameters():
+        # Mapped from the file, arrays begin at any address, which changes how some products round.
+        parameter.data = parameter.data.clone()
     return model.eval()
 
 

@@ -28,7 +28,9 @@ def run(folder: Path) -> None:
     # The rule of ``target_part`` in running.py.
     target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if config.is_encoder_decoder else {}
     with torch.no_grad():
-        outputs = model.eval()(ids, **target)[0]
+        result = model.eval()(ids, **target)
+    # A loss of experts would come first.
+    outputs = result["logits"] if "logits" in result else result[0]
     np.save(folder / "outputs.npy", outputs.double().numpy())
 
 

@@ -52,6 +52,8 @@ def build(
     config = cls.config_class.from_dict(
         json.loads(json.dumps(settings)), attn_implementation=attention
     )
+    # The usual one for experts takes no float64.
+    config._experts_implementation = "eager"
     return cls(config, **arguments).eval()
 
 

@@ -50,6 +50,7 @@ def language_model(
     superfluous: tuple[str, ...] = (),
     special_tokens: tuple[str, ...] = (),
     equivalents: Mapping[str, str] | None = None,
+    published: Callable[[Any], Rules] | None = None,
 ) -> StateDictAdapter:
     """Returns the adapter of a model with a language-modelling head, and of its body alone.
 
@@ -75,6 +76,7 @@ def language_model(
         superfluous: of the whole model, see ``ModuleMapping``.
         special_tokens: settings of tokens that the class has beside the usual ones.
         equivalents: see ``StateDictAdapter``.
+        published: rules of the body in files, see ``ModuleMapping``.
     """
     known = TRANSFORMERS_TYPES[name]
     prefix, defaults = known.prefix, known.defaults
@@ -120,7 +122,9 @@ def language_model(
             **write_settings(settings, module.config),
         }
 
-    def rules(start: str, is_whole: bool) -> Callable[[Any], Rules]:
+    def rules(
+        body: Rules | Callable[[Any], Rules], start: str, is_whole: bool
+    ) -> Callable[[Any], Rules]:
         def of(module: Any) -> Rules:
             inner = body if isinstance(body, tuple) else body(module)
             return (*under("", start.rstrip("."), inner), *(head if is_whole else ()))
@@ -130,16 +134,18 @@ def language_model(
     def module_mapping(
         kinds: tuple[str, ...], start: str, second_names: Mapping[str, str], **more: Any
     ) -> ModuleMapping:
+        is_whole = kinds != (body_class,)
         return ModuleMapping(
             kinds,
             model,
             build,
-            rules(start, kinds != (body_class,)),
+            rules(body, start, is_whole),
             aliases={start + second: start + name for second, name in (shared or {}).items()}
             | dict(second_names),
             buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
             settings=write,
             translated=translated,
+            published=None if published is None else rules(published, start, is_whole),
             **more,
         )
 
