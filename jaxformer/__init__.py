@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         QueryKeyNormConfig,
     )
     from jaxformer.config_positions import PositionConfig, RotaryConfig, RotaryScalingConfig
+    from jaxformer.config_vision import ImageHeadConfig, PatchConfig, VisionTransformerConfig
     from jaxformer.data.tokenizers import HuggingFaceTokenizer
     from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
@@ -71,12 +72,13 @@ if TYPE_CHECKING:
     from jaxformer.layers import Dropout, Embedding, Linear
     from jaxformer.losses import cross_entropy
     from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
-    from jaxformer.norms import LayerNorm, RMSNorm
+    from jaxformer.norms import LayerNorm, LayerScale, RMSNorm
     from jaxformer.optimizers import make_optimizer
     from jaxformer.parity.comparison.api import assert_parity, compare
     from jaxformer.parity.comparison.generation import compare_generation
     from jaxformer.parity.comparison.training import compare_training
     from jaxformer.parity.report.report import Report
+    from jaxformer.patches import PatchEmbedding
     from jaxformer.porting.api import from_torch, to_torch
     from jaxformer.positions import (
         ALiBi,
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from jaxformer.training import presets
     from jaxformer.training.config import TrainConfig
     from jaxformer.transformer_lm import TransformerLM
+    from jaxformer.vision_transformer import VisionTransformer
 
 __version__ = "0.2.0"
 __all__ = [
@@ -112,10 +115,12 @@ __all__ = [
     "GatedFeedForward",
     "HeadConfig",
     "HuggingFaceTokenizer",
+    "ImageHeadConfig",
     "LMEmbeddingConfig",
     "LayerCache",
     "LayerNorm",
     "LayerPattern",
+    "LayerScale",
     "LearnedPositions",
     "Linear",
     "LoRAConfig",
@@ -126,6 +131,8 @@ __all__ = [
     "OptimizerConfig",
     "OutputNormBlock",
     "ParallelBlock",
+    "PatchConfig",
+    "PatchEmbedding",
     "PositionConfig",
     "PostNormBlock",
     "PreNormBlock",
@@ -145,6 +152,8 @@ __all__ = [
     "TrainResult",
     "TransformerLM",
     "TransformerLMConfig",
+    "VisionTransformer",
+    "VisionTransformerConfig",
     "assert_parity",
     "batch_at",
     "causal_mask",
@@ -222,6 +231,7 @@ _PUBLIC = {
     ),
     "config_experts": ("ExpertsConfig", "RouterConfig"),
     "config_positions": ("PositionConfig", "RotaryConfig", "RotaryScalingConfig"),
+    "config_vision": ("ImageHeadConfig", "PatchConfig", "VisionTransformerConfig"),
     "data.tokenizers": ("HuggingFaceTokenizer",),
     "encoder_decoder": ("Decoder", "Encoder", "EncoderDecoder"),
     "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
@@ -230,7 +240,8 @@ _PUBLIC = {
     "layers": ("Dropout", "Embedding", "Linear"),
     "losses": ("cross_entropy",),
     "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
-    "norms": ("LayerNorm", "RMSNorm"),
+    "norms": ("LayerNorm", "LayerScale", "RMSNorm"),
+    "patches": ("PatchEmbedding",),
     "optimizers": ("make_optimizer",),
     "parity.comparison.generation": ("compare_generation",),
     "parity.comparison.api": ("assert_parity", "compare"),
@@ -248,6 +259,7 @@ _PUBLIC = {
     ),
     "training.config": ("TrainConfig",),
     "transformer_lm": ("TransformerLM",),
+    "vision_transformer": ("VisionTransformer",),
     "training": ("presets",),
 }
 

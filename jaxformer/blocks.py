@@ -20,11 +20,11 @@ from jaxformer.experts import MixtureOfExperts, Routing
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout, in_float32
 from jaxformer.masks import causal_mask, combine_masks, window_mask
-from jaxformer.norms import LayerNorm, NoNorm, RMSNorm
+from jaxformer.norms import LayerNorm, LayerScale, NoNorm, RMSNorm
 from jaxformer.positions import RelativeBuckets
 
 Hidden = Float[Array, "B T D"]
-Norm = LayerNorm | RMSNorm | NoNorm
+Norm = LayerNorm | RMSNorm | LayerScale | NoNorm
 Mask = Bool[Array, "B N T S"] | None
 # Its norm, the branch itself, and what is done to its result before it is added.
 Branch = tuple[Norm, Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]]

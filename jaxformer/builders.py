@@ -7,11 +7,13 @@ from jaxformer.blocks import BLOCKS, Block
 from jaxformer.config import TransformerConfig, TransformerLMConfig
 from jaxformer.config_parts import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.experts import MixtureOfExperts
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.heads import HeadTransform, OutputBias
 from jaxformer.layers import Linear
-from jaxformer.norms import LayerNorm, NoNorm, RMSNorm, make_norm
+from jaxformer.norms import LayerNorm, LayerScale, NoNorm, RMSNorm, make_norm
+from jaxformer.patches import PatchEmbedding
 from jaxformer.positions import (
     ALiBi,
     LearnedPositions,
@@ -45,6 +47,12 @@ def make_block(
     def norm(wanted: bool) -> LayerNorm | RMSNorm | None:
         return make_model_norm(config) if wanted else None
 
+    def output_scale(wanted: bool) -> LayerNorm | RMSNorm | LayerScale | None:
+        initial = config.block.layer_scale
+        if wanted and initial is not None:
+            return LayerScale(config.d_model, initial=initial)
+        return norm(wanted and config.block.branch_output_norm)
+
     is_bare = layer == 0 and not config.norm.first_norm
     return BLOCKS[config.block.block](
         make_attention(
@@ -55,9 +63,9 @@ def make_block(
         norm(not config.block.shared_norm),
         cross_attention=make_attention(config, rngs=rngs) if cross_attention else None,
         cross_attention_norm=norm(cross_attention),
-        attention_output_norm=norm(config.block.branch_output_norm),
-        feed_forward_output_norm=norm(config.block.branch_output_norm),
-        cross_attention_output_norm=norm(cross_attention and config.block.branch_output_norm),
+        attention_output_norm=output_scale(True),
+        feed_forward_output_norm=output_scale(True),
+        cross_attention_output_norm=output_scale(cross_attention),
         residual_scale=config.block.residual_scale,
         residual_dropout=config.block.residual_dropout,
     )
@@ -274,6 +282,19 @@ def make_position_embedding(
             exact=part.sinusoid_exact,
         )
     return None
+
+
+def make_patch_embedding(config: VisionTransformerConfig, *, rngs: nnx.Rngs) -> PatchEmbedding:
+    """Returns the projection of patches that a config describes."""
+    part = config.patches
+    return PatchEmbedding(
+        config.d_model,
+        patch_height=part.patch_height,
+        patch_width=part.patch_width,
+        num_channels=part.num_channels,
+        use_bias=part.patch_bias,
+        rngs=rngs,
+    )
 
 
 def make_embedding_projection(config: TransformerLMConfig, *, rngs: nnx.Rngs) -> Linear | None:

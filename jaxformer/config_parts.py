@@ -180,6 +180,8 @@ class BlockConfig(Part):
     """Whether attention and feed-forward of a parallel block share one norm (GPT-J, Phi)."""
     branch_output_norm: bool = False
     """Whether what a branch adds is normalised too (Gemma 2)."""
+    layer_scale: float | None = None
+    """Where trained factors of each feature of what a branch adds start (DINOv2); default none."""
     residual_scale: float = 1.0
     """What a branch adds is multiplied by this (Granite)."""
     residual_dropout: float = 0.0
@@ -188,7 +190,9 @@ class BlockConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "block", get_args(BlockKind))
-        check_positive(self, "residual_scale")
+        check_positive(self, "residual_scale", "layer_scale")
+        if self.layer_scale is not None and self.branch_output_norm:
+            raise ValueError("layer_scale stands in place of branch_output_norm: got both")
         if self.shared_norm and self.block != "parallel":
             raise ValueError(f"shared_norm needs block='parallel': got block={self.block!r}")
 

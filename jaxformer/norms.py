@@ -85,6 +85,26 @@ class RMSNorm(nnx.Module):
         return (y if factor is None else y * factor).astype(x.dtype)
 
 
+class LayerScale(nnx.Module):
+    """Multiplies each feature of what a branch adds by a trained factor (arXiv 2103.17239, eq. 8).
+
+    It stands where a norm of the branch's output would.
+
+    Args:
+        features: D.
+        initial: what ``scale`` starts at.
+    """
+
+    def __init__(self, features: int, *, initial: float = 1.0):
+        self.initial = initial
+        self.scale = nnx.Param(jnp.full((features,), initial))
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+        """Returns x · scale, in the dtype of x."""
+        wide = widen(x)
+        return (wide * _like(self.scale[...], wide)).astype(x.dtype)
+
+
 class NoNorm(nnx.Module):
     """Leaves its input as it is: in place of a norm that a block has not."""
 

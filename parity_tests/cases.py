@@ -201,6 +201,39 @@ def encdec(cls: str, *arguments: Any, **settings: Any) -> Any:
     return build
 
 
+VISION = {
+    "d_model": D,
+    "num_heads": N,
+    "head_dim": H,
+    "d_ff": F,
+    "num_layers": L,
+    "image_height": 11,
+    "image_width": 21,
+    "patch_height": 3,
+    "patch_width": 5,
+    "num_channels": 2,
+    "context_length": 13,
+}
+IMAGES = x(B, 2, 11, 21)
+# What remains of 11 by 21 pixels is 3 by 4 patches.
+PARTLY_MASKED = given(images=IMAGES, masked=lambda random: random.random((B, 12)) < 0.4)
+
+
+def vision(pools: bool = False, **settings: Any) -> Any:
+    """A builder of VisionTransformers, which with ``pools`` give the pooled images."""
+
+    def build(side: Side) -> Any:
+        class Pooling(side.vision_transformer.VisionTransformer):
+            def __call__(self, images: Any) -> Any:
+                return self.pooled(self.hidden(images))
+
+        cls = Pooling if pools else side.vision_transformer.VisionTransformer
+        config = side.config_vision.VisionTransformerConfig(**{**VISION, **settings})
+        return cls(config, **side.init)
+
+    return build
+
+
 def rotary(max_length: int = 50, **settings: Any) -> Any:
     """A builder of rotary schemes."""
 
@@ -307,6 +340,12 @@ CASES = [
          given(x=x(B, T, N, H))),
     Case("norms/rms-norm-per-head", lambda s: s.norms.RMSNorm((N, H), unit_offset=True),
          given(x=x(B, T, N, H))),
+    Case("norms/layer-scale", lambda s: s.norms.LayerScale(D, initial=0.3), FLOW),
+    Case("patches/patch-embedding", lambda s: s.patches.PatchEmbedding(
+        D, patch_height=3, patch_width=5, num_channels=2, **s.init), given(images=IMAGES)),
+    Case("patches/patch-embedding-no-bias", lambda s: s.patches.PatchEmbedding(
+        D, patch_height=4, patch_width=3, num_channels=2, use_bias=False, **s.init),
+        given(images=IMAGES)),
     Case("norms/rms-norm-plain", lambda s: s.norms.RMSNorm(D, use_scale=False), FLOW),
     Case("positions/learned", lambda s: s.positions.LearnedPositions(13, D, **s.init),
          given(length=integer(T))),
@@ -557,6 +596,19 @@ CASES = [
     Case("encoder_decoder/encoder", encdec("Encoder", 2), given(x=x(B, S, D),
          mask=boolean(B, 1, S, S)), weights=True),
     Case("encoder_decoder/decoder", encdec("Decoder", 2), DECODING, weights=True),
+    Case("vision_transformer/vit", vision(num_labels=9, **DROPOUTS), given(images=IMAGES),
+         weights=True, dropout=True),
+    Case("vision_transformer/vit-pooled", vision(pools=True, image_pooler=True),
+         given(images=IMAGES)),
+    Case("vision_transformer/deit", vision(distillation_token=True, context_length=14),
+         given(images=IMAGES), weights=True),
+    Case("vision_transformer/dinov2", vision(mask_token=True, layer_scale=0.3), PARTLY_MASKED,
+         weights=True),
+    Case("vision_transformer/dinov2-classes", vision(
+        layer_scale=0.3, pooling="first_and_mean", num_labels=9), given(images=IMAGES)),
+    Case("vision_transformer/no-class-token", vision(
+        class_token=False, context_length=12, patch_bias=False, embedding_norm=True),
+        given(images=IMAGES), weights=True),
     Case("encoder_decoder/model", encdec("EncoderDecoder", embedding_scale=D**0.5, **DROPOUTS),
          BOTH, dropout=True),
     Case("encoder_decoder/model-masked", encdec("EncoderDecoder", block="pre_norm",

@@ -20,8 +20,10 @@ import jaxformer.heads as heads
 import jaxformer.layers as layers
 import jaxformer.losses as losses
 import jaxformer.norms as norms
+import jaxformer.patches as patches
 import jaxformer.positions as positions
 import jaxformer.transformer_lm as transformer_lm
+import jaxformer.vision_transformer as vision_transformer
 
 Patch = pytest.MonkeyPatch
 
@@ -80,6 +82,12 @@ def fast_variance(self: Any, x: Any) -> Any:
     variance = jnp.var(x, axis=-1, keepdims=True, ddof=1)
     scale, bias = (p[...].reshape(1, 1, -1) for p in (self.scale, self.bias))
     return (x - mean) * jax.lax.rsqrt(variance + self.eps) * scale + bias
+
+
+def channels_last(self: Any, images: Any) -> Any:
+    """Patches whose numbers are in the order row, column, channel."""
+    parts = images[:, :, :9, :20].reshape(3, 2, 3, 3, 4, 5).transpose(0, 2, 4, 3, 5, 1)
+    return self.proj(parts.reshape(3, 12, -1))
 
 
 def post_norm_formula(self: Any, x: Any, branches: Any) -> Any:
@@ -396,6 +404,28 @@ MUTANTS = [
         lambda original: lambda self, q, distance: original(self, q, -distance))),
     Mutant("the first norm is there", "transformer_lm/modernbert", replace(
         norms.NoNorm, "__call__", lambda _: lambda self, x: norms.LayerNorm(20)(x))),
+    Mutant("patches go column by column", "patches/patch-embedding", replace(
+        patches.PatchEmbedding, "__call__", lambda original: lambda self, images:
+        original(self, images).reshape(3, 3, 4, -1).swapaxes(1, 2).reshape(3, 12, -1))),
+    Mutant("a patch's channels come last", "patches/patch-embedding", replace(
+        patches.PatchEmbedding, "__call__", lambda _: channels_last)),
+    Mutant("the class token is forgotten", "vision_transformer/vit", replace(
+        vision_transformer.VisionTransformer, "_row",
+        lambda original: staticmethod(lambda token, x: 0 * original(token, x)))),
+    Mutant("the distillation token stands before the class token", "vision_transformer/deit",
+          swapped_attributes(vision_transformer.VisionTransformer, "class_token",
+                             "distillation_token")),
+    Mutant("the mean counts the class token", "vision_transformer/dinov2-classes", replace(
+        vision_transformer.VisionTransformer, "pooled", lambda _: lambda self, hidden:
+        jnp.concatenate((hidden[:, 0], hidden.mean(1)), axis=-1))),
+    Mutant("patches that are not masked get the mask token", "vision_transformer/dinov2", replace(
+        vision_transformer.VisionTransformer, "embed",
+        lambda original: lambda self, images, masked: original(self, images, ~masked))),
+    Mutant("the last token is taken for the image", "vision_transformer/vit-pooled", replace(
+        vision_transformer.VisionTransformer, "pooled",
+        lambda original: lambda self, hidden: original(self, hidden[:, ::-1]))),
+    Mutant("the trained factors of branches are left out", "vision_transformer/dinov2",
+          without(blocks.Block, "feed_forward_output_norm")),
     Mutant("two layers swapped", "transformer_lm/gpt2", replace(
         transformer_lm, "run_blocks",
         lambda original: lambda b, *a, **k: original(list(b)[::-1], *a, **k))),

@@ -16,10 +16,10 @@ from torch_ref.experts import MixtureOfExperts, Routing
 from torch_ref.feed_forward import FeedForward, GatedFeedForward
 from torch_ref.layers import Dropout
 from torch_ref.masks import causal_mask, combine_masks, window_mask
-from torch_ref.norms import LayerNorm, NoNorm, RMSNorm
+from torch_ref.norms import LayerNorm, LayerScale, NoNorm, RMSNorm
 from torch_ref.positions import RelativeBuckets
 
-Norm = LayerNorm | RMSNorm | NoNorm
+Norm = LayerNorm | RMSNorm | LayerScale | NoNorm
 Mask = torch.Tensor | None
 # Its norm, the branch itself, and what is done to its result before it is added.
 Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]

@@ -80,6 +80,26 @@ class RMSNorm(nn.Module):
         return _scaled(y, self.weight, self.unit_offset).to(x.dtype)
 
 
+class LayerScale(nn.Module):
+    """Multiplies each feature of what a branch adds by a trained factor (arXiv 2103.17239, eq. 8).
+
+    It stands where a norm of the branch's output would.
+
+    Args:
+        features: D.
+        initial: what ``weight`` starts at.
+    """
+
+    def __init__(self, features: int, *, initial: float = 1.0):
+        super().__init__()
+        self.initial = initial
+        self.weight = nn.Parameter(torch.full((features,), initial))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x (…, D) · weight, in the dtype of x."""
+        return x * self.weight
+
+
 class NoNorm(nn.Module):
     """Leaves its input as it is: in place of a norm that a block has not."""
 

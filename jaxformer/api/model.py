@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxformer.char_data import CharTokenizer, Unknown
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.data.text_generation import (
     decode_stream,
     encode_prompt,
@@ -32,6 +33,7 @@ from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.port import plan_port, write_port
 from jaxformer.porting.targets import choose_target
 from jaxformer.transformer_lm import TransformerLM
+from jaxformer.vision_transformer import VisionTransformer
 
 Ids = Sequence[int] | np.ndarray
 
@@ -50,7 +52,11 @@ class Model:
         UsageError: the module is none of the whole models.
     """
 
-    def __init__(self, module: TransformerLM | EncoderDecoder, tokenizer: Tokenizer | None = None):
+    def __init__(
+        self,
+        module: TransformerLM | EncoderDecoder | VisionTransformer,
+        tokenizer: Tokenizer | None = None,
+    ):
         if type(module) not in MODEL_OF_CONFIG.values():
             known = " or ".join(cls.__name__ for cls in MODEL_OF_CONFIG.values())
             raise UsageError(f"a Model holds a {known}: got {type(module).__name__}")
@@ -75,7 +81,7 @@ class Model:
         return model
 
     @property
-    def config(self) -> TransformerLMConfig | EncoderDecoderConfig:
+    def config(self) -> TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig:
         """The settings of the module."""
         return self.module.config
 
@@ -91,7 +97,7 @@ class Model:
             config = self.config
             if isinstance(config, TransformerLMConfig):
                 self._tokenizer = self._source.tokenizer(config.vocab_size or 0)
-            else:
+            elif isinstance(config, EncoderDecoderConfig):
                 self._tokenizer = self._source.tokenizer(config.target_vocab_size)
         return self._tokenizer
 
@@ -157,6 +163,8 @@ class Model:
             TextError: the prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range.
         """
+        if isinstance(self.module, VisionTransformer):
+            raise UsageError("this VisionTransformer reads images, and writes no text")
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise UsageError(
@@ -202,6 +210,10 @@ class Model:
                 tokenizer.
             TextError: the text has a character that the tokenizer does not know.
         """
+        if isinstance(self.module, VisionTransformer):
+            raise UsageError(
+                "this VisionTransformer reads images: call its module with return_weights=True"
+            )
         source = self._source
         targets = ([], None) if source is None else source.target_ids()
         # A copy that shares the arrays: the module itself may be in training mode.
@@ -260,7 +272,8 @@ class Model:
         self, prompt_BT: np.ndarray, tokens: int, *, seed: int = 0, **settings: Any
     ) -> Iterator[np.ndarray]:
         module, config = self.module, self.config
-        if isinstance(module, EncoderDecoder) and config.causal and config.head.head != "none":
+        writes = isinstance(config, EncoderDecoderConfig) and config.causal
+        if isinstance(module, EncoderDecoder) and writes and module.config.head.head != "none":
             return iter([self._target(module, prompt_BT, tokens, seed=seed, **settings)])
         if not isinstance(module, TransformerLM) or not isinstance(config, TransformerLMConfig):
             raise UsageError(

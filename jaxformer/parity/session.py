@@ -13,6 +13,7 @@ import numpy as np
 
 import jaxformer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
 from jaxformer.parity.comparison.modules import compare
@@ -101,6 +102,8 @@ class ParitySession:
         self.vocab_size = 0
         if isinstance(self.config, TransformerLMConfig):
             self.vocab_size = min(vocabulary_size(source) for source in (source_a, source_b))
+        if text is not None and isinstance(self.config, VisionTransformerConfig):
+            raise UsageError(f"{source_a.path} reads images: they are drawn at random, and no text")
         if text is not None:
             needed = self.batch * self.length + (mode == "train")
             tokens = text_tokens(text, needed, (source_a, source_b))
@@ -123,11 +126,11 @@ class ParitySession:
             self.reference, candidate_note = self.streamed[0], describe_candidate(source_b)
         if text is None:
             tokens = random_tokens(seed, padding_ids(self.reference.module))
-        self.tokens = tokens
+        self.tokens, self.seed = tokens, seed
         self.about: dict[str, Any] = {
             "reference": f"{source_a.path}, {self.reference.note}, {dtype_names(source_a)}",
             "candidate": f"{source_b.path}, {candidate_note}, {dtype_names(source_b)}",
-            "data": tokens.note,
+            "data": f"random images (seed {seed})" if self._sees else tokens.note,
             "compared": how,
         }
 
@@ -256,8 +259,16 @@ class ParitySession:
         found = compare_settings(self.candidate, self.reference_skeleton) + precision_flags()
         return dataclasses.replace(report, settings=tuple(found))
 
+    @property
+    def _sees(self) -> bool:
+        return isinstance(self.config, VisionTransformerConfig)
+
     def _inputs(self) -> Sequence[np.ndarray]:
-        """Returns ids (B, T); for an encoder and decoder, those of source and target."""
+        """Returns ids (B, T); for an encoder and decoder, those of source and target; or images."""
+        if isinstance(self.config, VisionTransformerConfig):
+            part = self.config.patches
+            shape = (self.batch, part.num_channels, part.image_height, part.image_width)
+            return [np.random.default_rng(self.seed).standard_normal(shape)]
         if isinstance(self.config, TransformerLMConfig):
             return [self.tokens.window(0, self.batch, self.length, self.vocab_size)]
         # Different lengths, so that a mix-up of the two is found.
@@ -274,6 +285,8 @@ def _call_candidate(module: Any, given: Sequence[Any]) -> Any:
     if isinstance(module.config, TransformerLMConfig) and module.config.head.pooler:
         # The reference pools in the same call.
         module.pooled(output)
+    if isinstance(module.config, VisionTransformerConfig) and module.pooler is not None:
+        module.pooled(output)
     return output
 
 
@@ -288,6 +301,8 @@ def _check_mode(mode: Mode, source: Source) -> None:
     config = source.config
     if isinstance(config, EncoderDecoderConfig):
         found = "an encoder and a decoder"
+    elif isinstance(config, VisionTransformerConfig):
+        found = "a model that sees"
     elif config.head.head == "none":
         found = "a model without a head"
     elif mode == "generate" and not config.causal:

@@ -160,6 +160,16 @@ def _settings(draw, dialect):
         "intermediate_size": width,
         **{f"{part}_bias": draw(flag) for part in ("attention", "mlp", "norm", "classifier")},
     }
+    images = {
+        **{k: sizes[k] for k in ("hidden_size", "num_attention_heads", "num_hidden_layers")},
+        "image_size": draw(st.integers(4, 9)),
+        "patch_size": [draw(st.integers(1, 4)), draw(st.integers(1, 4))],
+        "num_channels": draw(st.integers(1, 3)),
+        "num_labels": draw(st.integers(1, 5)),
+        "qkv_bias": draw(flag),
+    }
+    known["vit"] = known["deit"] = {**images, "intermediate_size": width}
+    known["dinov2"] = {**images, "mlp_ratio": draw(st.integers(1, 3))}
     known["apertus"] = {**llama, "hidden_act": "gelu"}
     return known.get(dialect, {**llama, "head_dim": head_dim})
 
@@ -177,7 +187,10 @@ def _random_array(rng, shape):
     else:
         array = bits.view(dtype).squeeze(-1)
     array = array[..., ::2] if strided else array
-    return array.swapaxes(0, -1) if transposed else array
+    if not transposed:
+        return array
+    axes = range(array.ndim)[::-1]
+    return array.permute(*axes) if torchs else array.transpose(*axes)
 
 
 def _kinds(dialect):
@@ -199,8 +212,9 @@ WITH_TABLES = ("marian", "pegasus", "roformer")
 @given(data=st.data())
 def test_any_arrays_come_back_bit_for_bit(dialect, data):
     kind = getattr(transformers, data.draw(st.sampled_from(_kinds(dialect))))
-    tokens = {"bos_token_id": None, "eos_token_id": None}
-    config = kind.config_class(**data.draw(_settings(dialect)), **tokens)
+    drawn = data.draw(_settings(dialect))
+    tokens = {} if "image_size" in drawn else {"bos_token_id": None, "eos_token_id": None}
+    config = kind.config_class(**drawn, **tokens)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     with torch.device("meta"):
         model = kind(config)

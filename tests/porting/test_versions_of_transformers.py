@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from tests.support.hugging_face import load_folder
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import build_case, randomize, run_source, tokens
+from tests.support.hugging_face.running import build_case, randomize, read_by, run_source, tokens
 from tests.support.ported import port
 from tests.support.tiers import FULL, SLOW
 
@@ -43,10 +43,10 @@ def export(name, folder):
     port(first, ported)
     port(ported, back, "--as", case.dialect, "--to", "hf")
     ids = tokens(8)
-    np.save(back / "ids.npy", ids)
+    np.save(back / "ids.npy", read_by(source, ids))
     (back / "attention.txt").write_text(case.attention)
     with torch.no_grad():
-        return back, run_source(source, ids)[0].double().numpy()
+        return back, run_source(source, ids, is_masked=False)[0].double().numpy()
 
 
 def names_in(folder):
@@ -104,6 +104,8 @@ def test_a_folder_loads_strictly_in_transformers_5(name, tmp_path):
 NOT_IN_4 = (
     "olmo2 biases tied head_dim", "llama proportional", "olmo3 bases biases tied head_dim",
     "qwen2_moe windows normalised tied",
+    # Its loop counts other layers than there are, and its rotary positions are never scaled.
+    "albert groups untied relu", "modernbert biases untied scaled",
 )  # fmt: skip
 # transformers 4 keeps xIELU's two numbers in bfloat16, and rounds what it makes of them once more:
 # up to 2^-8 of what each of the two layers adds.

@@ -121,14 +121,18 @@ class IsolatedCall:
         """Yields the differences of what enters one submodule in one call."""
         name = f"the input of {path}"
         matched_call = forced_call.matched_call
+        names = matched_call.candidate[n].input_names
         for i, expected in enumerate(matched_call.inputs(n)):
             if expected is None:
                 continue
+            # It comes from outside of the blocks: a wrong bucket of distances shows here alone.
+            is_bias = names[i : i + 1] == ["position_bias"]
+            called = f"the position_bias of {path}" if is_bias else name
 
             def pick(outcome: IsolatedOutcome, i: int = i) -> np.ndarray:
                 return outcome.submodule_inputs[path][number][i]
 
-            yield name, self._judge(pick, expected)
+            yield called, self._judge(pick, expected)
         arguments = self.outcome.submodule_arguments[path][number]
         for candidate, reference in zip(
             jax_trace.integer_arrays(arguments), matched_call.integers(n), strict=False

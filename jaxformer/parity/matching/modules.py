@@ -12,7 +12,7 @@ from flax import nnx
 from jaxformer.layers import Dropout
 from jaxformer.parameters import join_path
 from jaxformer.porting.mapping.adapter import ModuleMapping
-from jaxformer.porting.mapping.packings import ONE_TO_ONE, Packing
+from jaxformer.porting.mapping.packings import ONE_TO_ONE, Packing, Reshaped
 from jaxformer.porting.mapping.rules import Link, Rule
 
 # The candidate's tied head is a method of the embedding; the reference's is a module.
@@ -90,7 +90,10 @@ def pair_modules(
             pairs.setdefault((path,), Pair((path,), (other,)))
     for leaf in leaves:
         outer = next((p for p in pairs.values() if p.reference == leaf.reference), None)
-        if leaf.candidate == ("",):
+        if isinstance(leaf.packing, Reshaped):
+            # A convolution's matrix, or a row that a larger module of the reference adds.
+            outer = pairs.get((leaf.candidate[0].rpartition(".")[0],), pairs[("",)])
+        elif leaf.candidate == ("",):
             outer = pairs[leaf.candidate]
         if outer is not None and _is_within(leaf.candidate, outer.candidate[0]):
             # The parameters belong to the outer module: torch.nn's in_proj_weight, for one, is the

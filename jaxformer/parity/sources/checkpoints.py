@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
 from jaxformer.parameters import abstract_module
 from jaxformer.parity.comparison.weights import weight_difference
@@ -24,6 +25,7 @@ from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.porting.mapping.packings import RotaryPermutation
 from jaxformer.porting.mapping.plans import Plan
 
+ModelConfig = TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig
 # The arrays whose order of features depends on the rotary layout.
 ROTATED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
 
@@ -45,9 +47,9 @@ class Source:
     note: str = ""
 
     @property
-    def config(self) -> TransformerLMConfig | EncoderDecoderConfig:
+    def config(self) -> ModelConfig:
         """The settings of the model."""
-        config: TransformerLMConfig | EncoderDecoderConfig = self.plan.module.config
+        config: ModelConfig = self.plan.module.config
         return config
 
 
@@ -108,8 +110,7 @@ def open_source(
         ]
         prefix = [] if str(path) in str(error) else [f"{path}: "]
         raise type(error)(*prefix, *parts) from error
-    known = TransformerLMConfig | EncoderDecoderConfig
-    if not isinstance(getattr(plan.module, "config", None), known):
+    if type(getattr(plan.module, "config", None)) not in MODEL_OF_CONFIG:
         raise UsageError(
             f"{path} holds a {plan.origin.kind}, and only whole models are verified; "
             "jaxformer.parity.compare takes any module"
@@ -260,17 +261,22 @@ def uses_transformers(source: Source) -> tuple[bool, tuple[str, str]]:
     return True, (library, "")
 
 
-def make_twin(config: TransformerLMConfig | EncoderDecoderConfig) -> Any:
+def make_twin(config: ModelConfig) -> Any:
     """Makes the PyTorch twin of a jaxformer model, with random weights."""
     require_torch()
     import torch_ref.config
+    import torch_ref.config_vision
     import torch_ref.encoder_decoder
     import torch_ref.transformer_lm
+    import torch_ref.vision_transformer
 
-    same = getattr(torch_ref.config, type(config).__name__)(**config.settings())
+    if isinstance(config, VisionTransformerConfig):
+        same = torch_ref.config_vision.VisionTransformerConfig(**config.settings())
+        return torch_ref.vision_transformer.VisionTransformer(same)
+    twin = getattr(torch_ref.config, type(config).__name__)(**config.settings())
     if isinstance(config, TransformerLMConfig):
-        return torch_ref.transformer_lm.TransformerLM(same)
-    return torch_ref.encoder_decoder.EncoderDecoder(same)
+        return torch_ref.transformer_lm.TransformerLM(twin)
+    return torch_ref.encoder_decoder.EncoderDecoder(twin)
 
 
 def as_tensor(array: np.ndarray) -> Any:

@@ -49,6 +49,13 @@ class JaxCall:
         return float_arrays((self.args, self.kwargs))
 
     @property
+    def input_names(self) -> list[str]:
+        """What ``inputs`` are called where they were given by name, else ""."""
+        found = jax.tree_util.tree_leaves_with_path((self.args, self.kwargs))
+        keys = [path[1] if path[0].idx else None for path, leaf in found if is_float(leaf)]
+        return [getattr(key, "key", "") for key in keys]
+
+    @property
     def integers(self) -> list[Any]:
         """The integer arrays among the arguments, positional ones first."""
         return integer_arrays((self.args, self.kwargs))

@@ -6,12 +6,14 @@ from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_tree import from_dict, setting_types
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rule, Rules
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
+from jaxformer.vision_transformer import VisionTransformer
 
 
 def _rules(module: Any) -> Rules:
@@ -44,6 +46,7 @@ DIALECTS = (
         (
             _module_mapping(TransformerLM, TransformerLMConfig),
             _module_mapping(EncoderDecoder, EncoderDecoderConfig),
+            _module_mapping(VisionTransformer, VisionTransformerConfig),
         ),
     ),
 )

@@ -18,8 +18,10 @@ from jaxformer import (
     heads,
     layers,
     norms,
+    patches,
     positions,
     transformer_lm,
+    vision_transformer,
 )
 from jaxformer.config import (
     EncoderDecoderConfig,
@@ -27,6 +29,7 @@ from jaxformer.config import (
     TransformerLMConfig,
 )
 from jaxformer.config_tree import from_dict
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.parameters import abstract
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
@@ -37,6 +40,9 @@ CLASSES: dict[str, type] = {
     for cls in (
         transformer_lm.TransformerLM,
         encoder_decoder.EncoderDecoder,
+        vision_transformer.VisionTransformer,
+        patches.PatchEmbedding,
+        norms.LayerScale,
         encoder_decoder.Encoder,
         encoder_decoder.Decoder,
         blocks.PreNormBlock,
@@ -157,7 +163,11 @@ READERS: dict[str, dict[str, Read]] = {
     "Block": {"residual_dropout": _rate("attention_residual_dropout")},
 }  # fmt: skip
 READERS["GatedFeedForward"] = READERS["FeedForward"]
-CONFIGS = {"TransformerLM": TransformerLMConfig, "EncoderDecoder": EncoderDecoderConfig}
+CONFIGS = {
+    "TransformerLM": TransformerLMConfig,
+    "EncoderDecoder": EncoderDecoderConfig,
+    "VisionTransformer": VisionTransformerConfig,
+}
 
 
 def _build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:

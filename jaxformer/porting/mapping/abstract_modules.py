@@ -9,6 +9,7 @@ from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_tree import from_dict, required_settings, setting_types
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
@@ -19,20 +20,26 @@ from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.validation import check_config
 from jaxformer.positions import RotaryScaling
 from jaxformer.transformer_lm import TransformerLM
+from jaxformer.vision_transformer import VisionTransformer
 
-MODEL_OF_CONFIG = {TransformerLMConfig: TransformerLM, EncoderDecoderConfig: EncoderDecoder}
+MODEL_OF_CONFIG = {
+    TransformerLMConfig: TransformerLM,
+    EncoderDecoderConfig: EncoderDecoder,
+    VisionTransformerConfig: VisionTransformer,
+}
 # The modules of the classes that compute; the subclasses in porting only change their signatures.
 _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
         "adapters", "attention", "blocks", "encoder_decoder", "experts", "feed_forward", "heads",
-        "layers", "norms", "positions", "transformer_lm",
+        "layers", "norms", "patches", "positions", "transformer_lm", "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.
 _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
-    "logit_scale", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
+    "logit_scale", "num_layers", "layer_groups", "layers_in_group", "image_height", "image_width",
+    "pooling", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
 )  # fmt: skip
 
 
@@ -108,7 +115,7 @@ def architecture_of(module: Any) -> dict[str, Any]:
         found[at or "the class"] = kinds[0]
         values = dict(vars(node))
         config = values.pop("config", None)
-        if isinstance(config, TransformerLMConfig | EncoderDecoderConfig):
+        if type(config) in MODEL_OF_CONFIG:
             settings = config.settings()
             values |= {name: settings.get(name) for name in _USED_BY_THE_MODEL}
         for name, value in values.items():

@@ -297,3 +297,29 @@ class AsRow(Packing):
     def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
         """Removes the axis."""
         return [array[0] for array in source]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshaped(Packing):
+    """One array has other axes in the source: a convolution's weight, a row with axes of one.
+
+    >>> Reshaped((1, 1, 3)).pack([np.arange(3)])[0].shape
+    (1, 1, 3)
+
+    Args:
+        shape: of the source array; as many numbers as the target array has, in the same order.
+    """
+
+    shape: Shape
+
+    def shapes(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
+        """Returns the source's shape."""
+        return (self.shape,)
+
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Gives the array the source's axes."""
+        return [target[0].reshape(self.shape)]
+
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Gives the array the target's axes."""
+        return [source[0].reshape(shapes[0])]

@@ -81,3 +81,14 @@ class Case:
         return self.kind.endswith(
             ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
         )
+
+    @property
+    def sees(self) -> bool:
+        """Whether the class reads images alone."""
+        return "image_size" in self.settings
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """Settings that all cases of texts have: of their vocabulary."""
+        ids = {"bos_token_id": None, "eos_token_id": None}
+        return {} if self.sees else {"vocab_size": VOCAB, **ids}

@@ -25,6 +25,9 @@ def run(folder: Path) -> None:
     wrong = {name: sorted(map(str, found)) for name, found in info.items() if found}
     assert not wrong, (folder.name, wrong)
     ids = torch.as_tensor(np.load(folder / "ids.npy"))
+    if ids.is_floating_point():
+        # Of a model that sees they are images.
+        ids = ids.to(next(model.parameters()).dtype)
     # The rule of ``target_part`` in running.py.
     target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if config.is_encoder_decoder else {}
     with torch.no_grad():

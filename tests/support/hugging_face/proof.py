@@ -24,6 +24,7 @@ from jaxformer.porting.dialects.multimodal import MULTIMODAL, text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.mapping.transfer import import_tensors
 from jaxformer.sequence_generation import generate_target
+from jaxformer.vision_transformer import VisionTransformer
 from tests.support.hugging_face.case import BATCH, LENGTH, VOCAB
 from tests.support.hugging_face.cases import ALL_CASES
 from tests.support.hugging_face.running import (
@@ -92,14 +93,19 @@ class Proof:
         written, counted = ids, real
         if isinstance(self.target, EncoderDecoder):
             written, counted = target_part(ids), target_part(real)
+        if isinstance(self.target, VisionTransformer):
+            # An image has no padding.
+            written = counted = real = np.ones((3, self.target.config.context_length), bool)
         labels = np.roll(written, -1, axis=1)
         stacks = stacks_of(self.target)
         positions = np.maximum(np.cumsum(real, 1) - 1, 0) if self.case.counts_tokens else None
         definition, parameters = split(self.target)
+        sees = isinstance(self.target, VisionTransformer)
 
         def loss(parameters: Any, mask: Any) -> Any:
             with target_states() as states:
-                outputs = run_target(merge(definition, parameters), ids, mask, positions=positions)
+                given = {} if mask is None else {"mask": mask, "positions": positions}
+                outputs = run_target(merge(definition, parameters), ids, **given)
             return _target_loss(outputs, labels, counted), (outputs, states)
 
         source = self.exact_source
@@ -111,7 +117,8 @@ class Proof:
                 expected = run_source(source, ids, attention_mask=real.astype(int))
             _source_loss(expected, labels, counted).backward()
             step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-            (_, (found, states)), gradients = step(parameters, jnp.asarray(real)[:, None, None, :])
+            mask = None if sees else jnp.asarray(real)[:, None, None, :]
+            (_, (found, states)), gradients = step(parameters, mask)
         assert len(states) == sum(stacks) + len(stacks)
         return self.save(
             {

@@ -12,7 +12,7 @@ from typing import Any
 import transformers
 from hypothesis import strategies as st
 
-from tests.support.hugging_face.case import VOCAB, Case
+from tests.support.hugging_face.case import Case
 from tests.support.hugging_face.cases import CASES
 
 # Not gelu_fast, whose square root of 2/π has ten digits: another test compares that.
@@ -58,8 +58,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 def own_settings(case: Case) -> dict[str, Any]:
     """Returns the settings of a case as its class completes them, as in a config.json."""
     cls = getattr(transformers, case.kind).config_class
-    ids = {"bos_token_id": None, "eos_token_id": None}
-    config = cls(**{"vocab_size": VOCAB, **ids, **copy.deepcopy(case.settings)})
+    config = cls(**{**case.usual, **copy.deepcopy(case.settings)})
     return json.loads(json.dumps(config.to_dict()))
 
 

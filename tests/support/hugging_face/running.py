@@ -26,6 +26,7 @@ from jaxformer import position_tables, positions
 from jaxformer.blocks import Block
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.formats.arrays import to_stored_tensors
+from jaxformer.vision_transformer import VisionTransformer
 from tests.support.hugging_face.case import BATCH, LENGTH, SIZES, VOCAB, Case
 
 # The modules of jaxformer that compute tables of positions.
@@ -71,7 +72,7 @@ def build_exact(case: Case, weights: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _build_case(case: Case) -> Any:
-    settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, **case.settings}
+    settings = {**case.usual, **case.settings}
     return build(case.kind, settings, attention=case.attention, **case.arguments)
 
 
@@ -223,8 +224,49 @@ def tokens(seed: int = 0, shape: tuple[int, int] = (BATCH, LENGTH)) -> np.ndarra
     return np.random.default_rng(seed).integers(3, VOCAB, shape)
 
 
-def run_source(model: Any, ids: np.ndarray, **more: np.ndarray) -> list[torch.Tensor]:
-    """The logits or hidden states, and what is pooled of them."""
+def images(size: tuple[int, int, int], ids: np.ndarray) -> np.ndarray:
+    """Images (B, C, Y, X) of this size, in the place of texts, which they depend on."""
+    return np.random.default_rng(ids.sum()).standard_normal((len(ids), *size))
+
+
+def masked_patches(images: np.ndarray, patches: int) -> np.ndarray:
+    """About a third of the patches (B, P) of images."""
+    return np.random.default_rng(patches).random((len(images), patches)) < 0.3
+
+
+def read_by(model: Any, ids: np.ndarray) -> np.ndarray:
+    """What a model of transformers reads in the place of ids: these, or images."""
+    if model.main_input_name != "pixel_values":
+        return ids
+    size = model.config.image_size
+    sides = (size, size) if isinstance(size, int) else size
+    return images((model.config.num_channels, *sides), ids)
+
+
+def _see(model: Any, ids: np.ndarray, is_masked: bool) -> list[torch.Tensor]:
+    """What a model that sees makes of images, some of whose patches are masked where they may."""
+    pixels = read_by(model, ids)
+    embeddings = getattr(model, "embeddings", None)
+    more = {}
+    if is_masked and getattr(embeddings, "mask_token", None) is not None:
+        masked = masked_patches(pixels, embeddings.patch_embeddings.num_patches)
+        more["bool_masked_pos"] = torch.as_tensor(masked)
+    result = model(torch.as_tensor(pixels).to(next(model.parameters()).dtype), **more)
+    if "logits" in result:
+        return [result.logits]
+    has_pooler = getattr(model, "pooler", None) is not None
+    return [result.last_hidden_state, *([result.pooler_output] if has_pooler else [])]
+
+
+def run_source(
+    model: Any, ids: np.ndarray, *, is_masked: bool = True, **more: np.ndarray
+) -> list[torch.Tensor]:
+    """The logits or hidden states, and what is pooled of them.
+
+    Patches are masked, where a model has a row for them, unless ``is_masked`` says otherwise.
+    """
+    if model.main_input_name == "pixel_values":
+        return _see(model, ids, is_masked)
     if type(model.config).is_encoder_decoder:
         more["decoder_input_ids"] = target_part(ids)
         if "attention_mask" in more:
@@ -249,6 +291,16 @@ def run_target(
     target: Any, ids: np.ndarray, mask: Any = None, *arguments: Any, **more: Any
 ) -> list[Any]:
     """The same of the jaxformer model."""
+    if isinstance(target, VisionTransformer):
+        part = target.config.patches
+        pixels = images((part.num_channels, part.image_height, part.image_width), np.asarray(ids))
+        masked = masked_patches(pixels, part.num_patches)
+        use_mask = target.mask_token is not None and target.classifier is None
+        dtype = target.patch_embedding.proj.kernel[...].dtype
+        result = target(
+            jnp.asarray(pixels, dtype), jnp.asarray(masked) if use_mask else None, **more
+        )
+        return [result, *([] if target.pooler is None else [target.pooled(result)])]
     if isinstance(target, EncoderDecoder):
         positions = more.get("positions")
         target_mask = None if mask is None else mask[..., ::-1][..., 7:]

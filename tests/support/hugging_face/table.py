@@ -19,7 +19,7 @@ PAGE = ROOT / "docs/reference/models.md"
 DECLARED = ROOT / "jaxformer/porting/model_types.json"
 # What the page has a row of.
 MODEL_TYPES = (*HUGGING_FACE, *MULTIMODAL)
-FILES = ("positions", "norms", "blocks", "feed_forward", "experts", "heads")
+FILES = ("positions", "patches", "norms", "blocks", "feed_forward", "experts", "heads")
 # How much larger and smaller a difference may be when it is measured again: the last digits of
 # rounding differ between machines and compilations.
 LARGER, SMALLER = 10.0, 100.0
@@ -102,8 +102,8 @@ def parts_of(module: nnx.Module) -> list[str]:
     """Returns the names of the parts of the mirror that a model is built of, the outer first."""
     found = [type(part) for _, part in nnx.iter_graph(module) if isinstance(part, nnx.Module)]
     names = [c.__name__ for f in FILES for c in found if c.__module__ == f"jaxformer.{f}"]
-    # The lack of a scheme is no part; what a mixture of experts is built of is named by it.
-    unnamed = ("NoPositions", "Router", "ExpertLinear")
+    # The lack of something is no part; what a mixture of experts is built of is named by it.
+    unnamed = ("NoPositions", "NoNorm", "Router", "ExpertLinear")
     return [name for name in dict.fromkeys(names) if name not in unnamed]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
@@ -18,6 +19,7 @@ from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import check_all_read, find_unread
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
+from jaxformer.vision_transformer import VisionTransformer
 
 HEAD = names(lm_head="lm_head")
 # Written out because models trained here have no special tokens:
@@ -26,6 +28,7 @@ NO_HEAD = {"head": "none", "head_bias": False, "logit_scale": None, "logit_soft_
 CONFIGS: dict[type, Any] = {
     TransformerLM: TransformerLMConfig,
     EncoderDecoder: EncoderDecoderConfig,
+    VisionTransformer: VisionTransformerConfig,
 }
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 

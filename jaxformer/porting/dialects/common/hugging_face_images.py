@@ -1,0 +1,207 @@
+"""The adapter of a family that sees, from its rules and its table of settings, and shared rows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from jaxformer.config_vision import PatchConfig, VisionTransformerConfig
+from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
+from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.packings import Reshaped
+from jaxformer.porting.mapping.rules import Rule, Rules, names, under
+from jaxformer.porting.mapping.settings import (
+    Row,
+    Values,
+    read_settings,
+    unsupported,
+    write_settings,
+)
+from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.unread_settings import check_all_read, find_unread
+from jaxformer.vision_transformer import VisionTransformer
+
+# Of a model without its head.
+BODY_HEAD = {"num_labels": 0, "pooling": "first"}
+
+
+@dataclass(frozen=True)
+class Sides(Row):
+    """A height and a width, which are one number where they are equal.
+
+    Attributes:
+        source: the setting.
+        height: the target field.
+        width: the other.
+    """
+
+    source: str
+    height: str
+    width: str
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Gives both fields."""
+        given = source_model.setting(self.source)
+        sides = list(given) if isinstance(given, list | tuple) else [given, given]
+        if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
+            raise unsupported(self.source, "be a whole number above 0, or two of them", given)
+        return {self.height: sides[0], self.width: sides[1]}
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Gives one number, or both."""
+        settings = config.settings()
+        height, width = settings[self.height], settings[self.width]
+        return {self.source: height if height == width else [height, width]}
+
+
+class Labels(Row):
+    """The number of classes, which a config.json has as a table of their names."""
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Gives the number; a body's is not used."""
+        names = source_model.setting("id2label", default=None)
+        number = source_model.setting("num_labels", default=2)
+        number = len(names) if isinstance(names, Mapping) else number
+        if type(number) is not int or number < 1:
+            raise unsupported("num_labels", "be a whole number above 0", number)
+        return {"num_labels": number}
+
+    def write(self, config: VisionTransformerConfig) -> dict[str, Any]:
+        """Gives names with numbers, as transformers makes them."""
+        labels = [f"LABEL_{n}" for n in range(config.image_head.num_labels)]
+        if not labels:
+            return {}
+        by_number = {str(n): label for n, label in enumerate(labels)}
+        return {"id2label": by_number, "label2id": {label: n for n, label in enumerate(labels)}}
+
+
+class Tokens(Row):
+    """The number of tokens of an image, which follows from the rows above."""
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Gives the number."""
+        known = {name: values[name] for name in vars(PatchConfig()) if name in values}
+        return {"context_length": PatchConfig(**known).num_tokens}
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Gives nothing."""
+        return {}
+
+
+IMAGES = (
+    Sides("image_size", "image_height", "image_width"),
+    Sides("patch_size", "patch_height", "patch_width"),
+)
+
+
+def patch_rules(module: VisionTransformer, projection: str) -> Rules:
+    """Returns the rules of the projection of patches, which is a convolution in the source.
+
+    Args:
+        module: the target.
+        projection: what the source calls it, as seen from what embeds patches.
+    """
+    config, part = module.config, module.config.patches
+    kernel = (config.d_model, part.num_channels, part.patch_height, part.patch_width)
+    return (
+        Rule(("proj.kernel",), (f"{projection}.weight",), Reshaped(kernel)),
+        *(
+            (Rule(("proj.bias",), (f"{projection}.bias",), Reshaped(kernel[:1])),)
+            if part.patch_bias
+            else ()
+        ),
+    )
+
+
+def row_rules(module: VisionTransformer, axes: int = 3, **rows: str) -> Rules:
+    """Returns the rules of single rows: target = source.
+
+    Args:
+        module: the target.
+        axes: how many the source array has.
+        rows: modules, and the arrays of the source.
+    """
+    shape = (1,) * (axes - 1) + (module.config.d_model,)
+    return tuple(
+        Rule((f"{target}.embedding",), (source,), Reshaped(shape))
+        for target, source in rows.items()
+        if getattr(module, target) is not None
+    )
+
+
+def image_model(
+    name: str,
+    settings: tuple[Row, ...],
+    body: Callable[[Any], Rules],
+    *,
+    head: str = "classifier",
+    old_names: Mapping[str, str],
+    published_names: Mapping[str, str],
+) -> StateDictAdapter:
+    """Returns the adapter of a model that sorts images, and of its body alone.
+
+    Args:
+        name: the dialect's, which is the ``model_type`` in config.json.
+        settings: the rows of all settings.
+        body: rules of the body, for a target module.
+        head: what the source calls the matrix of the classes.
+        old_names: see ``StateDictAdapter``.
+        published_names: see ``StateDictAdapter``.
+    """
+    known = TRANSFORMERS_TYPES[name]
+    whole_class, body_class = known.classes
+    rows = (*settings, *SHARED)
+
+    def build(source_model: SourceModel, rngs: nnx.Rngs) -> VisionTransformer:
+        if "model_type" in source_model.config:
+            source_model = source_model.with_defaults(known.defaults)
+        fields = read_settings(rows, source_model)
+        check_all_read(source_model, DEFAULTS, name)
+        if source_model.kind == body_class:
+            fields |= BODY_HEAD
+        return VisionTransformer(VisionTransformerConfig(**fields), rngs=rngs)
+
+    def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
+        source_model = SourceModel({}, kind=whole_class, config=config)
+        source_model = source_model.with_defaults(known.defaults)
+        read_settings(rows, source_model)
+        return find_unread(source_model, DEFAULTS)
+
+    def write(module: VisionTransformer) -> dict[str, Any]:
+        is_whole = module.config.image_head.num_labels > 0
+        return {
+            "model_type": name,
+            "architectures": [whole_class if is_whole else body_class],
+            **write_settings(settings, module.config),
+        }
+
+    def module_mapping(kind: str, start: str, head_rules: Rules, **more: Any) -> ModuleMapping:
+        return ModuleMapping(
+            (kind,),
+            VisionTransformer,
+            build,
+            lambda module: (*under("", start.rstrip("."), body(module)), *head_rules),
+            settings=write,
+            **more,
+        )
+
+    return StateDictAdapter(
+        name,
+        (
+            module_mapping(
+                whole_class,
+                known.prefix,
+                names(classifier=head),
+                prefix=known.prefix,
+                outside=(f"{head}.",),
+            ),
+            module_mapping(body_class, "", ()),
+        ),
+        prefix=known.prefix,
+        model_types=(name,),
+        old_names=old_names,
+        published_names=published_names,
+        overlooks=overlooks,
+    )

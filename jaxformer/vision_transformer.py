@@ -1,0 +1,144 @@
+"""The transformer that sees: ViT, DeiT or DINOv2, by its settings."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from jaxformer.blocks import Block, run_blocks
+from jaxformer.builders import (
+    make_block,
+    make_model_norm,
+    make_patch_embedding,
+    make_position_embedding,
+)
+from jaxformer.config_vision import VisionTransformerConfig
+from jaxformer.initializers import initialize
+from jaxformer.layers import Dropout, Embedding, Linear, in_float32
+
+
+class VisionTransformer(nnx.Module):
+    """Computes tokens, or logits of classes, from images (arXiv 2010.11929).
+
+    An image becomes a class token, a distillation token (DeiT, arXiv 2012.12877) and its patches,
+    as the settings say; then follow positions, blocks, final norm, pooling and head.
+
+    Args:
+        config: the settings.
+        rngs: where the initial weights come from.
+    """
+
+    def __init__(self, config: VisionTransformerConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        part, head = config.patches, config.image_head
+
+        def row(wanted: bool) -> Embedding | None:
+            return Embedding(1, config.d_model, rngs=rngs) if wanted else None
+
+        self.patch_embedding = make_patch_embedding(config, rngs=rngs)
+        self.class_token = row(part.class_token)
+        self.distillation_token = row(part.distillation_token)
+        self.mask_token = row(part.mask_token)
+        self.position_embedding = make_position_embedding(config, rngs=rngs)
+        self.embedding_norm = make_model_norm(config) if config.embedding.embedding_norm else None
+        self.embedding_dropout = Dropout(config.embedding.embedding_dropout)
+        self.blocks = nnx.List(
+            [
+                make_block(config, layer, causal=False, rngs=rngs)
+                for layer in range(config.num_layers)
+            ]
+        )
+        self.final_norm = make_model_norm(config) if config.norm.final_norm else None
+        width = config.d_model * (2 if head.pooling == "first_and_mean" else 1)
+        self.pooler = Linear(width, config.d_model, rngs=rngs) if head.image_pooler else None
+        self.classifier = Linear(width, head.num_labels, rngs=rngs) if head.num_labels else None
+        initialize(self, config.initialization, config.num_layers, rngs)
+
+    @property
+    def layers(self) -> list[Block]:
+        """The block of every layer, in turn."""
+        return list(self.blocks)
+
+    def __call__(
+        self,
+        images: Float[Array, "B C Y X"],
+        masked: Bool[Array, "B P"] | None = None,
+        *,
+        return_weights: bool = False,
+    ) -> Float[Array, "B ..."] | tuple[Float[Array, "B ..."], list[Float[Array, "B N T T"]]]:
+        """Returns the logits of the classes (B, num_labels); without classes what ``hidden`` does.
+
+        Args:
+            images: pixels, of the size of the config, scaled as the model was trained with.
+            masked: patches, row by row, in whose place the mask token stands.
+            return_weights: also return each layer's attention weights.
+
+        Raises:
+            ValueError: images have another size, or patches are masked and there is no mask token.
+        """
+        hidden = self.hidden(images, masked, return_weights=return_weights)
+        if self.classifier is None:
+            return hidden
+        if isinstance(hidden, tuple):
+            hidden, weights = hidden
+            return self.classifier(self.pooled(hidden)), weights
+        return self.classifier(self.pooled(hidden))
+
+    def hidden(
+        self,
+        images: Float[Array, "B C Y X"],
+        masked: Bool[Array, "B P"] | None = None,
+        *,
+        return_weights: bool = False,
+    ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], list[Float[Array, "B N T T"]]]:
+        """Returns the residual stream after the final norm. Arguments as in ``__call__``."""
+        x = self.embed(images, masked)
+        x, weights, _ = run_blocks(self.layers, x, return_weights=return_weights)
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return (x, weights) if return_weights else x
+
+    def embed(
+        self, images: Float[Array, "B C Y X"], masked: Bool[Array, "B P"] | None = None
+    ) -> Float[Array, "B T D"]:
+        """Returns the input of the first block. Arguments as in ``__call__``."""
+        part = self.config.patches
+        size = (part.num_channels, part.image_height, part.image_width)
+        if images.ndim != 4 or images.shape[1:] != size:
+            raise ValueError(f"images must be (B, {size[0]}, {size[1]}, {size[2]}): got shape "
+                             f"{images.shape}")  # fmt: skip
+        x = self.patch_embedding(images)
+        if masked is not None:
+            if self.mask_token is None:
+                raise ValueError("masked patches need mask_token=True: got mask_token=False")
+            x = jnp.where(masked[:, :, None], self._row(self.mask_token, x), x)
+        first = [self.class_token, self.distillation_token]
+        rows = [self._row(token, x) for token in first if token is not None]
+        x = jnp.concatenate([*rows, x], axis=1)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(x.shape[1]).astype(x.dtype)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return self.embedding_dropout(x)
+
+    def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B O"]:
+        """Returns each image as one vector: of its first token, or also of its patches' mean.
+
+        With a pooler tanh(pooler(x)) of that.
+        """
+        part = self.config.patches
+        x = hidden[:, 0]
+        if self.config.image_head.pooling == "first_and_mean":
+            patches = hidden[:, part.num_tokens - part.num_patches :]
+            mean = in_float32(lambda h: jnp.mean(h, axis=1), patches)
+            x = jnp.concatenate((x, mean), axis=-1)
+        return x if self.pooler is None else in_float32(jnp.tanh, self.pooler(x))
+
+    @staticmethod
+    def _row(token: Embedding, x: Float[Array, "B P D"]) -> Float[Array, "B 1 D"]:
+        return token(jnp.zeros((len(x), 1), jnp.int32)).astype(x.dtype)
+
+    def __repr__(self) -> str:
+        """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""
+        count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
+        return f"<VisionTransformer, {count:,} parameters: {self.config}>"
