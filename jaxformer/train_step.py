@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.adapters import trained_parameters
 from jaxformer.config import OptimizerConfig
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution.all_reduce import mean_over
 from jaxformer.execution.chunked_loss import TokenLosses, average_losses
 from jaxformer.execution.sharding import gather_outside_blocks
@@ -21,6 +22,7 @@ from jaxformer.losses import token_losses
 from jaxformer.masks import document_mask, document_positions
 from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
 from jaxformer.parameters import Parameters, merge
+from jaxformer.transformer_lm import TransformerLM
 
 Definition = nnx.GraphDef[Any]
 
@@ -57,7 +59,7 @@ def language_model_loss(
     compute_dtype: jnp.dtype | None = None,
     first_row: Int[Array, ""] | None = None,
     *,
-    segments: Int[Array, "B T"] | None = None,
+    beside: Int[Array, "B _"] | None = None,
     divisor: Float[Array, ""] | None = None,
     losses: TokenLosses = token_losses,
     axis_name: str | None = None,
@@ -68,16 +70,17 @@ def language_model_loss(
     batch, those that do not count included.
 
     Args:
-        definition: the model without its parameters.
+        definition: the model without its parameters, a ``TransformerLM`` or an ``EncoderDecoder``.
         parameters: by path.
-        inputs: token ids.
+        inputs: token ids, which a decoder reads.
         targets: the ids that follow them.
         key: of this batch's dropout; None where every rate is 0.
         compute_dtype: what parameters are cast to for the forward and backward pass; None leaves
             them. The gradient comes back in the parameters' own dtype.
         first_row: see ``seed_dropout``.
-        segments: which document each token is of. Attention then stays inside documents, and
-            positions begin anew in each.
+        beside: of a language model, which document each token is of, (B, T), or None. Attention
+            then stays inside documents, and positions begin anew in each. Of an encoder and
+            decoder, the ids of the sources, (B, S), below 0 on padding, which nothing attends to.
         divisor: where given, targets below 0 do not count, and the sum of the others' losses is
             divided by this number.
         losses: from logits and targets to the loss of each token.
@@ -86,12 +89,9 @@ def language_model_loss(
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
-    shares = None if divisor is None else (targets >= 0) / divisor
     weight = model.config.feed_forward.experts.router.balance_loss
-    if not weight:
-        hidden = model.hidden(inputs, **_inside_documents(segments))
-        return average_losses(losses, model.logits, hidden, targets, shares)
-    hidden, routings = model.hidden(inputs, **_inside_documents(segments), return_routing=True)
+    hidden, routings = _run(model, inputs, beside, return_routing=bool(weight))
+    shares = None if divisor is None else (targets >= 0) / divisor
     loss = average_losses(losses, model.logits, hidden, targets, shares)
     return loss + weight * balance_loss(routings, axis_name=axis_name) if routings else loss
 
@@ -111,7 +111,8 @@ def train_step(
 
     Args:
         state: before the step.
-        batch: inputs and targets of this device; also segments, where rows hold documents.
+        batch: inputs and targets of this device; also what rows have ``beside`` them, see
+            ``language_model_loss``.
         key: of this step's dropout, the same on every device: each draws the masks of its own rows.
         definition: the model without its parameters.
         optimizer: its settings.
@@ -133,7 +134,7 @@ def train_step(
 
     def loss(trained: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
         micro_key = None if key is None else jax.random.fold_in(key, index)
-        inputs, targets, *segments = micro
+        inputs, targets, *beside = micro
         return language_model_loss(
             definition,
             {**state.parameters, **trained},
@@ -142,7 +143,7 @@ def train_step(
             micro_key,
             compute_dtype,
             first_row,
-            segments=segments[0] if segments else None,
+            beside=beside[0] if beside else None,
             divisor=divisor,
             losses=losses,
             axis_name=axis_name,
@@ -195,26 +196,42 @@ def evaluation_step(
     inputs: Int[Array, "B T"],
     targets: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
-    segments: Int[Array, "B T"] | None = None,
+    beside: Int[Array, "B _"] | None = None,
     *,
     definition: Definition,
     compute_dtype: jnp.dtype | None = None,
 ) -> Float[Array, ""]:
     """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout.
 
-    ``segments`` are those of ``language_model_loss``.
+    ``beside`` is that of ``language_model_loss``.
     """
     model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
     model.eval()
-    logits = model(inputs, **_inside_documents(segments))
+    logits = model.logits(_run(model, inputs, beside)[0])
     return jnp.sum(token_losses(logits, targets) * mask)
 
 
-def _inside_documents(segments: Int[Array, "B T"] | None) -> dict[str, Array]:
-    """What keeps a model's attention inside documents."""
-    if segments is None:
-        return {}
-    return {"mask": document_mask(segments), "positions": document_positions(segments)}
+def _run(
+    model: TransformerLM | EncoderDecoder,
+    inputs: Int[Array, "B T"],
+    beside: Int[Array, "B _"] | None,
+    *,
+    return_routing: bool = False,
+) -> tuple[Float[Array, "B T D"], list[Any]]:
+    """Returns the states before the head, and what routers of experts chose if that is wanted.
+
+    Arguments as in ``language_model_loss``.
+    """
+    if isinstance(model, EncoderDecoder):
+        assert beside is not None
+        is_token = (beside >= 0)[:, None, None, :]
+        memory = model.encode(jnp.maximum(beside, 0), is_token)
+        return model.decode(inputs, memory, memory_mask=is_token), []
+    inside: dict[str, Any] = {}
+    if beside is not None:
+        inside = {"mask": document_mask(beside), "positions": document_positions(beside)}
+    found = model.hidden(inputs, **inside, return_routing=return_routing)
+    return found if return_routing else (found, [])
 
 
 def _mean_counted(targets: Int[Array, "A B T"], axis_name: str | None) -> Float[Array, ""]:

@@ -9,11 +9,14 @@ import torch
 
 from torch_ref.adapters import trained_parameters
 from torch_ref.config import OptimizerConfig
+from torch_ref.encoder_decoder import EncoderDecoder
 from torch_ref.experts import balance_loss
 from torch_ref.losses import token_losses
 from torch_ref.masks import document_mask, document_positions
 from torch_ref.optimizers import clip_by_global_norm, global_norm, learning_rate, make_optimizer
 from torch_ref.transformer_lm import TransformerLM
+
+Model = TransformerLM | EncoderDecoder
 
 
 @dataclasses.dataclass
@@ -27,13 +30,13 @@ class TrainState:
         ema: the moving average of the parameters by name; None keeps none.
     """
 
-    model: TransformerLM
+    model: Model
     optimizer_state: torch.optim.Optimizer
     step: int
     ema: dict[str, torch.Tensor] | None = None
 
     @classmethod
-    def create(cls, model: TransformerLM, optimizer: OptimizerConfig) -> "TrainState":
+    def create(cls, model: Model, optimizer: OptimizerConfig) -> "TrainState":
         """Returns the state before the first step; what is not trained gets no gradients."""
         trained = trained_parameters(model)
         for name, parameter in model.named_parameters():
@@ -44,12 +47,12 @@ class TrainState:
 
 
 def language_model_loss(
-    model: TransformerLM,
+    model: Model,
     inputs: torch.Tensor,
     targets: torch.Tensor,
     compute_dtype: torch.dtype | None = None,
     *,
-    segments: torch.Tensor | None = None,
+    beside: torch.Tensor | None = None,
     divisor: torch.Tensor | None = None,
     losses: Callable[..., torch.Tensor] = token_losses,
 ) -> torch.Tensor:
@@ -60,24 +63,25 @@ def language_model_loss(
 
     Args:
         model: the module.
-        inputs: token ids (B, T).
+        inputs: token ids (B, T), which a decoder reads.
         targets: the ids that follow them.
         compute_dtype: what parameters are cast to for the forward and backward pass; None leaves
             them. Gradients come back in the parameters' own dtype.
-        segments: which document each token is of, (B, T). Attention then stays inside documents,
-            and positions begin anew in each.
+        beside: of a language model, which document each token is of, (B, T), or None. Attention
+            then stays inside documents, and positions begin anew in each. Of an encoder and
+            decoder, the ids of the sources, (B, S), below 0 on padding, which nothing attends to.
         divisor: where given, targets below 0 do not count, and the sum of the others' losses is
             divided by this number.
         losses: from logits and targets to the loss of each token.
     """
     model.train()
     weight = model.config.feed_forward.experts.router.balance_loss
-    logits, routings = _run(model, inputs, compute_dtype, segments, return_routing=True)
+    logits, routings = _run(model, inputs, compute_dtype, beside, return_routing=bool(weight))
     if divisor is None:
         loss = losses(logits, targets).mean()
     else:
         loss = torch.sum(losses(logits, targets) * (targets >= 0)) / divisor
-    return loss + weight * balance_loss(routings) if weight and routings else loss
+    return loss + weight * balance_loss(routings) if routings else loss
 
 
 def train_step(
@@ -93,7 +97,8 @@ def train_step(
 
     Args:
         state: changed in place and returned.
-        batch: inputs and targets, each (A, B, T); also segments, where rows hold documents.
+        batch: inputs and targets, each (A, B, T); also what rows have ``beside`` them, see
+            ``language_model_loss``.
         optimizer: its settings.
         compute_dtype: see ``language_model_loss``.
         loss_function: called as that is; ``torch.compile`` of it, for example.
@@ -120,9 +125,9 @@ def train_step(
         )
     if masked:
         more["divisor"] = torch.sum(batch[1] >= 0).double().clamp(min=1e-9) / count
-    for inputs, targets, *segments in zip(*batch, strict=True):
-        if segments:
-            more["segments"] = segments[0]
+    for inputs, targets, *beside in zip(*batch, strict=True):
+        if beside:
+            more["beside"] = beside[0]
         loss = loss_function(state.model, inputs, targets, compute_dtype, **more) / count
         loss.backward()
         total = total + loss.detach()
@@ -150,34 +155,50 @@ def train_step(
 
 @torch.no_grad()
 def evaluation_step(
-    model: TransformerLM,
+    model: Model,
     inputs: torch.Tensor,
     targets: torch.Tensor,
     mask: torch.Tensor,
-    segments: torch.Tensor | None = None,
+    beside: torch.Tensor | None = None,
     *,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Returns the sum of the losses that ``mask`` keeps, in nats, without dropout.
 
-    ``segments`` are those of ``language_model_loss``.
+    ``beside`` is that of ``language_model_loss``.
     """
     model.eval()
-    logits = _run(model, inputs, compute_dtype, segments)
+    logits, _ = _run(model, inputs, compute_dtype, beside)
     return torch.sum(token_losses(logits, targets) * mask)
 
 
 def _run(
-    model: TransformerLM,
+    model: Model,
     inputs: torch.Tensor,
     dtype: torch.dtype | None,
-    segments: torch.Tensor | None,
-    **more: Any,
-) -> Any:
-    """What the model returns with its parameters cast to ``dtype``; None leaves them."""
-    if segments is not None:
-        more |= {"mask": document_mask(segments), "positions": document_positions(segments)}
+    beside: torch.Tensor | None,
+    *,
+    return_routing: bool = False,
+) -> tuple[torch.Tensor, list[Any]]:
+    """Returns the logits, and what routers of experts chose if that is wanted.
+
+    The model has its parameters cast to ``dtype``; None leaves them.
+    """
+    arguments: tuple[torch.Tensor, ...] = (inputs,)
+    more: dict[str, Any] = {}
+    if isinstance(model, EncoderDecoder):
+        assert beside is not None
+        is_token = (beside >= 0)[:, None, None, :]
+        arguments = (beside.clamp(min=0), inputs)
+        more = {"source_mask": is_token, "memory_mask": is_token}
+        return_routing = False
+    else:
+        more = {"return_routing": return_routing}
+        if beside is not None:
+            more |= {"mask": document_mask(beside), "positions": document_positions(beside)}
     if dtype is None:
-        return model(inputs, **more)
-    cast = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
-    return torch.func.functional_call(model, cast, (inputs,), more)
+        found = model(*arguments, **more)
+    else:
+        cast = {name: parameter.to(dtype) for name, parameter in model.named_parameters()}
+        found = torch.func.functional_call(model, cast, arguments, more)
+    return found if return_routing else (found, [])

@@ -1,0 +1,146 @@
+"""Sources and targets: losses, gradients and steps of encoder-decoders on both sides."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import torch_ref.config
+import torch_ref.encoder_decoder
+import torch_ref.train_step
+from jaxformer.config import EncoderDecoderConfig, OptimizerConfig
+from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.parameters import split
+from jaxformer.porting import export_arrays
+from jaxformer.train_step import TrainState, evaluation_step, language_model_loss, train_step
+from parity_tests.twins import copy_to_torch
+from tests.support.hugging_face.proof import Proof
+from tests.support.hugging_face.running import in_float64, logit_biases
+from tests.support.tiers import full_after
+
+V, S, T, A, B = 29, 13, 9, 2, 3
+BASE = {
+    "d_model": 20, "num_heads": 4, "head_dim": 6, "d_ff": 23, "num_encoder_layers": 1,
+    "num_decoder_layers": 2, "context_length": 40, "source_vocab_size": V, "target_vocab_size": V,
+    "shared_embedding": True, "tie_embeddings": True,
+}  # fmt: skip
+MODELS = {
+    "t5": {
+        "positions": "relative_buckets", "num_position_buckets": 8, "max_bucket_distance": 9,
+        "attention_scale": 1.0, "norm": "rms_norm", "block": "pre_norm", "head_bias": False,
+    },
+    "bart": {"positions": "learned", "shared_positions": False, "embedding_norm": True},
+    "two vocabularies": {
+        "shared_embedding": False,
+        "tie_embeddings": False,
+        "source_vocab_size": 31,
+    },
+}  # fmt: skip
+OPTIMIZER = OptimizerConfig(
+    warmup_steps=2, decay_steps=20, learning_rate=3e-3, clip_norm=0.5, z_loss=1e-3,
+    label_smoothing=0.1, ema=0.9,
+)  # fmt: skip
+
+
+def pairs(seed, rows=(A, B), vocabulary=V, begin=0):
+    """Inputs and targets (…, T) and sources (…, S) of random lengths, one row of them whole."""
+    random = np.random.default_rng(seed)
+    answers, sources = (random.integers(3, vocabulary, (*rows, n)) for n in (T, S))
+    inputs = np.concatenate([np.full((*rows, 1), begin), answers[..., :-1]], axis=-1)
+    for ids, least in ((answers, 1), (sources, 2)):
+        lengths = random.integers(least, ids.shape[-1], rows)
+        lengths[..., 0] = ids.shape[-1]
+        ids[np.arange(ids.shape[-1]) >= lengths[..., None]] = -100
+    inputs[answers < 0] = 0
+    return inputs, answers, sources
+
+
+@pytest.mark.parametrize("name", full_after(1, ["t5", "bart"]))
+def test_the_loss_and_its_gradients_are_those_of_transformers(name):
+    proof = Proof(name)
+    silent = {"t5": {"dropout_rate": 0.0, "pad_token_id": 0}, "bart": {"dropout": 0.0}}[name]
+    proof.case = dataclasses.replace(proof.case, settings={**proof.case.settings, **silent})
+    source = proof.exact_source
+    config = source.config
+    inputs, targets, sources = pairs(1, (4,), config.vocab_size, config.decoder_start_token_id)
+    definition, parameters = split(proof.target)
+
+    def loss(parameters):
+        divisor = (targets >= 0).sum().astype(float)
+        return language_model_loss(
+            definition, parameters, inputs, targets, None, beside=sources, divisor=divisor
+        )
+
+    source.zero_grad()
+    for bias in logit_biases(source).values():
+        bias.requires_grad_()
+    with in_float64():
+        expected = source(
+            input_ids=torch.from_numpy(np.where(sources < 0, config.pad_token_id, sources)),
+            attention_mask=torch.from_numpy(sources >= 0).long(),
+            labels=torch.from_numpy(targets),
+        ).loss
+        expected.backward()
+        value, gradients = jax.jit(jax.value_and_grad(loss))(parameters)
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-12)
+    assert proof._gradients(gradients) <= 1e-12
+
+
+def build(name):
+    config = EncoderDecoderConfig(**{**BASE, **MODELS[name]})
+    model = EncoderDecoder(config, rngs=nnx.Rngs(0))
+    definition, parameters = split(model)
+    same = torch_ref.config.EncoderDecoderConfig(**config.settings())
+    twin = torch_ref.encoder_decoder.EncoderDecoder(same).double()
+    copy_to_torch(model, twin)
+    return definition, {n: p.astype("float64") for n, p in parameters.items()}, twin
+
+
+@pytest.mark.parametrize("name", full_after(1, MODELS))
+def test_twenty_steps_agree_with_torch(name):
+    definition, parameters, twin = build(name)
+    state = TrainState.create(parameters, OPTIMIZER)
+    step = jax.jit(
+        functools.partial(train_step, definition=definition, optimizer=OPTIMIZER, masked=True)
+    )
+    optimizer = torch_ref.config.OptimizerConfig(**dataclasses.asdict(OPTIMIZER))
+    reference = torch_ref.train_step.TrainState.create(twin, optimizer)
+    losses = []
+    for number in range(20):
+        batch = pairs(number % 4)
+        state, found = step(state, batch, None)
+        reference, expected = torch_ref.train_step.train_step(
+            reference, tuple(map(torch.from_numpy, batch)), optimizer=optimizer, masked=True
+        )
+        losses.append(float(found["train_loss"]))
+        for name in ("train_loss", "grad_norm"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-10)
+    assert losses[-1] < losses[0]
+    expected = {name: p.detach().numpy() for name, p in twin.named_parameters()}
+    for name, value in export_arrays(state.parameters).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)
+
+    inputs, targets, sources = (x[0] for x in pairs(30))
+    found = evaluation_step(
+        state.parameters, inputs, targets, targets >= 0, sources, definition=definition
+    )
+    arrays = map(torch.from_numpy, (inputs, np.maximum(targets, 0), targets >= 0, sources))
+    expected = torch_ref.train_step.evaluation_step(twin, *arrays)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def test_padding_changes_nothing():
+    definition, parameters, _ = build("t5")
+    inputs, targets, sources = (x[0, :1] for x in pairs(5))
+    targets[0, 6:] = sources[0, 8:] = -100
+    evaluate = functools.partial(evaluation_step, parameters, definition=definition)
+    counted = targets >= 0
+    alone = evaluate(inputs[:, :6], targets[:, :6], counted[:, :6], sources[:, :8])
+    padded = evaluate(inputs, targets, counted, sources)
+    np.testing.assert_allclose(padded, alone, rtol=1e-13)
+    sources[0, 8:] = 7
+    assert abs(evaluate(inputs, targets, counted, sources) - alone) > 1e-6
