@@ -9,15 +9,25 @@ import pytest
 import torch
 from flax import nnx
 
+import jaxformer.char_data
+import jaxformer.pairs
+import jaxformer.sampling
+import jaxformer.token_data
+import torch_ref.char_data
 import torch_ref.config
 import torch_ref.encoder_decoder
+import torch_ref.pairs
+import torch_ref.sampling
+import torch_ref.token_data
 import torch_ref.train_step
 from jaxformer.config import EncoderDecoderConfig, OptimizerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.errors import TextError
 from jaxformer.parameters import split
 from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, evaluation_step, language_model_loss, train_step
 from parity_tests.twins import copy_to_torch
+from tests.support.folders_of_tokens import write_folder
 from tests.support.hugging_face.proof import Proof
 from tests.support.hugging_face.running import in_float64, logit_biases
 from tests.support.tiers import full_after
@@ -144,3 +154,73 @@ def test_padding_changes_nothing():
     np.testing.assert_allclose(padded, alone, rtol=1e-13)
     sources[0, 8:] = 7
     assert abs(evaluate(inputs, targets, counted, sources) - alone) > 1e-6
+
+
+def write_pairs(folder, count=23):
+    """Documents of an opening id, a prompt of 1 to 8 ids, an answer of 0 to 6, and an end."""
+    random = np.random.default_rng(8)
+    splits, documents, answers, expected = {}, {}, {}, {}
+    for name in ("train", "val"):
+        lengths = random.integers((1, 0), (9, 7), (count, 2))
+        pairs = [[random.integers(3, V, n).tolist() for n in each] for each in lengths]
+        whole = [[1, *prompt, *answer, 2] for prompt, answer in pairs]
+        splits[name] = np.concatenate(whole)
+        documents[name] = np.cumsum([0, *map(len, whole[:-1])])
+        answers[name] = np.concatenate(
+            [np.arange(len(w)) > len(p) for w, (p, _) in zip(whole, pairs, strict=True)]
+        )
+        expected[name] = pairs
+    write_folder(folder, splits, vocab_size=V, shard=37, documents=documents, answers=answers)
+    return expected
+
+
+def test_rows_of_pairs_are_the_same_and_what_the_documents_say(tmp_path):
+    expected = write_pairs(tmp_path)["train"]
+    made = []
+    for side in (jaxformer, torch_ref):
+        split = side.token_data.TokenFolder(tmp_path).train
+        pairs = side.pairs.Pairs(split, begin=[0, 7], before=[5], after=[2, 6], opening=1)
+        assert (pairs.longest_source, pairs.longest_target) == (8 + 3, 6 + 2)
+        with pytest.raises((TextError, ValueError), match=r"sources of .* at most 11; .* targets"):
+            side.pairs.PairRows(pairs, 6, 5)
+        rows = side.pairs.PairRows(pairs, 12, 9)
+        cut = side.pairs.PairRows(pairs, 6, 5, truncate=True)
+        order = side.sampling.draw_rows(rows, "epoch", 3, 4, 7)
+        made.append([side.sampling.batch_of(each, order) for each in (rows, cut)])
+    jax.tree.map(np.testing.assert_array_equal, *made)
+
+    def padded(ids, length, value=-100):
+        return [*ids, *[value] * (length - len(ids))]
+
+    for index, (prompt, answer) in enumerate(expected):
+        target = [7, *answer, 2]
+        found = [array.tolist() for array in rows[index]]
+        assert found[0] == padded([0, *target[:-1]], 9, 0)
+        assert found[1] == padded(target, 9)
+        assert found[2] == padded([5, *prompt, 2, 6], 12)
+        found = [array.tolist() for array in cut[index]]
+        target = [7, *answer[:3], 2]
+        assert found[1] == padded(target, 5)
+        assert found[2] == padded([5, *prompt[:3], 2, 6], 6)
+
+
+def test_documents_that_are_no_pairs_are_rejected(tmp_path):
+    def read(answers, **more):
+        ids = {"train": np.arange(9), "val": np.arange(9)}
+        known = {} if answers is None else {"answers": dict.fromkeys(ids, answers)}
+        write_folder(tmp_path, ids, vocab_size=V, documents={n: [0, 4] for n in ids}, **known)
+        return jaxformer.pairs.Pairs(
+            jaxformer.token_data.TokenFolder(tmp_path).train, begin=[0], **more
+        )
+
+    assert len(read([0, 0, 1, 1, 0, 1, 1, 1, 1])) == 2
+    assert len(read([1, 1, 1, 1, 0, 1, 1, 1, 1], after=[2])) == 2
+    for answers, more, message in (
+        (None, {}, "does not say which tokens are answers"),
+        ([0, 1, 0, 1, 0, 1, 1, 1, 1], {}, "document 1 of .* one answer"),
+        ([0, 0, 1, 1, 0, 1, 1, 1, 0], {}, "document 2 of .* one answer"),
+        ([0, 0, 1, 1, 0, 0, 0, 0, 0], {}, "document 2 of .* one answer"),
+        ([0, 0, 1, 1, 1, 1, 1, 1, 1], {}, "document 2 of .* no prompt"),
+    ):
+        with pytest.raises(TextError, match=message):
+            read(answers, **more)
