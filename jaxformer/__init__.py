@@ -61,9 +61,15 @@ if TYPE_CHECKING:
         NormConfig,
         QueryKeyNormConfig,
     )
-    from jaxformer.config_positions import PositionConfig, RotaryConfig, RotaryScalingConfig
+    from jaxformer.config_positions import (
+        DisentangledConfig,
+        PositionConfig,
+        RotaryConfig,
+        RotaryScalingConfig,
+    )
     from jaxformer.config_vision import ImageHeadConfig, PatchConfig, VisionTransformerConfig
     from jaxformer.data.tokenizers import HuggingFaceTokenizer
+    from jaxformer.disentangled import DisentangledPositions, DistanceRows
     from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
@@ -102,6 +108,9 @@ __all__ = [
     "BlockConfig",
     "CharTokenizer",
     "Decoder",
+    "DisentangledConfig",
+    "DisentangledPositions",
+    "DistanceRows",
     "Dropout",
     "Embedding",
     "EmbeddingConfig",
@@ -230,9 +239,15 @@ _PUBLIC = {
         "QueryKeyNormConfig",
     ),
     "config_experts": ("ExpertsConfig", "RouterConfig"),
-    "config_positions": ("PositionConfig", "RotaryConfig", "RotaryScalingConfig"),
+    "config_positions": (
+        "DisentangledConfig",
+        "PositionConfig",
+        "RotaryConfig",
+        "RotaryScalingConfig",
+    ),
     "config_vision": ("ImageHeadConfig", "PatchConfig", "VisionTransformerConfig"),
     "data.tokenizers": ("HuggingFaceTokenizer",),
+    "disentangled": ("DisentangledPositions", "DistanceRows"),
     "encoder_decoder": ("Decoder", "Encoder", "EncoderDecoder"),
     "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
     "feed_forward": ("FeedForward", "GatedFeedForward"),

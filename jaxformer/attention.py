@@ -173,6 +173,7 @@ class MultiHeadAttention(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         cache: LayerCache | None = None,
         position_bias: Float[Array, "B N T S"] | None = None,
+        position_rows: Float[Array, "R D"] | None = None,
         memory_cache: LayerCache | None = None,
         return_weights: bool = False,
     ) -> Float[Array, "B T D"] | tuple[Float[Array, "B T D"], Float[Array, "B N T S"]]:
@@ -188,6 +189,7 @@ class MultiHeadAttention(nnx.Module):
             cache: keys and values so far; this call's are appended to it, and S is its length.
             position_bias: what a position scheme outside has made of the distances, added as the
                 own one's is.
+            position_rows: rows of distances, for ``DisentangledPositions``.
             memory_cache: keys and values of ``key``, as ``remember`` has made them.
             return_weights: also return the weights applied to the values.
         """
@@ -210,7 +212,12 @@ class MultiHeadAttention(nnx.Module):
             # A bias of -inf blocks; as part of the mask a row of nothing else gives zeros, not NaN.
             mask = combine_masks(mask, bias > -jnp.inf)
         scaled_BTNH = in_float32(lambda q: q * self.scale, q_BTNH)
-        for added in (self.position.bias(scaled_BTNH, distance_TS), position_bias):
+        content_bias = None
+        if position_rows is not None:
+            content_bias = self.position.content_bias(
+                q_BTNH, k_BSKH, position_rows, distance_TS, self.q_proj, self.k_proj, self.scale
+            )
+        for added in (self.position.bias(scaled_BTNH, distance_TS), position_bias, content_bias):
             if added is not None:
                 bias = added if bias is None else bias + added
         attend = functools.partial(self._attend, return_weights=return_weights)

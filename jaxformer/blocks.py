@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache, MultiHeadAttention
+from jaxformer.disentangled import DistanceRows
 from jaxformer.execution.layer_scan import can_scan, scan_layers
 from jaxformer.execution.rematerialization import rematerialize
 from jaxformer.execution.sharding import gather_when_called, lay_out
@@ -25,6 +26,7 @@ from jaxformer.positions import RelativeBuckets
 
 Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm | LayerScale | NoNorm
+StackPosition = RelativeBuckets | DistanceRows | None
 Mask = Bool[Array, "B N T S"] | None
 # Its norm, the branch itself, and what is done to its result before it is added.
 Branch = tuple[Norm, Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]]
@@ -94,6 +96,7 @@ class Block(nnx.Module):
         positions: Int[Array, "B T"] | None = None,
         cache: LayerCache | None = None,
         position_bias: Float[Array, "B N T S"] | None = None,
+        position_rows: Float[Array, "R D"] | None = None,
         memory_cache: LayerCache | None = None,
         return_weights: bool | Literal["both"] = False,
         return_routing: bool = False,
@@ -111,6 +114,7 @@ class Block(nnx.Module):
             positions: see ``MultiHeadAttention``.
             cache: see ``MultiHeadAttention``.
             position_bias: see ``MultiHeadAttention``; of the self-attention.
+            position_rows: see ``MultiHeadAttention``; of the self-attention.
             memory_cache: see ``MultiHeadAttention``; of the cross-attention.
             return_weights: also return the weights of the self-attention, or with ``"both"`` a pair
                 of its weights and those of the cross-attention.
@@ -128,6 +132,7 @@ class Block(nnx.Module):
                 positions=positions,
                 cache=cache,
                 position_bias=position_bias,
+                position_rows=position_rows,
                 return_weights=bool(return_weights),
             )
             if isinstance(result, tuple):
@@ -268,7 +273,9 @@ def self_attention_mask(
 
 
 def stack_position_bias(
-    position: RelativeBuckets | None, x: Hidden, cache: list[LayerCache] | None = None
+    position: StackPosition,
+    x: Hidden,
+    cache: list[LayerCache] | None = None,
 ) -> Float[Array, "1 N T S"] | None:
     """Returns what a position scheme that all layers share adds to their scores, if there is one.
 
@@ -277,11 +284,18 @@ def stack_position_bias(
         x: what enters the first block; its T tokens follow those in the cache.
         cache: see ``run_blocks``.
     """
-    if position is None:
+    if not isinstance(position, RelativeBuckets):
         return None
     start, slots = (0, x.shape[1]) if cache is None else (cache[0].length, cache[0].slots)
     slots_T = start + jnp.arange(x.shape[1])
     return position.bias(None, jnp.arange(slots)[None, :] - slots_T[:, None])
+
+
+def stack_position_rows(
+    position: StackPosition,
+) -> Float[Array, "R D"] | None:
+    """Returns the rows of distances that all layers share, if there are any."""
+    return position() if isinstance(position, DistanceRows) else None
 
 
 def run_blocks(
@@ -294,6 +308,7 @@ def run_blocks(
     positions: Int[Array, "B T"] | None = None,
     cache: list[LayerCache] | None = None,
     position_bias: Float[Array, "B N T S"] | None = None,
+    position_rows: Float[Array, "R D"] | None = None,
     memory_cache: list[LayerCache] | None = None,
     return_weights: bool | Literal["both"] = False,
     return_routing: bool = False,
@@ -313,6 +328,7 @@ def run_blocks(
             positions=positions,
             cache=None if cache is None else cache[layer],
             position_bias=position_bias,
+            position_rows=position_rows,
             memory_cache=None if memory_cache is None else memory_cache[layer],
             return_weights=return_weights,
             return_routing=return_routing,

@@ -1,13 +1,16 @@
 """Makes parts and blocks from a config: the one place that reads the settings of a layer."""
 
+import math
+
 from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
-from jaxformer.blocks import BLOCKS, Block
+from jaxformer.blocks import BLOCKS, Block, StackPosition
 from jaxformer.config import TransformerConfig, TransformerLMConfig
 from jaxformer.config_parts import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
 from jaxformer.config_vision import VisionTransformerConfig
+from jaxformer.disentangled import DisentangledPositions, DistanceRows
 from jaxformer.experts import MixtureOfExperts
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.heads import HeadTransform, OutputBias
@@ -113,12 +116,21 @@ def make_attention(
         norm_all_heads=norm.query_key_norm_over == "all_heads",
         norm_after_rotation=norm.query_key_norm_after_rotation,
         qkv_clip=part.qkv_clip,
-        scale=part.attention_scale,
+        scale=_score_scale(config),
         score_soft_cap=part.score_soft_cap,
         attention_dropout=part.attention_dropout,
         output_dropout=part.output_dropout,
         rngs=rngs,
     )
+
+
+def _score_scale(config: TransformerConfig) -> float | None:
+    """What scores are multiplied by; None is 1/sqrt(H)."""
+    own = config.position.disentangled
+    if config.attention.attention_scale is not None or config.position.positions != "disentangled":
+        return config.attention.attention_scale
+    kinds = 1 + own.content_to_position + own.position_to_content
+    return 1 / math.sqrt(kinds * config.head_width)
 
 
 def make_position(
@@ -150,6 +162,20 @@ def make_position(
         )
     if part.positions == "relative":
         return RelativePositions(part.max_relative_position, config.head_width, rngs=rngs)
+    if part.positions == "disentangled":
+        own = part.disentangled
+        return DisentangledPositions(
+            config.d_model,
+            config.attention.num_heads,
+            config.head_width,
+            span=own.distance_span,
+            max_distance=own.distance_limit,
+            content_to_position=own.content_to_position,
+            position_to_content=own.position_to_content,
+            shares_projections=own.shared_distance_projections,
+            dropout=own.distance_dropout,
+            rngs=rngs,
+        )
     if part.positions == "relative_buckets" and not part.shared_buckets:
         return _make_buckets(config, causal=causal, rngs=rngs)
     return NoPositions()
@@ -157,9 +183,12 @@ def make_position(
 
 def make_stack_position(
     config: TransformerConfig, *, causal: bool, rngs: nnx.Rngs
-) -> RelativeBuckets | None:
+) -> StackPosition:
     """Returns the position scheme that all layers of a stack share, if any."""
     part = config.position
+    if part.positions == "disentangled":
+        norm = make_model_norm(config) if part.disentangled.distance_norm else None
+        return DistanceRows(part.disentangled.distance_span, config.d_model, norm=norm, rngs=rngs)
     if part.positions != "relative_buckets" or not part.shared_buckets:
         return None
     return _make_buckets(config, causal=causal, rngs=rngs)

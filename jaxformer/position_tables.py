@@ -120,6 +120,24 @@ def sinusoidal_table(
 
 
 @functools.lru_cache(maxsize=32)
+def log_buckets(span: int, max_distance: int) -> np.ndarray:
+    """Returns the bucket of each distance from -max_distance to max_distance, int64.
+
+    A distance is query - key position. Those up to half of the span have a bucket each, those
+    beyond share buckets that grow with the logarithm, and there are span to each side (DeBERTa V2's
+    code).
+    """
+    distance = np.arange(-max_distance, max_distance + 1)
+    middle = span // 2
+    away = np.maximum(np.abs(distance), middle)
+    ratio = away.astype(np.float32) / np.float32(middle)
+    widest = rounded(np.log, np.asarray((max_distance - 1) / middle, np.float32))
+    share = rounded(np.log, ratio) / widest * np.float32(middle - 1)
+    far = (np.ceil(share) + np.float32(middle)).astype(np.int64)
+    return np.where(np.abs(distance) <= middle, distance, far * np.sign(distance))
+
+
+@functools.lru_cache(maxsize=32)
 def distance_buckets(num_buckets: int, max_distance: int, causal: bool) -> np.ndarray:
     """Returns the bucket of each distance from -max_distance to max_distance, int64.
 

@@ -146,6 +146,19 @@ class NoPositions(nnx.Module):
         """Returns what is added to the scaled scores; a distance is key - query position."""
         return None
 
+    def content_bias(
+        self,
+        q_BTNH: Float[Array, "B T N H"],
+        k_BSNH: Float[Array, "B S N H"],
+        rows_RD: Float[Array, "R D"],
+        distance_TS: Int[Array, "T S"],
+        q_proj: Linear,
+        k_proj: Linear,
+        scale: float,
+    ) -> Float[Array, "B N T S"] | None:
+        """Returns what rows of distances add to the scores; see ``DisentangledPositions``."""
+        return None
+
 
 class Rotary(NoPositions):
     """Turns pairs of dimensions by an angle in proportion to the position (arXiv 2104.09864).

@@ -9,7 +9,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.adapters import add_adapters
 from jaxformer.attention import LayerCache
-from jaxformer.blocks import Block, run_blocks, self_attention_mask, stack_position_bias
+from jaxformer.blocks import (
+    Block,
+    run_blocks,
+    self_attention_mask,
+    stack_position_bias,
+    stack_position_rows,
+)
 from jaxformer.builders import (
     block_of,
     make_block,
@@ -183,6 +189,7 @@ class TransformerLM(nnx.Module):
             positions=positions,
             cache=cache,
             position_bias=stack_position_bias(self.position, x, cache),
+            position_rows=stack_position_rows(self.position),
             return_weights=return_weights,
             return_routing=return_routing,
         )

@@ -201,6 +201,8 @@ def encdec(cls: str, *arguments: Any, **settings: Any) -> Any:
     return build
 
 
+# A text, and rows of distances.
+ROWS = given(query=x(B, 13, D), position_rows=x(8, D))
 VISION = {
     "d_model": D,
     "num_heads": N,
@@ -272,6 +274,13 @@ PROPORTIONAL = {"kind": "proportional", "factor": 2.0, "proportion": 0.7}
 def alibi(side: Side) -> Any:
     """ALiBi for the attention of this table."""
     return side.positions.ALiBi(N)
+
+
+def disentangled(**settings: Any) -> Any:
+    """A builder of disentangled positions, with rows of 4 buckets to each side."""
+    return lambda side: side.disentangled.DisentangledPositions(
+        D, N, H, span=4, **settings, **side.init
+    )
 
 
 def relative(side: Side) -> Any:
@@ -398,6 +407,11 @@ CASES = [
         32, N, causal=True, **s.init), FAR_SCORES, method="bias"),
     Case("positions/sinusoidal-exact", lambda s: s.positions.SinusoidalPositions(
         LONG, D, halves=True, exact=True), given(length=integer(LONG))),
+    Case("disentangled/attention", attention(disentangled()), ROWS, weights=True),
+    Case("disentangled/logarithmic", attention(disentangled(max_distance=9, dropout=0.3)), ROWS,
+         dropout=True),
+    Case("disentangled/keys-alone", attention(disentangled(
+        content_to_position=False, shares_projections=True)), ROWS),
     Case("attention/core", lambda s: s.attention.scaled_dot_product_attention, QKV, first=True),
     Case("attention/core-masked", lambda s: s.attention.scaled_dot_product_attention,
          lambda r: {**QKV(r), "mask": boolean(B, 1, T, S)(r), "bias": x(1, N, T, S)(r)},
@@ -576,6 +590,12 @@ CASES = [
         window_rotary_base=70.0, norm_bias=False, first_norm=False, embedding_norm=True,
         activation="geglu", head="masked_lm", head_activation="gelu", head_transform_bias=False),
         TOKENS, weights=True),
+    Case("transformer_lm/deberta", lm(**BERT, positions="disentangled", distance_span=6,
+                                      distance_limit=11, distance_norm=True,
+                                      shared_distance_projections=True, distance_dropout=0.2),
+         given(tokens=ids(B, 13), token_types=ids(B, 13, below=2)), weights=True, dropout=True),
+    Case("transformer_lm/deberta-own", lm(**BERT, positions="disentangled", distance_span=5,
+                                          learned_rows=True, position_to_content=False), TOKENS),
     Case("transformer_lm/tied-head-bias", lm(head_bias=True), TOKENS, weights=True),
     Case("transformer_lm/relative", lm(positions="relative", max_relative_position=3), TOKENS,
          weights=True),

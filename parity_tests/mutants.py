@@ -13,6 +13,8 @@ import pytest
 import jaxformer.adapters as adapters
 import jaxformer.attention as attention
 import jaxformer.blocks as blocks
+import jaxformer.builders as builders
+import jaxformer.disentangled as disentangled
 import jaxformer.encoder_decoder as encoder_decoder
 import jaxformer.experts as experts
 import jaxformer.feed_forward as feed_forward
@@ -426,6 +428,15 @@ MUTANTS = [
         lambda original: lambda self, hidden: original(self, hidden[:, ::-1]))),
     Mutant("the trained factors of branches are left out", "vision_transformer/dinov2",
           without(blocks.Block, "feed_forward_output_norm")),
+    Mutant("distances are those of the key to the query", "disentangled/attention", replace(
+        disentangled.DisentangledPositions, "_buckets",
+        lambda original: lambda self, distance: original(self, -distance))),
+    Mutant("a bucket of distances is off by one", "disentangled/logarithmic", replace(
+        disentangled, "log_buckets", lambda original: lambda span, far: original(span, far) + 1)),
+    Mutant("scores of contents are not divided by all kinds", "transformer_lm/deberta", replace(
+        builders, "_score_scale", lambda original: lambda config: None)),
+    Mutant("rows of distances are not normalised", "transformer_lm/deberta",
+          without(disentangled.DistanceRows, "norm")),
     Mutant("two layers swapped", "transformer_lm/gpt2", replace(
         transformer_lm, "run_blocks",
         lambda original: lambda b, *a, **k: original(list(b)[::-1], *a, **k))),

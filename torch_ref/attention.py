@@ -146,6 +146,7 @@ class MultiHeadAttention(nn.Module):
         positions: torch.Tensor | None = None,
         cache: LayerCache | None = None,
         position_bias: torch.Tensor | None = None,
+        position_rows: torch.Tensor | None = None,
         memory_cache: LayerCache | None = None,
         return_weights: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -165,6 +166,7 @@ class MultiHeadAttention(nn.Module):
             cache: keys and values so far; this call's are appended to it, and S is its length.
             position_bias: what a position scheme outside has made of the distances, added as the
                 own one's is.
+            position_rows: rows of distances (R, D), for ``DisentangledPositions``.
             memory_cache: keys and values of ``key``, as ``remember`` has made them.
             return_weights: also return the weights applied to the values, (B, N, T, S).
         """
@@ -191,6 +193,13 @@ class MultiHeadAttention(nn.Module):
                 bias = own_bias if bias is None else bias + own_bias
         if position_bias is not None:
             bias = position_bias if bias is None else bias + position_bias
+        if position_rows is not None:
+            distance_TS = _slots(0, k_BSKH) - _slots(start, query).T
+            content_bias = self.position.content_bias(
+                q_BTNH, k_BSKH, position_rows, distance_TS, self.q_proj, self.k_proj, self.scale
+            )
+            if content_bias is not None:
+                bias = content_bias if bias is None else bias + content_bias
 
         weights_BNTS = None
         dropout_rate = _fused_dropout_rate(self.attention_dropout)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torch_ref.attention import LayerCache, MultiHeadAttention
+from torch_ref.disentangled import DistanceRows
 from torch_ref.experts import MixtureOfExperts, Routing
 from torch_ref.feed_forward import FeedForward, GatedFeedForward
 from torch_ref.layers import Dropout
@@ -20,6 +21,7 @@ from torch_ref.norms import LayerNorm, LayerScale, NoNorm, RMSNorm
 from torch_ref.positions import RelativeBuckets
 
 Norm = LayerNorm | RMSNorm | LayerScale | NoNorm
+StackPosition = RelativeBuckets | DistanceRows | None
 Mask = torch.Tensor | None
 # Its norm, the branch itself, and what is done to its result before it is added.
 Branch = tuple[Norm, Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
@@ -90,6 +92,7 @@ class Block(nn.Module):
         positions: torch.Tensor | None = None,
         cache: LayerCache | None = None,
         position_bias: torch.Tensor | None = None,
+        position_rows: torch.Tensor | None = None,
         memory_cache: LayerCache | None = None,
         return_weights: bool | Literal["both"] = False,
         return_routing: bool = False,
@@ -107,6 +110,7 @@ class Block(nn.Module):
             positions: see ``MultiHeadAttention``.
             cache: see ``MultiHeadAttention``.
             position_bias: see ``MultiHeadAttention``; of the self-attention.
+            position_rows: see ``MultiHeadAttention``; of the self-attention.
             memory_cache: see ``MultiHeadAttention``; of the cross-attention.
             return_weights: also return the weights of the self-attention, (B, N, T, S), or with
                 ``"both"`` a pair of its weights and those of the cross-attention.
@@ -123,6 +127,7 @@ class Block(nn.Module):
                 positions=positions,
                 cache=cache,
                 position_bias=position_bias,
+                position_rows=position_rows,
                 return_weights=bool(return_weights),
             )
             if return_weights:
@@ -274,7 +279,9 @@ def self_attention_mask(
 
 
 def stack_position_bias(
-    position: RelativeBuckets | None, x: torch.Tensor, cache: list[LayerCache] | None = None
+    position: StackPosition,
+    x: torch.Tensor,
+    cache: list[LayerCache] | None = None,
 ) -> torch.Tensor | None:
     """Returns what a position scheme that all layers share adds to their scores, if there is one.
 
@@ -283,7 +290,7 @@ def stack_position_bias(
         x: what enters the first block, (B, T, D); its T tokens follow those in the cache.
         cache: see ``run_blocks``.
     """
-    if position is None:
+    if not isinstance(position, RelativeBuckets):
         return None
     start, slots = 0, x.shape[1]
     if cache is not None:
@@ -291,6 +298,11 @@ def stack_position_bias(
     slots_T = torch.arange(start, start + x.shape[1], device=x.device)
     slots_S = torch.arange(slots, device=x.device)
     return position.bias(None, slots_S[None, :] - slots_T[:, None])
+
+
+def stack_position_rows(position: StackPosition) -> torch.Tensor | None:
+    """Returns the rows of distances that all layers share, if there are any."""
+    return position() if isinstance(position, DistanceRows) else None
 
 
 def run_blocks(
@@ -303,6 +315,7 @@ def run_blocks(
     positions: torch.Tensor | None = None,
     cache: list[LayerCache] | None = None,
     position_bias: torch.Tensor | None = None,
+    position_rows: torch.Tensor | None = None,
     memory_cache: list[LayerCache] | None = None,
     return_weights: bool | Literal["both"] = False,
     return_routing: bool = False,
@@ -324,6 +337,7 @@ def run_blocks(
             positions=positions,
             cache=None if cache is None else cache[layer],
             position_bias=position_bias,
+            position_rows=position_rows,
             memory_cache=None if memory_cache is None else memory_cache[layer],
             return_weights=return_weights,
             return_routing=return_routing,

@@ -1,11 +1,14 @@
 """Makes parts and blocks from a config: the one place that reads the settings of a layer."""
 
+import math
+
 from torch_ref.attention import MultiHeadAttention
-from torch_ref.blocks import BLOCKS, Block
+from torch_ref.blocks import BLOCKS, Block, StackPosition
 from torch_ref.config import TransformerConfig, TransformerLMConfig
 from torch_ref.config_parts import HeadConfig
 from torch_ref.config_positions import RotaryScalingConfig
 from torch_ref.config_vision import VisionTransformerConfig
+from torch_ref.disentangled import DisentangledPositions, DistanceRows
 from torch_ref.experts import MixtureOfExperts
 from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
 from torch_ref.heads import HeadTransform, OutputBias
@@ -107,11 +110,20 @@ def make_attention(
         norm_all_heads=norm.query_key_norm_over == "all_heads",
         norm_after_rotation=norm.query_key_norm_after_rotation,
         qkv_clip=part.qkv_clip,
-        scale=part.attention_scale,
+        scale=_score_scale(config),
         score_soft_cap=part.score_soft_cap,
         attention_dropout=part.attention_dropout,
         output_dropout=part.output_dropout,
     )
+
+
+def _score_scale(config: TransformerConfig) -> float | None:
+    """What scores are multiplied by; None is 1/sqrt(H)."""
+    own = config.position.disentangled
+    if config.attention.attention_scale is not None or config.position.positions != "disentangled":
+        return config.attention.attention_scale
+    kinds = 1 + own.content_to_position + own.position_to_content
+    return 1 / math.sqrt(kinds * config.head_width)
 
 
 def make_position(config: TransformerConfig, layer: int = 0, *, causal: bool = True) -> NoPositions:
@@ -141,14 +153,30 @@ def make_position(config: TransformerConfig, layer: int = 0, *, causal: bool = T
         )
     if part.positions == "relative":
         return RelativePositions(part.max_relative_position, config.head_width)
+    if part.positions == "disentangled":
+        own = part.disentangled
+        return DisentangledPositions(
+            config.d_model,
+            config.attention.num_heads,
+            config.head_width,
+            span=own.distance_span,
+            max_distance=own.distance_limit,
+            content_to_position=own.content_to_position,
+            position_to_content=own.position_to_content,
+            shares_projections=own.shared_distance_projections,
+            dropout=own.distance_dropout,
+        )
     if part.positions == "relative_buckets" and not part.shared_buckets:
         return _make_buckets(config, causal=causal)
     return NoPositions()
 
 
-def make_stack_position(config: TransformerConfig, *, causal: bool) -> RelativeBuckets | None:
+def make_stack_position(config: TransformerConfig, *, causal: bool) -> StackPosition:
     """Returns the position scheme that all layers of a stack share, if any."""
     part = config.position
+    if part.positions == "disentangled":
+        norm = make_model_norm(config) if part.disentangled.distance_norm else None
+        return DistanceRows(part.disentangled.distance_span, config.d_model, norm=norm)
     if part.positions != "relative_buckets" or not part.shared_buckets:
         return None
     return _make_buckets(config, causal=causal)

@@ -67,6 +67,11 @@ class TransformerConfig(Settings):
         num_heads = self.attention.num_heads
         if self.position.positions == "sinusoidal" and self.d_model % 2:
             raise ValueError(f"sinusoidal positions need an even d_model: got {self.d_model}")
+        if self.position.positions == "disentangled" and self.key_value_heads != num_heads:
+            raise ValueError(
+                "positions='disentangled' needs as many key/value heads as heads: got "
+                f"num_heads={num_heads}, num_kv_heads={self.key_value_heads}"
+            )
         if self.attention.head_dim is None and self.d_model % num_heads:
             raise ValueError(
                 "d_model must be divisible by num_heads where head_dim is not given: got "

@@ -7,7 +7,14 @@ from .checks import check_choice, check_not_negative, check_positive
 from .config_tree import Part
 
 PositionKind = Literal[
-    "none", "learned", "sinusoidal", "rotary", "alibi", "relative", "relative_buckets"
+    "none",
+    "learned",
+    "sinusoidal",
+    "rotary",
+    "alibi",
+    "relative",
+    "relative_buckets",
+    "disentangled",
 ]
 RotaryScalingKind = Literal[
     "none", "linear", "llama3", "yarn", "longrope", "ntk", "dynamic", "proportional"
@@ -87,6 +94,43 @@ class RotaryConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DisentangledConfig(Part):
+    """The settings of disentangled positions (DeBERTa, arXiv 2006.03654).
+
+    Raises:
+        ValueError: a setting is out of its range, or two exclude each other.
+    """
+
+    distance_span: int = 512
+    """How many trained rows of distances there are to each side."""
+    distance_limit: int | None = None
+    """The distance from which on all share a row, where the spans of rows grow with their
+    logarithm; default each distance has a row."""
+    distance_norm: bool = False
+    """Whether rows of distances are normalised (DeBERTa V3)."""
+    content_to_position: bool = True
+    """Whether queries meet rows of distances."""
+    position_to_content: bool = True
+    """Whether keys meet rows of distances."""
+    shared_distance_projections: bool = False
+    """Whether queries' and keys' own projections take the rows of distances to the heads."""
+    distance_dropout: float = 0.0
+    """Rate on the rows of distances, in each layer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "distance_span", "distance_limit")
+        limit = self.distance_limit
+        if limit is not None and (self.distance_span < 4 or limit <= self.distance_span // 2 + 1):
+            raise ValueError(
+                "distance_limit needs a distance_span of at least 4, and must exceed half of it by "
+                f"more than 1: got distance_span={self.distance_span}, distance_limit={limit}"
+            )
+        if not (self.content_to_position or self.position_to_content):
+            raise ValueError("content_to_position or position_to_content must be True: got neither")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PositionConfig(Part):
     """How a model knows a token's position.
 
@@ -121,6 +165,8 @@ class PositionConfig(Part):
     """ALiBi: whether slopes and their products with positions are rounded to bfloat16 (Falcon)."""
     rotary: RotaryConfig = RotaryConfig()
     """Rotary positions, where ``positions`` says so."""
+    disentangled: DisentangledConfig = DisentangledConfig()
+    """Disentangled positions, where ``positions`` says so."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

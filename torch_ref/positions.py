@@ -136,6 +136,19 @@ class NoPositions(nn.Module):
         """
         return None
 
+    def content_bias(
+        self,
+        q_BTNH: torch.Tensor,
+        k_BSNH: torch.Tensor,
+        rows_RD: torch.Tensor,
+        distance_TS: torch.Tensor,
+        q_proj: Linear,
+        k_proj: Linear,
+        scale: float,
+    ) -> torch.Tensor | None:
+        """Returns what rows of distances add to the scores; see ``DisentangledPositions``."""
+        return None
+
 
 class Rotary(NoPositions):
     """Turns pairs of dimensions by an angle that grows with the position (arXiv 2104.09864).

@@ -7,7 +7,13 @@ from torch import nn
 
 from torch_ref.adapters import add_adapters
 from torch_ref.attention import LayerCache
-from torch_ref.blocks import Block, run_blocks, self_attention_mask, stack_position_bias
+from torch_ref.blocks import (
+    Block,
+    run_blocks,
+    self_attention_mask,
+    stack_position_bias,
+    stack_position_rows,
+)
 from torch_ref.builders import (
     block_of,
     make_block,
@@ -177,6 +183,7 @@ class TransformerLM(nn.Module):
             positions=positions,
             cache=cache,
             position_bias=stack_position_bias(self.position, x, cache),
+            position_rows=stack_position_rows(self.position),
             return_weights=return_weights,
             return_routing=return_routing,
         )

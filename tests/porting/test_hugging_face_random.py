@@ -170,6 +170,16 @@ def _settings(draw, dialect):
     }
     known["vit"] = known["deit"] = {**images, "intermediate_size": width}
     known["dinov2"] = {**images, "mlp_ratio": draw(st.integers(1, 3))}
+    known["deberta-v2"] = {
+        **plain,
+        "type_vocab_size": draw(st.integers(0, 2)),
+        "relative_attention": True,
+        "pos_att_type": draw(st.sampled_from([["c2p"], ["p2c", "c2p"]])),
+        "share_att_key": draw(flag),
+        "norm_rel_ebd": draw(st.sampled_from(["none", "layer_norm"])),
+        "position_biased_input": draw(flag),
+        "max_relative_positions": draw(st.integers(1, 9)),
+    }
     known["apertus"] = {**llama, "hidden_act": "gelu"}
     return known.get(dialect, {**llama, "head_dim": head_dim})
 

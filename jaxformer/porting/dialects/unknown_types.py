@@ -26,9 +26,7 @@ PARTS = {
     "vision": ("vision_config", "image_size", "patch_size", "num_channels"),
     "audio": ("audio_config", "num_mel_bins", "feat_extract_norm", "conv_stride"),
     "cross-attention": ("add_cross_attention", "cross_attention_layers"),
-    "relative positions of contents": ("relative_attention", "position_buckets", "pos_att_type"),
     "attention to blocks of the text": ("attention_window", "block_size", "num_random_blocks"),
-    "layers that share their weights": ("num_hidden_groups",),
     "embeddings of every layer": ("hidden_size_per_layer_input", "vocab_size_per_layer_input"),
 }  # fmt: skip
 

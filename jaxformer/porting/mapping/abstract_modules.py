@@ -31,8 +31,9 @@ MODEL_OF_CONFIG = {
 _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
-        "adapters", "attention", "blocks", "encoder_decoder", "experts", "feed_forward", "heads",
-        "layers", "norms", "patches", "positions", "transformer_lm", "vision_transformer",
+        "adapters", "attention", "blocks", "disentangled", "encoder_decoder", "experts",
+        "feed_forward", "heads", "layers", "norms", "patches", "positions", "transformer_lm",
+        "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.
