@@ -126,10 +126,10 @@ def make_attention(
 
 def _score_scale(config: TransformerConfig) -> float | None:
     """What scores are multiplied by; None is 1/sqrt(H)."""
-    own = config.position.disentangled
+    part = config.position.disentangled
     if config.attention.attention_scale is not None or config.position.positions != "disentangled":
         return config.attention.attention_scale
-    kinds = 1 + own.content_to_position + own.position_to_content
+    kinds = 1 + part.content_to_position + part.position_to_content
     return 1 / math.sqrt(kinds * config.head_width)
 
 
@@ -163,17 +163,16 @@ def make_position(
     if part.positions == "relative":
         return RelativePositions(part.max_relative_position, config.head_width, rngs=rngs)
     if part.positions == "disentangled":
-        own = part.disentangled
         return DisentangledPositions(
             config.d_model,
             config.attention.num_heads,
             config.head_width,
-            span=own.distance_span,
-            max_distance=own.distance_limit,
-            content_to_position=own.content_to_position,
-            position_to_content=own.position_to_content,
-            shares_projections=own.shared_distance_projections,
-            dropout=own.distance_dropout,
+            span=part.disentangled.distance_span,
+            max_distance=part.disentangled.distance_limit,
+            content_to_position=part.disentangled.content_to_position,
+            position_to_content=part.disentangled.position_to_content,
+            shares_projections=part.disentangled.shared_distance_projections,
+            dropout=part.disentangled.distance_dropout,
             rngs=rngs,
         )
     if part.positions == "relative_buckets" and not part.shared_buckets:

@@ -72,6 +72,7 @@ class DisentangledPositions(NoPositions):
         dropout: float = 0.0,
         rngs: nnx.Rngs,
     ):
+        self.d_model = d_model
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.span = span

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 B, T, S, D, N, K, H, F, V = 3, 7, 11, 24, 4, 2, 10, 34, 37
 RANDOM = np.random.default_rng(3)
 X, MEMORY = RANDOM.standard_normal((B, T, D)), RANDOM.standard_normal((B, S, D))
+IMAGES = RANDOM.standard_normal((B, 2, 11, 21))
 TOKENS, SOURCE = RANDOM.integers(0, V, (B, T)), RANDOM.integers(0, 41, (B, S))
 SIZES: dict[str, Any] = {"d_model": D, "num_heads": N, "d_ff": F, "context_length": 19}
 RATES = {f"{place}_dropout": 0.1 * n for n, place in enumerate(
@@ -68,6 +69,18 @@ def stack(side: Any, kind: str, **settings: Any) -> Any:
     return getattr(side.encoder_decoder, kind)(config, 2, **more, **side.init)
 
 
+def vision(side: Any, **settings: Any) -> Any:
+    sizes = {"image_height": 11, "image_width": 21, "patch_height": 3, "patch_width": 5}
+    config = side.config_vision.VisionTransformerConfig(
+        num_layers=2,
+        num_channels=2,
+        **sizes,
+        **{**SIZES, "context_length": 13, **settings},
+        **RATES,
+    )
+    return side.vision_transformer.VisionTransformer(config, **side.init)
+
+
 ROTARY = {"positions": "rotary", "rotary_scaling": "llama3", "rotary_scaling_factor": 8.0,
           "rotary_original_context_length": 16, "rotary_fraction": 2 / 3}  # fmt: skip
 # Name: how it is made on either side, and the inputs of its call where it is run.
@@ -85,6 +98,18 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "LayerNorm-per-head": (lambda s: s.norms.LayerNorm((X.shape[1], D)), (X,)),
     "RMSNorm": (lambda s: s.norms.RMSNorm(D, eps=1e-6), (X,)),
     "RMSNorm-offset": (lambda s: s.norms.RMSNorm(D, unit_offset=True), (X,)),
+    "LayerScale": (lambda s: s.norms.LayerScale(D, initial=0.3), (X,)),
+    "NoNorm": (lambda s: s.norms.NoNorm(), (X,)),
+    "PatchEmbedding": (lambda s: s.patches.PatchEmbedding(
+        D, patch_height=3, patch_width=5, num_channels=2, use_bias=False, **s.init), (IMAGES,)),
+    "VisionTransformer": (lambda s: vision(s, num_labels=9), (IMAGES,)),
+    "VisionTransformer-deit": (lambda s: vision(
+        s, distillation_token=True, context_length=14, layer_scale=0.3, image_pooler=True),
+        (IMAGES,)),
+    "DistanceRows": (lambda s: s.disentangled.DistanceRows(
+        5, D, norm=s.norms.LayerNorm(D, eps=1e-3), **s.init), None),
+    "DisentangledPositions": (lambda s: s.disentangled.DisentangledPositions(
+        D, N, H, span=5, max_distance=8, dropout=0.2, position_to_content=False, **s.init), None),
     "LearnedPositions": (lambda s: s.positions.LearnedPositions(19, D, offset=2, **s.init), (T,)),
     "SinusoidalPositions": (lambda s: s.positions.SinusoidalPositions(19, D), (T,)),
     "NoPositions": (lambda s: s.positions.NoPositions(), None),

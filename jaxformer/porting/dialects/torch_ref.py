@@ -46,6 +46,7 @@ CLASSES: dict[str, type] = {
         disentangled.DistanceRows,
         disentangled.DisentangledPositions,
         norms.LayerScale,
+        norms.NoNorm,
         encoder_decoder.Encoder,
         encoder_decoder.Decoder,
         blocks.PreNormBlock,
@@ -128,7 +129,16 @@ READERS: dict[str, dict[str, Read]] = {
     },
     "RMSNorm": {"features": _features, "use_scale": _has("weight")},
     "OutputBias": {"features": lambda source_model: source_model.shape("bias", 1)[0]},
-    "HeadTransform": {"d_model": _size("proj.", 1), "out_features": _size("proj.", 0)},
+    "LayerScale": {"features": _size("", 0)},
+    "HeadTransform": {
+        "d_model": _size("proj.", 1), "out_features": _size("proj.", 0),
+        "use_bias": _has("proj.bias"),
+    },
+    "PatchEmbedding": {"d_model": _size("proj.", 0), "use_bias": _has("proj.bias")},
+    "DistanceRows": {
+        "span": lambda source_model: source_model.shape("weight")[0] // 2, "d_model": _size("", 1),
+    },
+    "DisentangledPositions": {"dropout": _rate("dropout")},
     "LearnedPositions": {
         "max_length": lambda f: f.shape("weight")[0] - f.setting("offset", default=0),
         "d_model": _size("", 1),
