@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     )
     from jaxformer.sequence_generation import generate_target
     from jaxformer.training import presets
-    from jaxformer.training.config import TrainConfig
+    from jaxformer.training.config import PairTrainConfig, TrainConfig
     from jaxformer.transformer_lm import TransformerLM
     from jaxformer.vision_transformer import VisionTransformer
 
@@ -139,6 +139,7 @@ __all__ = [
     "NormConfig",
     "OptimizerConfig",
     "OutputNormBlock",
+    "PairTrainConfig",
     "ParallelBlock",
     "PatchConfig",
     "PatchEmbedding",
@@ -272,7 +273,7 @@ _PUBLIC = {
         "Rotary",
         "SinusoidalPositions",
     ),
-    "training.config": ("TrainConfig",),
+    "training.config": ("PairTrainConfig", "TrainConfig"),
     "transformer_lm": ("TransformerLM",),
     "vision_transformer": ("VisionTransformer",),
     "training": ("presets",),

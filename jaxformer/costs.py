@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 from jaxformer.blocks import Block
 from jaxformer.builders import make_block
 from jaxformer.config import TransformerConfig
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.layers import Linear
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.transformer_lm import TransformerLM
@@ -45,7 +46,9 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
     }
 
 
-def count_training_operations(model: TransformerLM, length: int) -> int:
+def count_training_operations(
+    model: TransformerLM | EncoderDecoder, length: int, source_length: int = 0
+) -> int:
     """Returns the operations in matrix products of a training step, per token.
 
     6 · W + 12 · L · T · N · H, the model FLOPs of PaLM (arXiv 2204.02311, appendix B): W is the
@@ -55,8 +58,11 @@ def count_training_operations(model: TransformerLM, length: int) -> int:
 
     Args:
         model: with a head; abstract (``nnx.eval_shape``) is enough.
-        length: T, in tokens.
+        length: T, in tokens; of an encoder and decoder those of a target.
+        source_length: S, of its source; a token is then one of S + T.
     """
+    if isinstance(model, EncoderDecoder):
+        return _count_pair(model, length, source_length) // (length + source_length)
     blocks = [count_operations(block, length) for block in model.layers]
     forward = sum(block["attention"] + block["dense"] for block in blocks) // length
     heads = [model.head_transform and model.head_transform.proj, model.lm_head]
@@ -64,6 +70,28 @@ def count_training_operations(model: TransformerLM, length: int) -> int:
     if model.config.head.tie_embeddings:
         head += model.token_embedding.embedding.size
     return 3 * (forward + 2 * head)
+
+
+def _count_pair(model: EncoderDecoder, length: int, source_length: int) -> int:
+    """The operations in matrix products of a step, for a source and its target.
+
+    Keys and values of a cross-attention are made of the source, and its scores are T · S.
+    """
+    encoder: list[Any] = list(model.encoder.blocks)
+    decoder: list[Any] = list(model.decoder.blocks)
+    counts = [count_operations(block, source_length) for block in encoder]
+    counts += [count_operations(block, length) for block in decoder]
+    forward = sum(sum(count.values()) for count in counts)
+    for block in decoder:
+        cross = block.cross_attention
+        made_of_source = cross.k_proj.kernel.size + cross.v_proj.kernel.size
+        forward += 2 * (source_length - length) * made_of_source
+        forward += 4 * length * source_length * cross.num_heads * cross.head_dim
+    if model.config.head.tie_embeddings:
+        forward += 2 * length * model.target_embedding.embedding.size
+    elif isinstance(model.lm_head, Linear):
+        forward += 2 * length * model.lm_head.kernel.size
+    return 3 * forward
 
 
 def measure_blocks(

@@ -1,4 +1,4 @@
-"""The transformer that sees: ViT, DeiT, DINOv2 or CLIP's half, by its settings."""
+"""The transformer that sees: ViT, DeiT or DINOv2, by its settings."""
 
 import jax
 import jax.numpy as jnp
@@ -51,12 +51,7 @@ class VisionTransformer(nnx.Module):
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         width = config.d_model * (2 if head.pooling == "first_and_mean" else 1)
         self.pooler = Linear(width, config.d_model, rngs=rngs) if head.image_pooler else None
-        self.pooled_norm = make_model_norm(config, width) if head.pooled_norm else None
-        self.classifier = (
-            Linear(width, head.num_labels, use_bias=head.label_bias, rngs=rngs)
-            if head.num_labels
-            else None
-        )
+        self.classifier = Linear(width, head.num_labels, rngs=rngs) if head.num_labels else None
         initialize(self, config.initialization, config.num_layers, rngs)
 
     @property
@@ -129,7 +124,7 @@ class VisionTransformer(nnx.Module):
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B O"]:
         """Returns each image as one vector: of its first token, or also of its patches' mean.
 
-        Normalised where the config says so; with a pooler tanh(pooler(x)) of that.
+        With a pooler tanh(pooler(x)) of that.
         """
         part = self.config.patches
         x = hidden[:, 0]
@@ -137,8 +132,6 @@ class VisionTransformer(nnx.Module):
             patches = hidden[:, part.num_tokens - part.num_patches :]
             mean = in_float32(lambda h: jnp.mean(h, axis=1), patches)
             x = jnp.concatenate((x, mean), axis=-1)
-        if self.pooled_norm is not None:
-            x = self.pooled_norm(x)
         return x if self.pooler is None else in_float32(jnp.tanh, self.pooler(x))
 
     @staticmethod

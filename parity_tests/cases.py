@@ -580,8 +580,6 @@ CASES = [
          given(tokens=ids(B, 13), token_types=ids(B, 13, below=2), task_types=ids(B, 13, below=3)),
          weights=True),
     Case("transformer_lm/bert-pooled", pooling_lm(**BERT, head="none", pooler=True), TOKENS),
-    Case("transformer_lm/siglip-pooled", pooling_lm(
-        causal=False, head="none", pooler=True, pooled_token="last", pooler_tanh=False), TOKENS),
     Case("transformer_lm/albert", lm(**BERT, num_layers=6, layer_groups=2, layers_in_group=2,
                                      embedding_width=E, head="masked_lm"), TOKENS, weights=True),
     Case("transformer_lm/mpnet", lm(**BERT, positions="relative_buckets", num_position_buckets=6,
@@ -628,9 +626,6 @@ CASES = [
          weights=True),
     Case("vision_transformer/dinov2-classes", vision(
         layer_scale=0.3, pooling="first_and_mean", num_labels=9), given(images=IMAGES)),
-    Case("vision_transformer/clip", vision(
-        patch_bias=False, embedding_norm=True, final_norm=False, pooled_norm=True, num_labels=9,
-        label_bias=False, activation="quick_gelu"), given(images=IMAGES)),
     Case("vision_transformer/no-class-token", vision(
         class_token=False, context_length=12, patch_bias=False, embedding_norm=True),
         given(images=IMAGES), weights=True),

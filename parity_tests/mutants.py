@@ -426,8 +426,6 @@ MUTANTS = [
     Mutant("the last token is taken for the image", "vision_transformer/vit-pooled", replace(
         vision_transformer.VisionTransformer, "pooled",
         lambda original: lambda self, hidden: original(self, hidden[:, ::-1]))),
-    Mutant("the vector of an image is not normalised", "vision_transformer/clip",
-          without(vision_transformer.VisionTransformer, "pooled_norm", "pooled")),
     Mutant("the trained factors of branches are left out", "vision_transformer/dinov2",
           without(blocks.Block, "feed_forward_output_norm")),
     Mutant("distances are those of the key to the query", "disentangled/attention", replace(

@@ -13,10 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import torch_ref.builders
 import torch_ref.config
 import torch_ref.costs
+import torch_ref.encoder_decoder
 import torch_ref.transformer_lm
 from jaxformer import costs
 from jaxformer.builders import make_block
-from jaxformer.config import TransformerConfig, TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerConfig, TransformerLMConfig
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.parameters import merge, split
 from jaxformer.transformer_lm import TransformerLM
 
@@ -92,6 +94,35 @@ def test_training_operations_are_those_that_torch_carries_out(name):
     with counter:
         logits.sum().backward()
     assert forward + counter.get_total_flops() == batch * length * counted
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_operations_of_a_source_and_its_target_are_those_that_torch_carries_out(is_tied):
+    config = EncoderDecoderConfig(
+        d_model=24, num_heads=4, num_kv_heads=2, encoder_d_ff=30, num_encoder_layers=2,
+        num_decoder_layers=3, context_length=64, source_vocab_size=70, target_vocab_size=50,
+        shared_embedding=False, tie_embeddings=is_tied,
+    )  # fmt: skip
+    length, source_length, batch = 17, 26, 2
+    twin = torch_ref.encoder_decoder.EncoderDecoder(
+        torch_ref.config.EncoderDecoderConfig(**config.settings())
+    )
+    abstract = nnx.eval_shape(lambda: EncoderDecoder(config, rngs=nnx.Rngs(0)))
+    counted = costs.count_training_operations(abstract, length, source_length)
+    assert torch_ref.costs.count_training_operations(twin, length, source_length) == counted
+
+    counter = FlopCounterMode(display=False)
+    source = torch.arange(batch * source_length).reshape(batch, -1)
+    target = torch.arange(batch * length).reshape(batch, -1)
+    with counter:
+        memory, _ = twin.encode(source, return_weights=True)
+        hidden, _ = twin.decode(target, memory, return_weights="both")
+        logits = twin.logits(hidden)
+    forward = counter.get_total_flops()
+    with counter:
+        logits.sum().backward()
+    exact = forward + counter.get_total_flops()
+    assert exact // (batch * (length + source_length)) == counted
 
 
 def test_training_operations_are_those_of_the_published_formula():

@@ -26,6 +26,7 @@ from jaxformer.errors import TextError
 from jaxformer.parameters import split
 from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, evaluation_step, language_model_loss, train_step
+from jaxformer.training.parallel import MeshStrategy, PmapStrategy, StepSpec
 from parity_tests.twins import copy_to_torch
 from tests.support.folders_of_tokens import write_folder
 from tests.support.hugging_face.proof import Proof
@@ -181,7 +182,9 @@ def test_rows_of_pairs_are_the_same_and_what_the_documents_say(tmp_path):
         split = side.token_data.TokenFolder(tmp_path).train
         pairs = side.pairs.Pairs(split, begin=[0, 7], before=[5], after=[2, 6], opening=1)
         assert (pairs.longest_source, pairs.longest_target) == (8 + 3, 6 + 2)
-        with pytest.raises((TextError, ValueError), match=r"sources of .* at most 11; .* targets"):
+        with pytest.raises(
+            (TextError, ValueError), match=r"sources of .* the longest 11; .* targets"
+        ):
             side.pairs.PairRows(pairs, 6, 5)
         rows = side.pairs.PairRows(pairs, 12, 9)
         cut = side.pairs.PairRows(pairs, 6, 5, truncate=True)
@@ -224,3 +227,44 @@ def test_documents_that_are_no_pairs_are_rejected(tmp_path):
     ):
         with pytest.raises(TextError, match=message):
             read(answers, **more)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("strategy", ["pmap", "mesh"])
+def test_strategies_are_one_device_in_float64(strategy):
+    config = EncoderDecoderConfig(
+        d_model=24, num_heads=4, d_ff=32, encoder_num_heads=2, num_encoder_layers=1,
+        num_decoder_layers=2, context_length=16, source_vocab_size=31, target_vocab_size=29,
+        positions="learned", shared_positions=False, embedding_norm=True, tie_embeddings=False,
+    )  # fmt: skip
+    optimizer = OptimizerConfig(learning_rate=1e-2, decay_steps=9)
+    definition, drawn = split(EncoderDecoder(config, rngs=nnx.Rngs(0)))
+    parameters = {name: value.astype("float64") for name, value in drawn.items()}
+    random = np.random.default_rng(0)
+    inputs, targets, sources = (random.integers(0, 29, (1, 8, n)) for n in (7, 7, 11))
+    targets[0, :3, 2:], sources[0, 2:6, 5:] = -100, -100
+    one, _ = train_step(
+        TrainState.create(parameters, optimizer),
+        (inputs, targets, sources),
+        None,
+        definition=definition,
+        optimizer=optimizer,
+        masked=True,
+    )
+    spec = StepSpec(
+        definition=definition, shapes=parameters, optimizer=optimizer, seed=0, batch_size=8,
+        context_length=7, source_length=11, uses_dropout=False, row="pairs",
+    )  # fmt: skip
+    devices = jax.local_devices()[:8]
+    made = PmapStrategy(spec, devices)
+    if strategy == "mesh":
+        made = MeshStrategy(spec, devices, fsdp=2, tensor=2)
+    rows = np.concatenate([inputs[0], targets[0], sources[0]], axis=1).astype(np.int32)
+    placed = made.place_windows(lambda chosen: rows[chosen][None], 1)
+    state = made.place(TrainState.create(parameters, optimizer))
+    before = made.evaluate(state.parameters, None, rows, targets[0] >= 0, 4)
+    state, history = made.train(state, None, placed, 1)
+    np.testing.assert_allclose(history["train_loss"][0], before, rtol=1e-12)
+    found = made.fetch(state.parameters)
+    for name, value in one.parameters.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-12, err_msg=name)

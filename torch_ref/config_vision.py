@@ -73,13 +73,8 @@ class ImageHeadConfig(Part):
     """What an image becomes: its first token, or that and the mean of its patches (DINOv2)."""
     image_pooler: bool = False
     """Whether a matrix and tanh follow the pooling (ViT)."""
-    pooled_norm: bool = False
-    """Whether what an image becomes is normalised (CLIP)."""
     num_labels: int = 0
-    """How many classes images are sorted into, or the width that they are projected to; 0 makes
-    neither."""
-    label_bias: bool = True
-    """Whether that projection has a bias (CLIP: not)."""
+    """How many classes images are sorted into; 0 makes no logits."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -86,7 +86,9 @@ def _bias(scheme: str, owner: nn.Module) -> Initializer:
 
 def _is_linear(owner: nn.Module) -> bool:
     """Whether it multiplies by a matrix, or by one of several."""
-    return isinstance(owner, nn.Linear) or len(_shape(owner)) == 3
+    # A bias that is added to logits has no matrix.
+    is_several = hasattr(owner, "weight") and len(_shape(owner)) == 3
+    return isinstance(owner, nn.Linear) or is_several
 
 
 def _shape(owner: nn.Module) -> torch.Size:

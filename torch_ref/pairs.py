@@ -129,7 +129,7 @@ class PairRows:
             if count := int((lengths > most).sum()):
                 found.append(
                     f"{count:,} of {len(lengths):,} {name} of {pairs.folder} have more than "
-                    f"{most:,} tokens, at most {int(lengths.max()):,}"
+                    f"{most:,} tokens, the longest {int(lengths.max()):,}"
                 )
         if found:
             raise TextError(

@@ -140,7 +140,7 @@ def train(
     else:
         chosen = _preset(preset or "nano")
     if start is not None:
-        chosen = dataclasses.replace(chosen, model=start.model)
+        chosen = chosen.with_model(start.model)
         if config is None and not start.step:
             chosen = fine_tuning(chosen)
     try:

@@ -4,7 +4,6 @@ JAX is imported once the arguments are known to be good, so that ``--help`` is i
 """
 
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
@@ -30,7 +29,7 @@ from jaxformer.cli.arguments import (
 )
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.training.presets import check_tokenizer, fine_tuning, fit_vocabulary
 
 if TYPE_CHECKING:
@@ -93,6 +92,17 @@ class TrainOptions:
             raise ValueError("--meta goes with --init-from: a new run has --tokenizer")
         if self.profile is not None and self.profile < 1:
             raise ValueError(f"--profile must be at least 1 step: got {self.profile}")
+
+
+@dataclass(frozen=True)
+class PairTrainOptions(TrainOptions):
+    """Train an encoder and decoder further, on sources and their targets.
+
+    Settings come from the preset, and its model from --init-from; every one of them can be given
+    here. A resumed run takes its settings from its own folder.
+    """
+
+    config: tyro.conf.OmitArgPrefixes[PairTrainConfig]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -208,11 +218,15 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
             ignore=peek_all(arguments, "--ignore"),
             meta=None if (meta := peek(arguments, "--meta")) is None else Path(meta),
         )
-        config = dataclasses.replace(config, model=start.model)
+        config = config.with_model(start.model)
         if peek(arguments, "--preset") is None and not start.step:
             config = fine_tuning(config)
-    default = TrainOptions(config=config)
-    options: TrainOptions = parse(TrainOptions, "jaxformer train", arguments, default)
+    default = (
+        PairTrainOptions(config=config)
+        if isinstance(config, PairTrainConfig)
+        else TrainOptions(config=config)
+    )
+    options: TrainOptions = parse(type(default), "jaxformer train", arguments, default)
     config = options.config
     if resume:
         check_settings(before, config)

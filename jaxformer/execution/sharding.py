@@ -89,7 +89,7 @@ def gather_outside_blocks(parameters: "Parameters") -> "Parameters":
     chosen = _layout.get()
     if chosen is None or not chosen.gathers:
         return parameters
-    outside = {n: p for n, p in parameters.items() if not n.startswith("blocks.")}
+    outside = {n: p for n, p in parameters.items() if "blocks" not in n.split(".")}
     return parameters | chosen.gather(outside)
 
 

@@ -285,8 +285,7 @@ def _call_candidate(module: Any, given: Sequence[Any]) -> Any:
     if isinstance(module.config, TransformerLMConfig) and module.config.head.pooler:
         # The reference pools in the same call.
         module.pooled(output)
-    has_vector = isinstance(module.config, VisionTransformerConfig) and module.classifier is None
-    if has_vector and (module.pooler is not None or module.pooled_norm is not None):
+    if isinstance(module.config, VisionTransformerConfig) and module.pooler is not None:
         module.pooled(output)
     return output
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from jaxformer.errors import UsageError
 from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.programs import compile_for_topology, compile_run, describe_tpu_slice
 from jaxformer.planning.remedies import find_remedy
@@ -13,7 +14,7 @@ from jaxformer.planning.resources import (
 )
 from jaxformer.planning.topologies import Topology
 from jaxformer.porting.data import load_data
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.memory import check_countable
 from jaxformer.training.parallel.devices import check_devices, choose_devices
@@ -40,6 +41,8 @@ def find_plan(
     Raises:
         JaxformerError: one of its kinds, for whatever training would reject before its first step.
     """
+    if isinstance(config, PairTrainConfig):
+        raise UsageError("plan counts language models, and this is an encoder and decoder")
     wanted = None if topology is None else Topology.parse(topology)
     if topology is None or wanted is None:
         devices: list[Any] = list(choose_devices(config))

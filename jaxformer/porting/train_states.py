@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import OptimizerConfig
+from jaxformer.config import EncoderDecoderConfig, OptimizerConfig
 from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters
 from jaxformer.porting.api import build, export_plan, import_plan
-from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
+from jaxformer.porting.checkpoint import open_checkpoint, plan_text_model
 from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.optimizer_state import (
@@ -30,7 +30,7 @@ from jaxformer.training.state_arrays import fill_state, moments_of
 def read_warm_start(
     path: Path, *, fresh: bool, ignore: Sequence[str] = (), meta: Path | None = None
 ) -> WarmStart:
-    """Reads the language model of a checkpoint, for a training run that starts from it.
+    """Reads the whole model of a checkpoint, for a training run that starts from it.
 
     Args:
         path: a checkpoint of any format.
@@ -39,15 +39,18 @@ def read_warm_start(
         meta: see ``open_checkpoint``.
 
     Raises:
-        UsageError: it is no language model, or its tokenizer is unknown.
+        UsageError: it is neither a language model nor an encoder and decoder, or its tokenizer is
+            unknown.
         CheckpointError: it is missing, damaged or incomplete.
     """
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
-    plan = plan_language_model(checkpoint)
+    plan = plan_text_model(checkpoint)
     model = plan.module.config
     if not model.causal or model.head.head != "linear":
         raise UsageError(f"{path} holds a model that does not predict the next token")
-    tokenizer = checkpoint.tokenizer(model.vocab_size)
+    reads_source = isinstance(model, EncoderDecoderConfig)
+    size = model.target_vocab_size if reads_source else model.vocab_size
+    tokenizer = checkpoint.tokenizer(size)
     if tokenizer is None:
         raise UsageError(
             f"{path} does not say what its tokens are: name its meta.pkl or tokenizer.json with "
@@ -65,7 +68,18 @@ def read_warm_start(
         files.pop("tokenizer.json", None)
     about = {"origin": checkpoint.origin_of(plan), "token_ids": checkpoint.token_ids}
     kind = None if optimizer is None else optimizer.kind
-    return WarmStart(str(path), model, arrays, tokenizer, files, about, kind)
+    return WarmStart(
+        str(path),
+        model,
+        arrays,
+        tokenizer,
+        files,
+        about,
+        kind,
+        checkpoint.first_ids(),
+        checkpoint.last_ids(),
+        checkpoint.target_ids()[0] if reads_source else (),
+    )
 
 
 def train_state_from_torch(

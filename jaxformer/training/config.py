@@ -4,11 +4,12 @@ import dataclasses
 import os
 import re
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxformer.checks import check_integers, check_types
-from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.config_tree import flatten, from_dict, setting_types
 
 # Writing so many takes minutes; a larger number is likely a typing error.
@@ -174,6 +175,16 @@ class TrainConfig:
         return tuple((part[1], float(part[2])) for part in parts if part is not None)
 
     @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """How many tokens a row has room for: those of a window; of pairs of target and source."""
+        return (self.window,)
+
+    @property
+    def tokens_per_row(self) -> int:
+        """How many tokens a row of a batch has room for, in all."""
+        return sum(self.row_lengths)
+
+    @property
     def data_is_tokens(self) -> bool:
         """Whether ``data`` is a folder of tokens or several, and not a text."""
         if self.mixture:
@@ -210,6 +221,13 @@ class TrainConfig:
                 + ", ".join(map(str, choices))
             )
 
+    def with_model(self, model: TransformerLMConfig | EncoderDecoderConfig) -> "TrainConfig":
+        """Returns the same settings with another model, which decides of which class they are."""
+        cls = class_of(model.settings())
+        names = [field.name for field in dataclasses.fields(cls)]
+        own: dict[str, Any] = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return cls(**{**own, "model": model})
+
     def replace(self, **settings: Any) -> "TrainConfig":
         """Returns a copy in which these settings differ, each by its own name.
 
@@ -230,7 +248,7 @@ class TrainConfig:
                 parts["optimizer"][name] = value
             else:
                 parts["model"][name] = value
-        unknown = parts["model"].keys() - setting_types(TransformerLMConfig)
+        unknown = parts["model"].keys() - setting_types(type(self.model))
         if unknown:
             raise ValueError(f"unknown TrainConfig settings: {', '.join(sorted(unknown))}")
         model = chosen.pop("model", self.model).replace(**parts["model"])
@@ -252,11 +270,79 @@ class TrainConfig:
         """
         if not isinstance(values, dict):
             raise ValueError(f"TrainConfig must be an object: got {type(values).__name__}")
-        model = from_dict(TransformerLMConfig, values.get("model", {}))
+        cls = class_of(values.get("model"))
+        types = typing.get_type_hints(cls)
+        model = from_dict(types["model"], values.get("model", {}))
         optimizer = from_dict(OptimizerConfig, values.get("optimizer", {}))
         own = {name: value for name, value in values.items() if name not in ("model", "optimizer")}
-        types = typing.get_type_hints(cls)
+        own = {name: tuple(v) if isinstance(v, list) else v for name, v in own.items()}
         if unknown := sorted(own.keys() - types.keys()):
             raise ValueError(f"unknown TrainConfig settings: {', '.join(unknown)}")
         check_types(types, own)
         return cls(model=model, optimizer=optimizer, **own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTrainConfig(TrainConfig):
+    """The settings of a run that fine-tunes an encoder and decoder on sources and targets.
+
+    A window is here a target, and ``batch_size`` counts pairs.
+
+    Raises:
+        ValueError: a setting is out of its range or does not fit the others.
+    """
+
+    model: EncoderDecoderConfig  # type: ignore[assignment]
+    """The model: T5, BART and their kin are values of its settings."""
+    source_length: int | None = None
+    """Tokens of a source in a row; default as many as the longest has."""
+    target_begin: tuple[int, ...] = ()
+    """The ids that every target begins with; default those that the model's files name."""
+    truncate: bool = False
+    """Cut sources and targets that are longer than a row; by default they are rejected."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source_length is not None and self.source_length <= 0:
+            raise ValueError(f"source_length must be positive: got {self.source_length}")
+        check_integers(self, "source_length")
+        if self.source_room > self.model.context_length:
+            raise ValueError(
+                "source_length must be at most the model's context_length: got "
+                f"source_length={self.source_length}, context_length={self.model.context_length}"
+            )
+        if self.packing:
+            raise ValueError("packing is of language models: got an encoder and decoder")
+        if not self.model.causal:
+            raise ValueError("training needs a causal decoder: got causal=False")
+        if self.model.feed_forward.experts.num_experts is not None:
+            raise ValueError("experts are trained in language models: got an encoder and decoder")
+        size = self.model.target_vocab_size
+        if wrong := [i for i in self.target_begin if not 0 <= i < size]:
+            raise ValueError(f"target_begin must be ids in [0, {size}): got {wrong[0]}")
+
+    @property
+    def source_room(self) -> int:
+        """How many tokens of a source a row has room for."""
+        return self.source_length or self.model.context_length
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """See ``TrainConfig``."""
+        return self.window, self.source_room
+
+    def _check_mesh(self) -> None:
+        super()._check_mesh()
+        if self.model.encoder is not self.model:
+            # Its encoder has heads or a width of its own.
+            dataclasses.replace(self, model=self.model.encoder)
+
+
+def class_of(model: Any) -> type[TrainConfig]:
+    """Returns the class of the settings of a run.
+
+    Args:
+        model: the settings of its model by name.
+    """
+    is_pairs = isinstance(model, Mapping) and "source_vocab_size" in model
+    return PairTrainConfig if is_pairs else TrainConfig

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.config import OptimizerConfig
 from jaxformer.config_tree import setting_types
 from jaxformer.errors import UsageError
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import TrainConfig, class_of
 
 NONE = "none"
-TABLES: dict[str, type] = {"model": TransformerLMConfig, "optimizer": OptimizerConfig}
+TABLES = ("model", "optimizer")
 
 
 def to_toml(config: TrainConfig) -> str:
@@ -47,10 +47,15 @@ def read_toml(path: Path, base: TrainConfig) -> TrainConfig:
     except ValueError as error:
         raise UsageError(f"--config {path} is no TOML: {error}") from error
     settings = base.to_dict()
-    own = typing.get_type_hints(TrainConfig)
+    model = values.get("model")
+    cls = class_of(_flat(model)) if isinstance(model, Mapping) else type(base)
+    if cls is not type(base):
+        # The file says all of a model of another class.
+        settings["model"] = {}
+    own = typing.get_type_hints(cls)
     for name, value in values.items():
         if name in TABLES and isinstance(value, dict):
-            hints = setting_types(TABLES[name])
+            hints = setting_types(own[name] if name == "model" else OptimizerConfig)
             settings[name] |= {k: _decoded(v, hints.get(k)) for k, v in _flat(value).items()}
         else:
             settings[name] = _decoded(value, own.get(name))

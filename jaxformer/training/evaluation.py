@@ -1,6 +1,7 @@
 """What happens between steps to see how good the model is: a validation loss and a text."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -8,11 +9,13 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer.char_data import evaluation_windows
+from jaxformer.data.text_generation import write_target
 from jaxformer.errors import TextError
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.generation import generate
 from jaxformer.parameters import Parameters, merge
 from jaxformer.sampling import batch_of
+from jaxformer.training.config import PairTrainConfig
 from jaxformer.training.experiment import Experiment, ValidationSet
 from jaxformer.training.parallel import Strategy
 
@@ -44,6 +47,24 @@ class _Part:
         return cls(None, np.concatenate(arrays, axis=1), mask)
 
 
+def _writer(experiment: Experiment) -> Callable[..., np.ndarray]:
+    """What makes the ids of a sample, (1, n): of pairs the target of the first source."""
+    config, count = experiment.config, experiment.config.sample_tokens
+    if not isinstance(config, PairTrainConfig):
+        prompt = experiment.sample_prompt[None]
+        return lambda model, **settings: generate(model, prompt, count, **settings)
+    rows = experiment.validation[0].rows
+    assert rows is not None
+    _, targets, source = rows[0]
+    return functools.partial(
+        write_target,
+        source_BS=source[None, source >= 0],
+        tokens=min(count, config.model.context_length - len(config.target_begin)),
+        begin=config.target_begin,
+        last_ids=[int(targets[targets >= 0][-1])],
+    )
+
+
 class Evaluator:
     """Evaluates parameters on the whole validation split, and writes texts with them.
 
@@ -58,8 +79,7 @@ class Evaluator:
         self._parts = [_Part.of(one, strategy, config.window) for one in experiment.validation]
         self._batch_size = strategy.evaluation_batch_size
         self._tokenizer = experiment.tokenizer
-        self._prompt = experiment.sample_prompt
-        self._sample_tokens = config.sample_tokens
+        self._write = _writer(experiment)
         self._seed = config.seed
 
     def validation_losses(
@@ -91,11 +111,6 @@ class Evaluator:
         model = merge(self._strategy.spec.definition, parameters)
         # The kernel that the settings name is for training, not for a token at a time.
         with attention_kernel("auto"):
-            ids = generate(
-                model,
-                self._prompt[None],
-                self._sample_tokens,
-                temperature=SAMPLE_TEMPERATURE,
-                key=jax.random.fold_in(jax.random.key(self._seed), step),
-            )[0]
+            key = jax.random.fold_in(jax.random.key(self._seed), step)
+            ids = self._write(model, key=key, temperature=SAMPLE_TEMPERATURE)[0]
         return self._tokenizer.decode(ids[ids < self._tokenizer.vocabulary_size()])

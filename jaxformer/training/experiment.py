@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxformer.char_data import CharTokenizer, train_validation_split
 from jaxformer.checkpoints import Arrays
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.data.corpora import Corpus
 from jaxformer.data.token_folders import TOKENIZER, TokenCorpus, TokenMixture, check_same_tokenizer
@@ -21,8 +21,9 @@ from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.sampling import Rows
 from jaxformer.token_data import TokenFolder
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.training.data import Data, ValidationSet, read_folders
+from jaxformer.training.pairs import begin_targets, read_pairs
 from jaxformer.training.parallel.step_spec import RowKind
 
 
@@ -57,15 +58,21 @@ class WarmStart:
         about: written with every checkpoint of the run, so that it can go back where it came from:
             ``origin`` and ``token_ids``.
         optimizer: whose state is in the arrays, by its setting's name; None without one.
+        first_ids: with which it begins a text, if that is known.
+        last_ids: with which it ends one.
+        target_begin: of an encoder and decoder, with which every target begins.
     """
 
     source: str
-    model: TransformerLMConfig
+    model: TransformerLMConfig | EncoderDecoderConfig
     arrays: Arrays
     tokenizer: Tokenizer
     files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: str | None = None
+    first_ids: Sequence[int] = ()
+    last_ids: Sequence[int] = ()
+    target_begin: Sequence[int] = ()
 
     @property
     def step(self) -> int:
@@ -138,8 +145,21 @@ class Experiment:
                 files = {TOKENIZER: corpus.tokenizer_file}
             known = tokenizer or (corpus.tokenizer if start is None else start.tokenizer)
             size = corpus.vocab_size
-            data = read_folders(corpus.name, corpus.parts, config)
+            if isinstance(config, PairTrainConfig):
+                if start is None and tokenizer is None:
+                    raise UsageError("an encoder and decoder is trained further: give --init-from")
+                config = _begin_targets(config, start, known)
+                last_ids = () if start is None else start.last_ids
+                config, data = read_pairs(corpus.name, corpus.parts, config, known, last_ids)
+            else:
+                data = read_folders(corpus.name, corpus.parts, config)
         else:
+            if isinstance(config, PairTrainConfig):
+                raise UsageError(
+                    "an encoder and decoder learns from sources and their targets, and "
+                    f"{corpus.name} is one text: make a folder of prompts and answers with "
+                    "jaxformer tokenize"
+                )
             if config.packing:
                 raise UsageError(
                     f"--packing needs a folder of tokens, which knows its documents, and "
@@ -161,15 +181,11 @@ class Experiment:
                 corpus.name, len(validation_ids), validation_ids, bytes_per_token=scale
             )
             data = Data(train_ids, None, (known_set,))
-        vocab_size = config.model.vocab_size or size
-        if vocab_size < size:
-            is_text = isinstance(known, CharTokenizer) and start is None
-            raise UsageError(
-                f"--vocab-size {vocab_size} is less than the {size} "
-                + (f"characters of {corpus.name}" if is_text else "tokens of the tokenizer")
-            )
-        model = dataclasses.replace(config.model, vocab_size=vocab_size)
-        config = dataclasses.replace(config, model=model)
+        is_text = isinstance(known, CharTokenizer) and start is None
+        what = f"{size} " + (
+            f"characters of {corpus.name}" if is_text else "tokens of the tokenizer"
+        )
+        config = _fit_vocabulary(config, size, what)
         return cls(config, corpus, known, *data, start=start, files=files)
 
     @property
@@ -243,3 +259,27 @@ def _choose_tokenizer(
     if named is None:
         return CharTokenizer.train_from_text(corpus.text), {}
     return named, {} if file is None else {TOKENIZER: file}
+
+
+def _begin_targets(
+    config: PairTrainConfig, start: WarmStart | None, tokenizer: Any
+) -> PairTrainConfig:
+    """The settings with the ids that targets begin with."""
+    if config.target_begin or start is None:
+        return config
+    begin = begin_targets(start.target_begin, start.first_ids, tokenizer, start.source)
+    return dataclasses.replace(config, target_begin=begin)
+
+
+def _fit_vocabulary(config: TrainConfig, size: int, what: str) -> TrainConfig:
+    """The settings with a vocabulary, which has room for ``size`` tokens, ``what`` in words."""
+    if isinstance(config, PairTrainConfig):
+        known = min(config.model.source_vocab_size, config.model.target_vocab_size)
+        if known < size:
+            raise UsageError(f"the model has {known} tokens, fewer than the {what}")
+        return config
+    vocab_size = config.model.vocab_size or size
+    if vocab_size < size:
+        raise UsageError(f"--vocab-size {vocab_size} is less than the {what}")
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
+    return dataclasses.replace(config, model=model)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxformer.adapters import is_adapter
 from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.distributed import processes
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, split
@@ -19,6 +19,7 @@ from jaxformer.train_step import TrainState
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.parallel import StepSpec, Strategy
+from jaxformer.training.parallel.step_spec import make_model
 from jaxformer.training.resume_checks import check_resumable
 from jaxformer.training.run_folder import RunFolder
 from jaxformer.training.state_arrays import (
@@ -27,7 +28,6 @@ from jaxformer.training.state_arrays import (
     from_arrays,
     state_shapes,
 )
-from jaxformer.transformer_lm import TransformerLM
 
 
 def first_state(
@@ -89,9 +89,9 @@ def restore_state(
     return state, manifest, notes, warnings + damaged
 
 
-def draw_parameters(config: TransformerLMConfig, seed: int) -> Parameters:
+def draw_parameters(config: TransformerLMConfig | EncoderDecoderConfig, seed: int) -> Parameters:
     """Returns a model's initial parameters; to be compiled, as one by one they take much longer."""
-    return split(TransformerLM(config, rngs=nnx.Rngs(seed)))[1]
+    return split(make_model(config, nnx.Rngs(seed)))[1]
 
 
 def _widen(start: WarmStart, dtypes: Mapping[str, np.dtype]) -> tuple[WarmStart, list[str]]:

@@ -125,7 +125,7 @@ class TrainingLoop:
         self.utilization = Utilization.of(
             count_training_operations(
                 merge(strategy.spec.definition, dict(strategy.spec.shapes)),
-                config.window,
+                *config.row_lengths,
             ),
             strategy.devices,
             config.dtype,
@@ -237,7 +237,7 @@ class TrainingLoop:
     def _record_steps(self, history: dict[str, np.ndarray], seconds: float) -> None:
         """Writes the numbers of each step of a call; ``seconds`` is what one of them took."""
         config = self.config
-        tokens_per_second = config.batch_size * config.window / seconds
+        tokens_per_second = config.batch_size * config.tokens_per_row / seconds
         utilization = self.utilization.record(tokens_per_second)
         for i in range(len(history["train_loss"])):
             record = {name: float(values[i]) for name, values in history.items()}
@@ -250,7 +250,7 @@ class TrainingLoop:
             self._write(
                 step=step,
                 **record,
-                tokens_seen=step * config.batch_size * config.window,
+                tokens_seen=step * config.batch_size * config.tokens_per_row,
                 tokens_per_second=tokens_per_second,
                 **utilization,
             )

@@ -4,7 +4,7 @@ What a run needs exactly, ``jaxformer plan`` finds by compiling; this is arithme
 integers, which no setting makes slow.
 """
 
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerConfig, TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.hardware.units import format_count, format_memory
 from jaxformer.training.config import TrainConfig
@@ -15,19 +15,48 @@ FLOAT32 = 4
 MOST_BYTES = 2**54
 
 
-def count_matrices(model: TransformerLMConfig) -> int:
+def count_matrices(model: TransformerLMConfig | EncoderDecoderConfig) -> int:
     """Returns how many parameters a model has, but for its biases and norms.
 
     Args:
         model: with ``vocab_size`` set, or its table counts as empty.
     """
-    width, vocabulary = model.d_model, model.vocab_size or 0
-    attention = 2 * width * model.head_width * (model.attention.num_heads + model.key_value_heads)
-    block = attention + (3 if model.feed_forward.is_gated else 2) * width * model.feed_forward_width
+    width = model.d_model
+    block = _attention(model) + _feed_forward(model)
+    if isinstance(model, EncoderDecoderConfig):
+        decoder = model.num_decoder_layers * (block + _attention(model))
+        encoder = _attention(model.encoder) + _feed_forward(model.encoder)
+        rows = model.target_vocab_size * (1 if model.head.tie_embeddings else 2)
+        rows += 0 if model.embedding.shared_embedding else model.source_vocab_size
+        return decoder + model.num_encoder_layers * encoder + width * rows
+    vocabulary = model.vocab_size or 0
     tables = vocabulary * (1 if model.head.tie_embeddings or model.head.head == "none" else 2)
     if model.position.positions == "learned" or model.position.learned_rows:
         tables += model.context_length + model.position.position_offset
     return model.num_blocks * block + width * tables
+
+
+def _attention(model: TransformerConfig) -> int:
+    """The parameters in the matrices of one attention."""
+    heads = model.attention.num_heads + model.key_value_heads
+    return 2 * model.d_model * model.head_width * heads
+
+
+def _feed_forward(model: TransformerConfig) -> int:
+    """The parameters in the matrices of one feed-forward."""
+    matrices = 3 if model.feed_forward.is_gated else 2
+    return matrices * model.d_model * model.feed_forward_width
+
+
+def _read_by_windows(model: TransformerLMConfig | EncoderDecoderConfig) -> tuple[int, int]:
+    """How many layers read every token of a window, and how many logits each of them has."""
+    if isinstance(model, EncoderDecoderConfig):
+        return model.num_decoder_layers, model.target_vocab_size
+    return model.num_layers, model.vocab_size or 0
+
+
+def _trains_adapters(model: TransformerLMConfig | EncoderDecoderConfig) -> bool:
+    return isinstance(model, TransformerLMConfig) and model.lora.lora_rank is not None
 
 
 def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
@@ -49,15 +78,16 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
     tokens = config.batch_size * config.window
     width = 2 if config.dtype == "bfloat16" else 4
     parameters = count_matrices(model) // (config.fsdp * config.tensor)
+    layers, vocabulary = _read_by_windows(model)
     inputs, logits = (
         width * tokens * numbers // (config.accumulation * devices)
-        for numbers in (model.num_layers * model.d_model, model.vocab_size or 0)
+        for numbers in (layers * model.d_model, vocabulary)
     )
     rows = config.batch_size // (config.accumulation * devices)
-    at_once = positions_at_once(rows, config.window, model.vocab_size or 0, width)
+    at_once = positions_at_once(rows, config.window, vocabulary, width)
     logits = logits * at_once // config.window
     # Of adapters alone there are few.
-    gradients = width * parameters if config.model.lora.lora_rank is None else 0
+    gradients = 0 if _trains_adapters(model) else width * parameters
     return {
         "state": _kept_bytes(config) * parameters + gradients,
         "batch": inputs + max(0, logits - gradients),
@@ -68,7 +98,7 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
 def _kept_bytes(config: TrainConfig) -> int:
     """The bytes that stay of each parameter at least: its own and those of its moments."""
     averages = config.optimizer.ema is not None
-    if config.model.lora.lora_rank is not None:
+    if _trains_adapters(config.model):
         return FLOAT32
     return FLOAT32 * (1 + config.optimizer.kind.least + averages)
 

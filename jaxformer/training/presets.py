@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
 from jaxformer.errors import Setting, UsageError
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import PairTrainConfig, TrainConfig
 
 
 def nano() -> TrainConfig:
@@ -261,11 +261,13 @@ def fine_tuning(config: TrainConfig) -> TrainConfig:
     """Returns the settings with which weights of another run are trained further.
 
     The learning rate is 5e-5, as in transformers' ``TrainingArguments``, and decays to a tenth.
+    Windows have at most 1,024 tokens; targets and sources are as long as they are.
     """
+    window = min(config.model.context_length, FINE_TUNING_WINDOW)
     return dataclasses.replace(
         config,
         optimizer=dataclasses.replace(
             config.optimizer, learning_rate=5e-5, min_learning_rate=5e-6, warmup_steps=20
         ),
-        block_size=min(config.model.context_length, FINE_TUNING_WINDOW),
+        block_size=None if isinstance(config, PairTrainConfig) else window,
     )

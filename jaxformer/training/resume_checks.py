@@ -11,7 +11,7 @@ from jaxformer.training.config import TrainConfig
 FIXED = (
     "model", "data", "encoding", "tokenizer", "block_size", "sampling", "packing", "seed",
     "batch_size", "accumulation", "dtype", "vocabulary", "corpus",
-    "optimizer.optimizer", "optimizer.ema",
+    "optimizer.optimizer", "optimizer.ema", "source_length", "target_begin", "truncate",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.data.corpora import Corpus
 from jaxformer.distributed import processes
 from jaxformer.hardware.units import format_count
@@ -20,13 +21,26 @@ def describe_run(experiment: Experiment, strategy: Strategy, folder: Path) -> di
     devices = strategy.devices
     hosts = "" if processes.count() == 1 else f" in {processes.count()} processes"
     return {
-        "model": f"{model.num_layers} layers, {model.attention.num_heads} heads, "
+        "model": f"{_layers(model)} layers, {model.attention.num_heads} heads, "
         f"{model.d_model} wide, context {model.context_length}, {size} parameters",
         "data": f"{experiment.corpus.name}, {_describe_data(experiment)}",
-        "steps": f"{config.steps} of {config.batch_size} windows, {config.dtype}",
+        "steps": f"{config.steps} of {config.batch_size} {_rows(experiment)}, {config.dtype}",
         "devices": f"{len(devices)} × {devices[0].device_kind}{hosts}, jax {jax.__version__}",
         "folder": str(folder),
     }
+
+
+def _layers(model: TransformerLMConfig | EncoderDecoderConfig) -> str:
+    if isinstance(model, EncoderDecoderConfig):
+        return f"{model.num_encoder_layers} + {model.num_decoder_layers}"
+    return str(model.num_layers)
+
+
+def _rows(experiment: Experiment) -> str:
+    if experiment.row != "pairs":
+        return "windows"
+    target, source = experiment.config.row_lengths
+    return f"pairs, sources of at most {source} tokens and targets of {target}"
 
 
 def _describe_data(experiment: Experiment) -> str:

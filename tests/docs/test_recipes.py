@@ -11,11 +11,18 @@ import jaxformer
 from jaxformer.cli.main import main
 from tests.support.pages import arguments_of, blocks
 from tests.support.tiny import records
-from tests.support.tokens import CHAT, SIZE, corpus, save_tokenizer, write_model_and_answers
+from tests.support.tokens import (
+    CHAT,
+    SIZE,
+    corpus,
+    save_tokenizer,
+    write_model_and_answers,
+    write_t5,
+)
 
 GPT2, TEXTS = (block.commands for block in blocks("guides/recipes.md"))
 *COMMANDS, PYTHON = blocks("tutorials/fine_tune.md")
-ALL_WEIGHTS, ADAPTERS = (block.commands for block in COMMANDS)
+ALL_WEIGHTS, ADAPTERS, PAIRS = (block.commands for block in COMMANDS)
 SMALL = "--devices 1 --sample-tokens 0 --batch-size 4"
 MODEL = "--d-model 16 --num-heads 2 --num-layers 1"
 
@@ -55,6 +62,23 @@ def test_fine_tuning(empty_folder):
     assert again.config.vocab_size == SIZE
     known = transformers.AutoTokenizer.from_pretrained("tuned")
     assert known.chat_template == CHAT
+
+
+@pytest.mark.tier("full")
+def test_sources_and_targets(empty_folder, capsys):
+    write_t5("t5")
+    lines = [{"prompt": f"What is {n}?", "answer": f"a module {n % 3}"} for n in range(40)]
+    (empty_folder / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    tokenize, train, sample, port = PAIRS
+    run(tokenize)
+    run(train, f"{SMALL} --steps 20 --eval-interval 10 --learning-rate 1e-2")
+    found = [r["val_loss"] for r in records("runs/answers") if "val_loss" in r]
+    assert found[-1] < found[0]
+    run(sample)
+    run(port)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained("answering")
+    assert model.config.decoder_start_token_id == 0
+    assert transformers.AutoTokenizer.from_pretrained("answering").vocab_size == SIZE
 
 
 @pytest.mark.tier("full")

@@ -17,8 +17,6 @@ from tests.support.verified import changed, verify
 # type go there and back in test_hugging_face_arrays.py.
 FEW = ("gpt2", "llama", "gpt_neox", "bert masked")
 NAMES = full_except(CASES, lambda name: name in FEW)
-# Classes of CLIP's and SigLIP's halves whose names begin otherwise in transformers 4.
-WITHOUT_START = ("CLIPVisionModel", "CLIPTextModel", "SiglipTextModel")
 # Of each type the first case, in any order of names.
 PLAINEST = list({case.dialect: name for name, case in reversed(CASES.items())}.values())
 
@@ -34,8 +32,7 @@ def test_a_folder_comes_back_the_same(name, tmp_path):
     first, again = (
         (f / "model.safetensors").read_bytes() for f in (trip.folder, tmp_path / "again")
     )
-    # transformers 5 writes other starts of names than 4, and those of what it has read.
-    assert again == first or case.kind in WITHOUT_START
+    assert again == first
 
 
 # Of squared ReLUs of large random weights verify says, rightly, that they amplify rounding: about

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxformer.char_data import evaluation_windows
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import DeviceError
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
@@ -208,7 +209,14 @@ def test_every_part_of_every_model_has_a_rule_and_every_rule_a_part():
         table = sharding_table(shapes, {"data": 1, "fsdp": 2, "tensor": 2})
         assert {line.name for line in table} == shapes.keys()
         used |= {rule_name(name) for name in shapes}
-    assert used == RULES.keys()
+    both = EncoderDecoderConfig(
+        **{k: v for k, v in BASE.items() if k not in ("vocab_size", "num_layers")},
+        source_vocab_size=29, target_vocab_size=29, positions="learned", shared_positions=False,
+        embedding_norm=True, shared_embedding=False, branch_output_norm=True,
+    )  # fmt: skip
+    _, shapes = abstract(lambda rngs: EncoderDecoder(both, rngs=rngs))
+    check_rules(shapes)
+    assert used | {rule_name(name) for name in shapes} == RULES.keys()
 
 
 def test_parameters_without_a_rule_are_all_named(monkeypatch):

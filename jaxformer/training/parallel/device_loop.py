@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,24 +90,23 @@ class DeviceLoop:
         mask: Bool[Array, "b T"],
     ) -> Float[Array, ""]:
         """Returns the sum of the losses of the targets that ``mask`` keeps, in nats."""
-        inputs, targets, *segments = self._batch(tokens, starts)
+        inputs, targets, *beside = self._batch(tokens, starts)
         return evaluation_step(
             parameters,
             inputs,
             targets,
             mask,
-            *segments,
+            *beside,
             definition=self.spec.definition,
             compute_dtype=self.spec.compute_dtype,
         )
 
     def _batch(self, tokens: Array | None, starts: Array) -> tuple[Array, ...]:
-        """Inputs, targets and, where rows have them, segments, each (*batch, T)."""
-        length = self.spec.context_length
+        """Inputs and targets, each (*batch, T), and what rows have beside them."""
         if self.spec.row == "ids":
-            return cut_windows(tokens, starts, length)
-        rows = starts.reshape(*starts.shape[:-1], -1, length)
-        return tuple(rows[..., part, :] for part in range(rows.shape[-2]))
+            return cut_windows(tokens, starts, self.spec.context_length)
+        ends = tuple(itertools.accumulate(self.spec.row_parts))
+        return tuple(jnp.split(starts, ends[:-1], axis=-1))
 
 
 def cut_windows(

@@ -7,13 +7,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxformer.config import OptimizerConfig
+from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
+from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.parameters import abstract
 from jaxformer.train_step import Definition, TrainState
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.transformer_lm import TransformerLM
 
-RowKind = Literal["ids", "targets", "documents"]
+RowKind = Literal["ids", "targets", "documents", "pairs"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,8 +32,9 @@ class StepSpec:
         compute_dtype: what parameters are cast to for a step; None leaves them as they are.
         uses_dropout: whether any dropout rate is above zero.
         eval_batch_size: windows that a device evaluates at a time; None is what suits it.
-        row: what a row of a batch is: T+1 ids; inputs and targets, some of which do not count; or
-            also segments, which say where its documents are.
+        row: what a row of a batch is: T+1 ids; inputs and targets, some of which do not count;
+            also segments, which say where its documents are; or, of pairs, a source.
+        source_length: S, in tokens, of pairs; 0 elsewhere.
     """
 
     definition: Definition
@@ -46,12 +48,23 @@ class StepSpec:
     uses_dropout: bool = True
     eval_batch_size: int | None = None
     row: RowKind = "ids"
+    source_length: int = 0
+
+    @property
+    def row_parts(self) -> tuple[int, ...]:
+        """How many numbers each array of a row has."""
+        length = self.context_length
+        return {
+            "ids": (length + 1,),
+            "targets": (length, length),
+            "documents": (length, length, length),
+            "pairs": (length, length, self.source_length),
+        }[self.row]
 
     @property
     def row_length(self) -> int:
         """How many numbers a row has."""
-        length = self.context_length
-        return {"ids": length + 1, "targets": 2 * length, "documents": 3 * length}[self.row]
+        return sum(self.row_parts)
 
     @classmethod
     def from_config(cls, config: TrainConfig, row: RowKind = "ids") -> "StepSpec":
@@ -63,7 +76,7 @@ class StepSpec:
             row: what a row of a batch is.
         """
         model, optimizer = config.model, config.optimizer
-        definition, shapes = abstract(lambda rngs: TransformerLM(model, rngs=rngs))
+        definition, shapes = abstract(lambda rngs: make_model(model, rngs))
         return cls(
             definition=definition,
             shapes=shapes,
@@ -80,6 +93,7 @@ class StepSpec:
             ),
             eval_batch_size=config.eval_batch_size,
             row=row,
+            source_length=config.source_room if isinstance(config, PairTrainConfig) else 0,
         )
 
     def state_shapes(self) -> TrainState:
@@ -88,3 +102,12 @@ class StepSpec:
             lambda parameters: TrainState.create(parameters, self.optimizer), dict(self.shapes)
         )
         return shapes
+
+
+def make_model(
+    config: TransformerLMConfig | EncoderDecoderConfig, rngs: Any
+) -> TransformerLM | EncoderDecoder:
+    """Returns the model of these settings, with weights drawn from ``rngs``."""
+    if isinstance(config, EncoderDecoderConfig):
+        return EncoderDecoder(config, rngs=rngs)
+    return TransformerLM(config, rngs=rngs)

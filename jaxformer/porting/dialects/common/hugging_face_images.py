@@ -1,7 +1,7 @@
 """The adapter of a family that sees, from its rules and its table of settings, and shared rows."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
@@ -9,7 +9,7 @@ from flax import nnx
 from jaxformer.config_vision import PatchConfig, VisionTransformerConfig
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
-from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import Reshaped
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import (
@@ -137,9 +137,8 @@ def image_model(
     body: Callable[[Any], Rules],
     *,
     head: str = "classifier",
-    old_names: Mapping[str, str] | None = None,
+    old_names: Mapping[str, str],
     published_names: Mapping[str, str],
-    buffers: tuple[Buffer, ...] = (),
 ) -> StateDictAdapter:
     """Returns the adapter of a model that sorts images, and of its body alone.
 
@@ -150,7 +149,6 @@ def image_model(
         head: what the source calls the matrix of the classes.
         old_names: see ``StateDictAdapter``.
         published_names: see ``StateDictAdapter``.
-        buffers: of the body.
     """
     known = TRANSFORMERS_TYPES[name]
     whole_class, body_class = known.classes
@@ -185,7 +183,6 @@ def image_model(
             VisionTransformer,
             build,
             lambda module: (*under("", start.rstrip("."), body(module)), *head_rules),
-            buffers=tuple(replace(b, source=start + b.source) for b in buffers),
             settings=write,
             **more,
         )
@@ -204,7 +201,7 @@ def image_model(
         ),
         prefix=known.prefix,
         model_types=(name,),
-        old_names=old_names or {},
+        old_names=old_names,
         published_names=published_names,
         overlooks=overlooks,
     )
