@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from jaxformer.parity.comparison.training import compare_training
     from jaxformer.parity.report.report import Report
     from jaxformer.patches import PatchEmbedding
+    from jaxformer.pooling import AttentionPooling
     from jaxformer.porting.api import from_torch, to_torch
     from jaxformer.positions import (
         ALiBi,
@@ -105,6 +106,7 @@ __all__ = [
     "ALiBi",
     "AttentionConfig",
     "AttentionMaps",
+    "AttentionPooling",
     "BlockConfig",
     "CharTokenizer",
     "Decoder",
@@ -258,6 +260,7 @@ _PUBLIC = {
     "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
     "norms": ("LayerNorm", "LayerScale", "RMSNorm"),
     "patches": ("PatchEmbedding",),
+    "pooling": ("AttentionPooling",),
     "optimizers": ("make_optimizer",),
     "parity.comparison.generation": ("compare_generation",),
     "parity.comparison.api": ("assert_parity", "compare"),

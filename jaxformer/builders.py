@@ -17,6 +17,7 @@ from jaxformer.heads import HeadTransform, OutputBias
 from jaxformer.layers import Linear
 from jaxformer.norms import LayerNorm, LayerScale, NoNorm, RMSNorm, make_norm
 from jaxformer.patches import PatchEmbedding
+from jaxformer.pooling import AttentionPooling
 from jaxformer.positions import (
     ALiBi,
     LearnedPositions,
@@ -228,9 +229,15 @@ def make_feed_forward(
     config: TransformerConfig, layer: int = 0, *, rngs: nnx.Rngs
 ) -> FeedForward | GatedFeedForward | MixtureOfExperts:
     """Returns the feed-forward of a layer that a config describes, or its experts."""
-    part = config.feed_forward
     if config.has_experts(layer):
         return _make_experts(config, rngs=rngs)
+    return _make_plain_feed_forward(config, rngs=rngs)
+
+
+def _make_plain_feed_forward(
+    config: TransformerConfig, *, rngs: nnx.Rngs
+) -> FeedForward | GatedFeedForward:
+    part = config.feed_forward
     gated = part.activation in GATED
     return (GatedFeedForward if gated else FeedForward)(
         config.d_model,
@@ -321,6 +328,17 @@ def make_patch_embedding(config: VisionTransformerConfig, *, rngs: nnx.Rngs) -> 
         patch_width=part.patch_width,
         num_channels=part.num_channels,
         use_bias=part.patch_bias,
+        rngs=rngs,
+    )
+
+
+def make_attention_pooling(config: VisionTransformerConfig, *, rngs: nnx.Rngs) -> AttentionPooling:
+    """Returns the pooling by a trained query, with an attention and a feed-forward of its own."""
+    return AttentionPooling(
+        config.d_model,
+        make_attention(config, rngs=rngs),
+        make_model_norm(config),
+        _make_plain_feed_forward(config, rngs=rngs),
         rngs=rngs,
     )
 

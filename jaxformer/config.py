@@ -197,7 +197,7 @@ class TransformerLMConfig(TransformerConfig):
                 "lora_targets must be of the attention where there are experts: got "
                 f"{', '.join(sorted(adapted))}, num_experts={num_experts}"
             )
-        if self.head.pooler and self.causal:
+        if self.head.pooler and self.causal and self.head.pooled_token == "first":
             raise ValueError("pooler needs causal=False: the first of causal tokens sees no other")
 
     @property

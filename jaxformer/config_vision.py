@@ -7,7 +7,7 @@ from .checks import check_choice, check_elements, check_layers, check_not_negati
 from .config import TransformerConfig
 from .config_tree import Part
 
-ImagePooling = Literal["first", "first_and_mean"]
+ImagePooling = Literal["first", "first_and_mean", "attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +70,17 @@ class ImageHeadConfig(Part):
     """
 
     pooling: ImagePooling = "first"
-    """What an image becomes: its first token, or that and the mean of its patches (DINOv2)."""
+    """What an image becomes: its first token, that and the mean of its patches (DINOv2), or what a
+    trained query attends to (SigLIP)."""
     image_pooler: bool = False
     """Whether a matrix and tanh follow the pooling (ViT)."""
+    pooled_norm: bool = False
+    """Whether what an image becomes is normalised (CLIP)."""
     num_labels: int = 0
-    """How many classes images are sorted into; 0 makes no logits."""
+    """How many classes images are sorted into, or the width that they are projected to; 0 makes
+    neither."""
+    label_bias: bool = True
+    """Whether that projection has a bias (CLIP: not)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

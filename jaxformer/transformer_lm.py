@@ -249,14 +249,18 @@ class TransformerLM(nnx.Module):
         )
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
-        """Returns tanh(pooler(x)) of the first token: the sequence as one vector (BERT's code).
+        """Returns tanh(pooler(x)) of one token: the sequence as one vector (BERT's code).
+
+        The config says which token, and whether there is a tanh.
 
         Raises:
             ValueError: there is no pooler.
         """
         if self.pooler is None:
             raise ValueError("pooled needs a pooler: got pooler=False")
-        return in_float32(jnp.tanh, self.pooler(hidden[:, 0]))
+        head = self.config.head
+        pooled = self.pooler(hidden[:, 0 if head.pooled_token == "first" else -1])
+        return in_float32(jnp.tanh, pooled) if head.pooler_tanh else pooled
 
     def __repr__(self) -> str:
         """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""

@@ -1,4 +1,4 @@
-"""The transformer that sees: ViT, DeiT or DINOv2, by its settings."""
+"""The transformer that sees: ViT, DeiT, DINOv2 or CLIP's half, by its settings."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxformer.blocks import Block, run_blocks
 from jaxformer.builders import (
+    make_attention_pooling,
     make_block,
     make_model_norm,
     make_patch_embedding,
@@ -50,8 +51,16 @@ class VisionTransformer(nnx.Module):
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         width = config.d_model * (2 if head.pooling == "first_and_mean" else 1)
+        self.pooling = (
+            make_attention_pooling(config, rngs=rngs) if head.pooling == "attention" else None
+        )
         self.pooler = Linear(width, config.d_model, rngs=rngs) if head.image_pooler else None
-        self.classifier = Linear(width, head.num_labels, rngs=rngs) if head.num_labels else None
+        self.pooled_norm = make_model_norm(config, width) if head.pooled_norm else None
+        self.classifier = (
+            Linear(width, head.num_labels, use_bias=head.label_bias, rngs=rngs)
+            if head.num_labels
+            else None
+        )
         initialize(self, config.initialization, config.num_layers, rngs)
 
     @property
@@ -122,16 +131,18 @@ class VisionTransformer(nnx.Module):
         return self.embedding_dropout(x)
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B O"]:
-        """Returns each image as one vector: of its first token, or also of its patches' mean.
+        """Returns each image as one vector: of its first token, of all, or what a query gathers.
 
-        With a pooler tanh(pooler(x)) of that.
+        Normalised where the config says so; with a pooler tanh(pooler(x)) of that.
         """
         part = self.config.patches
-        x = hidden[:, 0]
+        x = hidden[:, 0] if self.pooling is None else self.pooling(hidden)
         if self.config.image_head.pooling == "first_and_mean":
             patches = hidden[:, part.num_tokens - part.num_patches :]
             mean = in_float32(lambda h: jnp.mean(h, axis=1), patches)
             x = jnp.concatenate((x, mean), axis=-1)
+        if self.pooled_norm is not None:
+            x = self.pooled_norm(x)
         return x if self.pooler is None else in_float32(jnp.tanh, self.pooler(x))
 
     @staticmethod

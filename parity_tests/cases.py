@@ -350,6 +350,9 @@ CASES = [
     Case("norms/rms-norm-per-head", lambda s: s.norms.RMSNorm((N, H), unit_offset=True),
          given(x=x(B, T, N, H))),
     Case("norms/layer-scale", lambda s: s.norms.LayerScale(D, initial=0.3), FLOW),
+    Case("pooling/attention", lambda s: s.pooling.AttentionPooling(
+        D, attention()(s), s.norms.LayerNorm(D), s.feed_forward.FeedForward(D, F, **s.init),
+        **s.init), FLOW),
     Case("patches/patch-embedding", lambda s: s.patches.PatchEmbedding(
         D, patch_height=3, patch_width=5, num_channels=2, **s.init), given(images=IMAGES)),
     Case("patches/patch-embedding-no-bias", lambda s: s.patches.PatchEmbedding(
@@ -580,6 +583,8 @@ CASES = [
          given(tokens=ids(B, 13), token_types=ids(B, 13, below=2), task_types=ids(B, 13, below=3)),
          weights=True),
     Case("transformer_lm/bert-pooled", pooling_lm(**BERT, head="none", pooler=True), TOKENS),
+    Case("transformer_lm/siglip-pooled", pooling_lm(
+        causal=False, head="none", pooler=True, pooled_token="last", pooler_tanh=False), TOKENS),
     Case("transformer_lm/albert", lm(**BERT, num_layers=6, layer_groups=2, layers_in_group=2,
                                      embedding_width=E, head="masked_lm"), TOKENS, weights=True),
     Case("transformer_lm/mpnet", lm(**BERT, positions="relative_buckets", num_position_buckets=6,
@@ -626,6 +631,12 @@ CASES = [
          weights=True),
     Case("vision_transformer/dinov2-classes", vision(
         layer_scale=0.3, pooling="first_and_mean", num_labels=9), given(images=IMAGES)),
+    Case("vision_transformer/clip", vision(
+        patch_bias=False, embedding_norm=True, final_norm=False, pooled_norm=True, num_labels=9,
+        label_bias=False, activation="quick_gelu"), given(images=IMAGES)),
+    Case("vision_transformer/siglip", vision(
+        pools=True, class_token=False, context_length=12, pooling="attention"),
+        given(images=IMAGES)),
     Case("vision_transformer/no-class-token", vision(
         class_token=False, context_length=12, patch_bias=False, embedding_norm=True),
         given(images=IMAGES), weights=True),

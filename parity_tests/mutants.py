@@ -23,6 +23,7 @@ import jaxformer.layers as layers
 import jaxformer.losses as losses
 import jaxformer.norms as norms
 import jaxformer.patches as patches
+import jaxformer.pooling as pooling
 import jaxformer.positions as positions
 import jaxformer.transformer_lm as transformer_lm
 import jaxformer.vision_transformer as vision_transformer
@@ -426,6 +427,11 @@ MUTANTS = [
     Mutant("the last token is taken for the image", "vision_transformer/vit-pooled", replace(
         vision_transformer.VisionTransformer, "pooled",
         lambda original: lambda self, hidden: original(self, hidden[:, ::-1]))),
+    Mutant("the gathered vector is not added to its feed-forward", "pooling/attention", replace(
+        pooling.AttentionPooling, "__call__", lambda _: lambda self, x: self.feed_forward(self.norm(
+            self.attention(self.query(jnp.zeros((len(x), 1), int)), x)))[:, 0])),
+    Mutant("the vector of an image is not normalised", "vision_transformer/clip",
+          without(vision_transformer.VisionTransformer, "pooled_norm", "pooled")),
     Mutant("the trained factors of branches are left out", "vision_transformer/dinov2",
           without(blocks.Block, "feed_forward_output_norm")),
     Mutant("distances are those of the key to the query", "disentangled/attention", replace(

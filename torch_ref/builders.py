@@ -15,6 +15,7 @@ from torch_ref.heads import HeadTransform, OutputBias
 from torch_ref.layers import Linear
 from torch_ref.norms import LayerNorm, LayerScale, NoNorm, RMSNorm, make_norm
 from torch_ref.patches import PatchEmbedding
+from torch_ref.pooling import AttentionPooling
 from torch_ref.positions import (
     ALiBi,
     LearnedPositions,
@@ -215,9 +216,13 @@ def make_feed_forward(
     config: TransformerConfig, layer: int = 0
 ) -> FeedForward | GatedFeedForward | MixtureOfExperts:
     """Returns the feed-forward of a layer that a config describes, or its experts."""
-    part = config.feed_forward
     if config.has_experts(layer):
         return _make_experts(config)
+    return _make_plain_feed_forward(config)
+
+
+def _make_plain_feed_forward(config: TransformerConfig) -> FeedForward | GatedFeedForward:
+    part = config.feed_forward
     gated = part.activation in GATED
     return (GatedFeedForward if gated else FeedForward)(
         config.d_model,
@@ -304,6 +309,16 @@ def make_patch_embedding(config: VisionTransformerConfig) -> PatchEmbedding:
         patch_width=part.patch_width,
         num_channels=part.num_channels,
         use_bias=part.patch_bias,
+    )
+
+
+def make_attention_pooling(config: VisionTransformerConfig) -> AttentionPooling:
+    """Returns the pooling by a trained query, with an attention and a feed-forward of its own."""
+    return AttentionPooling(
+        config.d_model,
+        make_attention(config),
+        make_model_norm(config),
+        _make_plain_feed_forward(config),
     )
 
 

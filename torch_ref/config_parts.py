@@ -22,6 +22,7 @@ BlockKind = Literal["pre_norm", "post_norm", "output_norm", "parallel"]
 QueryKeyNormSpan = Literal["head", "own_head", "all_heads"]
 ProjectedEmbeddings = Literal["sum", "tokens"]
 HeadKind = Literal["linear", "masked_lm", "none"]
+PooledToken = Literal["first", "last"]
 
 # The linear layers of a block, by their attributes.
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")
@@ -300,11 +301,16 @@ class HeadConfig(Part):
     logit_soft_cap: float | None = None
     """The bound on logits, by tanh; default none."""
     pooler: bool = False
-    """Whether the first token's output can be pooled (BERT)."""
+    """Whether one token's output can be pooled: a matrix makes a vector of it (BERT)."""
+    pooled_token: PooledToken = "first"
+    """Which token that is (SigLIP: the last)."""
+    pooler_tanh: bool = True
+    """Whether tanh follows the pooler's matrix (SigLIP: not)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "head", get_args(HeadKind))
+        check_choice(self, "pooled_token", get_args(PooledToken))
         check_positive(self, "logit_soft_cap", "logit_scale")
         if self.head_activation is not None:
             check_choice(self, "head_activation", get_args(PlainActivation))

@@ -243,14 +243,18 @@ class TransformerLM(nn.Module):
         )
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns tanh(pooler(x)) (B, D) of the first token of ``hidden`` (B, T, D) (BERT's code).
+        """Returns tanh(pooler(x)) (B, D) of one token of ``hidden`` (B, T, D) (BERT's code).
+
+        The config says which token, and whether there is a tanh.
 
         Raises:
             ValueError: there is no pooler.
         """
         if self.pooler is None:
             raise ValueError("pooled needs a pooler: got pooler=False")
-        return torch.tanh(self.pooler(hidden[:, 0]))
+        head = self.config.head
+        pooled: torch.Tensor = self.pooler(hidden[:, 0 if head.pooled_token == "first" else -1])
+        return torch.tanh(pooled) if head.pooler_tanh else pooled
 
 
 def _type_rows(

@@ -1,4 +1,4 @@
-"""The transformer that sees: ViT, DeiT or DINOv2, by its settings."""
+"""The transformer that sees: ViT, DeiT, DINOv2 or CLIP's half, by its settings."""
 
 from typing import cast
 
@@ -7,6 +7,7 @@ from torch import nn
 
 from torch_ref.blocks import Block, run_blocks
 from torch_ref.builders import (
+    make_attention_pooling,
     make_block,
     make_model_norm,
     make_patch_embedding,
@@ -50,8 +51,12 @@ class VisionTransformer(nn.Module):
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         width = config.d_model * (2 if head.pooling == "first_and_mean" else 1)
+        self.pooling = make_attention_pooling(config) if head.pooling == "attention" else None
         self.pooler = Linear(width, config.d_model) if head.image_pooler else None
-        self.classifier = Linear(width, head.num_labels) if head.num_labels else None
+        self.pooled_norm = make_model_norm(config, width) if head.pooled_norm else None
+        self.classifier = (
+            Linear(width, head.num_labels, use_bias=head.label_bias) if head.num_labels else None
+        )
         initialize(self, config.initialization, config.num_layers, generator)
 
     @property
@@ -123,15 +128,17 @@ class VisionTransformer(nn.Module):
         return dropped
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns each image as one vector: of its first token, or also of its patches' mean.
+        """Returns each image as one vector: of its first token, of all, or what a query gathers.
 
-        With a pooler tanh(pooler(x)) of that.
+        Normalised where the config says so; with a pooler tanh(pooler(x)) of that.
         """
         part = self.config.patches
-        x = hidden[:, 0]
+        x = hidden[:, 0] if self.pooling is None else self.pooling(hidden)
         if self.config.image_head.pooling == "first_and_mean":
             patches = hidden[:, part.num_tokens - part.num_patches :]
             x = torch.cat((x, patches.mean(dim=1)), dim=-1)
+        if self.pooled_norm is not None:
+            x = self.pooled_norm(x)
         return x if self.pooler is None else torch.tanh(self.pooler(x))
 
     @staticmethod

@@ -285,7 +285,8 @@ def _call_candidate(module: Any, given: Sequence[Any]) -> Any:
     if isinstance(module.config, TransformerLMConfig) and module.config.head.pooler:
         # The reference pools in the same call.
         module.pooled(output)
-    if isinstance(module.config, VisionTransformerConfig) and module.pooler is not None:
+    has_vector = isinstance(module.config, VisionTransformerConfig) and module.classifier is None
+    if has_vector and any((module.pooler, module.pooled_norm, module.pooling)):
         module.pooled(output)
     return output
 

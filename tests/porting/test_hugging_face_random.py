@@ -180,6 +180,17 @@ def _settings(draw, dialect):
         "position_biased_input": draw(flag),
         "max_relative_positions": draw(st.integers(1, 9)),
     }
+    known["clip_vision_model"] = {
+        **{k: v for k, v in images.items() if k not in ("num_labels", "qkv_bias")},
+        "patch_size": draw(st.integers(1, 4)),
+        "intermediate_size": width,
+        "projection_dim": draw(st.integers(1, 5)),
+    }
+    known["siglip_vision_model"] = {
+        **{k: v for k, v in known["clip_vision_model"].items() if k != "projection_dim"},
+        "vision_use_head": draw(flag),
+    }
+    known["clip_text_model"] = known["siglip_text_model"] = {**sizes, "intermediate_size": width}
     known["apertus"] = {**llama, "hidden_act": "gelu"}
     return known.get(dialect, {**llama, "head_dim": head_dim})
 

@@ -102,6 +102,9 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "NoNorm": (lambda s: s.norms.NoNorm(), (X,)),
     "PatchEmbedding": (lambda s: s.patches.PatchEmbedding(
         D, patch_height=3, patch_width=5, num_channels=2, use_bias=False, **s.init), (IMAGES,)),
+    "AttentionPooling": (lambda s: s.pooling.AttentionPooling(
+        D, attention(s), s.norms.LayerNorm(D), s.feed_forward.FeedForward(D, F, **s.init),
+        **s.init), (X,)),
     "VisionTransformer": (lambda s: vision(s, num_labels=9), (IMAGES,)),
     "VisionTransformer-deit": (lambda s: vision(
         s, distillation_token=True, context_length=14, layer_scale=0.3, image_pooler=True),

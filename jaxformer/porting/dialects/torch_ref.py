@@ -20,6 +20,7 @@ from jaxformer import (
     layers,
     norms,
     patches,
+    pooling,
     positions,
     transformer_lm,
     vision_transformer,
@@ -43,6 +44,7 @@ CLASSES: dict[str, type] = {
         encoder_decoder.EncoderDecoder,
         vision_transformer.VisionTransformer,
         patches.PatchEmbedding,
+        pooling.AttentionPooling,
         disentangled.DistanceRows,
         disentangled.DisentangledPositions,
         norms.LayerScale,
@@ -129,6 +131,7 @@ READERS: dict[str, dict[str, Read]] = {
     },
     "RMSNorm": {"features": _features, "use_scale": _has("weight")},
     "OutputBias": {"features": lambda source_model: source_model.shape("bias", 1)[0]},
+    "AttentionPooling": {"d_model": _size("query.", 1)},
     "LayerScale": {"features": _size("", 0)},
     "HeadTransform": {
         "d_model": _size("proj.", 1), "out_features": _size("proj.", 0),

@@ -32,8 +32,8 @@ _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
         "adapters", "attention", "blocks", "disentangled", "encoder_decoder", "experts",
-        "feed_forward", "heads", "layers", "norms", "patches", "positions", "transformer_lm",
-        "vision_transformer",
+        "feed_forward", "heads", "layers", "norms", "patches", "pooling", "positions",
+        "transformer_lm", "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.

@@ -6,6 +6,7 @@ A folder has ids.npy and, in attention.txt, the path of transformers that is the
 outputs.npy is written beside them. It imports nothing of the project.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,8 +17,9 @@ import transformers
 
 def run(folder: Path) -> None:
     """Loads a folder with the class that its config.json names, and saves what it computes."""
-    config = transformers.AutoConfig.from_pretrained(folder)
-    cls = getattr(transformers, config.architectures[0])
+    # Not by AutoConfig: transformers 4 does not know the model types of SigLIP's halves.
+    (name,) = json.loads((folder / "config.json").read_text())["architectures"]
+    cls = getattr(transformers, name)
     attention = (folder / "attention.txt").read_text()
     model, info = cls.from_pretrained(
         folder, output_loading_info=True, attn_implementation=attention
@@ -29,7 +31,7 @@ def run(folder: Path) -> None:
         # Of a model that sees they are images.
         ids = ids.to(next(model.parameters()).dtype)
     # The rule of ``target_part`` in running.py.
-    target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if config.is_encoder_decoder else {}
+    target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
         result = model.eval()(ids, **target)
     # A loss of experts would come first.

@@ -252,9 +252,11 @@ def _see(model: Any, ids: np.ndarray, is_masked: bool) -> list[torch.Tensor]:
         masked = masked_patches(pixels, embeddings.patch_embeddings.num_patches)
         more["bool_masked_pos"] = torch.as_tensor(masked)
     result = model(torch.as_tensor(pixels).to(next(model.parameters()).dtype), **more)
-    if "logits" in result:
-        return [result.logits]
-    has_pooler = getattr(model, "pooler", None) is not None
+    for whole in ("logits", "image_embeds"):
+        if whole in result:
+            return [result[whole]]
+    parts = ("pooler", "pre_layrnorm", "head")
+    has_pooler = any(getattr(model, part, None) is not None for part in parts)
     return [result.last_hidden_state, *([result.pooler_output] if has_pooler else [])]
 
 
@@ -276,6 +278,9 @@ def run_source(
     if "logits" in result:
         return [result.logits]
     pooled = result.get("pooler_output")
+    if type(model).__name__ == "CLIPTextModel":
+        # Of the token that ends a text, which the caller finds.
+        pooled = None
     return [result.last_hidden_state, *([] if pooled is None else [pooled])]
 
 
@@ -300,7 +305,9 @@ def run_target(
         result = target(
             jnp.asarray(pixels, dtype), jnp.asarray(masked) if use_mask else None, **more
         )
-        return [result, *([] if target.pooler is None else [target.pooled(result)])]
+        pools = any((target.pooler, target.pooled_norm, target.pooling))
+        pools = pools and target.classifier is None
+        return [result, *([target.pooled(result)] if pools else [])]
     if isinstance(target, EncoderDecoder):
         positions = more.get("positions")
         target_mask = None if mask is None else mask[..., ::-1][..., 7:]

@@ -28,6 +28,13 @@ def causal_mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
     return np.tril(np.ones((1, 1, length, length), np.bool_))
 
 
+def position_ids(source: str) -> Buffer:
+    """Returns the buffer (1, T) of positions from 0 that older checkpoints hold."""
+    return Buffer(
+        source, lambda module, shape: np.arange(module.config.context_length)[None], written=False
+    )
+
+
 def masked_score(value: float) -> Callable[[TransformerLM, Shape | None], np.ndarray]:
     """Returns the values of the buffer that holds the score of a masked position."""
     return lambda module, shape: np.array(value, np.float32)

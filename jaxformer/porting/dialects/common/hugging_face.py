@@ -83,7 +83,9 @@ def language_model(
     """
     known = TRANSFORMERS_TYPES[name]
     prefix, defaults = known.prefix, known.defaults
-    whole_class, body_class, *causal_class = known.classes
+    # Of half a model there is the body alone.
+    whole_class, body_class, *causal_class = (known.classes * 2)[: max(2, len(known.classes))]
+    is_half = len(known.classes) == 1
     matrix = head[-1].source[0].removesuffix(".weight")
     tied = {f"{matrix}.weight": f"{prefix}{known.embedding}.weight"}
     is_tied_by_default = defaults.get("tie_word_embeddings", False)
@@ -152,19 +154,18 @@ def language_model(
             **more,
         )
 
+    whole = module_mapping(
+        (whole_class, *causal_class),
+        prefix,
+        tied | dict(copies or {}),
+        prefix=prefix,
+        outside=outside,
+        superfluous=superfluous,
+    )
+    body_alone = module_mapping((body_class,), "", {})
     return StateDictAdapter(
         name,
-        (
-            module_mapping(
-                (whole_class, *causal_class),
-                prefix,
-                tied | dict(copies or {}),
-                prefix=prefix,
-                outside=outside,
-                superfluous=superfluous,
-            ),
-            module_mapping((body_class,), "", {}),
-        ),
+        (body_alone,) if is_half else (whole, body_alone),
         prefix=prefix,
         model_types=(name,),
         old_names=old_names or {},

@@ -1,7 +1,7 @@
 """The adapter of a family that sees, from its rules and its table of settings, and shared rows."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flax import nnx
@@ -9,7 +9,7 @@ from flax import nnx
 from jaxformer.config_vision import PatchConfig, VisionTransformerConfig
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
-from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import Reshaped
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import (
@@ -137,8 +137,10 @@ def image_model(
     body: Callable[[Any], Rules],
     *,
     head: str = "classifier",
-    old_names: Mapping[str, str],
+    old_names: Mapping[str, str] | None = None,
     published_names: Mapping[str, str],
+    buffers: tuple[Buffer, ...] = (),
+    body_head: Mapping[str, Any] = BODY_HEAD,
 ) -> StateDictAdapter:
     """Returns the adapter of a model that sorts images, and of its body alone.
 
@@ -149,9 +151,12 @@ def image_model(
         head: what the source calls the matrix of the classes.
         old_names: see ``StateDictAdapter``.
         published_names: see ``StateDictAdapter``.
+        buffers: of the body.
+        body_head: the fields of a body alone.
     """
     known = TRANSFORMERS_TYPES[name]
-    whole_class, body_class = known.classes
+    # Of half a model there may be the body alone.
+    whole_class, body_class = (known.classes * 2)[:2]
     rows = (*settings, *SHARED)
 
     def build(source_model: SourceModel, rngs: nnx.Rngs) -> VisionTransformer:
@@ -160,7 +165,7 @@ def image_model(
         fields = read_settings(rows, source_model)
         check_all_read(source_model, DEFAULTS, name)
         if source_model.kind == body_class:
-            fields |= BODY_HEAD
+            fields |= body_head
         return VisionTransformer(VisionTransformerConfig(**fields), rngs=rngs)
 
     def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,25 +188,25 @@ def image_model(
             VisionTransformer,
             build,
             lambda module: (*under("", start.rstrip("."), body(module)), *head_rules),
+            buffers=tuple(replace(b, source=start + b.source) for b in buffers),
             settings=write,
             **more,
         )
 
+    whole = module_mapping(
+        whole_class,
+        known.prefix,
+        names(classifier=head),
+        prefix=known.prefix,
+        outside=(f"{head}.",),
+    )
+    body_alone = module_mapping(body_class, "", ())
     return StateDictAdapter(
         name,
-        (
-            module_mapping(
-                whole_class,
-                known.prefix,
-                names(classifier=head),
-                prefix=known.prefix,
-                outside=(f"{head}.",),
-            ),
-            module_mapping(body_class, "", ()),
-        ),
+        (body_alone,) if whole_class == body_class else (whole, body_alone),
         prefix=known.prefix,
         model_types=(name,),
-        old_names=old_names,
+        old_names=old_names or {},
         published_names=published_names,
         overlooks=overlooks,
     )
