@@ -47,14 +47,19 @@ if TYPE_CHECKING:
     from jaxformer.attention_core import scaled_dot_product_attention
     from jaxformer.blocks import OutputNormBlock, ParallelBlock, PostNormBlock, PreNormBlock
     from jaxformer.char_data import CharTokenizer, TokenIdsDataset, batch_at
-    from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
+    from jaxformer.config import (
+        EncoderDecoderConfig,
+        OptimizerConfig,
+        TransformerClassifierConfig,
+        TransformerLMConfig,
+    )
     from jaxformer.config_experts import ExpertsConfig, RouterConfig
+    from jaxformer.config_heads import ClassifierConfig, HeadConfig
     from jaxformer.config_parts import (
         AttentionConfig,
         BlockConfig,
         EmbeddingConfig,
         FeedForwardConfig,
-        HeadConfig,
         LayerPattern,
         LMEmbeddingConfig,
         LoRAConfig,
@@ -74,6 +79,7 @@ if TYPE_CHECKING:
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
     from jaxformer.generation import generate, stream
+    from jaxformer.heads import ClassifierHead
     from jaxformer.inspection.attention_maps import AttentionMaps
     from jaxformer.layers import Dropout, Embedding, Linear
     from jaxformer.losses import cross_entropy
@@ -98,6 +104,7 @@ if TYPE_CHECKING:
     from jaxformer.sequence_generation import generate_target
     from jaxformer.training import presets
     from jaxformer.training.config import PairTrainConfig, TrainConfig
+    from jaxformer.transformer_classifier import TransformerClassifier
     from jaxformer.transformer_lm import TransformerLM
     from jaxformer.vision_transformer import VisionTransformer
 
@@ -109,6 +116,8 @@ __all__ = [
     "AttentionPooling",
     "BlockConfig",
     "CharTokenizer",
+    "ClassifierConfig",
+    "ClassifierHead",
     "Decoder",
     "DisentangledConfig",
     "DisentangledPositions",
@@ -162,6 +171,8 @@ __all__ = [
     "TokenIdsDataset",
     "TrainConfig",
     "TrainResult",
+    "TransformerClassifier",
+    "TransformerClassifierConfig",
     "TransformerLM",
     "TransformerLMConfig",
     "VisionTransformer",
@@ -228,13 +239,17 @@ _PUBLIC = {
     "attention_core": ("scaled_dot_product_attention",),
     "blocks": ("OutputNormBlock", "ParallelBlock", "PostNormBlock", "PreNormBlock"),
     "char_data": ("CharTokenizer", "TokenIdsDataset", "batch_at"),
-    "config": ("EncoderDecoderConfig", "OptimizerConfig", "TransformerLMConfig"),
+    "config": (
+        "EncoderDecoderConfig",
+        "OptimizerConfig",
+        "TransformerClassifierConfig",
+        "TransformerLMConfig",
+    ),
     "config_parts": (
         "AttentionConfig",
         "BlockConfig",
         "EmbeddingConfig",
         "FeedForwardConfig",
-        "HeadConfig",
         "LayerPattern",
         "LMEmbeddingConfig",
         "LoRAConfig",
@@ -242,6 +257,7 @@ _PUBLIC = {
         "QueryKeyNormConfig",
     ),
     "config_experts": ("ExpertsConfig", "RouterConfig"),
+    "config_heads": ("ClassifierConfig", "HeadConfig"),
     "config_positions": (
         "DisentangledConfig",
         "PositionConfig",
@@ -255,6 +271,7 @@ _PUBLIC = {
     "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
     "feed_forward": ("FeedForward", "GatedFeedForward"),
     "generation": ("generate", "stream"),
+    "heads": ("ClassifierHead",),
     "layers": ("Dropout", "Embedding", "Linear"),
     "losses": ("cross_entropy",),
     "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
@@ -277,6 +294,7 @@ _PUBLIC = {
         "SinusoidalPositions",
     ),
     "training.config": ("PairTrainConfig", "TrainConfig"),
+    "transformer_classifier": ("TransformerClassifier",),
     "transformer_lm": ("TransformerLM",),
     "vision_transformer": ("VisionTransformer",),
     "training": ("presets",),

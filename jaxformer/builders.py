@@ -6,14 +6,18 @@ from flax import nnx
 
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import BLOCKS, Block, StackPosition
-from jaxformer.config import TransformerConfig, TransformerLMConfig
-from jaxformer.config_parts import HeadConfig
+from jaxformer.config import (
+    TransformerClassifierConfig,
+    TransformerConfig,
+    TransformerLMConfig,
+)
+from jaxformer.config_heads import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.disentangled import DisentangledPositions, DistanceRows
 from jaxformer.experts import MixtureOfExperts
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
-from jaxformer.heads import HeadTransform, OutputBias
+from jaxformer.heads import ClassifierHead, HeadTransform, OutputBias
 from jaxformer.layers import Linear
 from jaxformer.norms import LayerNorm, LayerScale, NoNorm, RMSNorm, make_norm
 from jaxformer.patches import PatchEmbedding
@@ -382,3 +386,20 @@ def make_lm_head(
     if not config.tie_embeddings:
         return Linear(width, vocab_size, use_bias=config.head_bias, rngs=rngs)
     return OutputBias(vocab_size) if config.head_bias else None
+
+
+def make_classifier_head(config: TransformerClassifierConfig, *, rngs: nnx.Rngs) -> ClassifierHead:
+    """Returns what makes scores of labels, as a config says."""
+    part = config.classifier
+    return ClassifierHead(
+        config.d_model,
+        len(part.labels),
+        transform=part.classifier_transform,
+        activation=part.classifier_activation,
+        transform_bias=part.classifier_transform_bias,
+        norm=make_model_norm(config) if part.classifier_norm else None,
+        use_bias=part.classifier_bias,
+        input_dropout=part.classifier_input_dropout,
+        dropout=part.classifier_dropout,
+        rngs=rngs,
+    )

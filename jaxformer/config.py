@@ -13,13 +13,13 @@ from .checks import (
     check_numbers,
     check_positive,
 )
+from .config_heads import ClassifierConfig, HeadConfig
 from .config_optimizers import OptimizerConfig as OptimizerConfig
 from .config_parts import (
     AttentionConfig,
     BlockConfig,
     EmbeddingConfig,
     FeedForwardConfig,
-    HeadConfig,
     LayerPattern,
     LMEmbeddingConfig,
     LoRAConfig,
@@ -231,6 +231,24 @@ class TransformerLMConfig(TransformerConfig):
     def has_experts(self, layer: int) -> bool:
         """Whether this layer has experts in place of one feed-forward."""
         return super().has_experts(layer) and layer not in self.layers.dense_layers
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class TransformerClassifierConfig(TransformerLMConfig):
+    """The settings of a ``TransformerClassifier``: those of a language model, and its classifier.
+
+    Raises:
+        ValueError: a setting is out of its range, not finite, or does not fit the others.
+    """
+
+    head: HeadConfig = HeadConfig(head="none")
+    classifier: ClassifierConfig = ClassifierConfig()
+    """What makes scores of labels of the last layer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head.head != "none":
+            raise ValueError(f"a classifier needs head='none': got head={self.head.head!r}")
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False)

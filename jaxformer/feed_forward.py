@@ -86,6 +86,11 @@ def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return in_float32(jax.nn.silu, x)
 
 
+def tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Computes the hyperbolic tangent."""
+    return in_float32(jnp.tanh, x)
+
+
 class XIELU(nnx.Module):
     """Computes an activation whose two curvatures are trained (xIELU, arXiv 2411.13010).
 
@@ -129,6 +134,7 @@ ACTIVATIONS = {
     "gelu_bloom": gelu_bloom,
     "quick_gelu": quick_gelu,
     "silu": silu,
+    "tanh": tanh,
 }
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 

@@ -1,16 +1,16 @@
-"""Parts of BERT's output head (arXiv 1810.04805), beside the projection to logits."""
+"""What stands behind the last block: parts of BERT's output head, and a classifier's head."""
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxformer.feed_forward import ACTIVATIONS
-from jaxformer.layers import Embedding, Linear, in_float32, widen
+from jaxformer.layers import Dropout, Embedding, Linear, in_float32, widen
 from jaxformer.norms import LayerNorm, RMSNorm
 
 
 class HeadTransform(nnx.Module):
-    """Computes norm(activation(proj(x))), before the projection of BERT's masked-LM head.
+    """Computes norm(activation(proj(x))), before BERT's projection to logits (arXiv 1810.04805).
 
     Args:
         d_model: D.
@@ -40,6 +40,57 @@ class HeadTransform(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T O"]:
         """Returns what is projected to logits (B, T, out_features), in the dtype of x."""
         return self.norm(ACTIVATIONS[self.activation](self.proj(x)))
+
+
+class ClassifierHead(nnx.Module):
+    """Computes scores of labels: out_proj(drop(norm(activation(proj(drop(x)))))).
+
+    Without a transform it is out_proj(drop(drop(x))).
+
+    Args:
+        d_model: D.
+        num_labels: how many scores there are.
+        transform: whether there is ``proj``, with its activation (BERT's pooler).
+        activation: one of ``ACTIVATIONS``.
+        transform_bias: whether proj has a bias.
+        norm: what follows the activation, if anything.
+        use_bias: whether scores have a bias.
+        input_dropout: rate on x.
+        dropout: rate on what is projected to scores.
+        rngs: where the initial weights come from.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_labels: int,
+        *,
+        transform: bool = False,
+        activation: str = "tanh",
+        transform_bias: bool = True,
+        norm: LayerNorm | RMSNorm | None = None,
+        use_bias: bool = True,
+        input_dropout: float = 0.0,
+        dropout: float = 0.0,
+        rngs: nnx.Rngs,
+    ):
+        self.activation = activation
+        self.input_dropout = Dropout(input_dropout)
+        self.proj = (
+            Linear(d_model, d_model, use_bias=transform_bias, rngs=rngs) if transform else None
+        )
+        self.norm = norm
+        self.dropout = Dropout(dropout)
+        self.out_proj = Linear(d_model, num_labels, use_bias=use_bias, rngs=rngs)
+
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... O"]:
+        """Returns the scores (..., num_labels), in the dtype of x."""
+        x = self.input_dropout(x)
+        if self.proj is not None:
+            x = ACTIVATIONS[self.activation](self.proj(x))
+        if self.norm is not None:
+            x = self.norm(x)
+        return self.out_proj(self.dropout(x))
 
 
 def output_logits(

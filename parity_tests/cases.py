@@ -36,6 +36,17 @@ def boolean(*shape: int) -> Any:
     return draw
 
 
+def padded(batch: int, length: int) -> Any:
+    """A mask of keys that leaves out padding: of one row its end, of another its beginning."""
+
+    def draw(random: Random) -> np.ndarray:
+        mask = np.ones((batch, 1, 1, length), bool)
+        mask[0, ..., -4:] = mask[-1, ..., :3] = False
+        return mask
+
+    return draw
+
+
 def arange(*shape: int, start: int = 0) -> Any:
     """Positions that rise along the last axis."""
     return lambda random: np.broadcast_to(np.arange(start, start + shape[-1]), shape).copy()
@@ -149,6 +160,14 @@ def pooling_lm(**settings: Any) -> Any:
         return Pooling(side.config.TransformerLMConfig(**{**LM, **settings}), **side.init)
 
     return build
+
+
+def classifier(**settings: Any) -> Any:
+    """A builder of TransformerClassifiers of three labels on BERT's body."""
+    chosen = {**LM, **BERT, "labels": ("a", "b", "c"), **settings}
+    return lambda side: side.transformer_classifier.TransformerClassifier(
+        side.config.TransformerClassifierConfig(**chosen), **side.init
+    )
 
 
 ENCDEC = {k: LM[k] for k in ("d_model", "num_heads", "head_dim", "d_ff", "context_length")} | {
@@ -535,6 +554,11 @@ CASES = [
         D, s.norms.LayerNorm(D, eps=1e-12), activation="gelu", **s.init), FLOW),
     Case("heads/transform-narrow", lambda s: s.heads.HeadTransform(
         D, s.norms.LayerNorm(9), activation="relu_squared", out_features=9, **s.init), FLOW),
+    Case("heads/classifier", lambda s: s.heads.ClassifierHead(D, 5, dropout=0.2, **s.init), FLOW,
+         dropout=True),
+    Case("heads/classifier-transform", lambda s: s.heads.ClassifierHead(
+        D, 5, transform=True, transform_bias=False, norm=s.norms.LayerNorm(D), use_bias=False,
+        input_dropout=0.3, dropout=0.2, **s.init), FLOW, dropout=True),
     Case("heads/bias", lambda s: s.heads.OutputBias(D), FLOW),
     Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True,
          dropout=True),
@@ -618,6 +642,14 @@ CASES = [
              FAR_TOKENS)
         for positions in ("learned", "sinusoidal", "rotary", "alibi", "relative")
     ],
+    *[
+        Case(f"transformer_classifier/{classified}", classifier(
+            classified=classified, classifier_transform=classified == "first", **DROPOUTS),
+            given(tokens=ids(B, 13), mask=padded(B, 13)), dropout=True)
+        for classified in ("first", "last", "mean", "tokens")
+    ],
+    Case("transformer_classifier/choose", classifier(labels=("choice",)),
+         given(tokens=ids(B, 4, 13), token_types=ids(B, 4, 13, below=2)), method="choose"),
     Case("encoder_decoder/encoder", encdec("Encoder", 2), given(x=x(B, S, D),
          mask=boolean(B, 1, S, S)), weights=True),
     Case("encoder_decoder/decoder", encdec("Decoder", 2), DECODING, weights=True),

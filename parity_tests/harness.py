@@ -121,8 +121,8 @@ class Pair:
     def _record_masks(self) -> Arrays:
         """Records the keep-masks of one run, which both sides then use."""
 
-        def run() -> dict[str, Any]:
-            module = merge(self.definition, self.parameters)
+        def run(parameters: Arrays) -> dict[str, Any]:
+            module = merge(self.definition, parameters)
             places = jaxformer.layers.dropout_modules(module)
             jaxformer.layers.seed_dropout(module, jax.random.key(3))
             for place in places.values():
@@ -131,7 +131,7 @@ class Pair:
             return {p: d.last_keep for p, d in places.items() if d.last_keep is not None}
 
         # Jitted, one small program is compiled: nothing of the run but the masks is in it.
-        masks = {path: np.asarray(keep) for path, keep in jax.jit(run)().items()}
+        masks = {path: np.asarray(keep) for path, keep in jax.jit(run)(self.parameters).items()}
         if masks:
             torch_ref.layers.inject_keep_masks(
                 self.twin, {path: torch.from_numpy(mask.copy()) for path, mask in masks.items()}

@@ -25,6 +25,7 @@ import jaxformer.norms as norms
 import jaxformer.patches as patches
 import jaxformer.pooling as pooling
 import jaxformer.positions as positions
+import jaxformer.transformer_classifier as transformer_classifier
 import jaxformer.transformer_lm as transformer_lm
 import jaxformer.vision_transformer as vision_transformer
 
@@ -358,6 +359,16 @@ MUTANTS = [
     Mutant("the head's norm and activation swapped", "heads/transform", replace(
         heads.HeadTransform, "__call__", lambda _: lambda self, x:
         feed_forward.ACTIVATIONS[self.activation](self.norm(self.proj(x))))),
+    Mutant("a classifier's activation is missing", "heads/classifier-transform",
+          setting(heads.ClassifierHead, "activation", "relu")),
+    Mutant("a classifier's dropouts swapped", "heads/classifier-transform", swapped_attributes(
+        heads.ClassifierHead, "input_dropout", "dropout"), "dropout"),
+    Mutant("the last place is classified, padding or not", "transformer_classifier/last", replace(
+        transformer_classifier, "_classified", lambda original: lambda hidden, mask, what:
+        original(hidden, None, what))),
+    Mutant("padding has its share of the mean", "transformer_classifier/mean", replace(
+        transformer_classifier, "_classified", lambda original: lambda hidden, mask, what:
+        original(hidden, None, what))),
     Mutant("the head's bias is forgotten", "heads/bias", replace(
         heads.OutputBias, "__call__", lambda _: lambda self, x: x)),
     Mutant("the causal mask is off by one", "transformer_lm/gpt2", replace(

@@ -130,6 +130,7 @@ def test_the_same_call_arguments(name, cls):
     [
         "config.py",
         "config_experts.py",
+        "config_heads.py",
         "config_optimizers.py",
         "config_parts.py",
         "config_positions.py",

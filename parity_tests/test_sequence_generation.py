@@ -40,7 +40,14 @@ MODELS = {
         "embedding_norm": True,
         "block": "pre_norm",
     },
-    "rotary": {"positions": "rotary", "shared_embedding": False, "tie_embeddings": False},
+    # Without biases behind its last layer, which would make one token the best everywhere.
+    "rotary": {
+        "positions": "rotary",
+        "shared_embedding": False,
+        "tie_embeddings": False,
+        "norm": "rms_norm",
+        "head_bias": False,
+    },
 }
 SOURCE = np.random.default_rng(5).integers(0, V, (3, 9))
 MASK = np.arange(9)[None, :] < np.array([9, 6, 4])[:, None]
@@ -51,7 +58,7 @@ START = np.array([[3], [3], [3]])
 def pair(name):
     config = EncoderDecoderConfig(**{**BASE, **MODELS[name]})
     definition, shapes = abstract(lambda rngs: EncoderDecoder(config, rngs=rngs))
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(2)
     values = {n: rng.normal(n.endswith("scale"), 0.4, s.shape) for n, s in shapes.items()}
     model = merge(definition, {n: jnp.asarray(value) for n, value in values.items()})
     same = torch_config.EncoderDecoderConfig(**config.settings())

@@ -4,14 +4,18 @@ import math
 
 from torch_ref.attention import MultiHeadAttention
 from torch_ref.blocks import BLOCKS, Block, StackPosition
-from torch_ref.config import TransformerConfig, TransformerLMConfig
-from torch_ref.config_parts import HeadConfig
+from torch_ref.config import (
+    TransformerClassifierConfig,
+    TransformerConfig,
+    TransformerLMConfig,
+)
+from torch_ref.config_heads import HeadConfig
 from torch_ref.config_positions import RotaryScalingConfig
 from torch_ref.config_vision import VisionTransformerConfig
 from torch_ref.disentangled import DisentangledPositions, DistanceRows
 from torch_ref.experts import MixtureOfExperts
 from torch_ref.feed_forward import GATED, FeedForward, GatedFeedForward
-from torch_ref.heads import HeadTransform, OutputBias
+from torch_ref.heads import ClassifierHead, HeadTransform, OutputBias
 from torch_ref.layers import Linear
 from torch_ref.norms import LayerNorm, LayerScale, NoNorm, RMSNorm, make_norm
 from torch_ref.patches import PatchEmbedding
@@ -358,3 +362,19 @@ def make_lm_head(config: HeadConfig, width: int, vocab_size: int) -> Linear | Ou
     if not config.tie_embeddings:
         return Linear(width, vocab_size, use_bias=config.head_bias)
     return OutputBias(vocab_size) if config.head_bias else None
+
+
+def make_classifier_head(config: TransformerClassifierConfig) -> ClassifierHead:
+    """Returns what makes scores of labels, as a config says."""
+    part = config.classifier
+    return ClassifierHead(
+        config.d_model,
+        len(part.labels),
+        transform=part.classifier_transform,
+        activation=part.classifier_activation,
+        transform_bias=part.classifier_transform_bias,
+        norm=make_model_norm(config) if part.classifier_norm else None,
+        use_bias=part.classifier_bias,
+        input_dropout=part.classifier_input_dropout,
+        dropout=part.classifier_dropout,
+    )

@@ -21,8 +21,6 @@ NormKind = Literal["layer_norm", "rms_norm"]
 BlockKind = Literal["pre_norm", "post_norm", "output_norm", "parallel"]
 QueryKeyNormSpan = Literal["head", "own_head", "all_heads"]
 ProjectedEmbeddings = Literal["sum", "tokens"]
-HeadKind = Literal["linear", "masked_lm", "none"]
-PooledToken = Literal["first", "last"]
 
 # The linear layers of a block, by their attributes.
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")
@@ -276,51 +274,6 @@ class StacksConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "encoder_num_heads", "encoder_d_ff")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig(Part):
-    """The settings of what makes logits of the last layer.
-
-    Raises:
-        ValueError: a setting is out of its range, or does not fit the others.
-    """
-
-    head: HeadKind = "linear"
-    """What makes logits of the last layer: a matrix, BERT's masked-LM head, or nothing."""
-    tie_embeddings: bool = True
-    """Whether the output head's matrix is the token embedding."""
-    head_bias: bool = False
-    """Whether the output head has a bias."""
-    head_transform_bias: bool = True
-    """Whether the matrix of BERT's masked-LM head has a bias (ModernBERT: not)."""
-    head_activation: PlainActivation | None = None
-    """The activation of BERT's masked-LM head; default the feed-forward's (RoBERTa: gelu)."""
-    logit_scale: float | None = None
-    """What logits are multiplied by; default 1."""
-    logit_soft_cap: float | None = None
-    """The bound on logits, by tanh; default none."""
-    pooler: bool = False
-    """Whether one token's output can be pooled: a matrix makes a vector of it (BERT)."""
-    pooled_token: PooledToken = "first"
-    """Which token that is (SigLIP: the last)."""
-    pooler_tanh: bool = True
-    """Whether tanh follows the pooler's matrix (SigLIP: not)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "head", get_args(HeadKind))
-        check_choice(self, "pooled_token", get_args(PooledToken))
-        check_positive(self, "logit_soft_cap", "logit_scale")
-        if self.head_activation is not None:
-            check_choice(self, "head_activation", get_args(PlainActivation))
-        changes = (self.logit_scale, self.logit_soft_cap)
-        if self.head == "none" and (self.head_bias or changes != (None, None)):
-            raise ValueError(
-                "head='none' has neither bias nor scale nor cap: got "
-                f"head_bias={self.head_bias}, logit_scale={self.logit_scale}, "
-                f"logit_soft_cap={self.logit_soft_cap}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,11 @@ def silu(x: torch.Tensor) -> torch.Tensor:
     return functional.silu(x)
 
 
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    """Computes the hyperbolic tangent."""
+    return torch.tanh(x)
+
+
 class XIELU(nn.Module):
     """Computes an activation whose two curvatures are trained (xIELU, arXiv 2411.13010).
 
@@ -92,6 +97,7 @@ ACTIVATIONS = {
     "gelu_bloom": gelu_bloom,
     "quick_gelu": quick_gelu,
     "silu": silu,
+    "tanh": tanh,
 }
 GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 

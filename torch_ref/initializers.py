@@ -80,19 +80,14 @@ def initialize(
 
 def _bias(scheme: str, owner: nn.Module) -> Initializer:
     if scheme in ("torch", "xavier_uniform") and _is_linear(owner):
-        return torch_linear(_shape(owner)[-1])[1]
+        return torch_linear(owner.get_parameter("weight").shape[-1])[1]
     return constant(0)
 
 
 def _is_linear(owner: nn.Module) -> bool:
     """Whether it multiplies by a matrix, or by one of several."""
-    # A bias that is added to logits has no matrix.
-    is_several = hasattr(owner, "weight") and len(_shape(owner)) == 3
-    return isinstance(owner, nn.Linear) or is_several
-
-
-def _shape(owner: nn.Module) -> torch.Size:
-    return owner.get_parameter("weight").shape
+    weight = getattr(owner, "weight", None)
+    return isinstance(owner, nn.Linear) or (weight is not None and weight.ndim == 3)
 
 
 def _weight(

@@ -105,6 +105,7 @@ def helps():
         for name in (
             "config.py",
             "config_experts.py",
+            "config_heads.py",
             "config_parts.py",
             "config_positions.py",
             "training/config.py",

@@ -4,16 +4,11 @@ from typing import Any
 
 from flax import nnx
 
-from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_tree import from_dict, setting_types
-from jaxformer.config_vision import VisionTransformerConfig
-from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.mapping.abstract_modules import parameter_shapes
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rule, Rules
 from jaxformer.porting.mapping.source_model import SourceModel
-from jaxformer.transformer_lm import TransformerLM
-from jaxformer.vision_transformer import VisionTransformer
 
 
 def _rules(module: Any) -> Rules:
@@ -43,10 +38,6 @@ def _module_mapping(model: Any, config: type) -> ModuleMapping:
 DIALECTS = (
     StateDictAdapter(
         "jaxformer",
-        (
-            _module_mapping(TransformerLM, TransformerLMConfig),
-            _module_mapping(EncoderDecoder, EncoderDecoderConfig),
-            _module_mapping(VisionTransformer, VisionTransformerConfig),
-        ),
+        tuple(_module_mapping(model, config) for config, model in MODEL_OF_CONFIG.items()),
     ),
 )

@@ -22,17 +22,14 @@ from jaxformer import (
     patches,
     pooling,
     positions,
+    transformer_classifier,
     transformer_lm,
     vision_transformer,
 )
-from jaxformer.config import (
-    EncoderDecoderConfig,
-    TransformerConfig,
-    TransformerLMConfig,
-)
+from jaxformer.config import TransformerConfig
 from jaxformer.config_tree import from_dict
-from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.parameters import abstract
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.source_model import MissingSettingError, SourceModel
@@ -41,6 +38,7 @@ CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         transformer_lm.TransformerLM,
+        transformer_classifier.TransformerClassifier,
         encoder_decoder.EncoderDecoder,
         vision_transformer.VisionTransformer,
         patches.PatchEmbedding,
@@ -63,6 +61,7 @@ CLASSES: dict[str, type] = {
         experts.Router,
         experts.ExpertLinear,
         heads.HeadTransform,
+        heads.ClassifierHead,
         heads.OutputBias,
         positions.LearnedPositions,
         positions.SinusoidalPositions,
@@ -142,6 +141,12 @@ READERS: dict[str, dict[str, Read]] = {
         "span": lambda source_model: source_model.shape("weight")[0] // 2, "d_model": _size("", 1),
     },
     "DisentangledPositions": {"dropout": _rate("dropout")},
+    "ClassifierHead": {
+        "d_model": _size("out_proj.", 1), "num_labels": _size("out_proj.", 0),
+        "use_bias": _has("out_proj.bias"), "transform": _has("proj"),
+        "transform_bias": _has("proj.bias"), "input_dropout": _rate("input_dropout"),
+        "dropout": _rate("dropout"),
+    },
     "LearnedPositions": {
         "max_length": lambda f: f.shape("weight")[0] - f.setting("offset", default=0),
         "d_model": _size("", 1),
@@ -179,11 +184,7 @@ READERS: dict[str, dict[str, Read]] = {
     "Block": {"residual_dropout": _rate("attention_residual_dropout")},
 }  # fmt: skip
 READERS["GatedFeedForward"] = READERS["FeedForward"]
-CONFIGS = {
-    "TransformerLM": TransformerLMConfig,
-    "EncoderDecoder": EncoderDecoderConfig,
-    "VisionTransformer": VisionTransformerConfig,
-}
+CONFIGS = {model.__name__: config for config, model in MODEL_OF_CONFIG.items()}
 
 
 def _build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:

@@ -7,7 +7,11 @@ from typing import Any
 
 from flax import nnx
 
-from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config import (
+    EncoderDecoderConfig,
+    TransformerClassifierConfig,
+    TransformerLMConfig,
+)
 from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
@@ -19,6 +23,7 @@ from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.validation import check_config
 from jaxformer.positions import RotaryScaling
+from jaxformer.transformer_classifier import TransformerClassifier
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
 
@@ -26,6 +31,7 @@ MODEL_OF_CONFIG = {
     TransformerLMConfig: TransformerLM,
     EncoderDecoderConfig: EncoderDecoder,
     VisionTransformerConfig: VisionTransformer,
+    TransformerClassifierConfig: TransformerClassifier,
 }
 # The modules of the classes that compute; the subclasses in porting only change their signatures.
 _COMPONENTS = {
@@ -33,7 +39,7 @@ _COMPONENTS = {
     for name in (
         "adapters", "attention", "blocks", "disentangled", "encoder_decoder", "experts",
         "feed_forward", "heads", "layers", "norms", "patches", "pooling", "positions",
-        "transformer_lm", "vision_transformer",
+        "transformer_classifier", "transformer_lm", "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.
@@ -41,6 +47,7 @@ _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
     "logit_scale", "num_layers", "layer_groups", "layers_in_group", "image_height", "image_width",
     "pooling", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
+    "labels", "classified",
 )  # fmt: skip
 
 
