@@ -294,10 +294,13 @@ class PairTrainConfig(TrainConfig):
 
     model: EncoderDecoderConfig  # type: ignore[assignment]
     """The model: T5, BART and their kin are values of its settings."""
+    block_size: int | None = None
+    """Tokens of a target in a row; default as many as the longest has."""
     source_length: int | None = None
     """Tokens of a source in a row; default as many as the longest has."""
     target_begin: tuple[int, ...] = ()
-    """The ids that every target begins with; default those that the model's files name."""
+    """The id that the decoder starts with, and perhaps the one that always follows it, such as that
+    of a language; default those that the model's files name."""
     truncate: bool = False
     """Cut sources and targets that are longer than a row; by default they are rejected."""
 
@@ -317,6 +320,8 @@ class PairTrainConfig(TrainConfig):
             raise ValueError("training needs a causal decoder: got causal=False")
         if self.model.feed_forward.experts.num_experts is not None:
             raise ValueError("experts are trained in language models: got an encoder and decoder")
+        if len(self.target_begin) > 2:
+            raise ValueError(f"target_begin must be one id or two: got {self.target_begin}")
         size = self.model.target_vocab_size
         if wrong := [i for i in self.target_begin if not 0 <= i < size]:
             raise ValueError(f"target_begin must be ids in [0, {size}): got {wrong[0]}")

@@ -148,7 +148,7 @@ class Experiment:
             if isinstance(config, PairTrainConfig):
                 if start is None and tokenizer is None:
                     raise UsageError("an encoder and decoder is trained further: give --init-from")
-                config = _begin_targets(config, start, known)
+                config, start = _begin_targets(config, start, known)
                 last_ids = () if start is None else start.last_ids
                 config, data = read_pairs(corpus.name, corpus.parts, config, known, last_ids)
             else:
@@ -263,12 +263,17 @@ def _choose_tokenizer(
 
 def _begin_targets(
     config: PairTrainConfig, start: WarmStart | None, tokenizer: Any
-) -> PairTrainConfig:
-    """The settings with the ids that targets begin with."""
-    if config.target_begin or start is None:
-        return config
-    begin = begin_targets(start.target_begin, start.first_ids, tokenizer, start.source)
-    return dataclasses.replace(config, target_begin=begin)
+) -> tuple[PairTrainConfig, WarmStart | None]:
+    """The settings with the ids that targets begin with; what the user gave stays with the run."""
+    if start is None:
+        return config, start
+    if not config.target_begin:
+        begin = begin_targets(start.target_begin, start.first_ids, tokenizer, start.source)
+        return dataclasses.replace(config, target_begin=begin), start
+    names = ("decoder_start_token_id", "forced_bos_token_id")
+    given = dict(zip(names, config.target_begin, strict=False))
+    about = {**start.about, "token_ids": {**start.about.get("token_ids", {}), **given}}
+    return config, dataclasses.replace(start, about=about)
 
 
 def _fit_vocabulary(config: TrainConfig, size: int, what: str) -> TrainConfig:
