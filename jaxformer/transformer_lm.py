@@ -258,9 +258,9 @@ class TransformerLM(nnx.Module):
         """
         if self.pooler is None:
             raise ValueError("pooled needs a pooler: got pooler=False")
-        head = self.config.head
-        pooled = self.pooler(hidden[:, 0 if head.pooled_token == "first" else -1])
-        return in_float32(jnp.tanh, pooled) if head.pooler_tanh else pooled
+        config = self.config
+        pooled = self.pooler(hidden[:, 0 if config.head.pooled_token == "first" else -1])
+        return in_float32(jnp.tanh, pooled) if config.head.pooler_tanh else pooled
 
     def __repr__(self) -> str:
         """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""

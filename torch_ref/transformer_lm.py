@@ -252,9 +252,11 @@ class TransformerLM(nn.Module):
         """
         if self.pooler is None:
             raise ValueError("pooled needs a pooler: got pooler=False")
-        head = self.config.head
-        pooled: torch.Tensor = self.pooler(hidden[:, 0 if head.pooled_token == "first" else -1])
-        return torch.tanh(pooled) if head.pooler_tanh else pooled
+        config = self.config
+        pooled: torch.Tensor = self.pooler(
+            hidden[:, 0 if config.head.pooled_token == "first" else -1]
+        )
+        return torch.tanh(pooled) if config.head.pooler_tanh else pooled
 
 
 def _type_rows(
