@@ -1,5 +1,7 @@
 """The page docs/reference/wild.md, from what docs/reference/wild.json says."""
 
+import collections
+
 from benchmarks.wild.checked import CHECKED
 
 MODES = ("forward", "padding right", "padding left", "cache", "cache, padding left")
@@ -51,8 +53,7 @@ def page(data):
         comparisons=sum(r["verdict"] != "failed" for r in rows),
         **data["made"],
     )]  # fmt: skip
-    if data["made"].get("note"):
-        parts += [data["made"]["note"], ""]
+    parts += [*_revisions(rows), ""]
     for library in dict.fromkeys(r["library"] for r in rows):
         own = [r for r in rows if r["library"] == library]
         parts += [f"### {library}\n", *_table(own), ""]
@@ -67,6 +68,20 @@ def page(data):
         "`rope_theta` and `rope_scaling`.",
     ]
     return "\n".join(parts) + "\n"
+
+
+def _revisions(rows):
+    """Yields which revision of jaxformer measured how many rows, and which rows are older."""
+    counts = collections.Counter(row.get("revision", "") for row in rows)
+    known = [f"{count} rows at {name}" for name, count in counts.items() if name]
+    yield f"Measured by jaxformer at these revisions: {', '.join(known) or 'none is known'}."
+    if counts[""]:
+        old = [r for r in rows if not r.get("revision")]
+        listed = dict.fromkeys(f"{r['family']} ({r['mode']})" for r in old)
+        yield (
+            f"{counts['']} rows are of 23 November 2026, measured while compare was improved: "
+            f"{', '.join(listed)}."
+        )
 
 
 def _table(rows):

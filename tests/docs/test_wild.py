@@ -30,6 +30,21 @@ def test_no_comparison_contradicts_the_models():
             assert row["effect"] > 1e-6, where
 
 
+def test_a_row_is_put_in_the_place_of_an_older_one():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import write_wild
+    finally:
+        sys.path.pop(0)
+    data = {"rows": [{**row} for row in DATA["rows"][:3]]}
+    new = {name: data["rows"][1][name] for name in write_wild.KEY} | {"verdict": "new"}
+    write_wild.put(data, {**new}, "1234567")
+    write_wild.put(data, {**new, "setting": "another"}, "1234567")
+    assert [row["verdict"] for row in data["rows"]][1::2] == ["new", "new"]
+    assert len(data["rows"]) == 4
+    assert data["rows"][1]["revision"] == "1234567"
+
+
 def test_the_scripts_are_there():
     scripts = sorted((ROOT / "docs" / "reference" / "wild").glob("*.py"))
     assert len(scripts) == 2
@@ -47,7 +62,9 @@ def test_one_library_is_measured_again(tmp_path):
         import write_wild
     finally:
         sys.path.pop(0)
-    found = write_wild.measure(environment, ["equimo"], {"made": {}, "rows": []})["rows"]
+    data = {"made": {}, "rows": []}
+    write_wild.measure(environment, ["equimo"], data, None, lambda data: None)
+    found = data["rows"]
     known = [row for row in DATA["rows"] if row["library"] == "equimo"]
     assert [(r["setting"], r["verdict"]) for r in found] == [
         (r["setting"], r["verdict"]) for r in known

@@ -9,6 +9,7 @@ from jax.extend.core import Literal
 
 from jaxformer.parity import compare
 from jaxformer.parity.graphs.matching.anchors import Anchors
+from jaxformer.parity.graphs.matching.values import moments
 from jaxformer.parity.graphs.recording.numpy_operators import numpy_function
 from jaxformer.parity.graphs.recording.tape import Tape
 
@@ -131,3 +132,44 @@ def test_a_variance_is_told_from_itself_plus_a_small_eps():
     anchors.index.add(values)
     for value in values:
         np.testing.assert_array_equal(anchors.candidate.add(value.data, "input").data, value.data)
+
+
+class Scaled(torch.nn.Module):
+    """Scales the scores by a number in float32, and masks them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
+        self.out = torch.nn.Linear(6, 5)
+        self.root = torch.sqrt(torch.tensor(6.0))
+
+    def forward(self, x):
+        q, k, v = (linear(x) for linear in self.qkv)
+        seen = torch.ones(7, 7).tril().bool()
+        scores = torch.where(seen, q @ k.mT, -1e9) / self.root
+        return self.out(torch.softmax(scores, -1) @ v)
+
+
+def test_factors_that_make_up_for_each_other_are_no_bug():
+    model = Scaled()
+    arrays = {n: p.detach().numpy() for n, p in model.named_parameters()}
+
+    def forward(params, x):
+        q, k, v, out = (
+            lambda y, n=n: y @ params[f"{n}.weight"].T + params[f"{n}.bias"]
+            for n in ("qkv.0", "qkv.1", "qkv.2", "out")
+        )
+        seen = jnp.tril(jnp.ones((7, 7), bool))
+        # The queries are scaled, so that the gradients of the scores are others.
+        scores = jnp.where(seen, (q(x) / np.sqrt(6)) @ k(x).swapaxes(1, 2), -1e9)
+        return out(jax.nn.softmax(scores) @ v(x))
+
+    x = np.random.default_rng(0).normal(size=(2, 7, 6)).astype(np.float32)
+    report = compare(model, (forward, arrays), x)
+    assert report.verdict == "rounding", str(report)
+
+
+def test_numbers_near_zero_have_moments():
+    assert np.isfinite(moments(np.full(5, 1e-200))).all()
+    assert np.isfinite(moments(np.full(5, 5e-324))).all()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis, sides_of
-from jaxformer.parity.graphs.recording.tape import Operator
+from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
 
@@ -48,7 +48,9 @@ def _maker_of_rows(divergence: Divergence) -> Operator | None:
             known |= {v.index for v in operator.inputs}
             if operator.source and operator.source != lookup.source:
                 found.append(operator)
-    return found[0] if found else lookup
+    # A cast or a copy makes no numbers; what only repeats a constant made them where it began.
+    made = [operator for operator in found if operator.name not in LAYOUT_ONLY]
+    return (made or found[-1:] or [lookup])[0]
 
 
 def _tables(

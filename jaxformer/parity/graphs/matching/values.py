@@ -61,8 +61,8 @@ def moments(array: np.ndarray) -> np.ndarray:
     scale = max(highest, -lowest)
     unit = scale or 1.0
     with np.errstate(all="ignore"):
-        cube = float(np.dot(flat * flat, flat)) / unit**2 if flat.size <= MOST_CUBED else 0.0
-    means = np.array([total, squares / unit, cube]) / flat.size
+        cube = float(np.dot(flat * flat, flat)) if flat.size <= MOST_CUBED else 0.0
+    means = np.array([total, squares / unit, cube / unit / unit]) / flat.size
     return np.array([missing, scale, *means, highest - lowest])
 
 

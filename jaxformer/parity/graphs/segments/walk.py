@@ -23,6 +23,9 @@ from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.ends import earliest_end, wrong_factors
 from jaxformer.parity.graphs.segments.false_anchors import false_anchor
 
+# Factors that are this many times as far off as their product make up for each other.
+COMPENSATED = 1e3
+
 
 @dataclasses.dataclass(frozen=True)
 class ComparedResult:
@@ -163,11 +166,21 @@ class Walk(Anchors):
             if distance(layout.apply(wanted.data), self.array(value))
             > rounding_allowed(wanted.data)
         ]
+        # Factors that are far off in a product that hardly is make up for each other: one side
+        # scales the queries, the other one the scores.
+        far = [self._error(*factor) for factor in wrong]
+        if wrong and min(far) > COMPENSATED * found.error:
+            return False
         for value, wanted, layout in wrong:
             # It may equal another value of the reference.
             self.matches.pop(value.index, None)
             self._diverge(value, wanted, layout)
         return bool(wrong)
+
+    def _error(self, value: Value, wanted: Value, layout: Layout) -> float:
+        """Returns how far a value is from what it must be, of scale."""
+        far = distance(layout.apply(wanted.data), self.array(value))
+        return far / (largest(wanted.data) or 1.0)
 
     def _segment(
         self,
@@ -179,15 +192,15 @@ class Walk(Anchors):
         operators: list[Operator],
     ) -> Divergence:
         """Returns what lies between the last anchors and the end of a wrong segment."""
-        array = self.array(end)
         own, boundary = region_before([end], lambda v: v.index in self.matches)
         reference_own, reference_boundary = region_before(
             [end_wanted], lambda v: v.index in self.reached
         )
-        error = distance(layout.apply(end_wanted.data), array) / (largest(end_wanted.data) or 1.0)
+        error = self._error(end, end_wanted, layout)
         return Divergence(
             end, end_wanted, layout, own, boundary, reference_own, reference_boundary, error,
-            array, dict(self.arrays), required, required_wanted, operators, self._is_backward,
+            self.array(end), dict(self.arrays), required, required_wanted, operators,
+            self._is_backward,
         )  # fmt: skip
 
     def _is_noise(self, value: Value, wanted: Value, operators: Sequence[Operator]) -> bool:
