@@ -76,6 +76,13 @@ MODELS = {
         "head_bias": True,
         "seed": 5,
     },
+    "shared_layers": {"positions": "learned", "num_layers": 4, "layer_groups": 2},
+    "disentangled": {
+        "positions": "disentangled",
+        "distance_span": 6,
+        "distance_limit": 15,
+        "seed": 1,
+    },
 }
 
 
