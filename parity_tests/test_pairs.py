@@ -136,9 +136,8 @@ def test_twenty_steps_agree_with_torch(name):
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)
 
     inputs, targets, sources = (x[0] for x in pairs(30))
-    found = evaluation_step(
-        state.parameters, inputs, targets, targets >= 0, sources, definition=definition
-    )
+    evaluate = jax.jit(functools.partial(evaluation_step, definition=definition))
+    found = evaluate(state.parameters, inputs, targets, targets >= 0, sources)
     arrays = map(torch.from_numpy, (inputs, np.maximum(targets, 0), targets >= 0, sources))
     expected = torch_ref.train_step.evaluation_step(twin, *arrays)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
@@ -148,7 +147,7 @@ def test_padding_changes_nothing():
     definition, parameters, _ = build("t5")
     inputs, targets, sources = (x[0, :1] for x in pairs(5))
     targets[0, 6:] = sources[0, 8:] = -100
-    evaluate = functools.partial(evaluation_step, parameters, definition=definition)
+    evaluate = jax.jit(functools.partial(evaluation_step, parameters, definition=definition))
     counted = targets >= 0
     alone = evaluate(inputs[:, :6], targets[:, :6], counted[:, :6], sources[:, :8])
     padded = evaluate(inputs, targets, counted, sources)
