@@ -53,10 +53,10 @@ if TYPE_CHECKING:
         TransformerClassifierConfig,
         TransformerLMConfig,
     )
+    from jaxformer.config_attention import AttentionConfig, LatentConfig, QueryKeyNormConfig
     from jaxformer.config_experts import ExpertsConfig, RouterConfig
     from jaxformer.config_heads import ClassifierConfig, HeadConfig
     from jaxformer.config_parts import (
-        AttentionConfig,
         BlockConfig,
         EmbeddingConfig,
         FeedForwardConfig,
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
         LMEmbeddingConfig,
         LoRAConfig,
         NormConfig,
-        QueryKeyNormConfig,
     )
     from jaxformer.config_positions import (
         DisentangledConfig,
@@ -81,6 +80,7 @@ if TYPE_CHECKING:
     from jaxformer.generation import generate, stream
     from jaxformer.heads import ClassifierHead
     from jaxformer.inspection.attention_maps import AttentionMaps
+    from jaxformer.latent_attention import LatentAttention
     from jaxformer.layers import Dropout, Embedding, Linear
     from jaxformer.losses import cross_entropy
     from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
@@ -137,6 +137,8 @@ __all__ = [
     "HuggingFaceTokenizer",
     "ImageHeadConfig",
     "LMEmbeddingConfig",
+    "LatentAttention",
+    "LatentConfig",
     "LayerCache",
     "LayerNorm",
     "LayerPattern",
@@ -246,16 +248,17 @@ _PUBLIC = {
         "TransformerLMConfig",
     ),
     "config_parts": (
-        "AttentionConfig",
         "BlockConfig",
         "EmbeddingConfig",
         "FeedForwardConfig",
         "LayerPattern",
         "LMEmbeddingConfig",
+        "LatentAttention",
+        "LatentConfig",
         "LoRAConfig",
         "NormConfig",
-        "QueryKeyNormConfig",
     ),
+    "config_attention": ("AttentionConfig", "LatentConfig", "QueryKeyNormConfig"),
     "config_experts": ("ExpertsConfig", "RouterConfig"),
     "config_heads": ("ClassifierConfig", "HeadConfig"),
     "config_positions": (
@@ -272,6 +275,7 @@ _PUBLIC = {
     "feed_forward": ("FeedForward", "GatedFeedForward"),
     "generation": ("generate", "stream"),
     "heads": ("ClassifierHead",),
+    "latent_attention": ("LatentAttention",),
     "layers": ("Dropout", "Embedding", "Linear"),
     "losses": ("cross_entropy",),
     "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
@@ -287,6 +291,8 @@ _PUBLIC = {
     "sequence_generation": ("generate_target",),
     "positions": (
         "ALiBi",
+        "LatentAttention",
+        "LatentConfig",
         "LearnedPositions",
         "RelativeBuckets",
         "RelativePositions",

@@ -96,6 +96,8 @@ class MultiHeadAttention(nnx.Module):
         qkv_clip: where given, projected queries, keys and values are cut to ±qkv_clip (OLMo, MPT).
         scale: default 1/sqrt(H).
         score_soft_cap: see ``scaled_dot_product_attention``.
+        sinks: whether each head has a number of its own, ``sinks`` (N,), see
+            ``scaled_dot_product_attention``.
         attention_dropout: rate on the attention weights.
         output_dropout: rate on the result.
         rngs: where the initial weights come from.
@@ -123,6 +125,7 @@ class MultiHeadAttention(nnx.Module):
         qkv_clip: float | None = None,
         scale: float | None = None,
         score_soft_cap: float | None = None,
+        sinks: bool = False,
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
         rngs: nnx.Rngs,
@@ -145,6 +148,7 @@ class MultiHeadAttention(nnx.Module):
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
         self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
         self.score_soft_cap = score_soft_cap
+        self.sinks = nnx.Param(jnp.zeros((num_heads,))) if sinks else None
         kv_width = num_kv_heads * self.head_dim
         width = num_heads * self.head_dim
         self.q_proj = Linear(d_model, width, use_bias=use_bias, rngs=rngs)
@@ -197,7 +201,7 @@ class MultiHeadAttention(nnx.Module):
         slots_T = start + jnp.arange(query.shape[1])
         if positions is None:
             positions = slots_T[None]
-        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm, positions)
+        q_BTNH = self._queries(query, positions)
         if memory_cache is not None:
             k_BSKH, v_BSKH = memory_cache.read(q_BTNH)
         elif key is None:
@@ -206,6 +210,7 @@ class MultiHeadAttention(nnx.Module):
             k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
+        k_BSKH, v_BSKH = self._expand(k_BSKH, v_BSKH)
 
         distance_TS = jnp.arange(k_BSKH.shape[1])[None, :] - slots_T[:, None]
         if bias is not None:
@@ -223,7 +228,13 @@ class MultiHeadAttention(nnx.Module):
         attend = functools.partial(self._attend, return_weights=return_weights)
         weights_BNTS: Any
         out_BTNH, weights_BNTS = share_heads(attend)(
-            q_BTNH, k_BSKH, v_BSKH, mask, bias, self.attention_dropout
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            mask,
+            bias,
+            self.attention_dropout,
+            None if self.sinks is None else self.sinks[...],
         )
         out = out_BTNH.reshape(*query.shape[:-1], -1)
         if self.o_proj is not None:
@@ -244,23 +255,26 @@ class MultiHeadAttention(nnx.Module):
         mask: Bool[Array, "B N T S"] | None,
         bias: Float[Array, "B N T S"] | None,
         dropout: Dropout,
+        sinks: Float[Array, "N"] | None = None,
         *,
         return_weights: bool,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
         """Returns the output before o_proj, by a fused kernel or the core, and the weights."""
-        out_BTNH = try_fused_attention(
-            q_BTNH,
-            k_BSKH,
-            v_BSKH,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            soft_cap=self.score_soft_cap,
-            dropout=dropout.active,
-            weights=return_weights,
-        )
-        if out_BTNH is not None:
-            return out_BTNH, None
+        # Without sinks, which no fused kernel knows.
+        if sinks is None:
+            out_BTNH = try_fused_attention(
+                q_BTNH,
+                k_BSKH,
+                v_BSKH,
+                mask=mask,
+                bias=bias,
+                scale=self.scale,
+                soft_cap=self.score_soft_cap,
+                dropout=dropout.active,
+                weights=return_weights,
+            )
+            if out_BTNH is not None:
+                return out_BTNH, None
         out_BTNH, weights_BNTS = scaled_dot_product_attention(
             q_BTNH,
             k_BSKH,
@@ -270,8 +284,20 @@ class MultiHeadAttention(nnx.Module):
             scale=self.scale,
             soft_cap=self.score_soft_cap,
             dropout=dropout,
+            sinks=sinks,
         )
         return out_BTNH, weights_BNTS if return_weights else None
+
+    def _queries(
+        self, query: Float[Array, "B T D"], positions: Int[Array, "B T"]
+    ) -> Float[Array, "B T N H"]:
+        return self._heads(self.q_proj(query), self.num_heads, self.q_norm, positions)
+
+    def _expand(
+        self, k_BSKH: Float[Array, "B S K _"], v_BSKH: Float[Array, "B S K _"]
+    ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
+        """Keys and values, from what a cache keeps of them: here the same."""
+        return k_BSKH, v_BSKH
 
     def _keys_and_values(
         self,

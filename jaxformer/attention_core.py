@@ -24,6 +24,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: Dropout | None = None,
+    sinks: Float[Array, "N"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"]]:
     """Computes softmax(q kᵀ · scale + bias) v for each head (arXiv 1706.03762, eq. 1).
 
@@ -43,6 +44,8 @@ def scaled_dot_product_attention(
         scale: default 1/sqrt(H).
         soft_cap: where given, scores become soft_cap · tanh(scores / soft_cap) (arXiv 2408.00118).
         dropout: applied to the weights.
+        sinks: one more score of each head, of a key that no value belongs to: weights then add up
+            to less than 1 (arXiv 2309.17453; gpt-oss, arXiv 2508.10925).
 
     Returns:
         The output, and the weights that were applied to the values (after dropout).
@@ -70,6 +73,7 @@ def scaled_dot_product_attention(
             scale=scale,
             soft_cap=soft_cap,
             drop=drop,
+            sinks=sinks,
         )
         outs.append(out)
         before, after = block.keys[0], keys - block.keys[1]
@@ -88,6 +92,7 @@ def _attend(
     scale: float,
     soft_cap: float | None,
     drop: Callable[[Array], Array] | None,
+    sinks: Float[Array, "N"] | None,
 ) -> tuple[Float[Array, "B N T H"], Float[Array, "B N T S"]]:
     """One block of queries, whose keys and values have a row per sequence and head, R = B · K."""
     batch, num_heads, queries, head_dim = q_BNTH.shape
@@ -102,13 +107,16 @@ def _attend(
         scores = scores + bias.astype(wide)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
-    if mask is None:
-        weights = jax.nn.softmax(scores, axis=-1)
-    else:
-        weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(wide).min), axis=-1)
-        if not isinstance(mask, np.ndarray) or not mask.any(axis=-1).all():
-            # A query that may attend to nothing has weights all the same: of equal scores.
-            weights = jnp.where(mask, weights, jnp.zeros((), wide))
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(wide).min)
+    weights = jax.nn.softmax(scores, axis=-1)
+    if sinks is not None:
+        # With z = log Σ exp(scores) the sum of weights is exp(z) / (exp(z) + exp(sink)).
+        total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+        weights = weights * jax.nn.sigmoid(total - sinks.astype(wide)[None, :, None, None])
+    if mask is not None and not (isinstance(mask, np.ndarray) and mask.any(axis=-1).all()):
+        # A query that may attend to nothing has weights all the same: of equal scores.
+        weights = jnp.where(mask, weights, jnp.zeros((), wide))
     if drop is not None:
         weights = drop(weights)
     # The product with the values is wide too: the gradient that comes back through it is a small

@@ -1,6 +1,7 @@
 """Makes parts and blocks from a config: the one place that reads the settings of a layer."""
 
 import math
+from typing import Any
 
 from flax import nnx
 
@@ -18,6 +19,7 @@ from jaxformer.disentangled import DisentangledPositions, DistanceRows
 from jaxformer.experts import MixtureOfExperts
 from jaxformer.feed_forward import GATED, FeedForward, GatedFeedForward
 from jaxformer.heads import ClassifierHead, HeadTransform, OutputBias
+from jaxformer.latent_attention import LatentAttention
 from jaxformer.layers import Linear
 from jaxformer.norms import LayerNorm, LayerScale, NoNorm, RMSNorm, make_norm
 from jaxformer.patches import PatchEmbedding
@@ -108,6 +110,28 @@ def make_attention(
             config, features[norm.query_key_norm_over], use_bias=norm.query_key_norm_bias
         )
 
+    if part.latent.latent_width is not None:
+        assert part.head_dim is not None
+        assert position is not None
+        latent, inner = part.latent, part.latent.query_latent_width
+        return LatentAttention(
+            config.d_model,
+            part.num_heads,
+            head_dim=part.head_dim,
+            latent_width=part.latent.latent_width,
+            rotary_dim=latent.rotary_head_dim,
+            value_dim=latent.value_head_dim,
+            query_latent_width=inner,
+            use_bias=part.qkv_bias,
+            output_bias=part.output_bias,
+            position=position,
+            kv_norm=_make_norm(config, part.latent.latent_width, eps=latent.latent_norm_eps),
+            q_norm=None if inner is None else _make_norm(config, inner, eps=latent.latent_norm_eps),
+            scale=part.attention_scale,
+            attention_dropout=part.attention_dropout,
+            output_dropout=part.output_dropout,
+            rngs=rngs,
+        )
     return MultiHeadAttention(
         config.d_model,
         part.num_heads,
@@ -123,6 +147,7 @@ def make_attention(
         qkv_clip=part.qkv_clip,
         scale=_score_scale(config),
         score_soft_cap=part.score_soft_cap,
+        sinks=part.attention_sinks,
         attention_dropout=part.attention_dropout,
         output_dropout=part.output_dropout,
         rngs=rngs,
@@ -151,7 +176,7 @@ def make_position(
             if config.layers.window_rotary_base is not None and config.window(layer) is not None:
                 base, scaling = config.layers.window_rotary_base, RotaryScalingConfig()
         return Rotary(
-            config.head_width,
+            config.rotary_width,
             config.context_length,
             base=base,
             fraction=rotary.rotary_fraction,
@@ -242,14 +267,17 @@ def _make_plain_feed_forward(
     config: TransformerConfig, *, rngs: nnx.Rngs
 ) -> FeedForward | GatedFeedForward:
     part = config.feed_forward
-    gated = part.activation in GATED
-    return (GatedFeedForward if gated else FeedForward)(
+    more: dict[str, Any] = {}
+    if part.activation in GATED:
+        more["clamp"] = (part.swiglu_slope, part.swiglu_limit)
+    return (GatedFeedForward if part.is_gated else FeedForward)(
         config.d_model,
         part.d_ff,
         activation=GATED.get(part.activation, part.activation),
         use_bias=part.feed_forward_bias,
         hidden_dropout=part.hidden_dropout,
         output_dropout=part.feed_forward_dropout,
+        **more,
         rngs=rngs,
     )
 
@@ -265,6 +293,7 @@ def _make_experts(config: TransformerConfig, *, rngs: nnx.Rngs) -> MixtureOfExpe
         experts_per_token=experts.experts_per_token,
         activation=GATED[part.activation],
         use_bias=part.feed_forward_bias,
+        clamp=(part.swiglu_slope, part.swiglu_limit),
         router={
             "kind": router.router,
             "normalize_weights": router.normalize_expert_weights,
@@ -288,13 +317,17 @@ def make_model_norm(config: TransformerConfig, features: int | None = None) -> L
 
 
 def _make_norm(
-    config: TransformerConfig, features: int | tuple[int, int], *, use_bias: bool | None = None
+    config: TransformerConfig,
+    features: int | tuple[int, int],
+    *,
+    use_bias: bool | None = None,
+    eps: float | None = None,
 ) -> LayerNorm | RMSNorm:
     part = config.norm
     return make_norm(
         part.norm,
         features,
-        eps=part.norm_eps,
+        eps=part.norm_eps if eps is None else eps,
         use_bias=part.norm_bias if use_bias is None else use_bias,
         use_scale=part.norm_scale,
         unit_offset=part.norm_unit_offset,

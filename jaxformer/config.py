@@ -13,10 +13,10 @@ from .checks import (
     check_numbers,
     check_positive,
 )
+from .config_attention import AttentionConfig
 from .config_heads import ClassifierConfig, HeadConfig
 from .config_optimizers import OptimizerConfig as OptimizerConfig
 from .config_parts import (
-    AttentionConfig,
     BlockConfig,
     EmbeddingConfig,
     FeedForwardConfig,
@@ -77,6 +77,14 @@ class TransformerConfig(Settings):
                 "d_model must be divisible by num_heads where head_dim is not given: got "
                 f"d_model={self.d_model}, num_heads={num_heads}"
             )
+        latent = self.attention.latent
+        if latent.latent_width is not None and self.position.positions != "rotary":
+            raise ValueError(
+                f"latent_width needs positions='rotary': got {self.position.positions!r}"
+            )
+        widths = (latent.latent_width or 0, latent.query_latent_width or 0)
+        made = num_heads * (self.head_width + self.value_width)
+        check_elements("latent_width", max(widths), "num_heads times head_dim", made)
         heads = num_heads * self.head_width
         check_elements("num_heads times head_dim", heads, "d_model", self.d_model)
         check_elements("d_ff", self.feed_forward_width, "d_model", self.d_model)
@@ -99,6 +107,31 @@ class TransformerConfig(Settings):
         """K: ``num_kv_heads`` where it is given, else N."""
         attention = self.attention
         return attention.num_heads if attention.num_kv_heads is None else attention.num_kv_heads
+
+    @property
+    def rotary_width(self) -> int:
+        """How many entries of a head positions may turn: those of a latent head, else H."""
+        latent = self.attention.latent
+        return self.head_width if latent.latent_width is None else latent.rotary_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """The width of a head's values: ``value_head_dim`` of a latent head, else H."""
+        latent = self.attention.latent
+        given = None if latent.latent_width is None else latent.value_head_dim
+        return self.head_width if given is None else given
+
+    @property
+    def cache_widths(self) -> tuple[int, int, int]:
+        """What a cache keeps of a token: of how many heads, and the widths of keys and values.
+
+        Of latent attention one head: the numbers that keys and values are made of, and the key that
+        positions turn.
+        """
+        latent = self.attention.latent
+        if latent.latent_width is None:
+            return self.key_value_heads, self.head_width, self.head_width
+        return 1, latent.latent_width, latent.rotary_head_dim
 
     @property
     def feed_forward_width(self) -> int:
@@ -196,6 +229,12 @@ class TransformerLMConfig(TransformerConfig):
             raise ValueError(
                 "lora_targets must be of the attention where there are experts: got "
                 f"{', '.join(sorted(adapted))}, num_experts={num_experts}"
+            )
+        if self.lora.lora_rank is not None and self.attention.latent.latent_width is not None:
+            raise ValueError(
+                "lora_rank goes without latent_width: got "
+                f"lora_rank={self.lora.lora_rank}, "
+                f"latent_width={self.attention.latent.latent_width}"
             )
         if self.head.pooler and self.causal and self.head.pooled_token == "first":
             raise ValueError("pooler needs causal=False: the first of causal tokens sees no other")

@@ -1,8 +1,8 @@
 """The settings of a model's parts: one frozen dataclass a part, which checks itself.
 
-They, ``config_experts`` and ``config_positions`` stand apart from the parts because the command
-line reads them, and the parts import JAX, which takes a second. ``builders`` makes the parts from
-them.
+They, ``config_attention``, ``config_experts`` and ``config_positions`` stand apart from the parts
+because the command line reads them, and the parts import JAX, which takes a second. ``builders``
+makes the parts from them.
 """
 
 from dataclasses import dataclass
@@ -12,89 +12,17 @@ from .checks import check_choice, check_not_negative, check_positive
 from .config_experts import ExpertsConfig
 from .config_tree import Part
 
-GatedActivation = Literal["swiglu", "geglu", "geglu_tanh"]
+GatedActivation = Literal["swiglu", "geglu", "geglu_tanh", "clamped_swiglu"]
 PlainActivation = Literal[
     "relu", "gelu", "gelu_tanh", "gelu_bloom", "silu", "relu_squared", "quick_gelu"
 ]
 Activation = Literal[PlainActivation, "xielu", GatedActivation]
 NormKind = Literal["layer_norm", "rms_norm"]
 BlockKind = Literal["pre_norm", "post_norm", "output_norm", "parallel"]
-QueryKeyNormSpan = Literal["head", "own_head", "all_heads"]
 ProjectedEmbeddings = Literal["sum", "tokens"]
 
 # The linear layers of a block, by their attributes.
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj")
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryKeyNormConfig(Part):
-    """The settings of the norms of queries and keys (arXiv 2302.05442, section 2).
-
-    Raises:
-        ValueError: a setting is unknown, or two exclude each other.
-    """
-
-    query_key_norm: bool = False
-    """Whether queries and keys are normalised."""
-    query_key_norm_over: QueryKeyNormSpan = "head"
-    """Each head with one scale for all, each head with its own scale, or all heads at once."""
-    query_key_norm_bias: bool | None = None
-    """Whether these norms have a bias; default as all norms."""
-    query_key_norm_after_rotation: bool = False
-    """Whether rotary positions come first (HunYuan)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "query_key_norm_over", get_args(QueryKeyNormSpan))
-        if self.query_key_norm_after_rotation and self.query_key_norm_over == "all_heads":
-            raise ValueError(
-                "query_key_norm_after_rotation needs query_key_norm_over='head' or 'own_head': "
-                "got 'all_heads'"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionConfig(Part):
-    """The settings of an attention.
-
-    Raises:
-        ValueError: a setting is out of its range, not finite, or does not fit the others.
-    """
-
-    num_heads: int
-    """N, how many query heads."""
-    num_kv_heads: int | None = None
-    """K, how many key/value heads; default N."""
-    head_dim: int | None = None
-    """H, the width of a head; default D / N."""
-    qkv_bias: bool = True
-    """Whether the projections to queries, keys and values have biases."""
-    output_bias: bool = True
-    """Whether the attention's output projection has one."""
-    qkv_clip: float | None = None
-    """The bound on every entry of queries, keys and values (OLMo); default none."""
-    attention_scale: float | None = None
-    """What scores are multiplied by; default 1/sqrt(H)."""
-    score_soft_cap: float | None = None
-    """The bound on attention scores, by tanh; default none."""
-    sliding_window: int | None = None
-    """How many tokens a position sees on each side, itself included; default all."""
-    attention_dropout: float = 0.0
-    """Rate on attention weights."""
-    output_dropout: float = 0.0
-    """Rate on an attention's output."""
-    query_key: QueryKeyNormConfig = QueryKeyNormConfig()
-    """Norms of queries and keys (arXiv 2302.05442, section 2)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "num_heads", "num_kv_heads", "head_dim")
-        check_positive(self, "attention_scale", "score_soft_cap", "sliding_window", "qkv_clip")
-        if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                "num_heads must be divisible by num_kv_heads: got "
-                f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,20 +36,24 @@ class FeedForwardConfig(Part):
     d_ff: int | None = None
     """F, the feed-forward's width; default 4·D, or int(8·D / 3) where it is gated."""
     activation: Activation = "gelu"
-    """The activation of the feed-forward; gelu is the exact one, the last three are gated."""
+    """The activation of the feed-forward; gelu is the exact one, the last four are gated."""
     feed_forward_bias: bool = True
     """Whether the feed-forward's projections have biases."""
     hidden_dropout: float = 0.0
     """Rate on a feed-forward's hidden activation."""
     feed_forward_dropout: float = 0.0
     """Rate on a feed-forward's output."""
+    swiglu_slope: float = 1.702
+    """What the gate of clamped_swiglu is multiplied by inside its sigmoid (gpt-oss)."""
+    swiglu_limit: float = 7.0
+    """The bound on gate and product of clamped_swiglu (gpt-oss)."""
     experts: ExpertsConfig = ExpertsConfig()
     """Experts in its place."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "activation", get_args(Activation))
-        check_positive(self, "d_ff")
+        check_positive(self, "d_ff", "swiglu_slope", "swiglu_limit")
         if self.experts.num_experts is not None and not self.is_gated:
             raise ValueError(
                 f"experts need a gated activation: got activation={self.activation!r}, "

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.all_reduce import mean_over
 from jaxformer.execution.grouped_products import grouped_product
-from jaxformer.feed_forward import ACTIVATIONS, GatedFeedForward
+from jaxformer.feed_forward import GatedFeedForward, multiply_gate
 from jaxformer.initializers import torch_linear
 from jaxformer.layers import Dropout, Linear, widen
 
@@ -173,8 +173,9 @@ class MixtureOfExperts(nnx.Module):
         d_ff: F of each expert.
         num_experts: E.
         experts_per_token: C.
-        activation: one of ``ACTIVATIONS``.
+        activation: see ``multiply_gate``.
         use_bias: whether the projections of experts have biases.
+        clamp: see ``multiply_gate``.
         router: the settings of its ``Router``.
         shared_d_ff: the width of one more expert that sees every token (arXiv 2401.06066,
             section 3.2), or None.
@@ -193,6 +194,7 @@ class MixtureOfExperts(nnx.Module):
         experts_per_token: int = 2,
         activation: str = "silu",
         use_bias: bool = False,
+        clamp: tuple[float, float] = (1.702, 7.0),
         router: Mapping[str, Any] | None = None,
         shared_d_ff: int | None = None,
         shared_gate: bool = False,
@@ -201,6 +203,7 @@ class MixtureOfExperts(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.activation = activation
+        self.clamp = clamp
         self.router = Router(
             d_model,
             num_experts,
@@ -215,7 +218,12 @@ class MixtureOfExperts(nnx.Module):
             None
             if shared_d_ff is None
             else GatedFeedForward(
-                d_model, shared_d_ff, activation=activation, use_bias=use_bias, rngs=rngs
+                d_model,
+                shared_d_ff,
+                activation=activation,
+                use_bias=use_bias,
+                clamp=clamp,
+                rngs=rngs,
             )
         )
         has_gate = shared_gate and shared_d_ff is not None
@@ -234,8 +242,8 @@ class MixtureOfExperts(nnx.Module):
         count = routing.experts.shape[1]
         experts = jnp.reshape(routing.experts, -1)
         repeated = jnp.repeat(rows_RD, count, axis=0)
-        hidden = ACTIVATIONS[self.activation](self.gate_proj(repeated, experts))
-        hidden = self.hidden_dropout(hidden * self.up_proj(repeated, experts))
+        gate, up = self.gate_proj(repeated, experts), self.up_proj(repeated, experts)
+        hidden = self.hidden_dropout(multiply_gate(self.activation, gate, up, self.clamp))
         outputs = jnp.reshape(self.down_proj(hidden, experts), (-1, count, x.shape[-1]))
         y = jnp.sum(widen(outputs) * routing.weights[..., None], axis=1).astype(x.dtype)
         y = jnp.reshape(y, x.shape)

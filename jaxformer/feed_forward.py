@@ -136,7 +136,39 @@ ACTIVATIONS = {
     "silu": silu,
     "tanh": tanh,
 }
-GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATED = {
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "clamped_swiglu": "clamped_silu",
+}
+
+
+def multiply_gate(
+    activation: str,
+    gate: Float[Array, "..."],
+    up: Float[Array, "..."],
+    clamp: tuple[float, float] = (1.702, 7.0),
+) -> Float[Array, "..."]:
+    """Computes activation(gate) · up, the middle of a gated feed-forward.
+
+    ``clamped_silu`` with ``clamp`` (α, c) is g · sigmoid(α · g) · (u + 1), where g is the gate, at
+    most c, and u is ``up`` within ±c (gpt-oss, arXiv 2508.10925, section 2.2).
+
+    Args:
+        activation: one of ``ACTIVATIONS``, or clamped_silu.
+        gate: of any shape.
+        up: of the same shape.
+        clamp: of clamped_silu.
+    """
+    if activation != "clamped_silu":
+        return ACTIVATIONS[activation](gate) * up
+    (slope, limit), dtype = clamp, gate.dtype
+    # Not by jnp.clip, whose derivative at the bounds themselves is a half, and torch's 1.
+    gate, up = widen(gate), widen(up)
+    gate = jnp.where(gate <= limit, gate, limit)
+    up = jnp.where(jnp.abs(up) <= limit, up, jnp.sign(up) * limit)
+    return (gate * jax.nn.sigmoid(slope * gate) * (up + 1)).astype(dtype)
 
 
 class FeedForward(nnx.Module):
@@ -187,8 +219,9 @@ class GatedFeedForward(nnx.Module):
         d_model: D.
         d_ff: F, default int(8·D / 3), which keeps the parameters of a plain one of 4·D. It is
             used as given: no rounding to a multiple, no factor of 2/3.
-        activation: one of ``ACTIVATIONS``.
+        activation: one of ``ACTIVATIONS``, or clamped_silu.
         use_bias: whether the three projections have biases.
+        clamp: see ``multiply_gate``.
         hidden_dropout: rate on the product.
         output_dropout: rate on the result.
         rngs: where the initial weights come from.
@@ -201,12 +234,14 @@ class GatedFeedForward(nnx.Module):
         *,
         activation: str = "silu",
         use_bias: bool = False,
+        clamp: tuple[float, float] = (1.702, 7.0),
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
         rngs: nnx.Rngs,
     ):
         d_ff = int(8 * d_model / 3) if d_ff is None else d_ff
         self.activation = activation
+        self.clamp = clamp
         self.gate_proj = Linear(d_model, d_ff, use_bias=use_bias, rngs=rngs)
         self.up_proj = Linear(d_model, d_ff, use_bias=use_bias, rngs=rngs)
         self.down_proj = Linear(d_ff, d_model, use_bias=use_bias, rngs=rngs)
@@ -215,5 +250,5 @@ class GatedFeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the branch's output (B, T, D), in the dtype of x."""
-        hidden = ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x)
+        hidden = multiply_gate(self.activation, self.gate_proj(x), self.up_proj(x), self.clamp)
         return self.output_dropout(self.down_proj(self.hidden_dropout(hidden)))

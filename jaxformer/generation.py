@@ -33,9 +33,9 @@ def make_cache(
     config: TransformerLMConfig | EncoderDecoderConfig, batch: int, length: int, dtype: jnp.dtype
 ) -> list[LayerCache]:
     """Returns empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
-    shape = lengths.cache_shape(config, batch, length)
+    keys, values = lengths.cache_shapes(config, batch, length)
     return [
-        LayerCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.int32(0))
+        LayerCache(jnp.zeros(keys, dtype), jnp.zeros(values, dtype), jnp.int32(0))
         for _ in range(_causal_layers(config))
     ]
 

@@ -85,7 +85,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
     Norm scales are left as constructed in every scheme: at one, or at zero where one is added. So
-    are the two numbers of an ``XIELU`` and the biases of a ``Router``'s choice.
+    are the two numbers of an ``XIELU``, the biases of a ``Router``'s choice and attention's sinks.
 
     Raises:
         ValueError: the scheme is unknown.
@@ -94,7 +94,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
         return
     for path, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):
         shape = parameter[...].shape
-        if path[-1] in ("scale", "alpha_p", "alpha_n", "choice_bias"):
+        if path[-1] in ("scale", "alpha_p", "alpha_n", "choice_bias", "sinks"):
             continue
         if path[-1] == "bias":
             if scheme == "xavier_uniform":

@@ -105,6 +105,20 @@ def mixture(**settings: Any) -> Any:
     )
 
 
+def latent(query_latent_width: int | None = None, **settings: Any) -> Any:
+    """A builder of latent attention."""
+
+    def build(side: Any) -> Any:
+        q_norm = side.norms.RMSNorm(query_latent_width) if query_latent_width else None
+        return side.latent_attention.LatentAttention(
+            D, N, head_dim=10, latent_width=13, rotary_dim=4,
+            query_latent_width=query_latent_width, q_norm=q_norm, kv_norm=side.norms.RMSNorm(13),
+            position=side.positions.Rotary(4, 13), **settings, **side.init,
+        )  # fmt: skip
+
+    return build
+
+
 LM = {
     "d_model": D,
     "num_heads": N,
@@ -461,6 +475,13 @@ CASES = [
     Case("attention/query-key-norm-after-rotation", attention(
         rotary(), q_norm=head_norm, k_norm=head_norm, norm_after_rotation=True), MASKED,
          weights=True),
+    Case("attention/sinks", attention(sinks=True, num_kv_heads=K), MASKED, weights=True),
+    *[
+        Case(f"latent_attention/{name}", latent(**settings), MASKED, weights=True)
+        for name, settings in (
+            ("queries", {"query_latent_width": 9, "use_bias": True, "output_bias": True}),
+            ("plain", {"value_dim": 11, "scale": 0.3}))
+    ],
     Case("attention/clipped", attention(qkv_clip=0.3, num_kv_heads=K), MASKED, weights=True),
     Case("attention/one-head-alone", lambda s: s.attention.MultiHeadAttention(
         D, 1, head_dim=H, output_projection=False, **s.init), MASKED, weights=True),
@@ -498,6 +519,8 @@ CASES = [
              FLOW, dropout=True)
         for activation in ("silu", "gelu", "gelu_tanh", "quick_gelu")
     ],
+    Case("feed_forward/clamped", lambda s: s.feed_forward.GatedFeedForward(
+        D, F, activation="clamped_silu", clamp=(1.5, 0.7), **s.init), FLOW),
     Case("feed_forward/default-width", lambda s: s.feed_forward.GatedFeedForward(D, **s.init),
          FLOW),
     *[
@@ -590,6 +613,10 @@ CASES = [
         num_layers=3, num_experts=E, expert_d_ff=F - 5, shared_expert_d_ff=F - 3,
         shared_expert_gate=True, dense_layers=(1,), hidden_dropout=0.2), TOKENS, weights=True,
         dropout=True),
+    Case("transformer_lm/latent", lm(
+        positions="rotary", norm="rms_norm", head_dim=10, latent_width=13, query_latent_width=9,
+        rotary_head_dim=4, value_head_dim=7, qkv_bias=False, attention_dropout=0.2), TOKENS,
+        weights=True, dropout=True),
     Case("transformer_lm/neox", lm(positions="rotary", rotary_fraction=0.67, block="parallel",
                                    tie_embeddings=False, head_bias=True), TOKENS, weights=True),
     Case("transformer_lm/phi", lm(positions="rotary", rotary_fraction=0.67, block="parallel",

@@ -129,6 +129,7 @@ def test_the_same_call_arguments(name, cls):
     "name",
     [
         "config.py",
+        "config_attention.py",
         "config_experts.py",
         "config_heads.py",
         "config_optimizers.py",
@@ -175,6 +176,7 @@ LAYERS = [
     {"layers", "masks"},
     {"norms", "positions", "feed_forward", "attention_core"},
     {"attention", "experts"},
+    {"latent_attention"},
     {"blocks"},
     {"builders"},
     {"transformer_lm", "encoder_decoder"},

@@ -72,6 +72,8 @@ class MultiHeadAttention(nn.Module):
         qkv_clip: where given, projected queries, keys and values are cut to ±qkv_clip (OLMo, MPT).
         scale: default 1/sqrt(H).
         score_soft_cap: see ``scaled_dot_product_attention``.
+        sinks: whether each head has a number of its own, ``sinks`` (N,), see
+            ``scaled_dot_product_attention``.
         attention_dropout: rate on the attention weights.
         output_dropout: rate on the result.
 
@@ -98,6 +100,7 @@ class MultiHeadAttention(nn.Module):
         qkv_clip: float | None = None,
         scale: float | None = None,
         score_soft_cap: float | None = None,
+        sinks: bool = False,
         attention_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ):
@@ -120,6 +123,7 @@ class MultiHeadAttention(nn.Module):
         self.head_dim = d_model // num_heads if head_dim is None else head_dim
         self.scale = 1 / math.sqrt(self.head_dim) if scale is None else scale
         self.score_soft_cap = score_soft_cap
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
         kv_width = num_kv_heads * self.head_dim
         width = num_heads * self.head_dim
         self.q_proj = Linear(d_model, width, use_bias=use_bias)
@@ -153,7 +157,7 @@ class MultiHeadAttention(nn.Module):
         """Attends from ``query`` to ``key``, which defaults to the query; ``value`` to the key.
 
         Torch's fused attention computes it where it gives the same: no weights are returned,
-        scores have no soft cap, and dropout on the weights is torch's own.
+        scores have no soft cap and no sinks, and dropout on the weights is torch's own.
 
         Args:
             query: what attends, (B, T, D).
@@ -173,7 +177,7 @@ class MultiHeadAttention(nn.Module):
         start = 0 if cache is None else cache.length
         if positions is None and _overrides(self.position, "rotate"):
             positions = _slots(start, query)
-        q_BTNH = self._heads(self.q_proj(query), self.num_heads, self.q_norm, positions)
+        q_BTNH = self._queries(query, positions)
         if memory_cache is not None:
             k_BSKH, v_BSKH = memory_cache.k_BSKH.to(q_BTNH), memory_cache.v_BSKH.to(q_BTNH)
         elif key is None:
@@ -182,6 +186,7 @@ class MultiHeadAttention(nn.Module):
             k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
+        k_BSKH, v_BSKH = self._expand(k_BSKH, v_BSKH)
 
         if bias is not None:
             # A bias of -inf blocks; as part of the mask a row of nothing else gives zeros, not NaN.
@@ -203,7 +208,8 @@ class MultiHeadAttention(nn.Module):
 
         weights_BNTS = None
         dropout_rate = _fused_dropout_rate(self.attention_dropout)
-        if return_weights or self.score_soft_cap is not None or dropout_rate is None:
+        is_plain = self.score_soft_cap is not None or self.sinks is not None
+        if return_weights or is_plain or dropout_rate is None:
             out_BTNH, weights_BNTS = scaled_dot_product_attention(
                 q_BTNH,
                 k_BSKH,
@@ -213,6 +219,7 @@ class MultiHeadAttention(nn.Module):
                 scale=self.scale,
                 soft_cap=self.score_soft_cap,
                 dropout=self.attention_dropout,
+                sinks=self.sinks,
             )
         else:
             out_BTNH = fused_attention(
@@ -236,6 +243,15 @@ class MultiHeadAttention(nn.Module):
         """Returns the keys and values of an encoder's output (B, S, D), for ``memory_cache``."""
         k_BSKH, v_BSKH = self._keys_and_values(key, key)
         return LayerCache(k_BSKH, v_BSKH, key.shape[1])
+
+    def _queries(self, query: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        return self._heads(self.q_proj(query), self.num_heads, self.q_norm, positions)
+
+    def _expand(
+        self, k_BSKH: torch.Tensor, v_BSKH: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, from what a cache keeps of them: here the same."""
+        return k_BSKH, v_BSKH
 
     def _keys_and_values(
         self, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor | None = None

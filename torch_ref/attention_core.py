@@ -19,6 +19,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     dropout: Callable[[torch.Tensor], torch.Tensor] = lambda weights: weights,
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes softmax(q kᵀ · scale + bias) v for each head (arXiv 1706.03762, eq. 1).
 
@@ -35,6 +36,8 @@ def scaled_dot_product_attention(
         scale: default 1/sqrt(H).
         soft_cap: where given, scores become soft_cap · tanh(scores / soft_cap) (arXiv 2408.00118).
         dropout: applied to the weights.
+        sinks: one more score of each head (N,), of a key that no value belongs to: weights then add
+            up to less than 1 (arXiv 2309.17453; gpt-oss, arXiv 2508.10925).
 
     Returns:
         The output (B, T, N, H), and the weights (B, N, T, S) that were applied to the values
@@ -51,11 +54,14 @@ def scaled_dot_product_attention(
         scores = scores + bias.to(wide)
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
-    if mask is None:
-        weights = scores.softmax(dim=-1)
-    else:
+    if mask is not None:
         mask = expand_mask(mask)
-        weights = torch.where(mask, scores, torch.finfo(wide).min).softmax(dim=-1)
+        scores = torch.where(mask, scores, torch.finfo(wide).min)
+    if sinks is not None:
+        sink = sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(dim=-1)[..., :keys]
+    if mask is not None:
         weights = torch.where(mask, weights, 0)
     weights = dropout(weights.to(v_BSKH.dtype))
     weights_BKGTS = weights.reshape(batch, num_kv_heads, -1, queries, keys)

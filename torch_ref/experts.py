@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .feed_forward import ACTIVATIONS, GatedFeedForward
+from .feed_forward import GatedFeedForward, multiply_gate
 from .layers import Dropout, Linear
 
 
@@ -172,8 +172,9 @@ class MixtureOfExperts(nn.Module):
         d_ff: F of each expert.
         num_experts: E.
         experts_per_token: C.
-        activation: one of ``ACTIVATIONS``.
+        activation: see ``multiply_gate``.
         use_bias: whether the projections of experts have biases.
+        clamp: see ``multiply_gate``.
         router: the settings of its ``Router``.
         shared_d_ff: the width of one more expert that sees every token (arXiv 2401.06066,
             section 3.2), or None.
@@ -191,6 +192,7 @@ class MixtureOfExperts(nn.Module):
         experts_per_token: int = 2,
         activation: str = "silu",
         use_bias: bool = False,
+        clamp: tuple[float, float] = (1.702, 7.0),
         router: Mapping[str, Any] | None = None,
         shared_d_ff: int | None = None,
         shared_gate: bool = False,
@@ -199,6 +201,7 @@ class MixtureOfExperts(nn.Module):
     ):
         super().__init__()
         self.activation = activation
+        self.clamp = clamp
         self.router = Router(
             d_model, num_experts, experts_per_token=experts_per_token, **(router or {})
         )
@@ -208,7 +211,9 @@ class MixtureOfExperts(nn.Module):
         self.shared_expert = (
             None
             if shared_d_ff is None
-            else GatedFeedForward(d_model, shared_d_ff, activation=activation, use_bias=use_bias)
+            else GatedFeedForward(
+                d_model, shared_d_ff, activation=activation, use_bias=use_bias, clamp=clamp
+            )
         )
         has_gate = shared_gate and shared_d_ff is not None
         self.shared_expert_gate = Linear(d_model, 1, use_bias=False) if has_gate else None
@@ -224,8 +229,8 @@ class MixtureOfExperts(nn.Module):
         count = routing.experts.shape[1]
         experts = routing.experts.reshape(-1)
         repeated = rows.repeat_interleave(count, 0)
-        hidden = ACTIVATIONS[self.activation](self.gate_proj(repeated, experts))
-        hidden = self.hidden_dropout(hidden * self.up_proj(repeated, experts))
+        gate, up = self.gate_proj(repeated, experts), self.up_proj(repeated, experts)
+        hidden = self.hidden_dropout(multiply_gate(self.activation, gate, up, self.clamp))
         outputs = self.down_proj(hidden, experts).reshape(-1, count, x.shape[-1])
         y = (_widen(outputs) * routing.weights[..., None]).sum(1).to(x.dtype).reshape(x.shape)
         if self.shared_expert is not None:

@@ -99,7 +99,37 @@ ACTIVATIONS = {
     "silu": silu,
     "tanh": tanh,
 }
-GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+GATED = {
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_tanh",
+    "clamped_swiglu": "clamped_silu",
+}
+
+
+def multiply_gate(
+    activation: str,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    clamp: tuple[float, float] = (1.702, 7.0),
+) -> torch.Tensor:
+    """Computes activation(gate) · up, the middle of a gated feed-forward.
+
+    ``clamped_silu`` with ``clamp`` (α, c) is g · sigmoid(α · g) · (u + 1), where g is the gate, at
+    most c, and u is ``up`` within ±c (gpt-oss, arXiv 2508.10925, section 2.2).
+
+    Args:
+        activation: one of ``ACTIVATIONS``, or clamped_silu.
+        gate: of any shape.
+        up: of the same shape.
+        clamp: of clamped_silu.
+    """
+    if activation != "clamped_silu":
+        return ACTIVATIONS[activation](gate) * up
+    slope, limit = clamp
+    wide = torch.promote_types(gate.dtype, torch.float32)
+    bounded, up = gate.to(wide).clamp(max=limit), up.to(wide).clamp(-limit, limit)
+    return (bounded * torch.sigmoid(slope * bounded) * (up + 1)).to(gate.dtype)
 
 
 class FeedForward(nn.Module):
@@ -149,8 +179,9 @@ class GatedFeedForward(nn.Module):
         d_model: D.
         d_ff: F, default int(8·D / 3), which keeps the parameters of a plain one of 4·D. It is
             used as given: no rounding to a multiple, no factor of 2/3.
-        activation: one of ``ACTIVATIONS``.
+        activation: one of ``ACTIVATIONS``, or clamped_silu.
         use_bias: whether the three projections have biases.
+        clamp: see ``multiply_gate``.
         hidden_dropout: rate on the product.
         output_dropout: rate on the result.
     """
@@ -162,12 +193,14 @@ class GatedFeedForward(nn.Module):
         *,
         activation: str = "silu",
         use_bias: bool = False,
+        clamp: tuple[float, float] = (1.702, 7.0),
         hidden_dropout: float = 0.0,
         output_dropout: float = 0.0,
     ):
         super().__init__()
         d_ff = int(8 * d_model / 3) if d_ff is None else d_ff
         self.activation = activation
+        self.clamp = clamp
         self.gate_proj = Linear(d_model, d_ff, use_bias=use_bias)
         self.up_proj = Linear(d_model, d_ff, use_bias=use_bias)
         self.down_proj = Linear(d_ff, d_model, use_bias=use_bias)
@@ -176,5 +209,5 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the branch's output (B, T, D), in the dtype of x."""
-        hidden = ACTIVATIONS[self.activation](self.gate_proj(x)) * self.up_proj(x)
+        hidden = multiply_gate(self.activation, self.gate_proj(x), self.up_proj(x), self.clamp)
         return self.output_dropout(self.down_proj(self.hidden_dropout(hidden)))

@@ -32,11 +32,12 @@ def make_cache(
     device: torch.device | None = None,
 ) -> list[LayerCache]:
     """Returns empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
-    shape = (batch, length, config.key_value_heads, config.head_width)
+    heads, *widths = config.cache_widths
+    keys, values = ((batch, length, heads, width) for width in widths)
     return [
         LayerCache(
-            torch.zeros(shape, dtype=dtype, device=device),
-            torch.zeros(shape, dtype=dtype, device=device),
+            torch.zeros(keys, dtype=dtype, device=device),
+            torch.zeros(values, dtype=dtype, device=device),
             0,
         )
         for _ in range(_causal_layers(config))

@@ -60,7 +60,7 @@ def initialize(
     - ``kaiming_uniform``, ``normal`` (std 0.02): likewise, biases zero.
 
     Norm weights are left as constructed in every scheme: at one, or at zero where one is added. So
-    are the two numbers of an ``XIELU`` and the biases of a ``Router``'s choice.
+    are the two numbers of an ``XIELU``, the biases of a ``Router``'s choice and attention's sinks.
 
     Raises:
         ValueError: the scheme is unknown.

@@ -28,13 +28,17 @@ def round_up(length: int, shortest: int, longest: int) -> int:
 
 def shortest_cache(config: "TransformerLMConfig", batch: int, dtype: jnp.dtype) -> int:
     """Returns the power of two of slots from which on a cache grows."""
-    slot = 2 * config.num_layers * math.prod(cache_shape(config, batch, 1)) * dtype.itemsize
+    numbers = sum(map(math.prod, cache_shapes(config, batch, 1)))
+    slot = config.num_layers * numbers * dtype.itemsize
     return max(SHORTEST_CACHE, 1 << max(SMALLEST_CACHE_BYTES // slot, 1).bit_length() - 1)
 
 
-def cache_shape(config: "TransformerConfig", batch: int, length: int) -> tuple[int, int, int]:
-    """Returns the shape of a layer's keys or values: rows and their heads, slots, head width."""
-    return batch * config.key_value_heads, length, config.head_width
+def cache_shapes(
+    config: "TransformerConfig", batch: int, length: int
+) -> list[tuple[int, int, int]]:
+    """Returns the shapes of a layer's keys and values: rows and their heads, slots, head width."""
+    heads, *widths = config.cache_widths
+    return [(batch * heads, length, width) for width in widths]
 
 
 def lengthen(tree: Any, count: int) -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxformer.layers import Dropout
     from jaxformer.parameters import Parameters
 
-# (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout) to the output, and to the weights or None.
+# (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout, sinks) to the output, and to the weights or None.
 Attend = Callable[..., tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]]
 
 
@@ -49,6 +49,7 @@ class Layout(Protocol):
         mask: Bool[Array, "B N T S"] | None,
         bias: Float[Array, "B N T S"] | None,
         dropout: "Dropout",
+        sinks: Float[Array, "N"] | None = None,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
         """Calls ``attend`` on every device with its own sequences and heads."""
         ...

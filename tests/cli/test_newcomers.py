@@ -104,6 +104,7 @@ def helps():
         ROOT / "jaxformer" / name
         for name in (
             "config.py",
+            "config_attention.py",
             "config_experts.py",
             "config_heads.py",
             "config_parts.py",

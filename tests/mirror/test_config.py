@@ -258,6 +258,6 @@ def test_every_setting_is_read_by_something():
     sources += " config.momentum" if "config.momentum_rate" in sources else ""
     sources += " config.lora_targets" if "config.lora.targets" in sources else ""
     sources += " config.expert_d_ff" if "config.expert_width" in sources else ""
-    parts = "(config|part|rotary|norm|optimizer|experts|router)"
+    parts = "(config|part|rotary|norm|optimizer|experts|router|latent)"
     unread = {n for n in names if not re.search(rf"{parts}\.(\w+\.)*{n}\b", sources)}
     assert unread == set()

@@ -151,6 +151,16 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
         **s.init), (X,)),
     "FeedForward-xielu": (lambda s: s.feed_forward.FeedForward(
         D, F, activation="xielu", **s.init), (X,)),
+    "GatedFeedForward-clamped": (lambda s: s.feed_forward.GatedFeedForward(
+        D, F, activation="clamped_silu", clamp=(1.5, 0.7), **s.init), (X,)),
+    "MultiHeadAttention-sinks": (lambda s: attention(s, sinks=True), (X,)),
+    "LatentAttention": (lambda s: s.latent_attention.LatentAttention(
+        D, 3, head_dim=10, latent_width=13, rotary_dim=4, value_dim=7, query_latent_width=9,
+        use_bias=True, q_norm=s.norms.RMSNorm(9), kv_norm=s.norms.RMSNorm(13, eps=1e-3),
+        position=s.positions.Rotary(4, 13), **s.init), (X,)),
+    "LatentAttention-plain": (lambda s: s.latent_attention.LatentAttention(
+        D, 3, head_dim=10, latent_width=13, rotary_dim=4, kv_norm=s.norms.RMSNorm(13),
+        position=s.positions.Rotary(4, 13), output_bias=True, **s.init), (X,)),
     "XIELU": (lambda s: s.feed_forward.XIELU(initial=0.9, beta=0.25, eps=-1e-5), (X,)),
     "GatedFeedForward": (lambda s: s.feed_forward.GatedFeedForward(
         D, F, activation="gelu_tanh", use_bias=True, **s.init), (X,)),

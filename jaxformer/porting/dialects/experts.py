@@ -1,9 +1,10 @@
-"""Hugging Face's ``mixtral``, ``qwen2_moe``, ``qwen3_moe`` and ``olmoe``: mixtures of experts.
+"""Hugging Face's ``mixtral``, ``qwen2_moe``, ``qwen3_moe``, ``olmoe`` and ``gpt_oss``: experts.
 
 They are kin of Llama whose feed-forwards are experts (arXiv 2401.04088, 2407.10671, 2505.09388,
 2409.02060), in Qwen's not in every layer, and in Qwen 2 beside one that sees every token. Files
 have an array for each expert. transformers 5 holds those of all experts in one, and gates with what
-they multiply.
+they multiply. gpt-oss (arXiv 2508.10925) holds them so in files too, output by output, with biases;
+its attention has sinks, and its gate is clamped.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.hugging_face import language_model
-from jaxformer.porting.dialects.common.layer_patterns import SlidingWindow, every
+from jaxformer.porting.dialects.common.layer_patterns import SlidingWindow, every, every_full
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
 from jaxformer.porting.dialects.llama import (
     ATTENTION_BIAS,
@@ -21,20 +22,23 @@ from jaxformer.porting.dialects.llama import (
     NO_FEED_FORWARD_BIAS,
     OLD_BUFFERS,
     body,
+    head_width,
     stack,
 )
 from jaxformer.porting.dialects.llama_kin import NoWindowWithoutSwitch
 from jaxformer.porting.mapping.adapter import StateDictAdapter
-from jaxformer.porting.mapping.packings import FusedByExpert, RowPerHead
-from jaxformer.porting.mapping.rules import Rule, Rules, names, under
+from jaxformer.porting.mapping.packings import FusedByExpert, NeighboursByExpert, RowPerHead
+from jaxformer.porting.mapping.rules import Rule, Rules, names, under, untransposed
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
     Conversion,
     Fixed,
     Mapped,
+    Repeated,
     Required,
     Row,
     Values,
+    fixed,
     unsupported,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
@@ -251,6 +255,60 @@ OLMOE = stack(
 )
 
 
+# Where the config.json has no rotary positions.
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+GPT_OSS = stack(
+    ONE_WIDTH,
+    *experts(("num_local_experts", "num_experts"), 128, 4),
+    # The name in the files of the first release, beside the usual one.
+    Repeated("experts_per_token", "experts_per_token"),
+    Mapped("swiglu_alpha", "swiglu_slope", 1.702),
+    Mapped("swiglu_limit", "swiglu_limit", 7.0),
+    SlidingWindow(every_full(2)),
+    *fixed(
+        activation="clamped_swiglu",
+        feed_forward_bias=True,
+        router="softmax_of_chosen",
+        router_bias=True,
+        attention_sinks=True,
+    ),
+    # Its experts have an activation of their own. The other is the context before YaRN.
+    Inert(("hidden_act", "initial_context_length")),
+    heads=head_width(64),
+    biases=(Mapped("attention_bias", ("output_bias", "qkv_bias"), True, BOOLEAN),),
+    activation=Fixed("activation", "clamped_swiglu"),
+    rotary=RotaryPositions(base=150000.0, usual=YARN),
+)
+GPT_OSS_EXPERTS = (
+    *names({"router.proj": "router"}),
+    *untransposed(
+        (
+            Rule(
+                ("gate_proj.kernel", "up_proj.kernel"),
+                ("experts.gate_up_proj",),
+                NeighboursByExpert(),
+            ),
+            Rule(("down_proj.kernel",), ("experts.down_proj",)),
+        )
+    ),
+    Rule(("gate_proj.bias", "up_proj.bias"), ("experts.gate_up_proj_bias",), NeighboursByExpert()),
+    Rule(("down_proj.bias",), ("experts.down_proj_bias",)),
+)
+
+
+def gpt_oss_body(module: TransformerLM) -> Rules:
+    """Returns the rules of gpt-oss's stack."""
+    sinks = under("blocks.*.attention", "layers.*.self_attn", names(sinks="sinks"))
+    return (*body(module, feed_forward=()), *sinks, *feed_forwards(module, "mlp", GPT_OSS_EXPERTS))
+
+
 def _adapter(name: str, settings: tuple[Row, ...], **files: Any) -> StateDictAdapter:
     rules: Any = bodies(body, **files)
     return language_model(
@@ -268,4 +326,5 @@ DIALECTS = (
     _adapter("qwen2_moe", QWEN2_MOE),
     _adapter("qwen3_moe", QWEN3_MOE),
     _adapter("olmoe", OLMOE),
+    language_model("gpt_oss", GPT_OSS, gpt_oss_body, translated=frozenset({"interleaved"})),
 )

@@ -17,6 +17,7 @@ from jaxformer import (
     experts,
     feed_forward,
     heads,
+    latent_attention,
     layers,
     norms,
     patches,
@@ -54,6 +55,7 @@ CLASSES: dict[str, type] = {
         blocks.OutputNormBlock,
         blocks.ParallelBlock,
         attention.MultiHeadAttention,
+        latent_attention.LatentAttention,
         feed_forward.FeedForward,
         feed_forward.GatedFeedForward,
         feed_forward.XIELU,
@@ -180,6 +182,14 @@ READERS: dict[str, dict[str, Read]] = {
     "MultiHeadAttention": {
         "d_model": _size("q_proj.", 1), "use_bias": _has("q_proj.bias"),
         "output_bias": _has("o_proj.bias"), "output_projection": _has("o_proj"),
+        "sinks": _has("sinks"),
+    },
+    "LatentAttention": {
+        "d_model": _size("kv_down_proj.", 1), "use_bias": _has("kv_down_proj.bias"),
+        "output_bias": _has("o_proj.bias"),
+        "query_latent_width": lambda f: (
+            f.shape("q_down_proj.weight")[0] if f.has("q_down_proj") else None
+        ),
     },
     "Block": {"residual_dropout": _rate("attention_residual_dropout")},
 }  # fmt: skip
@@ -197,7 +207,8 @@ def _build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
     if source_model.kind in ("Encoder", "Decoder"):
         return _stack(source_model, rngs)
     cls = CLASSES[source_model.kind]
-    readers = {k: v for base in cls.__mro__ for k, v in READERS.get(base.__name__, {}).items()}
+    known = (READERS.get(base.__name__, {}) for base in reversed(cls.__mro__))
+    readers = {name: read for each in known for name, read in each.items()}
     arguments: dict[str, Any] = {}
     constructor: Any = inspect.getattr_static(cls, "__init__")
     for name, parameter in list(inspect.signature(constructor).parameters.items())[1:]:

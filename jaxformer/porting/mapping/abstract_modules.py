@@ -38,8 +38,8 @@ _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
         "adapters", "attention", "blocks", "disentangled", "encoder_decoder", "experts",
-        "feed_forward", "heads", "layers", "norms", "patches", "pooling", "positions",
-        "transformer_classifier", "transformer_lm", "vision_transformer",
+        "feed_forward", "heads", "latent_attention", "layers", "norms", "patches", "pooling",
+        "positions", "transformer_classifier", "transformer_lm", "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.

@@ -10,6 +10,7 @@ LayerNorm, RMSNorm  weight             scale            none
 Embedding           weight             embedding        none
 XIELU               alpha_p, alpha_n   the same         none
 Router              choice_bias        the same         none
+MultiHeadAttention  sinks              the same         none
 =================== ================== ================ =========
 """
 
@@ -22,7 +23,7 @@ from jaxformer.errors import CheckpointError, mismatches
 
 TORCH_LEAVES = {
     "kernel": "weight", "scale": "weight", "embedding": "weight",
-    **{leaf: leaf for leaf in ("bias", "alpha_p", "alpha_n", "choice_bias")},
+    **{leaf: leaf for leaf in ("bias", "alpha_p", "alpha_n", "choice_bias", "sinks")},
 }  # fmt: skip
 
 

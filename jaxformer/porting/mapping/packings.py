@@ -127,6 +127,24 @@ class FusedByExpert(Fused):
         return np.split(source[0], np.cumsum([shape[1] for shape in shapes])[:-1], axis=1)
 
 
+class NeighboursByExpert(FusedByExpert):
+    """One source array holds the outputs of every target array in turn, output by output (gpt-oss).
+
+    >>> gate, up = np.array([[1, 2]]), np.array([[10, 20]])
+    >>> NeighboursByExpert().pack([gate, up])[0].tolist()
+    [[1, 10, 2, 20]]
+    """
+
+    def pack(self, target: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Interleaves the outputs of each expert."""
+        experts, _, *inner = target[0].shape
+        return [np.stack(target, axis=2).reshape(experts, -1, *inner)]
+
+    def unpack(self, source: Sequence[np.ndarray], shapes: Sequence[Shape]) -> list[np.ndarray]:
+        """Takes every n-th output of each expert."""
+        return [source[0][:, place :: len(shapes)] for place in range(len(shapes))]
+
+
 class RowPerHead(ArrayPerHead):
     """One source array a head, with ``#`` in its name; the target array has a row for each.
 

@@ -73,6 +73,7 @@ class MeshLayout:
         mask: Bool[Array, "B N T S"] | None,
         bias: Float[Array, "B N T S"] | None,
         dropout: Dropout,
+        sinks: Float[Array, "N"] | None = None,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
         """Calls ``attend`` on each device with its own sequences and heads.
 
@@ -95,12 +96,14 @@ class MeshLayout:
             (None if known is not None else mask, "BNTS"),
             (bias, "BNTS"),
             (keep, "BNTS"),
+            (sinks, "N"),
         ]
 
-        def part(q: Array, k: Array, v: Array, mask: Any, bias: Any, keep: Any) -> Any:
+        def part(q: Array, k: Array, v: Array, mask: Any, bias: Any, keep: Any, sinks: Any) -> Any:
             local_dropout = Dropout(dropout.rate)
             local_dropout.deterministic, local_dropout.keep_mask = dropout.deterministic, keep
-            return attend(q, k, v, known if mask is None else mask, bias, local_dropout)
+            more = () if sinks is None else (sinks,)
+            return attend(q, k, v, known if mask is None else mask, bias, local_dropout, *more)
 
         specs = tuple(
             PartitionSpec() if x is None else activation_spec(letters, x.shape, self.sizes)

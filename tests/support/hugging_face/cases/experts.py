@@ -1,4 +1,4 @@
-"""Mixtral, Qwen 2 and 3 with experts, and OLMoE."""
+"""Mixtral, Qwen 2 and 3 with experts, OLMoE and gpt-oss."""
 
 from tests.support.hugging_face.case import GROUPED, LINEAR, SIZES, Case
 
@@ -6,6 +6,22 @@ from tests.support.hugging_face.case import GROUPED, LINEAR, SIZES, Case
 QWEN = {**GROUPED, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 QWEN2 = {**QWEN, "shared_expert_intermediate_size": 28}
 OLMOE = {**SIZES, "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": None}
+
+GPT_OSS = {
+    **GROUPED,
+    "head_dim": 10,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 19,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 3e4},
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 4.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
 
 CASES = {
     "mixtral": Case("mixtral", "MixtralForCausalLM", {**GROUPED, "num_local_experts": 6}),
@@ -82,6 +98,25 @@ CASES = {
             "norm_topk_prob": True,
             "num_experts_per_tok": 2,
         },
+    ),
+    "gpt_oss": Case("gpt_oss", "GptOssForCausalLM", GPT_OSS),
+    "gpt_oss yarn tied no biases": Case(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        {
+            **GPT_OSS,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_key_value_heads": 1,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "rope_parameters": YARN,
+            "output_router_logits": True,
+            "router_aux_loss_coef": 0.5,
+        },
+    ),
+    "gpt_oss body limits": Case(
+        "gpt_oss", "GptOssModel", {**GPT_OSS, "swiglu_limit": 0.5, "swiglu_alpha": 1.25}
     ),
     "olmoe body": Case("olmoe", "OlmoeModel", {**OLMOE, "num_experts": 4}),
 }
