@@ -20,6 +20,7 @@ from jaxformer.blocks import Block
 from jaxformer.builders import make_block
 from jaxformer.config import TransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.experts import MixtureOfExperts
 from jaxformer.layers import Linear
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.transformer_lm import TransformerLM
@@ -32,17 +33,23 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
 
     ``attention`` is 4 · T² · N · H: scores, and weights times values, whatever the mask. ``dense``
     is 2 · T · the number of elements in the block's weight matrices: 4 · T · D · (N + K) · H for
-    the projections and 4 · T · D · F for the feed-forward, 6 where it is gated. A pass forward and
-    backward takes three times as many.
+    the projections and 4 · T · D · F for the feed-forward, 6 where it is gated. Of E experts those
+    C count that a token has. A pass forward and backward takes three times as many.
 
     Args:
         block: without cross-attention; relative positions' own products are not counted.
         length: T, in tokens.
     """
     matrices = (node.kernel.size for _, node in nnx.iter_modules(block) if isinstance(node, Linear))
+    experts = (
+        node.router.experts_per_token * linear.kernel.size // linear.kernel.shape[0]
+        for _, node in nnx.iter_modules(block)
+        if isinstance(node, MixtureOfExperts)
+        for linear in (node.gate_proj, node.up_proj, node.down_proj)
+    )
     return {
         "attention": 4 * length**2 * block.attention.num_heads * block.attention.head_dim,
-        "dense": 2 * length * sum(matrices),
+        "dense": 2 * length * (sum(matrices) + sum(experts)),
     }
 
 

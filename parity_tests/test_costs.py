@@ -206,3 +206,16 @@ def test_measured_points_agree_in_all_but_time_and_memory():
     # Torch's fused attention does not, and its saved tensors grow with the length alone.
     assert 3.9 < reference["bytes"][1] / reference["bytes"][0] < 4.1
     assert (reference["bytes"] > 4 * reference["activations"]).all()
+
+
+def test_of_experts_those_count_that_a_token_has():
+    settings = {
+        "d_model": 24, "num_heads": 4, "context_length": 8, "d_ff": 40, "activation": "swiglu",
+        "num_experts": 6, "experts_per_token": 3, "expert_d_ff": 10, "num_layers": 1,
+    }  # fmt: skip
+    config = TransformerLMConfig(**settings)
+    block = make_block(config, rngs=nnx.Rngs(0))
+    twin = torch_ref.builders.make_block(torch_ref.config.TransformerLMConfig(**settings))
+    expected = 2 * 7 * (4 * 24 * 24 + 24 * 6 + 3 * 3 * 24 * 10)
+    assert costs.count_operations(block, 7)["dense"] == expected
+    assert torch_ref.costs.count_operations(twin, 7)["dense"] == expected
