@@ -6,10 +6,15 @@ from typing import Any
 
 from flax import nnx
 
-from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config import (
+    EncoderDecoderConfig,
+    TransformerClassifierConfig,
+    TransformerLMConfig,
+)
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
+from jaxformer.porting.dialects.common.task_heads import TaskHead, task_heads
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import FusedByHead, RotaryPermutation
@@ -18,6 +23,7 @@ from jaxformer.porting.mapping.settings import BOOLEAN, Mapped, Row, read_settin
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import check_all_read, find_unread
 from jaxformer.positions import Rotary
+from jaxformer.transformer_classifier import TransformerClassifier
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
 
@@ -97,12 +103,16 @@ def language_model(
     of_vocabulary = usual if vocabulary is None else vocabulary
     rows = (*settings, *of_vocabulary, *SHARED)
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+    def read_fields(source_model: SourceModel, rows: tuple[Row, ...]) -> dict[str, Any]:
         if "model_type" in source_model.config:
             # Arrays without a config.json do not show that their model has the usual settings.
             source_model = source_model.with_defaults(defaults)
         fields = read_settings(rows, source_model)
         check_all_read(source_model, DEFAULTS, name)
+        return fields
+
+    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+        fields = read_fields(source_model, rows)
         if source_model.kind == body_class:
             fields |= NO_HEAD
         return model(CONFIGS[model](**fields), rngs=rngs)
@@ -128,29 +138,29 @@ def language_model(
         }
 
     def rules(
-        body: Rules | Callable[[Any], Rules], start: str, is_whole: bool
+        body: Rules | Callable[[Any], Rules], start: str, behind: Rules
     ) -> Callable[[Any], Rules]:
         def of(module: Any) -> Rules:
             inner = body if isinstance(body, tuple) else body(module)
-            return (*under("", start.rstrip("."), inner), *(head if is_whole else ()))
+            return (*under("", start.rstrip("."), inner), *behind)
 
         return of
 
     def module_mapping(
         kinds: tuple[str, ...], start: str, second_names: Mapping[str, str], **more: Any
     ) -> ModuleMapping:
-        is_whole = kinds != (body_class,)
+        behind = () if kinds == (body_class,) else head
         return ModuleMapping(
             kinds,
             model,
             build,
-            rules(body, start, is_whole),
+            rules(body, start, behind),
             aliases={start + second: start + name for second, name in (shared or {}).items()}
             | dict(second_names),
             buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
             settings=write,
             translated=translated,
-            published=None if published is None else rules(published, start, is_whole),
+            published=None if published is None else rules(published, start, behind),
             **more,
         )
 
@@ -163,9 +173,38 @@ def language_model(
         superfluous=superfluous,
     )
     body_alone = module_mapping((body_class,), "", {})
+
+    def task_mapping(head: TaskHead) -> ModuleMapping:
+        kind = f"{body_class.removesuffix('Model')}For{head.task}"
+        start = prefix if head.prefix is None else head.prefix
+
+        def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+            fields = read_fields(source_model, (*rows, *head.settings)) | NO_HEAD
+            return TransformerClassifier(TransformerClassifierConfig(**fields), rngs=rngs)
+
+        def write_task(module: Any) -> dict[str, Any]:
+            own = write_settings(head.settings, module.config)
+            return {**write(module), "architectures": [kind], **own}
+
+        return replace(
+            body_alone,
+            source=(kind,),
+            target=TransformerClassifier,
+            build=build,
+            rules=rules(body, start, head.rules),
+            aliases={},
+            buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
+            settings=write_task,
+            published=None if published is None else rules(published, start, head.rules),
+            prefix=start,
+            outside=head.outside,
+        )
+
+    # Of an encoder and decoder, and of half a model, heads for tasks are not known.
+    tasks = () if is_half or model is not TransformerLM else task_heads(name)
     return StateDictAdapter(
         name,
-        (body_alone,) if is_half else (whole, body_alone),
+        (body_alone,) if is_half else (whole, body_alone, *map(task_mapping, tasks)),
         prefix=prefix,
         model_types=(name,),
         old_names=old_names or {},

@@ -29,7 +29,7 @@ _TOKENS = (
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "cls_token_id", "unk_token_id",
     "mask_token_id", "decoder_start_token_id",
 )  # fmt: skip
-# Of heads for other tasks, which are not ported.
+# Of heads for tasks, whose tables read them.
 _TASKS = (
     "id2label", "label2id", "num_labels", "_num_labels", "problem_type", "classifier_dropout",
     "task_specific_params", "prefix",

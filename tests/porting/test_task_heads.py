@@ -1,0 +1,210 @@
+"""Classes of transformers that classify: scores, gradients, arrays and settings, there and back."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import jaxformer as jf
+from jaxformer.cli.main import main
+from jaxformer.errors import UsageError
+from jaxformer.parameters import merge, split
+from jaxformer.porting import export_arrays, from_torch, to_torch
+from jaxformer.porting.api import export_plan
+from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
+from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.running import assert_close, bits_of, build, in_float64, randomize
+from tests.support.tiers import SLOW, full_except
+
+TASKS = (
+    "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
+)  # fmt: skip
+LENGTH, VOCAB = 23, 37
+LABELS = {0: "sad", 1: "glad", 2: "mad"}
+# Of three texts, so many places at the end.
+PADDING = np.array([0, 5, 3])
+# Of RoFormer's choices transformers scores the last place, padding or not.
+UNKNOWN = {("roformer", "MultipleChoice")}
+DEFAULT = {
+    ("bert", "SequenceClassification"), ("llama", "SequenceClassification"),
+    ("roberta", "SequenceClassification"), ("distilbert", "QuestionAnswering"),
+    ("modernbert", "TokenClassification"), ("electra", "MultipleChoice"),
+}  # fmt: skip
+OTHER_LAYERS = {"albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet",
+                "roberta", "roformer"}  # fmt: skip
+FOLDERS = {("roberta", "SequenceClassification"), ("llama", "QuestionAnswering")}
+
+
+def first_cases():
+    """A configuration of each type that reads texts with one stack of blocks."""
+    found = {}
+    for case in CASES.values():
+        known = TRANSFORMERS_TYPES[case.dialect].classes
+        config = getattr(transformers, case.kind).config_class()
+        is_text = len(known) > 1 and not config.is_encoder_decoder
+        if is_text and not case.arguments and not case.ignore:
+            found.setdefault(case.dialect, case)
+    return found
+
+
+FIRST = first_cases()
+KINDS = [
+    (dialect, task)
+    for dialect in FIRST
+    for task in TASKS
+    if hasattr(transformers, f"{TRANSFORMERS_TYPES[dialect].classes[1][:-5]}For{task}")
+    and (dialect, task) not in UNKNOWN
+]
+
+
+def make(dialect, task):
+    case = FIRST[dialect]
+    settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, **case.settings}
+    settings |= {"pad_token_id": 0, "classifier_dropout": 0.25}
+    if task in ("SequenceClassification", "TokenClassification"):
+        settings["id2label"] = LABELS
+    if dialect == "modernbert":
+        settings |= {"classifier_pooling": "mean", "classifier_bias": True}
+    kind = f"{TRANSFORMERS_TYPES[dialect].classes[1].removesuffix('Model')}For{task}"
+    model = build(kind, settings, attention=case.attention).double()
+    return randomize(model, case.std, case.embeddings)
+
+
+def inputs(task):
+    shape = (3, 4, LENGTH) if task == "MultipleChoice" else (3, LENGTH)
+    ids = np.random.default_rng(3).integers(3, VOCAB, shape)
+    is_token = np.arange(LENGTH) < (LENGTH - PADDING)[:, None]
+    is_token = np.broadcast_to(is_token if len(shape) == 2 else is_token[:, None], shape).copy()
+    return np.where(is_token, ids, 0), is_token
+
+
+def source_scores(source, ids, is_token):
+    result = source(torch.as_tensor(ids), attention_mask=torch.as_tensor(is_token).long())
+    if "logits" in result:
+        return result.logits
+    return torch.stack((result.start_logits, result.end_logits), dim=-1)
+
+
+def scores(model, ids, is_token):
+    run = model.choose if ids.ndim == 3 else model
+    return run(jnp.asarray(ids), jnp.asarray(is_token)[..., None, None, :])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "task"),
+    full_except(
+        full_except(KINDS, lambda dialect, task: task == TASKS[0] or dialect in OTHER_LAYERS, SLOW),
+        lambda dialect, task: (dialect, task) in DEFAULT,
+    ),
+)
+def test_a_class_computes_what_transformers_computes(dialect, task, float64):
+    ids, is_token = inputs(task)
+    counts = is_token if task in ("TokenClassification", "QuestionAnswering") else slice(None)
+    with in_float64():
+        source = make(dialect, task)
+        model = from_torch(source)
+        assert type(model) is jf.TransformerClassifier
+        found = np.asarray(scores(model, ids, is_token))[counts]
+        expected = source_scores(source, ids, is_token)[counts]
+        assert found.std() > 1e-3
+        assert_close(found, expected.detach(), 1e-12)
+
+        weights = np.random.default_rng(5).standard_normal(found.shape)
+        (expected * torch.as_tensor(weights)).sum().backward()
+        definition, parameters = split(model)
+
+        def total(parameters):
+            found = scores(merge(definition, parameters), ids, is_token)
+            return jnp.sum(found[counts] * weights)
+
+        gradients = jax.jit(jax.grad(total))(parameters)
+        names = export_plan(model, dialect, gradients).tensors
+    trained = {n: p.grad.numpy() for n, p in source.named_parameters() if p.grad is not None}
+    largest = max(np.abs(gradient).max() for gradient in trained.values())
+    for name, gradient in trained.items():
+        assert np.abs(names[name].read() - gradient).max() <= 1e-12 * largest, name
+    assert bits_of(to_torch(model, dialect)) == bits_of(source.state_dict())
+    if task in ("SequenceClassification", "TokenClassification"):
+        assert model.config.classifier.labels == tuple(LABELS.values())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "task"),
+    full_except(
+        # RoFormer's table of sines comes back computed anew.
+        [kind for kind in KINDS if kind[0] != "roformer"],
+        lambda dialect, task: (dialect, task) in FOLDERS,
+        SLOW,
+    ),
+)
+def test_a_folder_comes_back_with_its_labels_and_rates(dialect, task, tmp_path, capsys):
+    source = make(dialect, task).float()
+    source.save_pretrained(tmp_path / "folder")
+    assert main(["port", str(tmp_path / "folder"), str(tmp_path / "run"), "--to", "jax"]) == 0
+    assert main(["port", str(tmp_path / "run"), str(tmp_path / "back"), "--to", "hf"]) == 0
+    capsys.readouterr()
+    back, about = type(source).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(about.values())
+    assert bits_of(back.state_dict()) == bits_of(source.state_dict())
+    for config in (source.config, back.config):
+        assert config.architectures == [type(source).__name__]
+    assert back.config.id2label == source.config.id2label
+    ids, is_token = inputs(task)
+    # Rates too: both draw the same numbers.
+    expected, found = (
+        (torch.manual_seed(0), source_scores(m.train(), ids, is_token))[1] for m in (source, back)
+    )
+    assert_close(found.detach(), expected.detach(), 1e-5)
+
+
+def test_a_classifier_trains_and_is_no_language_model(tmp_path, capsys):
+    source = make("bert", "SequenceClassification").float()
+    source.save_pretrained(tmp_path / "folder")
+    model = jf.load(tmp_path / "folder")
+    ids, is_token = inputs("SequenceClassification")
+    labels = np.array([2, 0, 1])
+    definition, parameters = split(model.module)
+
+    def loss(parameters):
+        found = scores(merge(definition, parameters), ids, is_token)
+        return jf.cross_entropy(found[:, None], labels[:, None])
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(parameters)
+    expected = source(
+        torch.as_tensor(ids),
+        attention_mask=torch.as_tensor(is_token).long(),
+        labels=torch.as_tensor(labels),
+    ).loss
+    assert float(value) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert all(np.isfinite(g).all() for g in gradients.values())
+    with pytest.raises(UsageError, match="only a causal language model with a head writes text"):
+        model.generate([1, 2, 3], 3)
+    assert main(["sample", str(tmp_path / "folder"), "--prompt-ids", "1,2"]) == 2
+    assert "only a causal model with a head writes text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"id2label": {"0": "a", "2": "b"}}, "id2label must have the numbers from 0 on"),
+        ({"id2label": 3}, "id2label must be an object"),
+        ({"id2label": {"0": "a", "1": "b"}, "num_labels": 3}, "num_labels must be 2"),
+    ],
+)
+def test_wrong_labels_are_rejected(settings, words, tmp_path, capsys):
+    make("bert", "SequenceClassification").float().save_pretrained(tmp_path / "folder")
+    path = tmp_path / "folder" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    assert main(["port", str(tmp_path / "folder"), str(tmp_path / "run"), "--to", "jax"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_classifier_goes_to_its_twin_and_back():
+    model = from_torch(make("roberta", "TokenClassification").float())
+    arrays = to_torch(model, "torch_ref")
+    again = from_torch(arrays, dialect="torch_ref", config=model.config)
+    assert bits_of(export_arrays(split(again)[1])) == bits_of(export_arrays(split(model)[1]))
