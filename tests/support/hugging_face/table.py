@@ -47,8 +47,8 @@ and to the right. Every configuration passes this proof:
   comes back with the same bytes and settings; `jaxformer verify` finds no difference, and finds one
   wrong setting.
 
-Of every type that reads texts with one stack of blocks, the classes for tasks are ported too, as far as
-transformers has them: `*ForSequenceClassification`, `*ForTokenClassification`,
+Of every type that reads texts with one stack of blocks, the classes for tasks are ported too, as
+far as transformers has them: `*ForSequenceClassification`, `*ForTokenClassification`,
 `*ForQuestionAnswering` and `*ForMultipleChoice` become a `TransformerClassifier`, with the names of
 their labels. Scores and gradients of all of them are compared in float64
 (`tests/porting/test_task_heads.py`).
