@@ -253,8 +253,6 @@ _PUBLIC = {
         "FeedForwardConfig",
         "LayerPattern",
         "LMEmbeddingConfig",
-        "LatentAttention",
-        "LatentConfig",
         "LoRAConfig",
         "NormConfig",
     ),
@@ -291,8 +289,6 @@ _PUBLIC = {
     "sequence_generation": ("generate_target",),
     "positions": (
         "ALiBi",
-        "LatentAttention",
-        "LatentConfig",
         "LearnedPositions",
         "RelativeBuckets",
         "RelativePositions",
