@@ -19,6 +19,7 @@ import jaxformer.encoder_decoder as encoder_decoder
 import jaxformer.experts as experts
 import jaxformer.feed_forward as feed_forward
 import jaxformer.heads as heads
+import jaxformer.latent_attention as latent_attention
 import jaxformer.layers as layers
 import jaxformer.losses as losses
 import jaxformer.norms as norms
@@ -359,6 +360,8 @@ MUTANTS = [
     Mutant("the head's norm and activation swapped", "heads/transform", replace(
         heads.HeadTransform, "__call__", lambda _: lambda self, x:
         feed_forward.ACTIVATIONS[self.activation](self.norm(self.proj(x))))),
+    Mutant("latent attention is scaled by the width of a value", "latent_attention/queries",
+          setting(latent_attention.LatentAttention, "scale", 0.7)),
     Mutant("a classifier's activation is missing", "heads/classifier-transform",
           setting(heads.ClassifierHead, "activation", "relu")),
     Mutant("a classifier's dropouts swapped", "heads/classifier-transform", swapped_attributes(

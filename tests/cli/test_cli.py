@@ -13,7 +13,6 @@ from tests.support.tiny import ROOT, TINY, start, train_arguments
 IMPORTS = """
 import sys
 from jaxformer.cli.main import main
-from jaxformer.data.corpora import load_corpus
 try:
     code = main({arguments!r})
 except SystemExit as stop:

@@ -82,12 +82,12 @@ def test_a_head_for_another_task_is_rejected_by_its_class(tmp_path, capsys):
     arrays = {f"bert.{k}": v for k, v in load_file(folder / "model.safetensors").items()}
     arrays |= {"classifier.weight": torch.randn(2, 24), "classifier.bias": torch.randn(2)}
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
-    change_config(folder, architectures=["BertForSequenceClassification"])
+    change_config(folder, architectures=["BertForNextSentencePrediction"])
     arguments = ["port", str(folder), str(tmp_path / "out.pt")]
     capsys.readouterr()
     assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert "unsupported: the class BertForSequenceClassification; bert has Bert" in error
+    assert "unsupported: the class BertForNextSentencePrediction; bert has Bert" in error
     assert "leave out its head (classifier.*) with --ignore" in error
     assert len(error.splitlines()) == 1
     assert main([*arguments, "--ignore", "classifier.*"]) == 0

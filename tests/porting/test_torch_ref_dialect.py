@@ -69,6 +69,14 @@ def stack(side: Any, kind: str, **settings: Any) -> Any:
     return getattr(side.encoder_decoder, kind)(config, 2, **more, **side.init)
 
 
+def classifier(side: Any) -> Any:
+    config = side.config.TransformerClassifierConfig(
+        vocab_size=V, num_layers=2, causal=False, labels=("a", "b", "c"), classified="mean",
+        classifier_transform=True, classifier_dropout=0.15, **SIZES, **RATES,
+    )  # fmt: skip
+    return side.transformer_classifier.TransformerClassifier(config, **side.init)
+
+
 def vision(side: Any, **settings: Any) -> Any:
     sizes = {"image_height": 11, "image_width": 21, "patch_height": 3, "patch_width": 5}
     config = side.config_vision.VisionTransformerConfig(
@@ -100,6 +108,11 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "RMSNorm-offset": (lambda s: s.norms.RMSNorm(D, unit_offset=True), (X,)),
     "LayerScale": (lambda s: s.norms.LayerScale(D, initial=0.3), (X,)),
     "NoNorm": (lambda s: s.norms.NoNorm(), (X,)),
+    "ClassifierHead": (lambda s: s.heads.ClassifierHead(D, 5, dropout=0.3, **s.init), (X,)),
+    "ClassifierHead-transform": (lambda s: s.heads.ClassifierHead(
+        D, 5, transform=True, activation="relu", transform_bias=False, use_bias=False,
+        norm=s.norms.LayerNorm(D, eps=1e-3), input_dropout=0.1, dropout=0.3, **s.init), (X,)),
+    "TransformerClassifier": (lambda s: classifier(s), (TOKENS,)),
     "PatchEmbedding": (lambda s: s.patches.PatchEmbedding(
         D, patch_height=3, patch_width=5, num_channels=2, use_bias=False, **s.init), (IMAGES,)),
     "AttentionPooling": (lambda s: s.pooling.AttentionPooling(

@@ -197,6 +197,14 @@ ALL_PARTS = [
     },
     {"lora_rank": 2, "lora_targets": "q_proj"},
     {**BERT, "num_task_types": 3},
+    {"attention_sinks": True},
+    {
+        "positions": "rotary",
+        "latent_width": 12,
+        "query_latent_width": 8,
+        "rotary_head_dim": 4,
+        "head_dim": 8,
+    },
 ]
 
 

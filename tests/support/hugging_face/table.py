@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxformer.porting.dialects import HUGGING_FACE, find_dialect
 from jaxformer.porting.dialects.multimodal import MULTIMODAL
+from jaxformer.transformer_classifier import TransformerClassifier
 from tests.support.hugging_face.cases import ALL_CASES
 from tests.support.hugging_face.proof import FIGURES, Proof
 
@@ -120,8 +121,11 @@ def declared(dialect: str, parts: Iterable[str]) -> dict[str, Any]:
     """Returns the entry of a model type in jaxformer/porting/model_types.json."""
     cases = [case for case in ALL_CASES.values() if case.dialect == dialect]
     text = MULTIMODAL.get(dialect)
+    # Those for tasks, which every type may have, are described in the text above the table.
+    mappings = () if text else find_dialect(dialect).module_mappings
+    classes = [n for m in mappings if m.target is not TransformerClassifier for n in m.source]
     return {
-        "classes": find_dialect(dialect).classes() if text is None else [cases[0].kind],
+        "classes": classes if text is None else [cases[0].kind],
         "generates": any(case.makes_text for case in cases),
         "parts": list(parts),
         **({} if text is None else {"text_part": text}),
