@@ -69,6 +69,18 @@ def test_twenty_steps_are_the_same_on_every_mesh(mesh):
     assert_same(one, fetch(dropping(LLAMA), mesh))
 
 
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("mesh", ["fsdp 8", "data 2 x fsdp 2 x tensor 2"])
+def test_twenty_steps_of_experts_are_the_same_on_a_mesh(mesh):
+    """Each device has its part of every expert's matrix."""
+    config = dropping(LLAMA).replace(
+        num_experts=4, shared_expert_d_ff=16, shared_expert_gate=True, feed_forward_bias=False
+    )
+    one = fetch(config, ONE)
+    assert one[0][-1] < one[0][0] - 0.1
+    assert_same(one, fetch(config, mesh))
+
+
 @pytest.mark.tier("slow")
 def test_a_model_that_divides_badly_is_the_same_on_a_mesh_in_micro_batches():
     assert_same(fetch(ODD, ONE), fetch(ODD, "data 2 x fsdp 2 x tensor 2", accumulation=2))
@@ -198,6 +210,14 @@ ALL_PARTS = [
     {"lora_rank": 2, "lora_targets": "q_proj"},
     {**BERT, "num_task_types": 3},
     {"attention_sinks": True},
+    {
+        "activation": "swiglu",
+        "feed_forward_bias": False,
+        "num_experts": 4,
+        "shared_expert_d_ff": 16,
+        "shared_expert_gate": True,
+        "choice_bias": True,
+    },
     {
         "positions": "rotary",
         "latent_width": 12,

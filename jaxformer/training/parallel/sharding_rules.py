@@ -42,6 +42,8 @@ RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
     "up_proj.bias": ("tensor",),
     "gate_proj.bias": ("tensor",),
     "down_proj.bias": (None,),
+    "router.choice_bias": (None,),
+    "shared_expert_gate.kernel": (None, None),
     "xielu.alpha_p": (None,),
     "xielu.alpha_n": (None,),
     "embedding_norm.scale": (None,),
@@ -138,6 +140,9 @@ def parameter_spec(
     if not any(rule):
         # A norm with a row a head has one dimension more.
         return PartitionSpec(*(None for _ in shape))
+    if len(rule) == len(shape) - 1:
+        # Experts have a matrix each, and every device has its part of all of them.
+        rule = (None, *rule)
     if len(rule) != len(shape):
         raise ValueError(f"the rule {rule} does not fit {name} of shape {shape}")
     dimensions: list[str | tuple[str, ...] | None] = []
