@@ -103,7 +103,10 @@ def test_a_module_that_is_not_named_is_judged_with_the_module_around_it(mlp):
 
 
 def test_unknown_names_are_listed(mlp):
-    with pytest.raises(ValueError, match="the candidate has no lnn; the reference has no third"):
+    with pytest.raises(
+        ValueError,
+        match=r"the candidate has no lnn \(did you mean ln\?\); the reference has no third",
+    ):
         compare(*mlp, [hidden()], names={"lnn": "norm", "up": "third"})
     with pytest.raises(UsageError, match="a map of names does not make one"):
         compare(mlp[0], None, [hidden()], names=NAMES)

@@ -1,6 +1,7 @@
 """Pairs of candidate and reference modules, from the rules that port the weights."""
 
 import dataclasses
+import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -191,6 +192,11 @@ def _is_within(paths: Iterable[str], outer: str) -> bool:
     return all(path == outer or path.startswith(f"{outer}.") or not outer for path in paths)
 
 
+def _suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def pair_by_map(
     module: Any, names: Mapping[str, str], reference_paths: Iterable[str]
 ) -> list[Pair]:
@@ -206,8 +212,16 @@ def pair_by_map(
     """
     candidate_paths = {join_path(path) for path, _ in nnx.iter_modules(module)}
     known = set(reference_paths)
-    problems = [f"the candidate has no {name}" for name in names if name not in candidate_paths]
-    problems += [f"the reference has no {name}" for name in names.values() if name not in known]
+    problems = [
+        f"the candidate has no {name}{_suggest(name, candidate_paths)}"
+        for name in names
+        if name not in candidate_paths
+    ]
+    problems += [
+        f"the reference has no {name}{_suggest(name, known)}"
+        for name in names.values()
+        if name not in known
+    ]
     if problems:
         raise ValueError("; ".join(problems))
     pairs = {"": Pair(("",), ("",))}
