@@ -1,5 +1,6 @@
 """Compares generation with caches: the first token at which the logits diverge."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -135,6 +136,9 @@ class ReferenceGenerator:
         if not self.has_cache:
             output = self.call(self.module, torch.as_tensor(ids))
             return np.asarray(torch_trace.first_float(output)[0, -1])
-        output = self.module(torch.as_tensor(fresh), past_key_values=self.cache, use_cache=True)
-        self.cache = output.past_key_values
+        # transformers 5.24 has given the cache another name.
+        takes = inspect.signature(self.module.forward).parameters
+        name = "cache" if "cache" in takes else "past_key_values"
+        output = self.module(torch.as_tensor(fresh), **{name: self.cache}, use_cache=True)
+        self.cache = output["cache" if "cache" in output else "past_key_values"]
         return np.asarray(output.logits[0, -1])

@@ -165,6 +165,9 @@ def reference_tables(torch_module: Any, reference: torch_trace.Trace) -> list[tu
         for call in (first, *first.later):
             if len(call.outputs) == 2 and call.outputs[0].shape == call.outputs[1].shape:
                 cos, sin = (a.reshape(-1, *a.shape[-2:])[0] for a in call.outputs)
+                if not cos[0].any():
+                    # The sine of position 0 is 0: GPT-J's sines come first.
+                    cos, sin = sin, cos
                 half = cos.shape[-1] // 2
                 if np.array_equal(cos[:, :half], cos[:, half:]):
                     cos, sin = cos[:, :half], sin[:, :half]
