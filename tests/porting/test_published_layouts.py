@@ -80,7 +80,7 @@ def test_a_quantised_folder_is_rejected_by_name(tmp_path, force):
 def test_a_head_for_another_task_is_rejected_by_its_class(tmp_path, capsys):
     folder = save_folder(tmp_path / "hf", "bert")
     arrays = {f"bert.{k}": v for k, v in load_file(folder / "model.safetensors").items()}
-    arrays |= {"classifier.weight": torch.randn(2, 24), "classifier.bias": torch.randn(2)}
+    arrays |= {"next_head.weight": torch.randn(2, 24), "next_head.bias": torch.randn(2)}
     save_file(arrays, folder / "model.safetensors", {"format": "pt"})
     change_config(folder, architectures=["BertForNextSentencePrediction"])
     arguments = ["port", str(folder), str(tmp_path / "out.pt")]
@@ -88,6 +88,6 @@ def test_a_head_for_another_task_is_rejected_by_its_class(tmp_path, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert "unsupported: the class BertForNextSentencePrediction; bert has Bert" in error
-    assert "leave out its head (classifier.*) with --ignore" in error
+    assert "leave out its head (next_head.*) with --ignore" in error
     assert len(error.splitlines()) == 1
-    assert main([*arguments, "--ignore", "classifier.*"]) == 0
+    assert main([*arguments, "--ignore", "next_head.*"]) == 0
