@@ -153,7 +153,8 @@ def _holds_records(text: str) -> bool:
     lines = (match[0] for match in re.finditer(r".+", text))
     try:
         records = [json.loads(line) for line in itertools.islice(lines, TELLING_LINES)]
-    except ValueError:
+    # Braces may be nested deeper than Python goes.
+    except (ValueError, RecursionError):
         return False
     return all(isinstance(r, dict) and ("text" in r or is_conversation(r)) for r in records)
 
