@@ -16,7 +16,7 @@ from jaxformer.data.sources import Source, find_sources
 from jaxformer.data.token_folders import TOKENIZER, check_hashes, find_tokenizer
 from jaxformer.data.tokenization import Tokenization, tokenize
 from jaxformer.errors import DirectoryInUseError, ResourceError, TextError, UsageError
-from jaxformer.storage.durable_files import atomic_write_text
+from jaxformer.storage.durable_files import atomic_write_text, is_temporary
 from jaxformer.token_data import INDEX, TokenFolder
 
 ENCODER = ".encoder.json"
@@ -80,21 +80,39 @@ def make_folder(
     stored = _as_json(settings, pairs)
     _check_free(settings.out)
     with _locked(settings.out):
-        if read_progress(settings.out) is None:
-            spec = _choose_encoder(settings, [source for source, _ in sources], pairs)
-            if spec.tokenizer is not None:
-                atomic_write_text(settings.out / TOKENIZER, spec.tokenizer)
-            atomic_write_text(settings.out / ENCODER, json.dumps(dataclasses.asdict(spec)))
-            write_progress(settings.out, {"settings": stored, "position": [0, 0], "splits": {}})
+        for path in _leftovers(settings.out):
+            path.unlink()
+        if (settings.out / INDEX).exists():
+            # All is made; the command was killed before it had removed what it needed for that.
+            if (read_progress(settings.out) or {}).get("settings") != stored:
+                raise _holds_tokens(settings.out)
+            index: dict[str, Any] = json.loads((settings.out / INDEX).read_bytes())
         else:
-            spec = _read_encoder(settings.out / ENCODER)
-        what = Tokenization(
-            pairs, spec, settings.out, settings.shard_tokens, settings.workers, stored
-        )
-        index = tokenize(what, lambda done, tokens: report(total, done, tokens))
-        (settings.out / ENCODER).unlink()
-    (settings.out / ".lock").unlink()
+            spec = _begin(settings, stored, [source for source, _ in sources], pairs)
+            what = Tokenization(
+                pairs, spec, settings.out, settings.shard_tokens, settings.workers, stored
+            )
+            index = tokenize(what, lambda done, tokens: report(total, done, tokens))
+        for name in (ENCODER, ".lock", PROGRESS):
+            (settings.out / name).unlink(missing_ok=True)
     return index
+
+
+def _begin(
+    settings: TokenSettings,
+    stored: dict[str, Any],
+    sources: list[Source],
+    pairs: list[tuple[Source, str | None]],
+) -> EncoderSpec:
+    """Begins a folder, unless it was begun before; returns what encodes its texts."""
+    if read_progress(settings.out) is not None:
+        return _read_encoder(settings.out / ENCODER)
+    spec = _choose_encoder(settings, sources, pairs)
+    if spec.tokenizer is not None:
+        atomic_write_text(settings.out / TOKENIZER, spec.tokenizer)
+    atomic_write_text(settings.out / ENCODER, json.dumps(dataclasses.asdict(spec)))
+    write_progress(settings.out, {"settings": stored, "position": [0, 0], "splits": {}})
+    return spec
 
 
 def _files_beside(tokenizer: str | None) -> dict[str, Path]:
@@ -114,12 +132,24 @@ def _with_template(source: Source, files: dict[str, Path]) -> Source:
 
 def _check_free(folder: Path) -> None:
     """Checks that a folder holds nothing but what this command has begun there."""
+    if not folder.is_dir() or (folder / PROGRESS).exists():
+        return
     if (folder / INDEX).exists():
-        raise UsageError(f"{folder} holds tokens already: give another --out")
-    if folder.is_dir() and not (folder / PROGRESS).exists():
-        others = {p.name for p in folder.iterdir()} - {".lock", ENCODER, TOKENIZER}
-        if others:
-            raise UsageError(f"{folder} is not empty ({min(others)}): give another --out")
+        raise _holds_tokens(folder)
+    known = {".lock", ENCODER, TOKENIZER, *(path.name for path in _leftovers(folder))}
+    others = {path.name for path in folder.iterdir()} - known
+    if others:
+        raise UsageError(f"{folder} is not empty ({min(others)}): give another --out")
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """What a killed command was writing."""
+    written = (ENCODER, TOKENIZER, PROGRESS, INDEX)
+    return [path for name in written for path in folder.glob(f".{name}.*") if is_temporary(path)]
+
+
+def _holds_tokens(folder: Path) -> UsageError:
+    return UsageError(f"{folder} holds tokens already: give another --out")
 
 
 def _as_json(settings: TokenSettings, pairs: list[tuple[Source, str | None]]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class SplitWriter:
         self.shards: list[dict[str, Any]] = list(state["shards"])
         self.tokens, self.documents = state["tokens"], state["documents"]
         self.bytes, self.answers = state["bytes"], state.get("answers", 0)
+        self._count = self._begun = 0
         self._finish_renames()
         self._open(*state["open"])
 
@@ -112,6 +113,7 @@ class SplitWriter:
         """Closes the last shard."""
         if self._count:
             self._close()
+            self._count, self._begun = 0, 0
         else:
             self._discard()
 

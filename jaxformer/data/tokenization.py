@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxformer.data.encoders import Encoder, EncoderSpec, make_encoder
 from jaxformer.data.encoding import PIECE_CHARACTERS
-from jaxformer.data.shards import PROGRESS, SplitWriter, read_progress, write_progress
+from jaxformer.data.shards import SplitWriter, read_progress, write_progress
 from jaxformer.data.sources import Part, Source
 from jaxformer.errors import ResourceError, TextError, UsageError
 from jaxformer.storage.durable_files import atomic_write_text, describe_space, free_bytes
@@ -113,9 +113,7 @@ def tokenize(
     }
     progress["whole"] = True
 
-    def commit() -> None:
-        for writer in writers.values():
-            writer.sync()
+    def store() -> None:
         splits = {name: writer.state for name, writer in writers.items()}
         write_progress(
             what.out,
@@ -123,6 +121,11 @@ def tokenize(
         )
         for writer in writers.values():
             writer.commit()
+
+    def commit() -> None:
+        for writer in writers.values():
+            writer.sync()
+        store()
 
     last = time.monotonic()
     tasks = _tasks(what, tuple(progress["position"]), report, writers)
@@ -146,10 +149,12 @@ def tokenize(
         raise
     for writer in writers.values():
         writer.finish()
-    return _finish(what, writers)
+    _check_splits(writers)
+    store()
+    return _write_index(what, writers)
 
 
-def _finish(what: Tokenization, writers: dict[str, SplitWriter]) -> dict[str, Any]:
+def _check_splits(writers: dict[str, SplitWriter]) -> None:
     for name, writer in writers.items():
         if not writer.tokens:
             raise TextError(
@@ -157,6 +162,9 @@ def _finish(what: Tokenization, writers: dict[str, SplitWriter]) -> dict[str, An
                 if name == "train"
                 else "the val split is empty: give a larger --val-fraction, or --val FILE"
             )
+
+
+def _write_index(what: Tokenization, writers: dict[str, SplitWriter]) -> dict[str, Any]:
     splits = {
         name: {
             "tokens": writer.tokens,
@@ -167,8 +175,6 @@ def _finish(what: Tokenization, writers: dict[str, SplitWriter]) -> dict[str, An
         }
         for name, writer in writers.items()
     }
-    for writer in writers.values():
-        writer.commit()
     index = {
         "format": FORMAT,
         "version": 1,
@@ -177,7 +183,6 @@ def _finish(what: Tokenization, writers: dict[str, SplitWriter]) -> dict[str, An
         "splits": splits,
     }
     atomic_write_text(what.out / INDEX, json.dumps(index, indent=1) + "\n")
-    (what.out / PROGRESS).unlink(missing_ok=True)
     return index
 
 

@@ -1,10 +1,13 @@
 """Folders of tokens: the ids of one call, from every kind of file, and killed at any moment."""
 
+import contextlib
 import gzip
+import itertools
 import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,6 +179,42 @@ def test_ended_at_any_moment_it_goes_on(made, tmp_path, monkeypatch, small_piece
                 file.write(b"written, and not yet known to be on the disk")
     assert attempts > 3
     same_files(tmp_path / "whole", tmp_path / "cut")
+
+
+class Killed(BaseException):
+    """Stands for a signal that nothing can catch."""
+
+
+def test_killed_before_any_rename_or_removal_it_goes_on(made, tmp_path, monkeypatch):
+    source = write_records(tmp_path / "a.jsonl")
+    flags = [source, "--tokenizer", made, "--field", "body", "--shard-tokens", 2000]
+    flags += ["--val-fraction", 0.1, "--out"]
+    assert tokenize(*flags, tmp_path / "whole") == 0
+    monkeypatch.setattr(tokenization, "SECONDS_PER_COMMIT", 0.0)
+
+    changes = [(name, getattr(Path, name)) for name in ("replace", "unlink", "rmdir")]
+
+    def die_after(patch, allowed):
+        calls = itertools.count()
+        for name, change in changes:
+
+            def replaced(*arguments, change=change, **named):
+                if next(calls) >= allowed:
+                    raise Killed
+                return change(*arguments, **named)
+
+            patch.setattr(Path, name, replaced)
+
+    for allowed in range(100):
+        cut, code = tmp_path / f"cut{allowed}", None
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            die_after(patch, allowed)
+            code = tokenize(*flags, cut)
+        if code == 0:
+            break
+        assert tokenize(*flags, cut) == 0, allowed
+        same_files(tmp_path / "whole", cut)
+    assert 10 < allowed < 99
 
 
 @pytest.mark.tier("full")
