@@ -1,9 +1,7 @@
 """``jaxformer verify --torch … --jax …``: two models that are made by people's own code."""
 
-import dataclasses
 import importlib
 import inspect
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxformer.cli.arguments import Switch, parse
-from jaxformer.errors import ResourceError, TextError, UsageError
+from jaxformer.errors import TextError, UsageError
 
 # A part of the candidate was not compared, and no bug was found in the rest.
 INCOMPLETE = 11
@@ -72,13 +70,14 @@ def run(arguments: Sequence[str]) -> int:
     _check_inputs(reference.forward, inputs, options.inputs)
 
     from jaxformer.parity.graphs.compare import compare_graphs
+    from jaxformer.parity.report.files import save_json
 
     report = compare_graphs(
         reference, candidate, inputs, jax_inputs, backward=not options.no_backward
     )
     print(report)
     if options.json is not None:
-        _write_json(report, options.json)
+        save_json(report, options.json)
     return {"bug": 1, "incomplete": INCOMPLETE}.get(report.verdict, 0)
 
 
@@ -142,11 +141,3 @@ def _read_inputs(path: Path) -> Any:
     if sorted(arrays) == sorted(ordered):
         return [arrays[name] for name in ordered]
     return arrays
-
-
-def _write_json(report: Any, path: Path) -> None:
-    try:
-        record = {"verdict": report.verdict, **dataclasses.asdict(report)}
-        path.write_text(json.dumps(record, indent=1))
-    except OSError as error:
-        raise ResourceError(f"{path}: {error.strerror}") from error

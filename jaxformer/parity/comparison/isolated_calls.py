@@ -12,7 +12,7 @@ from jaxformer.parity.matching.masks import MaskState, mask_difference, with_mas
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import judge
 from jaxformer.parity.trace import jax_trace
-from jaxformer.parity.trace.isolated_run import ForcedOutput, IsolatedOutcome, run_isolated
+from jaxformer.parity.trace.isolated_run import ForcedOutput, IsolatedModule, IsolatedOutcome
 from jaxformer.parity.trace.padding import Padding, drop_unused_tokens, idle_queries
 
 NamedDifferences = Iterator[tuple[str, Difference]]
@@ -69,7 +69,8 @@ class IsolatedCall:
         """The run in float32."""
         return self._run("float32")
 
-    def _run(self, dtype: str) -> IsolatedOutcome:
+    def as_function(self, dtype: str = "float64") -> IsolatedModule:
+        """Returns the module as a function, called on the reference's inputs."""
         matched_call, place = self.matched_call, self.place
         call = matched_call.candidate[place]
         args, kwargs = jax_trace.refill((call.args, call.kwargs), matched_call.inputs(place))
@@ -84,8 +85,12 @@ class IsolatedCall:
             ]
             for (path, n), calls in self.forced.items()
         }
+        return IsolatedModule(self.owner, self.method, call, forced_outputs, dtype)
+
+    def _run(self, dtype: str) -> IsolatedOutcome:
+        function = self.as_function(dtype)
         if not self.backward:
-            return run_isolated(self.owner, self.method, call, forced_outputs, dtype=dtype)
+            return function.run()
         submodule_cotangents = {
             # Where one reference call matches several calls, its gradient goes to the first.
             path: [
@@ -94,11 +99,7 @@ class IsolatedCall:
             ]
             for (path, n), calls in self.forced.items()
         }
-        return run_isolated(
-            self.owner, self.method, call, forced_outputs,
-            cotangents=matched_call.output_gradients(place),
-            submodule_cotangents=submodule_cotangents, dtype=dtype,
-        )  # fmt: skip
+        return function.run(self.matched_call.output_gradients(self.place), submodule_cotangents)
 
     def compare_forward(self) -> NamedDifferences:
         """Yields the differences of what enters the submodules, in order, and of the output."""

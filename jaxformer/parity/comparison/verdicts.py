@@ -38,9 +38,10 @@ def judge_node(node: Node, wrong_weights: str = "") -> Node:
     is_after_bug = node.in_context is not None and node.in_context.is_bug
     is_amplified = node.condition is not None and node.condition > AMPLIFIED and not is_after_bug
     verdict: Verdict = "exact" if is_exact else "amplified" if is_amplified else "rounding"
-    # The message of a pair that was not run says why.
-    message = node.message if node.forward is None else ""
-    return dataclasses.replace(node, verdict=verdict, message=message)
+    if node.forward is None and node.message:
+        # It was not run; the message says why.
+        return dataclasses.replace(node, verdict="incomplete")
+    return dataclasses.replace(node, verdict=verdict, message="")
 
 
 def explain(

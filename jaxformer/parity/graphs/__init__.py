@@ -1,8 +1,8 @@
 """Compares any JAX function with a PyTorch module, without names: by the values of their operators.
 
 In go a PyTorch module, a candidate of any framework (NNX, Linen, Equinox, Haiku, or a function
-and its parameters) and inputs. Out comes a ``GraphReport``: the verdict, each root cause with its
-source line on both sides, and what was covered.
+and its parameters) and inputs. Out comes a ``Report``: the verdict, each root cause with its source
+line on both sides, and what was covered.
 
 Both sides are run once, in float64, and each operator is recorded on a *tape*. Values that are
 equal on both tapes, whatever their layout, are *anchors*. Where a value of the candidate should be
@@ -14,6 +14,5 @@ the same tapes, and compared in the same way.
 - ``matching/``: finds equal parameters and values, the anchors.
 - ``segments/``: judges what lies between two anchors, forward and backward.
 - ``diagnosis/``: what would make a wrong segment right.
-- ``report``: what was found; ``page``: the same as a page.
 - ``compare``: all of it, in order.
 """

@@ -12,21 +12,20 @@ from jaxformer.parity.graphs.diagnosis import diagnose
 from jaxformer.parity.graphs.matching.anchors import Table
 from jaxformer.parity.graphs.matching.layouts import find_layout
 from jaxformer.parity.graphs.matching.parameters import ParameterMatches, match_parameters
-from jaxformer.parity.graphs.matching.values import largest
+from jaxformer.parity.graphs.matching.values import largest, rounding_allowed
 from jaxformer.parity.graphs.recording.candidates import Candidate, as_candidate
 from jaxformer.parity.graphs.recording.jax_run import JaxRun
-from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, shorten
+from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value
 from jaxformer.parity.graphs.recording.torch_run import TorchRun
 from jaxformer.parity.graphs.recording.tracing import candidate_arrays
-from jaxformer.parity.graphs.report import Coverage, GraphReport, RootCause
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.effects import NO_EFFECT, effect_of
 from jaxformer.parity.graphs.segments.gradients import Gradients, compare_gradients
 from jaxformer.parity.graphs.segments.walk import Walk
+from jaxformer.parity.report.model import Coverage, Difference, Node, RootCause
+from jaxformer.parity.report.report import Report
+from jaxformer.parity.report.text import shorten
 from jaxformer.parity.tolerance import ROUNDOFF
-
-# Differences above this share of scale are listed first, in the order of the run.
-SEVERE = 1e-3
 
 
 def compare_graphs(
@@ -35,7 +34,7 @@ def compare_graphs(
     inputs: Any,
     jax_inputs: Any = None,
     backward: bool = True,
-) -> GraphReport:
+) -> Report:
     """Runs both models once, in float64, and compares them operator by operator.
 
     Args:
@@ -74,7 +73,7 @@ def compare_graphs(
             walk.keep_corrections()
             gradients = compare_gradients(reference, run, walk, parameters)
             causes = _with_backward(causes, walk, run)
-        return _report(model, reference.returned, walk, parameters, causes, gradients)
+        return _report(model, reference, walk, parameters, causes, gradients, backward)
 
 
 def _run_torch(module: Any, args: Any, kwargs: Any, backward: bool) -> TorchRun:
@@ -152,34 +151,80 @@ def _without_effect(divergences: Sequence[Divergence], is_seen: Sequence[bool]) 
 
 def _report(
     model: Candidate,
-    returned: Mapping[str, Sequence[Value]],
+    reference: TorchRun,
     walk: Walk,
     parameters: ParameterMatches,
     causes: Sequence[RootCause],
     gradients: Gradients,
-) -> GraphReport:
+    backward: bool,
+) -> Report:
     tape = walk.candidate
-    reached, missing = _modules(returned, walk)
+    merged = _merge(causes)
+    nodes = list(_nodes(model.kind, reference, walk, merged))
+    missing = sum(node.verdict == "incomplete" for node in nodes)
     floats = [v for v in tape.values if v.is_activation]
-    return GraphReport(
-        model.kind,
-        tuple(sorted(_merge(causes), key=_is_small)),
-        tuple(
+    return Report(
+        "grad" if backward else "forward",
+        "float64",
+        tuple(nodes),
+        remarks=(*walk.remarks, *gradients.remarks),
+        causes=tuple(merged),
+        weights=tuple(
             f"{w.candidate} is not {w.reference}: {w.message}" for w in parameters.wrong
         ),
-        tuple(dict.fromkeys(map(_describe_table, walk.tables))),
-        tuple(_incomplete(walk, parameters, tape)),
-        Coverage(
-            (len(reached), len(reached) + len(missing)),
+        tables=tuple(dict.fromkeys(map(_describe_table, walk.tables))),
+        incomplete=tuple(_incomplete(walk, parameters, tape)),
+        coverage=Coverage(
+            (len(nodes) - missing, len(nodes)),
             (len(walk.checked & walk.expected), len(walk.expected)),
             (len(parameters.whole) + len(parameters.in_parts), len(tape.parameters)),
             (sum(v.index in walk.matches for v in floats), len(floats)),
             (gradients.compared, gradients.expected),
+            walk.largest_error,
         ),
-        walk.largest_error,
-        tuple(missing),
-        (*walk.remarks, *gradients.remarks),
     )  # fmt: skip
+
+
+def _nodes(
+    kind: str, reference: TorchRun, walk: Walk, causes: Sequence[RootCause]
+) -> Iterator[Node]:
+    """Yields a node for each module of the reference that was called.
+
+    Its paths on both sides are those of the reference, whose modules a candidate need not have.
+    """
+    wrong = {cause.torch_module for cause in causes}
+    errors: dict[int, float] = {}
+    for match in (match for found in walk.matches.values() for match in found):
+        errors[match.value.index] = max(errors.get(match.value.index, 0.0), match.error)
+    paths = [path for path in reference.kinds if path in reference.returned]
+    for order, path in enumerate(paths):
+        values = [v for v in reference.returned[path] if v.index in walk.reached]
+        found = [
+            Difference(errors.get(v.index, 0.0), largest(v.data), rounding_allowed(v.data))
+            for v in values
+        ]
+        worst = max(found, key=lambda d: d.excess, default=None)
+        parts = path.split(".") if path else []
+        node = Node(
+            path,
+            path,
+            reference.kinds[path] if path else kind,
+            reference.kinds[path],
+            sum(".".join(parts[:n]) in reference.returned for n in range(len(parts))),
+            order,
+            in_context=worst,
+        )
+        if path in wrong:
+            first = next(cause for cause in causes if cause.torch_module == path)
+            yield dataclasses.replace(
+                node, verdict="bug", stage=first.stage, message=first.message,
+                is_root_cause=True, in_context=None,
+            )  # fmt: skip
+        elif worst is None:
+            message = "not compared: no value of the candidate equals what it returns"
+            yield dataclasses.replace(node, verdict="incomplete", message=message)
+        else:
+            yield dataclasses.replace(node, verdict="rounding" if worst.error else "exact")
 
 
 def _with_backward(causes: Sequence[RootCause], walk: Walk, run: JaxRun) -> list[RootCause]:
@@ -224,12 +269,12 @@ def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> R
         reference.source,
         found.text,
         divergence.error,
+        "backward" if divergence.is_backward else "forward",
         tuple(op.name for op in divergence.operators),
         tuple(op.name for op in divergence.reference_operators),
         operator.module if operator else "",
         reference.module,
         effect=effect,
-        is_backward=divergence.is_backward,
         jax_after=_source_before(divergence, found.read),
     )
 
@@ -268,15 +313,11 @@ def _reference_operator(divergence: Divergence) -> Operator:
     return next(named, own or Operator(0, "", [], [], list))
 
 
-def _is_small(cause: RootCause) -> bool:
-    return (cause.error if cause.effect is None else cause.effect) < SEVERE
-
-
 def _merge(causes: Iterable[RootCause]) -> list[RootCause]:
     """Returns each cause once, with the number of its places and its largest error."""
-    found: dict[tuple[str, str, str, bool], RootCause] = {}
+    found: dict[tuple[str, str, str, str], RootCause] = {}
     for cause in causes:
-        key = cause.jax_source, cause.torch_source, cause.diagnosis, cause.is_backward
+        key = cause.jax_source, cause.torch_source, cause.diagnosis, cause.stage
         first = found.get(key, cause)
         places = first.places + 1 if key in found else 1
         error = max(first.error, cause.error)
@@ -284,16 +325,6 @@ def _merge(causes: Iterable[RootCause]) -> list[RootCause]:
         effect = max(known) if known else None
         found[key] = dataclasses.replace(first, places=places, error=error, effect=effect)
     return list(found.values())
-
-
-def _modules(returned: Mapping[str, Sequence[Value]], walk: Walk) -> tuple[list[str], list[str]]:
-    """Returns the modules of which an output was reached, and the others."""
-    reached: list[str] = []
-    missing: list[str] = []
-    for path, values in returned.items():
-        is_reached = any(value.index in walk.reached for value in values)
-        (reached if is_reached else missing).append(path)
-    return reached, missing
 
 
 def _incomplete(walk: Walk, parameters: ParameterMatches, tape: Tape) -> list[str]:

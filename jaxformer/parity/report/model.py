@@ -4,10 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Verdict = Literal["exact", "rounding", "amplified", "bug"]
+Verdict = Literal["exact", "rounding", "amplified", "incomplete", "bug"]
 Stage = Literal["", "parameters", "forward", "backward"]
 # From good to bad.
-VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "amplified", "bug")
+VERDICTS: tuple[Verdict, ...] = ("exact", "rounding", "amplified", "incomplete", "bug")
+# Root causes above this share of scale are listed first.
+SEVERE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +153,102 @@ class Node:
         """The largest error in the dtype under test, in units in the last place."""
         measured = [*self.differences.values()] + [d for d in (self.in_context,) if d is not None]
         return max((d.ulps for d in measured if d.ulps is not None), default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class RootCause:
+    """One place where the candidate computes something else than the reference.
+
+    Attributes:
+        jax_source: "path:line" of the candidate's code; "" where it is not known.
+        torch_source: "path:line" of the reference's code.
+        diagnosis: what would make it right; "" if nothing that was tried does.
+        error: the largest difference, as a share of the largest number of the right result.
+        stage: where it shows first.
+        jax_operators: names of the primitives that compute something else, in order.
+        torch_operators: names of the reference's ATen operators in their place.
+        jax_module: the candidate's module; "" for the whole model, or where its framework gives no
+            names.
+        torch_module: path of the reference's module.
+        places: how many times the same line is wrong in the same way, as in each layer.
+        effect: how far it moves the results if all else is right, of their scale; None where that
+            is not known.
+        jax_after: "path:line" of the code that made what the candidate's line reads. A step that is
+            missing has no line: it belongs between the two.
+        node: the pair of modules that it is in, where modules were paired.
+    """
+
+    jax_source: str = ""
+    torch_source: str = ""
+    diagnosis: str = ""
+    error: float = 0.0
+    stage: Stage = "forward"
+    jax_operators: tuple[str, ...] = ()
+    torch_operators: tuple[str, ...] = ()
+    jax_module: str = ""
+    torch_module: str = ""
+    places: int = 1
+    effect: float | None = None
+    jax_after: str = ""
+    node: Node | None = None
+
+    @property
+    def path(self) -> str:
+        """Path of the candidate's module, as its node has it; else of the reference's."""
+        return self.torch_module if self.node is None else self.node.path
+
+    @property
+    def reference_path(self) -> str:
+        """Path of the reference's module."""
+        return self.torch_module if self.node is None else self.node.reference_path
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in a sentence."""
+        diagnosis = self.diagnosis or "the two sides compute something else"
+        return diagnosis if self.node is None else self.node.message
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what else its node has, such as ``worst`` and ``forward``."""
+        node = self.__dict__.get("node")
+        if node is None:
+            raise AttributeError(name)
+        return getattr(node, name)
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the gradient is wrong where the result is right."""
+        return self.stage == "backward"
+
+    @property
+    def is_severe(self) -> bool:
+        """Whether it is listed before those that hardly matter."""
+        # NaN is severe.
+        return not (self.error if self.effect is None else self.effect) < SEVERE
+
+
+@dataclasses.dataclass(frozen=True)
+class Coverage:
+    """How much was compared, where operators were matched by their values.
+
+    Attributes:
+        modules: modules of the reference whose output a value of the candidate equals or was put
+            right to equal, and how many were called.
+        operators: operators of the reference that read a parameter and were compared with one of
+            the candidate that reads the same, and how many there are.
+        parameters: parameters of the candidate found in the reference, and how many there are.
+        values: floats of the candidate that equal a value of the reference, and how many there are.
+        gradients: parameters and float inputs of the candidate whose gradient was compared, and how
+            many there are; (0, 0) if there was no backward pass.
+        error: the largest difference of an equal value, as a share of its largest number.
+    """
+
+    modules: tuple[int, int]
+    operators: tuple[int, int]
+    parameters: tuple[int, int]
+    values: tuple[int, int]
+    gradients: tuple[int, int] = (0, 0)
+    error: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,10 @@ def compare_reports(report: "Report", before: "Report") -> list[str]:
 
 def _reasons(node: Node, before: Node) -> Iterator[str]:
     """Yields why a node is worse than it was."""
-    if VERDICTS.index(node.verdict) > VERDICTS.index(before.verdict):
+    # Older reports call what was not run exact, or rounding.
+    was_run = before.forward is not None or not before.message
+    verdict = before.verdict if was_run or before.verdict == "bug" else "incomplete"
+    if VERDICTS.index(node.verdict) > VERDICTS.index(verdict):
         message = f": {one_line(node.message)}" if node.message else ""
         yield f"{node.verdict}, it was {before.verdict}{message}"
     old = before.differences

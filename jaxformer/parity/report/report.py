@@ -1,4 +1,4 @@
-"""The report of a comparison by modules: plain data, its JSON form, and how it shows itself."""
+"""The report of a comparison: plain data, its JSON form, and how it shows itself."""
 
 import dataclasses
 import json
@@ -10,9 +10,11 @@ from jaxformer.parity.report.html.writer import page
 from jaxformer.parity.report.model import (
     VERDICTS,
     AttentionMaps,
+    Coverage,
     Difference,
     Histogram,
     Node,
+    RootCause,
     SettingDifference,
     Step,
     Verdict,
@@ -36,6 +38,8 @@ FORMAT_1_KEYS = {
 FORMAT_1_OUTPUT = re.compile(r"^what (.*) gave$")
 # What holds names that a user gave, such as those of parameters: they are no keys of the format.
 NAMED_BY_USER = ("parameters", "backward")
+# Fields of a report that older ones have not.
+SENTENCES = ("weights", "tables", "incomplete")
 # What ``print`` shows: two screens.
 MOST_LINES = 96
 
@@ -51,7 +55,13 @@ class Report:
         settings: those that differ.
         steps: of training or generation.
         about: what was compared and how: paths, versions, flags, input shapes, seconds.
-        remarks: what several nodes show together, a sentence each: two layers look swapped.
+        remarks: what several nodes show together, or how the results were compared, a sentence
+            each.
+        causes: the lines of code where operators differ.
+        weights: a sentence for each wrong parameter that belongs to no node.
+        tables: a sentence for each constant that is only rounded to float32.
+        incomplete: a sentence for each part that was not compared, and why.
+        coverage: how much was compared; None where modules were paired by name.
     """
 
     mode: str
@@ -61,11 +71,36 @@ class Report:
     steps: tuple[Step, ...] = ()
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    causes: tuple[RootCause, ...] = ()
+    weights: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
+    coverage: Coverage | None = None
 
     @property
-    def root_causes(self) -> tuple[Node, ...]:
-        """The nodes that the bugs are in, in the order of calls."""
-        return tuple(node for node in self.nodes if node.is_root_cause)
+    def root_causes(self) -> tuple[RootCause, ...]:
+        """Where the bugs are: the severe ones first, then in the order of calls."""
+        if self.coverage is not None:
+            found = list(self.causes)
+        else:
+            lines = {cause.jax_module: cause for cause in reversed(self.causes)}
+            found = [
+                _cause_of(node, lines.get(node.path)) for node in self.nodes if node.is_root_cause
+            ]
+        return tuple(sorted(found, key=lambda cause: not cause.is_severe))
+
+    @property
+    def uncompared_modules(self) -> tuple[str, ...]:
+        """Paths of modules of the reference without a counterpart."""
+        return tuple(n.reference_path for n in self.nodes if n.verdict == "incomplete")
+
+    @property
+    def error(self) -> float:
+        """The largest difference of values that count as equal, of their scale."""
+        if self.coverage is not None:
+            return self.coverage.error
+        worst = [node.worst for node in self.nodes if node.verdict != "bug"]
+        return max((one.relative for one in worst if one is not None), default=0.0)
 
     @property
     def first_divergence(self) -> Step | None:
@@ -74,16 +109,25 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all nodes and steps."""
-        if self.first_divergence is not None:
+        """The worst verdict of all nodes and steps; incomplete if a part was not compared."""
+        if self.causes or self.weights or self.first_divergence is not None:
             return "bug"
-        found: list[Verdict] = [node.verdict for node in self.nodes]
+        # A module without a counterpart is compared as a part of the one around it.
+        found: list[Verdict] = [n.verdict for n in self.nodes if n.verdict != "incomplete"]
         found += ["rounding" if step.difference.error else "exact" for step in self.steps]
+        found += ["incomplete"] * bool(self.incomplete)
+        if self.tables or (self.coverage is not None and self.coverage.error):
+            found.append("rounding")
         return max(found, key=VERDICTS.index, default="exact")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report as a plain dict, for JSON."""
-        return {"format": FORMAT, "verdict": self.verdict, **dataclasses.asdict(self)}
+        values = dataclasses.asdict(self)
+        causes = [
+            {**dataclasses.asdict(dataclasses.replace(cause, node=None)), "path": cause.path}
+            for cause in self.root_causes
+        ]
+        return {"format": FORMAT, "verdict": self.verdict, "root_causes": causes, **values}
 
     def to_json(self) -> str:
         """Returns the report as JSON, with numbers that are not finite as strings."""
@@ -109,6 +153,9 @@ class Report:
                 tuple(map(_step, values["steps"])),
                 values["about"],
                 tuple(map(str, values.get("remarks", ()))),
+                tuple(map(_cause, values.get("causes", ()))),
+                coverage=_coverage(values.get("coverage")),
+                **{name: tuple(map(str, values.get(name, ()))) for name in SENTENCES},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"this is no parity report: {error}") from error
@@ -127,11 +174,16 @@ class Report:
         return page(self)
 
     def to_dataframe(self) -> Any:
-        """Returns the nodes as a table of pandas, one row each.
+        """Returns a table of pandas: of the nodes, or of root causes where operators were matched.
 
         Raises:
             UsageError: pandas is not installed.
         """
+        if self.coverage is not None:
+            names = [field.name for field in dataclasses.fields(RootCause) if field.name != "node"]
+            return make_dataframe(
+                [[getattr(cause, name) for name in names] for cause in self.root_causes], names
+            )
         names = ["path", "reference_path", "kind", "reference_kind", "verdict", "is_root_cause"]
         rows = [
             [getattr(node, name) for name in names]
@@ -139,6 +191,16 @@ class Report:
             for node in self.nodes
         ]
         return make_dataframe(rows, [*names, "error", "relative_error"])
+
+
+def _cause_of(node: Node, found: RootCause | None) -> RootCause:
+    """Returns the root cause that a node is, with the lines of code if they were found."""
+    return dataclasses.replace(
+        found or RootCause(jax_module=node.path, torch_module=node.reference_path),
+        error=node.worst.relative if node.worst is not None else 0.0,
+        stage=node.stage,
+        node=node,
+    )
 
 
 def _rename_format_1(value: Any) -> Any:
@@ -179,6 +241,18 @@ def _node(values: Mapping[str, Any]) -> Node:
             **{side: _floats(values["maps"][side]) for side in ("candidate", "reference")}
         )
     return Node(**made)
+
+
+def _cause(values: Mapping[str, Any]) -> RootCause:
+    lists = {name: tuple(values[name]) for name in ("jax_operators", "torch_operators")}
+    return RootCause(**{**values, **lists, "error": float(values["error"])})
+
+
+def _coverage(values: Mapping[str, Any] | None) -> Coverage | None:
+    if values is None:
+        return None
+    made = {name: tuple(value) for name, value in values.items() if name != "error"}
+    return Coverage(**made, error=float(values["error"]))
 
 
 def _step(values: Mapping[str, Any]) -> Step:

@@ -13,13 +13,19 @@ from rich.text import Text
 from jaxformer.parity.report.model import VERDICTS
 from jaxformer.parity.report.text import (
     SYMBOLS,
+    cause_facts,
+    cause_lines,
     chosen_steps,
+    coverage_line,
+    has_lines,
     numbers_line,
     one_line,
+    place,
     reference_place,
     root_cause_count,
     root_cause_line,
     scientific,
+    sentences,
     short,
     step_cells,
     step_line,
@@ -32,15 +38,19 @@ from jaxformer.parity.report.tree import Branch, build_tree, fold_repeats, merge
 if TYPE_CHECKING:
     from jaxformer.parity.report.report import Report
 
-STYLES = {"exact": "dim", "rounding": "green", "amplified": "yellow", "bug": "red"}
+STYLES = {
+    "exact": "dim", "rounding": "green", "amplified": "yellow", "incomplete": "yellow", "bug": "red"
+}  # fmt: skip
 # For terminals without Unicode; other characters are written as their codes.
 ASCII = str.maketrans(
     {"≈": "~", "▲": "^", "✗": "x", "├": "|", "└": "`", "│": "|", "─": "-", "…": "...", "·": "-",
-     "×": "x", "±": "+-", "−": "-", "–": "-", "’": "'"}
+     "×": "x", "±": "+-", "−": "-", "→": "->", "–": "-", "’": "'"}
 )  # fmt: skip
 # Below these widths the column of units is left out, and a table becomes a list.
 FULL_WIDTH, TABLE_WIDTH = 60, 72
 MIN_NAME_WIDTH, MIN_EFFECT_WIDTH = 14, 24
+# Root causes and sentences that are shown with all that is known of them.
+MOST_LISTED = 8
 # Between the columns of a table.
 GAP = 2
 # Of a report that is no terminal's.
@@ -53,9 +63,10 @@ def print_report(report: "Report", console: Console) -> None:
     The tree of the model comes first. A line shows a node's verdict, its worst float64 error
     relative to scale, its error in the dtype under test in units in the last place, and the
     condition of nodes that amplify. Similar clean siblings share a line with their worst values.
-    Then come the settings that differ, the steps of training or generation, what several nodes
-    show together, and as the last line the verdict: ``equal (rounding)``, or ``bug:`` with the
-    first root cause. That line is never wrapped.
+    Then come the settings that differ, the steps of training or generation, the lines of code of
+    the root causes, what was not compared, what several nodes show together, and as the last line
+    the verdict: ``equal (rounding)``, or ``bug:`` with the first root cause. That line is never
+    wrapped.
 
     Args:
         report: the report.
@@ -66,6 +77,8 @@ def print_report(report: "Report", console: Console) -> None:
     printer.tree()
     printer.settings()
     printer.steps()
+    printer.causes()
+    printer.sentences()
     printer.verdict()
 
 
@@ -89,7 +102,9 @@ def as_text(report: "Report", most_lines: int) -> str:
             return lines
         return [*lines[: most - 1], f"… and {len(lines) - most + 1} more {unit}; to_json has all"]
 
-    end = lines_of(_Printer.settings, _Printer.steps, _Printer.verdict)
+    end = lines_of(
+        _Printer.settings, _Printer.steps, _Printer.causes, _Printer.sentences, _Printer.verdict
+    )
     # The last line is the verdict.
     end = [*cut(end[:-1], most_lines // 2 - 1, "lines"), end[-1]]
     tree = cut(lines_of(_Printer.tree), most_lines - 1 - len(end), "modules")
@@ -188,6 +203,30 @@ class _Printer:
         styles = ["bold red" if step is not None and step is divergence else "" for step in steps]
         self._table([unit, "candidate", "reference", "error", ""], rows, styles, "right")
 
+    def causes(self) -> None:
+        """Prints the root causes whose lines of code are known."""
+        found = [cause for cause in self.report.root_causes if has_lines(cause)]
+        for number, cause in enumerate(found[:MOST_LISTED], 1):
+            self.line()
+            text = cause.diagnosis or "the two sides compute something else"
+            self._paragraph(f"{number}. {text} (in {place(cause)})", "", "bold")
+            self._paragraph(cause_facts(cause), "   ")
+            for side, where in cause_lines(cause):
+                self.line((f"   {side}  {one_line(where)}", "dim"))
+        if len(found) > MOST_LISTED:
+            self.line()
+            self.line((f"and {len(found) - MOST_LISTED} smaller ones", ""))
+
+    def sentences(self) -> None:
+        """Prints what is said of parameters, tables, and of what was not compared."""
+        for heading, found in sentences(self.report):
+            self.line()
+            self.line((heading, "bold"))
+            for text in found[:MOST_LISTED]:
+                self._paragraph(text, "  ")
+            if len(found) > MOST_LISTED:
+                self.line((f"  and {len(found) - MOST_LISTED} more", ""))
+
     def verdict(self) -> None:
         """Prints the counts of verdicts, the remarks, further bugs and the last line."""
         report = self.report
@@ -202,11 +241,16 @@ class _Printer:
             self.line((f"nodes: {counted}", "dim"))
         elif not report.steps:
             self.line(("no nodes were compared", "dim"))
+        if report.coverage is not None:
+            for part in coverage_line(report).split("; "):
+                self.line((part, "dim"))
         for remark in report.remarks:
             self._paragraph(remark, "", STYLES["amplified"])
         count = len(report.root_causes)
-        for index, node in enumerate(report.root_causes[1:], 2):
-            self.line((f"bug {index} of {count}: {root_cause_line(node)}", "red"))
+        for index, cause in enumerate(report.root_causes[1:], 2):
+            # Where there are lines of code, each has been listed with them.
+            if not has_lines(cause) or cause.node is not None:
+                self.line((f"bug {index} of {count}: {root_cause_line(cause)}", "red"))
         if report.first_divergence is not None and count:
             self.line((f"divergence: {step_line(report, report.first_divergence)}", "red"))
         self.line((verdict_line(report), f"bold {STYLES[report.verdict]}"))
@@ -214,7 +258,7 @@ class _Printer:
     def _messages(self, branch: Branch, below: str) -> None:
         """Prints the messages of a line's nodes; similar nodes have the same."""
         for node in branch.nodes[:1]:
-            if node.is_root_cause:
+            if node.is_root_cause and node.worst is not None:
                 stage = f"{node.stage}: " if node.stage else ""
                 self._paragraph(f"{stage}{node.message}", below, "red")
                 self._paragraph(numbers_line(node, self.report.dtype), below)

@@ -1,15 +1,21 @@
 """Numbers and sentences of a report, the same in the terminal, in files and on the page."""
 
 import math
+import os
 import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jaxformer.parity.report.model import Difference, Node, Step, Verdict
+from jaxformer.parity.report.model import Difference, Node, RootCause, Step, Verdict
 
 if TYPE_CHECKING:
     from jaxformer.parity.report.report import Report
 
-SYMBOLS: dict[Verdict, str] = {"exact": "=", "rounding": "≈", "amplified": "▲", "bug": "✗"}
+SYMBOLS: dict[Verdict, str] = {
+    "exact": "=", "rounding": "≈", "amplified": "▲", "incomplete": "?", "bug": "✗"
+}  # fmt: skip
+# Names of operators that a line shows.
+MOST_OPERATORS = 6
 # Every step is shown up to this many; of more, the first, the last and those around a divergence.
 MAX_STEPS = 24
 
@@ -63,20 +69,89 @@ def title(report: "Report") -> str:
     return f"{root.kind} against {root.reference_kind}, {report.mode}, {report.dtype}"
 
 
-def place(node: Node) -> str:
+def place(node: Node | RootCause) -> str:
     """Returns the candidate's path of a node, as a sentence names it."""
     return node.path or "the whole model"
 
 
-def reference_place(node: Node) -> str:
+def reference_place(node: Node | RootCause) -> str:
     """Returns the reference's path of a node, as a sentence names it."""
     return node.reference_path or "the whole model"
 
 
-def root_cause_line(node: Node) -> str:
+def root_cause_line(cause: Node | RootCause) -> str:
     """Returns where a bug is, on both sides, and what it is."""
-    where = f"{place(node)} (reference: {reference_place(node)})"
-    return one_line(f"{where}: {node.message}" if node.message else where)
+    where = f"{place(cause)} (reference: {reference_place(cause)})"
+    if isinstance(cause, RootCause) and cause.node is None:
+        # It has the reference's path alone.
+        where = place(cause)
+    return one_line(f"{where}: {cause.message}" if cause.message else where)
+
+
+def shorten(source: str) -> str:
+    """Returns a "path:line" relative to the working folder, or from the package on."""
+    path, _, line = source.rpartition(":")
+    if not path:
+        return source
+    _, found, inside = path.rpartition(f"site-packages{os.sep}")
+    if found:
+        return f"{inside}:{line}"
+    relative = os.path.relpath(path)
+    return f"{path if relative.startswith('..') else relative}:{line}"
+
+
+def cause_facts(cause: RootCause) -> str:
+    """Returns how far off a root cause is, and how it shows."""
+    facts = [f"off by {scientific(cause.error)} of scale"]
+    if cause.effect is not None:
+        facts.append(f"it moves the results by {scientific(cause.effect)}")
+    if cause.is_backward:
+        facts.append("in the backward pass alone")
+    if cause.places > 1:
+        facts.append(f"in {cause.places} places")
+    return "; ".join(facts)
+
+
+def cause_lines(cause: RootCause) -> Iterator[tuple[str, str]]:
+    """Yields "candidate" and "reference", each with its line of code and its operators."""
+    after = f"; reads what {shorten(cause.jax_after)} makes" if cause.jax_after else ""
+    if cause.jax_after == cause.jax_source:
+        after = ""
+    for side, source, operators, more in (
+        ("candidate", cause.jax_source, cause.jax_operators, after),
+        ("reference", cause.torch_source, cause.torch_operators, ""),
+    ):
+        shown = " → ".join(operators[-MOST_OPERATORS:])
+        yield side, f"{shorten(source) or 'source unknown'}  {shown}".rstrip() + more
+
+
+def has_lines(cause: RootCause) -> bool:
+    """Returns whether the operators of a root cause were found, and with them lines of code."""
+    return bool(cause.jax_operators or cause.torch_operators)
+
+
+def coverage_line(report: "Report") -> str:
+    """Returns how much was compared; "" where modules were paired."""
+    c = report.coverage
+    if c is None:
+        return ""
+    return (
+        f"compared: {c.modules[0]} of {c.modules[1]} modules, {c.operators[0]} of "
+        f"{c.operators[1]} operators with parameters, {c.parameters[0]} of {c.parameters[1]} "
+        f"parameters, {c.gradients[0]} of {c.gradients[1]} gradients; {c.values[0]} of "
+        f"{c.values[1]} values of the candidate are equal to one of the reference"
+    )
+
+
+def sentences(report: "Report") -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields the title of each list of sentences that is not empty, and the list."""
+    for title, found in (
+        ("Wrong parameters", report.weights),
+        ("Constants in float32 (no bug)", report.tables),
+        ("Not compared", report.incomplete),
+    ):
+        if found:
+            yield title, found
 
 
 def step_unit(report: "Report") -> str:
@@ -98,11 +173,17 @@ def step_line(report: "Report", step: Step) -> str:
 
 def verdict_line(report: "Report") -> str:
     """Returns the last line of a report: ``equal (…)``, or ``bug:`` with the first root cause."""
+    if report.verdict == "incomplete":
+        return "incomplete: no bug was found in what was compared"
     if report.verdict != "bug":
-        return f"equal ({report.verdict})"
-    bad = report.root_causes or tuple(n for n in reversed(report.nodes) if n.verdict == "bug")
+        most = f", at most {scientific(report.error)} of scale apart" if report.coverage else ""
+        return f"equal ({report.verdict}){most}"
+    bad: Sequence[Node | RootCause] = report.root_causes
+    bad = bad or [node for node in reversed(report.nodes) if node.verdict == "bug"]
     if bad:
         return f"bug: {root_cause_line(bad[0])}"
+    if report.weights:
+        return f"bug: {one_line(report.weights[0])}"
     assert report.first_divergence is not None
     return f"bug: {step_line(report, report.first_divergence)}"
 

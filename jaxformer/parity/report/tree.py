@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from jaxformer.parity.report.model import VERDICTS, Difference, Node, Verdict
 
-CLEAN = ("exact", "rounding")
+CLEAN = ("exact", "rounding", "incomplete")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Branch:
 
     @property
     def is_clean(self) -> bool:
-        """Whether all nodes in it are exact or rounding."""
+        """Whether nothing that was compared in it is more than rounding."""
         return not self.any(lambda node: node.verdict not in CLEAN or node.is_root_cause)
 
     def any(self, test: Callable[[Node], bool]) -> bool:

@@ -192,9 +192,8 @@ class _CandidateRun:
     @functools.cache  # noqa: B019
     def outcome(self, dtype: str) -> isolated_run.IsolatedOutcome:
         """Runs the module in a dtype."""
-        return isolated_run.run_isolated(
-            self.module, self.method, self.call, {}, cotangents=self.cotangents, dtype=dtype
-        )
+        function = isolated_run.IsolatedModule(self.module, self.method, self.call, {}, dtype)
+        return function.run(self.cotangents)
 
     def measured(self, kind: str, which: str, dtype: str) -> np.ndarray:
         """Returns an output by its number, or the gradient of a parameter by its name."""

@@ -20,7 +20,7 @@ from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import Judgement
 from jaxformer.parity.trace import jax_trace, torch_trace
-from jaxformer.parity.trace.isolated_run import IsolatedOutcome, run_isolated
+from jaxformer.parity.trace.isolated_run import IsolatedModule, IsolatedOutcome
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.casts import DTYPES
 from jaxformer.porting.mapping.transfer import read_view
@@ -162,7 +162,7 @@ def compare_product(
     def outcomes(dtype: str) -> Iterator[tuple[slice, IsolatedOutcome]]:
         for part, own in candidate_slices(owner, tensors, name, dtype):
             pulled = None if cotangent is None else [cotangent[..., part]]
-            yield part, run_isolated(own, method, call, {}, cotangents=pulled, dtype=dtype)
+            yield part, IsolatedModule(own, method, call, {}, dtype).run(pulled)
 
     def label(leaf: str) -> str:
         full = f"{name}.{leaf}"

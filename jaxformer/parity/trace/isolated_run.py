@@ -52,84 +52,117 @@ class IsolatedOutcome:
     )
 
 
-def run_isolated(
-    module: Any,
-    method: str,
-    call: jax_trace.JaxCall,
-    forced_outputs: Mapping[str, Sequence[ForcedOutput]],
-    *,
-    cotangents: Gradients | None = None,
-    submodule_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
-    dtype: str = "float64",
-) -> IsolatedOutcome:
-    """Runs one module on given inputs, and pulls given gradients back through it.
+class IsolatedModule:
+    """One module as a pure function of its own parameters and of what enters it.
 
     Args:
         module: the JAX module.
         method: which of its methods to call.
         call: its arguments.
         forced_outputs: what submodules return, call by call, by path within the module.
-        cotangents: gradients of the output's arrays; None runs forward only.
-        submodule_cotangents: gradients of what enters each submodule, call by call.
         dtype: to which all float arrays are cast.
+
+    Attributes:
+        own: its parameters, without those of submodules whose outputs are given.
+        given: the float arrays that submodules return, call by call, by path.
+        arguments: of the last run: of each submodule, call by call, all its arguments by name.
     """
-    split: Any = nnx.split(module, nnx.Param, ...)
-    definition, _, rest = split
-    parameters = jax_trace.parameters_of(module)
-    forced = tuple(f"{path}." for path in forced_outputs)
-    own = {name: p for name, p in parameters.items() if not f"{name}.".startswith(forced)}
-    unused = {name: p for name, p in parameters.items() if name not in own}
-    arguments: dict[str, list[dict[str, Any]]] = {}
 
-    def cast(tree: Any) -> Any:
-        return jax.tree.map(lambda a: _as_dtype(a, dtype) if jax_trace.is_float(a) else a, tree)
+    def __init__(
+        self,
+        module: Any,
+        method: str,
+        call: jax_trace.JaxCall,
+        forced_outputs: Mapping[str, Sequence[ForcedOutput]],
+        dtype: str = "float64",
+    ):
+        split: Any = nnx.split(module, nnx.Param, ...)
+        self._definition, _, self._rest = split
+        parameters = jax_trace.parameters_of(module)
+        forced = tuple(f"{path}." for path in forced_outputs)
+        self.own = {n: p for n, p in parameters.items() if not f"{n}.".startswith(forced)}
+        self._unused = {n: p for n, p in parameters.items() if n not in self.own}
+        self._method, self._call, self._forced, self._dtype = method, call, forced_outputs, dtype
+        self.given = {p: [list(one.arrays) for one in calls] for p, calls in forced_outputs.items()}
+        self.arguments: dict[str, list[dict[str, Any]]] = {}
 
-    def pure(own: Any, inputs: Any, given: Any) -> tuple[list[Any], dict[str, list[list[Any]]]]:
-        inner = merge(definition, {**own, **unused}, rest)
+    def cast(self, tree: Any) -> Any:
+        """Returns a tree with its float arrays in the dtype of the run."""
+        return jax.tree.map(
+            lambda a: _as_dtype(a, self._dtype) if jax_trace.is_float(a) else a, tree
+        )
+
+    def __call__(
+        self, own: Any, inputs: Any, given: Any, integers: Sequence[Any] = ()
+    ) -> tuple[list[Any], dict[str, list[list[Any]]]]:
+        """Returns the float arrays of the result, and of each submodule those that entered it.
+
+        Args:
+            own: parameters, like ``own``.
+            inputs: the float arrays among the arguments.
+            given: arrays like ``given``.
+            integers: the integer arrays among the arguments; default those of the call.
+        """
+        inner = merge(self._definition, {**own, **self._unused}, self._rest)
         entered: dict[str, list[list[Any]]] = {}
+        self.arguments = {}
 
         def return_forced(
             path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
         ) -> Any:
             number = len(entered.get(path, ()))
-            if number >= len(forced_outputs.get(path, ())):
+            if number >= len(self._forced.get(path, ())):
                 return original(*args, **kwargs)
             entered.setdefault(path, []).append(jax_trace.float_arrays((args, kwargs)))
-            arguments.setdefault(path, []).append(jax_trace.bind_arguments(owner, args, kwargs))
-            template = cast(forced_outputs[path][number].template)
+            bound = jax_trace.bind_arguments(owner, args, kwargs)
+            self.arguments.setdefault(path, []).append(bound)
+            template = self.cast(self._forced[path][number].template)
             return jax_trace.refill(template, given[path][number])
 
-        args, kwargs = cast(jax_trace.refill((call.args, call.kwargs), inputs))
+        called = self._call.args, self._call.kwargs
+        args, kwargs = self.cast(
+            jax_trace.refill(jax_trace.refill_integers(called, integers), inputs)
+        )
         with jax_trace.intercept_calls(inner, return_forced):
-            output = getattr(inner, method)(*args, **kwargs)
+            output = getattr(inner, self._method)(*args, **kwargs)
         return jax_trace.float_arrays(output), entered
 
-    given = {path: [list(each.arrays) for each in calls] for path, calls in forced_outputs.items()}
-    primals = cast((own, call.inputs, given))
-    if cotangents is None:
-        outputs, entered = pure(*primals)
-        return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), arguments)
-    (outputs, entered), pull = jax.vjp(pure, *primals)
+    def run(
+        self,
+        cotangents: Gradients | None = None,
+        submodule_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
+    ) -> IsolatedOutcome:
+        """Runs it on the inputs of its call, and pulls given gradients back through it.
 
-    def find_cotangents(path: str, number: int) -> Gradients:
-        calls = (submodule_cotangents or {}).get(path, [])
-        return calls[number] if number < len(calls) else []
+        Args:
+            cotangents: gradients of the output's arrays; None runs forward only.
+            submodule_cotangents: gradients of what enters each submodule, call by call.
+        """
+        primals = self.cast((self.own, self._call.inputs, self.given))
+        if cotangents is None:
+            outputs, entered = self(*primals)
+            return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), self.arguments)
+        (outputs, entered), pull = jax.vjp(self.__call__, *primals)
 
-    gradients = pull(
-        (
-            _fill_zeros(outputs, cotangents),
-            {
-                path: [
-                    _fill_zeros(arrays, find_cotangents(path, number))
-                    for number, arrays in enumerate(calls)
-                ]
-                for path, calls in entered.items()
-            },
+        def find_cotangents(path: str, number: int) -> Gradients:
+            calls = (submodule_cotangents or {}).get(path, [])
+            return calls[number] if number < len(calls) else []
+
+        gradients = pull(
+            (
+                _fill_zeros(outputs, cotangents),
+                {
+                    path: [
+                        _fill_zeros(arrays, find_cotangents(path, number))
+                        for number, arrays in enumerate(calls)
+                    ]
+                    for path, calls in entered.items()
+                },
+            )
         )
-    )
-    return IsolatedOutcome(
-        _to_numpy(outputs), _to_numpy(entered), arguments, *map(_to_numpy, gradients)
-    )
+        return IsolatedOutcome(
+            _to_numpy(outputs), _to_numpy(entered), self.arguments, *map(_to_numpy, gradients)
+        )
 
 
 def _fill_zeros(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:

@@ -13,9 +13,10 @@ import numpy as np
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
 from jaxformer.parity.graphs.matching.layouts import find_layout
 from jaxformer.parity.graphs.matching.values import rounding_allowed
-from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator, Value, shorten
+from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator, Value
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
+from jaxformer.parity.report.text import shorten
 
 # The kind of a reduction in both frameworks' words. A sum is a mean times a count.
 KINDS: dict[str, Callable[..., np.ndarray]] = {

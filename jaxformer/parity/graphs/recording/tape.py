@@ -1,7 +1,6 @@
 """The operators of one run, in order, with their values; parts of it can be run again."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -193,15 +192,3 @@ def run_again(
             if value.index not in given:
                 arrays[value.index] = array
     return arrays
-
-
-def shorten(source: str) -> str:
-    """Returns a "path:line" relative to the working folder, or from the package on."""
-    path, _, line = source.rpartition(":")
-    if not path:
-        return source
-    _, found, inside = path.rpartition(f"site-packages{os.sep}")
-    if found:
-        return f"{inside}:{line}"
-    relative = os.path.relpath(path)
-    return f"{path if relative.startswith('..') else relative}:{line}"

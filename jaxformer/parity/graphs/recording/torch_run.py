@@ -23,6 +23,7 @@ class TorchRun:
     Attributes:
         tape: the operators.
         returned: of each module that was called, by path, the float values that it returned.
+        kinds: the class of each module, by path, a module before those inside it.
         no_gradients: why there is no backward pass; "" if there is one.
     """
 
@@ -33,6 +34,7 @@ class TorchRun:
         wide = in_float64(module)
         self.tape = Tape()
         self.returned: dict[str, list[Value]] = {}
+        self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
         self.no_gradients = ""
         self._recorder = make_recorder(self.tape)
         self._leaves: dict[int, Any] = {}

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.resources
 import json
+import linecache
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,15 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxformer.parity.report.html.page_data import page_data
-from jaxformer.parity.report.model import VERDICTS, Verdict
+from jaxformer.parity.report.model import VERDICTS, RootCause, Verdict
 from jaxformer.parity.report.text import (
     SYMBOLS,
+    cause_facts,
+    cause_lines,
     chosen_steps,
+    coverage_line,
+    has_lines,
     one_line,
     place,
     reference_place,
     root_cause_count,
     scientific,
+    sentences,
     step_cells,
     step_line,
     step_unit,
@@ -35,7 +41,10 @@ EQUAL = {
     "exact": "Equal: not one number differs",
     "rounding": "Equal: what differs is rounding",
     "amplified": "Equal: what differs is rounding, here and there amplified",
+    "incomplete": "Incomplete: no bug was found in what was compared",
 }
+# Parts of the page that need its script, which draws what was measured of each node.
+SCRIPTED = re.compile(r"<!-- scripted -->.*?<!-- end -->\n", re.DOTALL)
 
 
 def write_html(report: "Report", path: str | Path) -> None:
@@ -72,13 +81,16 @@ def page(report: "Report") -> str:
         "script": script,
         "script_hash": _hash(script),
         "header": _header(report),
-        "settings": _settings(report),
+        "settings": _settings(report) + _causes(report),
         "tree": _tree(report),
         "steps": _steps(report),
         "about": _about(report),
         # Only a closing tag could end a data block early.
         "data": data.replace("<", "\\u003c"),
     }
+    if report.coverage is not None:
+        # Operators were compared: nothing was measured of nodes that could be drawn.
+        template = SCRIPTED.sub("", template)
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
 
 
@@ -107,13 +119,16 @@ def _header(report: "Report") -> str:
     ]
     if report.root_causes:
         lines.append('<ol class="root-causes">')
-        for node in report.root_causes:
-            stage = f'<span class="stage">{escape(node.stage)}</span> ' if node.stage else ""
+        paths = [node.path for node in report.nodes]
+        for cause in report.root_causes:
+            stage = f'<span class="stage">{escape(cause.stage)}</span> ' if cause.stage else ""
+            name = escape(place(cause))
+            if cause.path in paths:
+                name = f'<a href="#node-{paths.index(cause.path)}">{name}</a>'
             lines.append(
-                f'<li><a href="#node-{report.nodes.index(node)}">{escape(place(node))}</a> '
-                f"{stage}<span>{escape(one_line(node.message))}</span> "
+                f"<li>{name} {stage}<span>{escape(one_line(cause.message))}</span> "
                 '<span class="reference">reference: '
-                f"{escape(reference_place(node))}</span></li>"
+                f"{escape(reference_place(cause))}</span></li>"
             )
         lines.append("</ol>")
     if report.first_divergence is not None:
@@ -121,6 +136,8 @@ def _header(report: "Report") -> str:
     if report.remarks:
         remarks = "".join(f"<li>{escape(one_line(remark))}</li>" for remark in report.remarks)
         lines.append(f'<ul class="remarks">{remarks}</ul>')
+    if report.coverage is not None:
+        lines.append(f"<p>{escape(coverage_line(report))}</p>")
     counts = {v: sum(node.verdict == v for node in report.nodes) for v in reversed(VERDICTS)}
     lines.append('<ul class="counts" aria-label="nodes by verdict">')
     lines += [
@@ -138,6 +155,31 @@ def _settings(report: "Report") -> str:
     rows = [[s.name, s.candidate, s.reference, s.effect] for s in report.settings]
     table = _table(["setting", "candidate", "reference", "likely effect"], rows)
     return f'<section class="card" id="settings"><h2>Settings that differ</h2>{table}</section>'
+
+
+def _causes(report: "Report") -> str:
+    """Returns the root causes with their lines of code, and the lists of sentences."""
+    found = [cause for cause in report.root_causes if has_lines(cause)]
+    bugs = len(report.root_causes) + len(report.weights)
+    cards = []
+    if found:
+        title = "1 bug" if bugs == 1 else f"{bugs} bugs"
+        cards.append(f"<h2>{title}</h2><ol>{''.join(map(_cause, found))}</ol>")
+    for title, texts in sentences(report):
+        items = "".join(f"<li>{escape(one_line(text))}</li>" for text in texts)
+        cards.append(f"<h2>{title}</h2><ul>{items}</ul>")
+    return "".join(f'<section class="card">{card}</section>' for card in cards)
+
+
+def _cause(cause: RootCause) -> str:
+    lines = [f"<b>{escape(one_line(cause.diagnosis or cause.message))}</b>, {cause_facts(cause)}"]
+    sources = cause.jax_source, cause.torch_source
+    for (side, where), source in zip(cause_lines(cause), sources, strict=True):
+        path, _, line = source.rpartition(":")
+        code = linecache.getline(path, int(line)).strip() if line.isdigit() else ""
+        shown = f"<pre>{escape(code)}</pre>" if code else ""
+        lines.append(f"{side}: {escape(one_line(where))}{shown}")
+    return f"<li>{''.join(f'<div>{line}</div>' for line in lines)}</li>"
 
 
 def _steps(report: "Report") -> str:
