@@ -10,8 +10,10 @@ from tests.support.tiers import first_of_each, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
 # lengths, and all else of the first case of each component, models with less.
-MODELS = ("transformer_lm", "encoder_decoder")
-SOME_MODELS = ("gpt2", "llama", "model")
+MODELS = ("transformer_lm", "encoder_decoder", "transformer_classifier", "vision_transformer")
+SOME_MODELS = ("gpt2", "llama", "model", "first", "tokens", "vit", "siglip", "dinov2")
+# Parts that are large enough for a compiler to take its time.
+LARGE_PARTS = ("blocks", "pooling", "latent_attention", "disentangled", "experts")
 SOME_VARIANTS = ("multi-head", "grouped-query", "additive-bias", "soft-cap", "query-key-norm")
 SOME_CASES = first_of_each(CASES, lambda case: case.component)
 FIRST = {case.component: case for case in reversed(CASES)}
@@ -27,7 +29,7 @@ def is_quick(case):
 
 
 def is_quick_rounding(case, dtype):
-    quick = dtype == "float32" or case.component not in (*MODELS, "blocks")
+    quick = dtype == "float32" or case.component not in (*MODELS, *LARGE_PARTS)
     return quick and case is FIRST[case.component]
 
 

@@ -134,6 +134,7 @@ EXPERTS = dataclasses.replace(
 )
 
 
+@pytest.mark.tier("full")
 def test_steps_with_experts_and_their_balance_loss_agree_with_torch():
     model, definition, parameters = build(EXPERTS)
     twin = build_twin(model)

@@ -10,6 +10,7 @@ import pytest
 
 from jaxformer.checkpoints import CheckpointFolder
 from jaxformer.cli.main import main
+from tests.support.tiers import full_after
 from tests.support.tiny import resume, snapshot, steps, train_arguments
 
 TABLE, NORM = "token_embedding.embedding", "blocks.0.attention_norm.scale"
@@ -54,7 +55,7 @@ def test_all_that_has_another_dtype_is_listed(rewrite, capsys):
     assert snapshot("run/checkpoints") == before
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("dtype", full_after(1, [ml_dtypes.bfloat16, np.float64]))
 def test_they_are_cast_on_purpose_and_the_rounding_is_told(rewrite, capsys, dtype):
     noise = np.float64(1 / 3) if dtype == np.float64 else np.float64(0)
     arrays = rewrite(

@@ -77,7 +77,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(OFTEN, max_examples=300)
+@settings(OFTEN, max_examples=100)
 @given(
     st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(TrainConfig)]), ANYTHING)
 )

@@ -21,6 +21,7 @@ from tests.support.ported import (
     port,
     run_rejected,
 )
+from tests.support.tiers import full_after
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -191,7 +192,7 @@ def test_an_encoder_does_not_write(tmp_path):
     assert "only a causal model with a head writes text" in line
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", full_after(1, ["bfloat16", "float16", "float64"]))
 def test_other_dtypes_write_too(capsys, folder, dtype):
     port(folder, "out", "--dtype", dtype)
     text = sample(capsys, "out", "--prompt", "the", "--greedy", "--tokens", 4)

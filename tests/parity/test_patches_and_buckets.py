@@ -14,6 +14,7 @@ from jaxformer.porting import export_arrays
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
 from tests.support.mutants import replace_methods
+from tests.support.tiers import full_after
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -53,7 +54,7 @@ def channels_last(call, self, images):
     return self.proj(parts.reshape(3, 12, -1))
 
 
-@pytest.mark.parametrize("wrong", [by_column, channels_last])
+@pytest.mark.parametrize("wrong", full_after(1, [by_column, channels_last]))
 def test_a_wrong_order_of_patches_is_named(wrong):
     reference, candidate = sides(VisionTransformer, VISION)
     assert compare(reference, candidate, [IMAGES]).verdict == "rounding"
@@ -62,6 +63,7 @@ def test_a_wrong_order_of_patches_is_named(wrong):
     assert list(found) == ["patch_embedding"]
 
 
+@pytest.mark.tier("full")
 def test_a_wrong_bucket_is_named():
     reference, candidate = sides(TransformerLM, BUCKETS)
     assert compare(reference, candidate, [IDS]).verdict == "rounding"

@@ -144,6 +144,7 @@ def test_a_plan_as_json_and_as_a_table(text, capsys):
         assert words in out
 
 
+@pytest.mark.tier("full")
 def test_devices_share_the_batch(text, capsys):
     flags = ["--data", text, *TINY, "--batch-size", 256]
     one, four = (plan(capsys, *flags, "--devices", count) for count in (1, 4))

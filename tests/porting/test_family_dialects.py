@@ -210,7 +210,7 @@ LONG: list[tuple[str, Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "make", "inputs"), full_after(2, LONG))
+@pytest.mark.parametrize(("family", "make", "inputs"), full_after(1, LONG))
 def test_a_module_computes_with_the_tables_it_came_with(family, make, inputs):
     source = perturb(make()).eval()
     arrays = inputs()

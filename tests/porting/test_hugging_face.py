@@ -63,9 +63,13 @@ def first_of_its_type(values):
     return first_of_each(values, lambda name: ALL_CASES[name].dialect, SLOW)
 
 
-# The default tier has the first type of each file of dialects; the arrays of every type come back
-# to the bit in ``test_hugging_face_arrays``.
-@pytest.mark.parametrize("proof", first_of_each(ALL_CASES, file_of), indirect=True)
+# The default tier has the first type of each file of dialects, the full one two configurations of
+# each type; the arrays of every type come back to the bit in ``test_hugging_face_arrays``.
+@pytest.mark.parametrize(
+    "proof",
+    first_of_each(first_of_each(ALL_CASES, lambda name: ALL_CASES[name].dialect, SLOW, 2), file_of),
+    indirect=True,
+)
 def test_outputs_hidden_states_and_gradients_are_equal(proof):
     found = proof.outputs_and_gradients()
     assert found["outputs"] <= 1e-12

@@ -16,19 +16,23 @@ from tests.support.hugging_face.running import (
     run_source,
     tokens,
 )
-from tests.support.tiers import first_of_each
+from tests.support.tiers import SLOW, first_of_each, full_after
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-SOME_CASES = first_of_each(CASES, lambda name: CASES[name].dialect)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SOME_CASES = first_of_each(
+    first_of_each(CASES, lambda name: CASES[name].dialect, SLOW, 2),
+    lambda name: CASES[name].dialect,
+)
+DTYPES = [[torch.bfloat16], [torch.float32, torch.float16, torch.float64]]
 
 
 @pytest.mark.parametrize("name", SOME_CASES)
-def test_every_bit_comes_back(name):
+@pytest.mark.parametrize("dtypes", full_after(1, DTYPES))
+def test_every_bit_comes_back(name, dtypes):
     case = CASES[name]
     source = randomize(build_case(case), copies=case.copies)
-    for dtype in DTYPES:
+    for dtype in dtypes:
         source = source.to(dtype)
         back = to_torch(from_torch(source, case.dialect))
         assert all(array.flags.c_contiguous for array in back.values())
@@ -251,7 +255,7 @@ def _old_buffers(name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama linear", "bert"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", full_after(1, [torch.float32, torch.float16, torch.bfloat16]))
 def test_buffers_of_old_files_are_checked(name, dtype):
     arrays, config = _arrays(name)
     dialect = CASES[name].dialect

@@ -31,8 +31,7 @@ PADDING = np.array([0, 5, 3])
 UNKNOWN = {("roformer", "MultipleChoice")}
 DEFAULT = {
     ("bert", "SequenceClassification"), ("llama", "SequenceClassification"),
-    ("roberta", "SequenceClassification"), ("distilbert", "QuestionAnswering"),
-    ("modernbert", "TokenClassification"), ("electra", "MultipleChoice"),
+    ("distilbert", "QuestionAnswering"), ("electra", "MultipleChoice"),
 }  # fmt: skip
 OTHER_LAYERS = {"albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet",
                 "roberta", "roformer"}  # fmt: skip

@@ -1,5 +1,6 @@
 """The tiers of tests: each test is in one, ``default`` unless its marker ``tier`` says another."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -53,7 +54,10 @@ def as_parameter(value: Any) -> Any:
 
 
 def first_of_each(
-    values: Iterable[Any], family: Callable[..., Any], others: pytest.MarkDecorator = FULL
+    values: Iterable[Any],
+    family: Callable[..., Any],
+    others: pytest.MarkDecorator = FULL,
+    count: int = 1,
 ) -> list[Any]:
     """Returns parameters of which the default tier runs the first of each family.
 
@@ -61,12 +65,12 @@ def first_of_each(
         values: as for ``full_except``.
         family: gives what the values of a parameter belong to.
         others: the mark of all others.
+        count: how many of each family are first.
     """
-    seen = set()
+    seen: Counter[Any] = Counter()
 
     def is_first(*given: Any) -> bool:
-        before = len(seen)
-        seen.add(family(*given))
-        return len(seen) > before
+        seen[family(*given)] += 1
+        return seen[family(*given)] <= count
 
     return full_except(values, is_first, others)

@@ -93,6 +93,7 @@ def test_a_resumed_run_and_one_that_starts_from_it_remember_too(run, tmp_path):
     assert same_files(run, tmp_path / "back")
 
 
+@pytest.mark.tier("full")
 def test_bfloat16_weights_start_a_run_without_cast(folder, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)

@@ -166,6 +166,7 @@ def test_a_text_with_other_characters_is_rejected(checkpoint, tmp_path, capsys):
     assert "é" in capsys.readouterr().err
 
 
+@pytest.mark.tier("full")
 def test_meta_names_the_vocabulary_and_weights_alone_are_trained_gently(
     checkpoint, text, tmp_path, capsys
 ):

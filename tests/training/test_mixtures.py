@@ -8,7 +8,6 @@ import pytest
 from jaxformer.cli.main import main
 from tests.support.folders_of_tokens import write_folder
 from tests.support.several import fresh, run
-from tests.support.tiers import full_after
 from tests.support.tiny import TINY, losses, manifest, records, resume
 from tests.support.tokens import SIZE, tokenizer
 
@@ -34,7 +33,8 @@ def arguments(sources, out, *more):
     return ["train", *sources, "--out", str(out), *TINY, *map(str, more)]
 
 
-@pytest.mark.parametrize("flags", full_after(1, [["--sampling", "epoch", "--packing"], []]))
+@pytest.mark.parametrize("flags", [["--sampling", "epoch", "--packing"], []])
+@pytest.mark.tier("full")
 def test_a_mixture_is_cut_and_resumed(sources, tmp_path, flags, capsys):
     flags = [*flags, "--decay-steps", 20, "--sample-tokens", 0]
     assert main(arguments(sources, tmp_path / "whole", "--steps", 20, *flags)) == 0

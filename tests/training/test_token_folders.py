@@ -6,6 +6,7 @@ import pytest
 from jaxformer.cli.main import main
 from tests.support.folders_of_tokens import write_folder, write_nanogpt
 from tests.support.several import fresh, run
+from tests.support.tiers import full_after
 from tests.support.tiny import (
     DROPOUT,
     TEXT,
@@ -138,7 +139,7 @@ def test_a_flipped_bit_is_found(refuse, tmp_path, name):
     refuse(train_arguments(path, "out"), 3, f"{name} is damaged")
 
 
-@pytest.mark.parametrize("flags", [[], STREAMED])
+@pytest.mark.parametrize("flags", full_after(1, [STREAMED, []]))
 def test_a_flipped_bit_of_a_large_folder_is_found_while_training(
     tmp_path, capsys, monkeypatch, flags
 ):

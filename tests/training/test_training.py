@@ -59,6 +59,7 @@ def test_the_learning_rate_warms_up_and_decays(whole):
     assert 1e-4 < rates[-1] < 2e-4
 
 
+@pytest.mark.tier("full")
 def test_another_seed_makes_another_run(whole, whole_text):
     assert train(whole_text, "run", "--steps", 10, "--seed", 2, *DROPOUT) == 0
     assert losses("run")[1] != losses(whole)[1]

@@ -11,6 +11,7 @@ from jaxformer.parity import assert_parity, compare
 from tests.support.ports.bugs import BUGS, EQUINOX, FUNCTION, GONE, LINEN, MISSING, REDUCTIONS
 from tests.support.ports.planted import build_port
 from tests.support.ports.torch_models import GPT, Llama, ViT, perturbed
+from tests.support.tiers import full_after
 
 IDS = np.random.default_rng(0).integers(0, 50, (2, 13))
 IMAGES = np.random.default_rng(0).normal(size=(2, 3, 12, 8)).astype(np.float32)
@@ -31,7 +32,7 @@ def inputs_of(name):
     return IMAGES, IMAGES.transpose(0, 2, 3, 1)
 
 
-@pytest.mark.parametrize("name", [LINEN, FUNCTION, EQUINOX])
+@pytest.mark.parametrize("name", full_after(2, [LINEN, FUNCTION, EQUINOX]))
 def test_a_right_port_is_equal(name, tmp_path):
     candidate, _ = build_port(name, reference(name), tmp_path)
     inputs, jax_inputs = inputs_of(name)
