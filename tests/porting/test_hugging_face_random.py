@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.porting.dialects import HUGGING_FACE
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import bits_of, logit_biases
+from tests.support.hugging_face.running import bits_of, ported_buffers
 from tests.support.tiers import full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -192,6 +192,24 @@ def _settings(draw, dialect):
     }
     known["clip_text_model"] = known["siglip_text_model"] = {**sizes, "intermediate_size": width}
     known["apertus"] = {**llama, "hidden_act": "gelu"}
+    known["deepseek_v3"] = {
+        **sizes,
+        "num_key_value_heads": heads,
+        "intermediate_size": width,
+        "kv_lora_rank": draw(st.integers(1, 5)),
+        "q_lora_rank": draw(st.sampled_from([None, 3])),
+        "qk_nope_head_dim": draw(st.integers(1, 5)),
+        "qk_rope_head_dim": head_dim,
+        "v_head_dim": draw(st.integers(1, 5)),
+        "n_routed_experts": 6,
+        "num_experts_per_tok": draw(st.integers(1, 2)),
+        "n_group": draw(st.sampled_from([1, 2, 3])),
+        "topk_group": 1,
+        "n_shared_experts": draw(st.integers(1, 2)),
+        "moe_intermediate_size": draw(st.integers(1, 5)),
+        "first_k_dense_replace": draw(st.integers(0, layers)),
+        "attention_bias": draw(flag),
+    }
     return known.get(dialect, {**llama, "head_dim": head_dim})
 
 
@@ -240,7 +258,7 @@ def test_any_arrays_come_back_bit_for_bit(dialect, data):
     with torch.device("meta"):
         model = kind(config)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    parameters |= {name: model.get_buffer(name) for name in logit_biases(model)}
+    parameters |= {name: model.get_buffer(name) for name in ported_buffers(model)}
     assert parameters.keys() == model.state_dict().keys()
     by_parameter = {}
     for parameter in parameters.values():

@@ -136,9 +136,10 @@ def _tied_heads(mapping: ModuleMapping, links: Sequence[Link]) -> list[str]:
 def _does_more(reference: Any) -> bool:
     """Returns whether a reference module also does work of the module around the candidate's.
 
-    BLOOM's attention adds the residual stream, Gemma's embedding multiplies by its scale.
+    BLOOM's attention adds the residual stream, Gemma's embedding multiplies by its scale, and
+    DeepSeek's router returns what it chose in any order.
     """
-    if hasattr(reference, "embed_scale"):
+    if hasattr(reference, "embed_scale") or hasattr(reference, "e_score_correction_bias"):
         return True
     return "residual" in inspect.signature(reference.forward).parameters
 

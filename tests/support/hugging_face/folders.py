@@ -7,6 +7,7 @@ from typing import Any
 
 import transformers
 
+from jaxformer.position_tables import yarn_attention_factor
 from tests.support.hugging_face.case import Case
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.proof import Proof
@@ -77,6 +78,12 @@ def different_settings(
             if parameters.get("rope_type") == "yarn":
                 # A setting that is not there means the same as its default.
                 parameters.update({**YARN_DEFAULTS, **parameters})
+                scales = [parameters.get(name) for name in ("mscale", "mscale_all_dim")]
+                if all(scales) and "attention_factor" not in parameters:
+                    # Of the first that alone is made, the second stretches scores too.
+                    one, other = (yarn_attention_factor(parameters["factor"], m) for m in scales)
+                    parameters["attention_factor"] = one / other
+                parameters.pop("mscale", None)
         if isinstance(inner := settings.get("attn_config"), dict):
             # MPT's is a config of its own, which says of the file what the outer one says.
             inner.pop("dtype", None)

@@ -94,17 +94,21 @@ def randomize(
             parameter.add_(torch.randn(parameter.shape, generator=generator).double() * std)
             if parameter.shape[0] == VOCAB:
                 parameter.mul_(embeddings)
-        for buffer in logit_biases(model).values():
+        for buffer in ported_buffers(model).values():
             buffer.add_(torch.randn(buffer.shape, generator=generator).double() * std * embeddings)
         for copy, used in (copies or {}).items():
             model.get_parameter(copy).copy_(model.get_parameter(used))
     return model
 
 
-def logit_biases(model: Any) -> dict[str, torch.Tensor]:
-    """BART's bias of the logits by its name: a buffer there, and a parameter in jaxformer."""
-    named = dict(model.named_buffers())
-    return {name: b for name, b in named.items() if name == "final_logits_bias"}
+def ported_buffers(model: Any) -> dict[str, torch.Tensor]:
+    """Buffers by their names that are parameters in jaxformer.
+
+    They are BART's bias of the logits, and what DeepSeek-V3 adds to the scores of experts, which no
+    gradient changes on either side.
+    """
+    names = ("final_logits_bias", "e_score_correction_bias")
+    return {name: b for name, b in model.named_buffers() if name.rpartition(".")[2] in names}
 
 
 def exact(model: Any) -> Any:

@@ -21,8 +21,8 @@ DECLARED = ROOT / "jaxformer/porting/model_types.json"
 # What the page has a row of.
 MODEL_TYPES = (*HUGGING_FACE, *MULTIMODAL)
 FILES = (
-    "positions", "disentangled", "patches", "pooling", "norms", "blocks", "feed_forward", "experts",
-    "heads",
+    "positions", "disentangled", "latent_attention", "patches", "pooling", "norms", "blocks",
+    "feed_forward", "experts", "heads",
 )  # fmt: skip
 # How much larger and smaller a difference may be when it is measured again: the last digits of
 # rounding differ between machines and compilations.
