@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         TransformerLMConfig,
     )
     from jaxformer.config_attention import AttentionConfig, LatentConfig, QueryKeyNormConfig
+    from jaxformer.config_dual_encoder import DualEncoderConfig
     from jaxformer.config_experts import ExpertsConfig, RouterConfig
     from jaxformer.config_heads import ClassifierConfig, HeadConfig
     from jaxformer.config_parts import (
@@ -74,11 +75,12 @@ if TYPE_CHECKING:
     from jaxformer.config_vision import ImageHeadConfig, PatchConfig, VisionTransformerConfig
     from jaxformer.data.tokenizers import HuggingFaceTokenizer
     from jaxformer.disentangled import DisentangledPositions, DistanceRows
+    from jaxformer.dual_encoder import DualEncoder
     from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
     from jaxformer.generation import generate, stream
-    from jaxformer.heads import ClassifierHead
+    from jaxformer.heads import ClassifierHead, Similarity
     from jaxformer.inspection.attention_maps import AttentionMaps
     from jaxformer.latent_attention import LatentAttention
     from jaxformer.layers import Dropout, Embedding, Linear
@@ -123,6 +125,8 @@ __all__ = [
     "DisentangledPositions",
     "DistanceRows",
     "Dropout",
+    "DualEncoder",
+    "DualEncoderConfig",
     "Embedding",
     "EmbeddingConfig",
     "Encoder",
@@ -169,6 +173,7 @@ __all__ = [
     "RotaryScalingConfig",
     "Router",
     "RouterConfig",
+    "Similarity",
     "SinusoidalPositions",
     "TokenIdsDataset",
     "TrainConfig",
@@ -257,6 +262,7 @@ _PUBLIC = {
         "NormConfig",
     ),
     "config_attention": ("AttentionConfig", "LatentConfig", "QueryKeyNormConfig"),
+    "config_dual_encoder": ("DualEncoderConfig",),
     "config_experts": ("ExpertsConfig", "RouterConfig"),
     "config_heads": ("ClassifierConfig", "HeadConfig"),
     "config_positions": (
@@ -268,11 +274,12 @@ _PUBLIC = {
     "config_vision": ("ImageHeadConfig", "PatchConfig", "VisionTransformerConfig"),
     "data.tokenizers": ("HuggingFaceTokenizer",),
     "disentangled": ("DisentangledPositions", "DistanceRows"),
+    "dual_encoder": ("DualEncoder",),
     "encoder_decoder": ("Decoder", "Encoder", "EncoderDecoder"),
     "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
     "feed_forward": ("FeedForward", "GatedFeedForward"),
     "generation": ("generate", "stream"),
-    "heads": ("ClassifierHead",),
+    "heads": ("ClassifierHead", "Similarity"),
     "latent_attention": ("LatentAttention",),
     "layers": ("Dropout", "Embedding", "Linear"),
     "losses": ("cross_entropy",),

@@ -128,3 +128,10 @@ class VisionTransformerConfig(TransformerConfig):
             )
         if self.attention.sliding_window is not None:
             raise ValueError(f"patches have no sliding window: got {self.attention.sliding_window}")
+
+    @property
+    def vector_width(self) -> int:
+        """The width of the vector that an image becomes, before classes or a projection."""
+        part = self.image_head
+        is_double = part.pooling == "first_and_mean" and not part.image_pooler
+        return self.d_model * (2 if is_double else 1)

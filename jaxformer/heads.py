@@ -1,4 +1,6 @@
-"""What stands behind the last block: parts of BERT's output head, and a classifier's head."""
+"""What stands behind the last block: parts of BERT's output head, a classifier, similarities."""
+
+import math
 
 import jax.numpy as jnp
 from flax import nnx
@@ -131,3 +133,32 @@ class OutputBias(nnx.Module):
         # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
         bias = jnp.broadcast_to(widen(self.bias[...]), x.shape)
         return (widen(x) + bias).astype(x.dtype)
+
+
+class Similarity(nnx.Module):
+    """Computes exp(scale) · cos(x, y) + bias of every pair of vectors x and y (CLIP, SigLIP).
+
+    ``scale`` and ``bias`` have shape (1,). Alone, exp(scale) starts at 1 / 0.07 (arXiv 2103.00020,
+    section 2.5); with a bias it starts at 10, and the bias at -10 (arXiv 2303.15343, section 3.1).
+
+    Args:
+        use_bias: whether there is one.
+    """
+
+    def __init__(self, *, use_bias: bool = False):
+        self.scale = nnx.Param(jnp.full((1,), math.log(10 if use_bias else 1 / 0.07)))
+        self.bias = nnx.Param(jnp.full((1,), -10.0)) if use_bias else None
+
+    def __call__(self, x: Float[Array, "A D"], y: Float[Array, "C D"]) -> Float[Array, "A C"]:
+        """Returns a number for each x and each y, in the dtype of x."""
+        x, y = (in_float32(_unit, vectors) for vectors in (x, y))
+        wide = widen(x @ y.T)
+        similarities = wide * jnp.exp(self.scale[...].astype(wide.dtype)).reshape(1, 1)
+        if self.bias is not None:
+            similarities = similarities + self.bias[...].astype(wide.dtype).reshape(1, 1)
+        return similarities.astype(x.dtype)
+
+
+def _unit(vectors: Float[Array, "A D"]) -> Float[Array, "A D"]:
+    """Returns vectors of length 1."""
+    return vectors / jnp.sqrt(jnp.sum(vectors * vectors, axis=-1, keepdims=True))

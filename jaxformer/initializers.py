@@ -104,7 +104,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
         # torch reads an embedding (rows, features) as a weight (fan_out, fan_in).
         fan_in, fan_out = shape[-2:] if path[-1] == "kernel" else reversed(shape)
         if scheme == "gpt2":
-            residual = path[-2] in ("o_proj", "down_proj")
+            residual = path[-2:-1] in (("o_proj",), ("down_proj",))
             init = normal(0.02 / math.sqrt(2 * num_layers) if residual else 0.02)
         elif scheme == "xavier_uniform":
             init = xavier_uniform(fan_in, fan_out)

@@ -250,6 +250,8 @@ VISION = {
     "context_length": 13,
 }
 IMAGES = x(B, 2, 11, 21)
+# Fewer images than texts, whose end token is 5.
+TEXTS_AND_IMAGES = given(tokens=ids(5, T, below=9), images=IMAGES)
 # What remains of 11 by 21 pixels is 3 by 4 patches.
 PARTLY_MASKED = given(images=IMAGES, masked=lambda random: random.random((B, 12)) < 0.4)
 
@@ -267,6 +269,40 @@ def vision(pools: bool = False, **settings: Any) -> Any:
         return cls(config, **side.init)
 
     return build
+
+
+def dual_encoder(
+    text: dict[str, Any], vision: dict[str, Any], *, reads: bool = False, **settings: Any
+) -> Any:
+    """A builder of DualEncoders, which with ``reads`` give the vectors of texts."""
+
+    def build(side: Side) -> Any:
+        class Reading(side.dual_encoder.DualEncoder):
+            def __call__(self, tokens: Any) -> Any:
+                return self.text_vectors(tokens)
+
+        config = side.config_dual_encoder.DualEncoderConfig(
+            text=side.config.TransformerLMConfig(**{**LM, "head": "none", **text}),
+            vision=side.config_vision.VisionTransformerConfig(**{**VISION, **vision}),
+            **settings,
+        )
+        return (Reading if reads else side.dual_encoder.DualEncoder)(config, **side.init)
+
+    return build
+
+
+CLIP = dual_encoder(
+    {},
+    {"embedding_norm": True, "final_norm": False, "pooled_norm": True, "d_model": 16},
+    projection_width=9,
+    end_token=5,
+)
+SIGLIP = dual_encoder(
+    {"causal": False, "pooler": True, "pooled_token": "last", "pooler_tanh": False},
+    {"class_token": False, "context_length": 12, "pooling": "attention"},
+    text_vector="pooler",
+    similarity_bias=True,
+)
 
 
 def rotary(max_length: int = 50, **settings: Any) -> Any:
@@ -582,6 +618,9 @@ CASES = [
     Case("heads/classifier-transform", lambda s: s.heads.ClassifierHead(
         D, 5, transform=True, transform_bias=False, norm=s.norms.LayerNorm(D), use_bias=False,
         input_dropout=0.3, dropout=0.2, **s.init), FLOW, dropout=True),
+    Case("heads/similarity", lambda s: s.heads.Similarity(), given(x=x(B, D), y=x(S, D))),
+    Case("heads/similarity-bias", lambda s: s.heads.Similarity(use_bias=True),
+         given(x=x(B, D), y=x(S, D))),
     Case("heads/bias", lambda s: s.heads.OutputBias(D), FLOW),
     Case("transformer_lm/gpt2", lm(activation="gelu_tanh", **DROPOUTS), TOKENS, weights=True,
          dropout=True),
@@ -696,6 +735,10 @@ CASES = [
     Case("vision_transformer/siglip", vision(
         pools=True, class_token=False, context_length=12, pooling="attention"),
         given(images=IMAGES)),
+    Case("dual_encoder/clip", CLIP, TEXTS_AND_IMAGES),
+    Case("dual_encoder/siglip", SIGLIP, TEXTS_AND_IMAGES),
+    Case("dual_encoder/highest-token", dual_encoder(
+        {}, {}, reads=True, text_vector="highest_token"), TOKENS),
     Case("vision_transformer/no-class-token", vision(
         class_token=False, context_length=12, patch_bias=False, embedding_norm=True),
         given(images=IMAGES), weights=True),

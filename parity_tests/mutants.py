@@ -15,6 +15,7 @@ import jaxformer.attention as attention
 import jaxformer.blocks as blocks
 import jaxformer.builders as builders
 import jaxformer.disentangled as disentangled
+import jaxformer.dual_encoder as dual_encoder
 import jaxformer.encoder_decoder as encoder_decoder
 import jaxformer.experts as experts
 import jaxformer.feed_forward as feed_forward
@@ -446,6 +447,21 @@ MUTANTS = [
             self.attention(self.query(jnp.zeros((len(x), 1), int)), x)))[:, 0])),
     Mutant("the vector of an image is not normalised", "vision_transformer/clip",
           without(vision_transformer.VisionTransformer, "pooled_norm", "pooled")),
+    Mutant("vectors keep their lengths", "heads/similarity", replace(
+        heads, "_unit", lambda _: lambda vectors: vectors)),
+    Mutant("similarities are multiplied by the scale's logarithm", "heads/similarity", replace(
+        heads.jnp, "exp", lambda _: lambda x: x)),
+    Mutant("similarities have no bias", "heads/similarity-bias",
+          without(heads.Similarity, "bias")),
+    Mutant("the last end token is taken for the text", "dual_encoder/clip", replace(
+        dual_encoder.jnp, "argmax", lambda original: lambda ends, axis:
+        ends.shape[1] - 1 - original(ends[:, ::-1], axis=axis))),
+    Mutant("the end token is not looked for", "dual_encoder/highest-token", replace(
+        dual_encoder.jnp, "argmax", lambda original: lambda ends, axis:
+        original(ends == 5, axis=axis))),
+    Mutant("similarities are those of other texts", "dual_encoder/siglip", replace(
+        heads.Similarity, "__call__",
+        lambda original: lambda self, x, y: original(self, x, y[::-1]))),
     Mutant("the trained factors of branches are left out", "vision_transformer/dinov2",
           without(blocks.Block, "feed_forward_output_norm")),
     Mutant("distances are those of the key to the query", "disentangled/attention", replace(

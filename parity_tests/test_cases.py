@@ -10,7 +10,13 @@ from tests.support.tiers import first_of_each, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
 # lengths, and all else of the first case of each component, models with less.
-MODELS = ("transformer_lm", "encoder_decoder", "transformer_classifier", "vision_transformer")
+MODELS = (
+    "transformer_lm",
+    "encoder_decoder",
+    "transformer_classifier",
+    "vision_transformer",
+    "dual_encoder",
+)
 SOME_MODELS = ("gpt2", "llama", "model", "first", "tokens", "vit", "siglip", "dinov2")
 # Parts that are large enough for a compiler to take its time.
 LARGE_PARTS = ("blocks", "pooling", "latent_attention", "disentangled", "experts")
@@ -30,7 +36,8 @@ def is_quick(case):
 
 def is_quick_rounding(case, dtype):
     quick = dtype == "float32" or case.component not in (*MODELS, *LARGE_PARTS)
-    return quick and case is FIRST[case.component]
+    # Of two models side by side both are tried alone.
+    return quick and case is FIRST[case.component] and case.component != "dual_encoder"
 
 
 PARTS_AND_SOME_MODELS = full_except(CASES, is_quick)

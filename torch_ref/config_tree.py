@@ -2,7 +2,8 @@
 
 A setting has one name, which is unique in its tree: the field's. Files and the command line name
 settings by it alone, so that a setting may move from one part to another and every file still
-loads. ``flatten`` gives that form and ``unflatten`` reads it.
+loads. ``flatten`` gives that form and ``unflatten`` reads it. Where a field is itself the root of a
+tree, one of ``Settings``, its settings are named by the field too: ``text.d_model``.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -19,7 +20,7 @@ Car(seats=2, wheel=Wheel(radius=0.5))
 """
 
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -31,8 +32,26 @@ def flatten(config: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for field in fields(config):
         value = getattr(config, field.name)
-        settings |= flatten(value) if is_dataclass(value) else {field.name: value}
+        settings |= _named(field.name, value)
     return settings
+
+
+def _named(name: str, value: Any) -> dict[str, Any]:
+    """Returns the settings of a field by name: one, those of a part, or those of a whole tree."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return {name: value}
+    inner = flatten(value)
+    return _within(name, inner) if _is_tree(type(value)) else inner
+
+
+def _within(tree: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a tree by the names that they have in the tree around it."""
+    return {f"{tree}.{name}": value for name, value in settings.items()}
+
+
+def _is_tree(hint: Any) -> bool:
+    """Whether a field of this type is the root of a tree, of either framework."""
+    return hasattr(hint, "settings")
 
 
 def unflatten(cls: type, settings: Mapping[str, Any]) -> Any:
@@ -41,7 +60,7 @@ def unflatten(cls: type, settings: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: a setting is unknown or missing, or a class rejects a value.
     """
-    _check_names(cls, settings)
+    _check_names(cls, settings, {})
     return cls(**_field_values(cls, settings, {}))
 
 
@@ -57,7 +76,7 @@ def from_dict(cls: type, values: Any) -> Any:
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{cls.__name__} must be an object: got {type(values).__name__}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in _spread(values).items()}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in _spread(values, cls).items()}
     types = setting_types(cls)
     check_types(types, {name: value for name, value in values.items() if name in types})
     return unflatten(cls, values)
@@ -69,7 +88,8 @@ def setting_types(cls: Any) -> dict[str, Any]:
     types: dict[str, Any] = {}
     for field in fields(cls):
         hint = hints[field.name]
-        types |= setting_types(hint) if is_dataclass(hint) else {field.name: hint}
+        inner = setting_types(hint) if is_dataclass(hint) else {field.name: hint}
+        types |= _within(field.name, inner) if _is_tree(hint) else inner
     return types
 
 
@@ -78,12 +98,12 @@ def default_settings(cls: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     defaults: dict[str, Any] = {}
     for field in fields(cls):
-        if is_dataclass(field.default):
-            defaults |= flatten(field.default)
-        elif field.default is not MISSING:
-            defaults[field.name] = field.default
-        elif is_dataclass(hints[field.name]):
-            defaults |= default_settings(hints[field.name])
+        hint = hints[field.name]
+        if field.default is not MISSING:
+            defaults |= _named(field.name, field.default)
+        elif is_dataclass(hint):
+            inner = default_settings(hint)
+            defaults |= _within(field.name, inner) if _is_tree(hint) else inner
     return defaults
 
 
@@ -92,19 +112,30 @@ def required_settings(cls: type) -> set[str]:
     return setting_types(cls).keys() - default_settings(cls).keys()
 
 
-def _spread(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings by name, from settings and objects of settings by the names of parts."""
+def _spread(settings: Mapping[str, Any], cls: type | None = None) -> dict[str, Any]:
+    """Returns settings by name, from settings and objects of settings by the names of parts.
+
+    Args:
+        settings: these.
+        cls: the class of which fields may be trees.
+    """
+    hints = {} if cls is None else typing.get_type_hints(cls)
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= _spread(value) if isinstance(value, Mapping) else {name: value}
+        if not isinstance(value, Mapping):
+            found[name] = value
+        elif _is_tree(hints.get(name)):
+            found |= _within(name, _spread(value, hints[name]))
+        else:
+            found |= _spread(value)
     return found
 
 
-def _check_names(cls: type, settings: Mapping[str, Any], given: Iterable[Any] = ()) -> None:
+def _check_names(cls: type, settings: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Checks that settings are known and none is missing but those of the ``given`` parts."""
     if unknown := sorted(settings.keys() - setting_types(cls).keys()):
         raise ValueError(f"unknown {cls.__name__} settings: {', '.join(unknown)}")
-    known = {name for part in given for name in flatten(part)}
+    known = {name for field, part in given.items() for name in _named(field, part)}
     if missing := sorted(required_settings(cls) - settings.keys() - known):
         raise ValueError(f"incomplete {cls.__name__}: missing {', '.join(missing)}")
 
@@ -121,6 +152,11 @@ def _field_values(
         if is_dataclass(hint):
             inner = {} if default is MISSING else vars(default)
             part: Any = hint
+            if _is_tree(hint):
+                start = f"{field.name}."
+                own = {k.removeprefix(start): v for k, v in settings.items() if k.startswith(start)}
+                values[field.name] = part(**{**inner, **own})
+                continue
             values[field.name] = part(**_field_values(part, settings, inner))
         elif field.name in settings:
             values[field.name] = settings[field.name]
@@ -153,8 +189,9 @@ class Settings:
     def __init__(self, **settings: Any):
         cls = type(self)
         parts = {name: value for name, value in settings.items() if is_dataclass(value)}
-        leaves = _spread({name: value for name, value in settings.items() if name not in parts})
-        _check_names(cls, leaves, parts.values())
+        given = {name: value for name, value in settings.items() if name not in parts}
+        leaves = _spread(given, cls)
+        _check_names(cls, leaves, parts)
         for name, value in _field_values(cls, leaves, parts).items():
             object.__setattr__(self, name, value)
         self.__post_init__()
@@ -174,7 +211,9 @@ class Settings:
     def __repr__(self) -> str:
         """Returns the call that makes this config, without the settings that have defaults."""
         usual = default_settings(type(self))
+        trees = {k: v for k, v in vars(self).items() if isinstance(v, Settings)}
+        plain = {k: v for k, v in self.settings().items() if k.partition(".")[0] not in trees}
         given = [
-            f"{k}={v!r}" for k, v in self.settings().items() if k not in usual or v != usual[k]
+            f"{k}={v!r}" for k, v in {**trees, **plain}.items() if k not in usual or v != usual[k]
         ]
         return f"{type(self).__name__}({', '.join(given)})"

@@ -1,4 +1,6 @@
-"""What stands behind the last block: parts of BERT's output head, and a classifier's head."""
+"""What stands behind the last block: parts of BERT's output head, a classifier, similarities."""
+
+import math
 
 import torch
 from torch import nn
@@ -124,3 +126,26 @@ class OutputBias(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the logits (…, V), in the dtype of x."""
         return x + self.bias
+
+
+class Similarity(nn.Module):
+    """Computes exp(weight) · cos(x, y) + bias of every pair of vectors x and y (CLIP, SigLIP).
+
+    ``weight`` and ``bias`` have shape (1,). Alone, exp(weight) starts at 1 / 0.07 (arXiv
+    2103.00020, section 2.5); with a bias it starts at 10, and the bias at -10 (arXiv 2303.15343,
+    section 3.1).
+
+    Args:
+        use_bias: whether there is one.
+    """
+
+    def __init__(self, *, use_bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1,), math.log(10 if use_bias else 1 / 0.07)))
+        self.bias = nn.Parameter(torch.full((1,), -10.0)) if use_bias else None
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Returns a number for each x (A, D) and each y (C, D), as (A, C), in the dtype of x."""
+        x, y = (v / v.norm(dim=-1, keepdim=True) for v in (x, y))
+        similarities = x @ y.T * self.weight.exp()
+        return similarities if self.bias is None else similarities + self.bias

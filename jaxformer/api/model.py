@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxformer.char_data import CharTokenizer, Unknown
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.data.text_generation import (
     decode_stream,
@@ -18,6 +19,7 @@ from jaxformer.data.text_generation import (
     write_target,
 )
 from jaxformer.data.tokenizers import HuggingFaceTokenizer
+from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import Setting, UsageError
 from jaxformer.generation import stream
@@ -54,7 +56,7 @@ class Model:
 
     def __init__(
         self,
-        module: TransformerLM | EncoderDecoder | VisionTransformer,
+        module: TransformerLM | EncoderDecoder | VisionTransformer | DualEncoder,
         tokenizer: Tokenizer | None = None,
     ):
         if type(module) not in MODEL_OF_CONFIG.values():
@@ -81,7 +83,9 @@ class Model:
         return model
 
     @property
-    def config(self) -> TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig:
+    def config(
+        self,
+    ) -> TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig | DualEncoderConfig:
         """The settings of the module."""
         return self.module.config
 
@@ -99,6 +103,8 @@ class Model:
                 self._tokenizer = self._source.tokenizer(config.vocab_size or 0)
             elif isinstance(config, EncoderDecoderConfig):
                 self._tokenizer = self._source.tokenizer(config.target_vocab_size)
+            elif isinstance(config, DualEncoderConfig):
+                self._tokenizer = self._source.tokenizer(config.text.vocab_size or 0)
         return self._tokenizer
 
     @overload
@@ -163,8 +169,9 @@ class Model:
             TextError: the prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range.
         """
-        if isinstance(self.module, VisionTransformer):
-            raise UsageError("this VisionTransformer reads images, and writes no text")
+        if isinstance(self.module, VisionTransformer | DualEncoder):
+            kind = type(self.module).__name__
+            raise UsageError(f"this {kind} reads images, and writes no text")
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise UsageError(
@@ -210,9 +217,10 @@ class Model:
                 tokenizer.
             TextError: the text has a character that the tokenizer does not know.
         """
-        if isinstance(self.module, VisionTransformer):
+        if isinstance(self.module, VisionTransformer | DualEncoder):
             raise UsageError(
-                "this VisionTransformer reads images: call its module with return_weights=True"
+                f"this {type(self.module).__name__} reads images: call the module that sees them "
+                "with return_weights=True"
             )
         source = self._source
         targets = ([], None) if source is None else source.target_ids()

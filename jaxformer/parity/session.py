@@ -13,6 +13,7 @@ import numpy as np
 
 import jaxformer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
@@ -263,12 +264,20 @@ class ParitySession:
     def _sees(self) -> bool:
         return isinstance(self.config, VisionTransformerConfig)
 
+    def _images(self, config: VisionTransformerConfig) -> np.ndarray:
+        part = config.patches
+        shape = (self.batch, part.num_channels, part.image_height, part.image_width)
+        return np.random.default_rng(self.seed).standard_normal(shape)
+
     def _inputs(self) -> Sequence[np.ndarray]:
         """Returns ids (B, T); for an encoder and decoder, those of source and target; or images."""
         if isinstance(self.config, VisionTransformerConfig):
-            part = self.config.patches
-            shape = (self.batch, part.num_channels, part.image_height, part.image_width)
-            return [np.random.default_rng(self.seed).standard_normal(shape)]
+            return [self._images(self.config)]
+        if isinstance(self.config, DualEncoderConfig):
+            text = self.config.text
+            length = min(self.length, text.context_length)
+            ids = self.tokens.window(0, self.batch, length, text.vocab_size or 1)
+            return [ids, self._images(self.config.vision)]
         if isinstance(self.config, TransformerLMConfig):
             return [self.tokens.window(0, self.batch, self.length, self.vocab_size)]
         # Different lengths, so that a mix-up of the two is found.
@@ -304,6 +313,8 @@ def _check_mode(mode: Mode, source: Source) -> None:
         found = "an encoder and a decoder"
     elif isinstance(config, VisionTransformerConfig):
         found = "a model that sees"
+    elif isinstance(config, DualEncoderConfig):
+        found = "a model of texts and images"
     elif config.head.head == "none":
         found = "a model without a head"
     elif mode == "generate" and not config.causal:

@@ -191,6 +191,13 @@ def _settings(draw, dialect):
         "vision_use_head": draw(flag),
     }
     known["clip_text_model"] = known["siglip_text_model"] = {**sizes, "intermediate_size": width}
+    text = {**sizes, "intermediate_size": width, "eos_token_id": 2}
+    del text["tie_word_embeddings"]
+    pair = {"text_config": text, "vision_config": known["clip_vision_model"]}
+    known["clip"] = {**pair, "projection_dim": draw(st.integers(1, 5))}
+    seeing = {**known["siglip_vision_model"], "vision_use_head": True}
+    seeing["hidden_size"] = sizes["hidden_size"]
+    known["siglip"] = {**pair, "vision_config": seeing}
     known["apertus"] = {**llama, "hidden_act": "gelu"}
     known["deepseek_v3"] = {
         **sizes,

@@ -63,6 +63,9 @@ MORE = {
     "pruned_heads": [{"0": [1]}],
     "tie_encoder_decoder": [True],
 }
+# What a config.json has of the models in a pair.
+PARTS = ("text_config", "vision_config")
+ABSENT = object()
 # Who wrote the file, which class it is of, and in which form it answers.
 OF_THE_FILE = {
     "model_type",
@@ -104,12 +107,32 @@ def mutations(case):
             known.setdefault(name, [value, *others_of(name, value)])
     for name, value in own.items():
         known[name] = others_of(name, value)
+        if name in PARTS:
+            # Without it a model has the sizes of its class, whose rounding is large.
+            known[name] = []
+            inner = value.items()
+            known |= {f"{name}.{n}": others_of(n, v) for n, v in inner if n not in OF_THE_FILE}
     for name, values in MORE.items():
         known[name] = [*known.get(name, []), *values]
     for name in sorted(known.keys() - OF_THE_FILE):
         for value in known[name]:
-            if name not in own or own[name] != value or type(own[name]) is not type(value):
+            before = _read(own, name)
+            if before is ABSENT or before != value or type(before) is not type(value):
                 yield name, value
+
+
+def _read(settings, name):
+    """The value of a setting, which may be one of a part: ``text_config.hidden_act``."""
+    part, _, inner = name.rpartition(".")
+    return (settings[part] if part else settings).get(inner, ABSENT)
+
+
+def changed(settings, name, value):
+    """A copy of settings in which one differs."""
+    part, _, inner = name.rpartition(".")
+    found = copy.deepcopy(settings)
+    (found[part] if part else found)[inner] = copy.deepcopy(value)
+    return found
 
 
 class Judge:
@@ -141,7 +164,7 @@ class Judge:
             plan = import_plan(source.state_dict(), config={**settings, "class": case.kind})
         except JaxformerError as error:
             inside = value if isinstance(value, dict) else ()
-            words = [name, repr(value), "these settings make no", *inside]
+            words = [name.rpartition(".")[2], repr(value), "these settings make no", *inside]
             said = any(word in str(error) for word in words)
             return "rejected" if said else f"rejected without its name: {error}"
         # What was compared before need not be compared again.
@@ -167,7 +190,7 @@ def check(dialect, changes):
     counts = dict.fromkeys(("broken", "rejected", "equal"), 0)
     wrong = []
     for name, value in changes:
-        outcome = judge(name, value, {**copy.deepcopy(own), name: copy.deepcopy(value)})
+        outcome = judge(name, value, changed(own, name, value))
         if outcome in counts:
             counts[outcome] += 1
         else:
@@ -180,7 +203,9 @@ def own_changes(dialect):
     """The mutations of a type's own settings, but of sizes: each of those is compiled anew."""
     own = own_settings(FIRST[dialect])
     for name, value in mutations(FIRST[dialect]):
-        if (name in own or name in MORE) and (type(value) is not int or value == 0):
+        if (_read(own, name) is not ABSENT or name in MORE) and (
+            type(value) is not int or value == 0
+        ):
             yield name, value
 
 

@@ -77,6 +77,17 @@ def classifier(side: Any) -> Any:
     return side.transformer_classifier.TransformerClassifier(config, **side.init)
 
 
+def dual_encoder(side: Any) -> Any:
+    text = side.config.TransformerLMConfig(
+        vocab_size=V, num_layers=2, head="none", **SIZES, **RATES
+    )
+    seeing = vision(side).config.replace(context_length=13)
+    config = side.config_dual_encoder.DualEncoderConfig(
+        text=text, vision=seeing, projection_width=9, end_token=5
+    )
+    return side.dual_encoder.DualEncoder(config, **side.init)
+
+
 def vision(side: Any, **settings: Any) -> Any:
     sizes = {"image_height": 11, "image_width": 21, "patch_height": 3, "patch_width": 5}
     config = side.config_vision.VisionTransformerConfig(
@@ -122,6 +133,9 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "VisionTransformer-deit": (lambda s: vision(
         s, distillation_token=True, context_length=14, layer_scale=0.3, image_pooler=True),
         (IMAGES,)),
+    "DualEncoder": (lambda s: dual_encoder(s), (TOKENS, IMAGES)),
+    "Similarity": (lambda s: s.heads.Similarity(), (X[0], X[1])),
+    "Similarity-bias": (lambda s: s.heads.Similarity(use_bias=True), (X[0], X[1])),
     "DistanceRows": (lambda s: s.disentangled.DistanceRows(
         5, D, norm=s.norms.LayerNorm(D, eps=1e-3), **s.init), None),
     "DisentangledPositions": (lambda s: s.disentangled.DisentangledPositions(

@@ -17,7 +17,14 @@ from safetensors import safe_open
 
 from tests.support.hugging_face import load_folder
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import build_case, randomize, read_by, run_source, tokens
+from tests.support.hugging_face.running import (
+    build_case,
+    pair_images,
+    randomize,
+    read_by,
+    run_source,
+    tokens,
+)
 from tests.support.ported import port
 from tests.support.tiers import FULL, SLOW
 
@@ -44,6 +51,8 @@ def export(name, folder):
     port(ported, back, "--as", case.dialect, "--to", "hf")
     ids = tokens(8)
     np.save(back / "ids.npy", read_by(source, ids))
+    if case.is_pair:
+        np.save(back / "images.npy", pair_images(source.config.vision_config, ids))
     (back / "attention.txt").write_text(case.attention)
     with torch.no_grad():
         return back, run_source(source, ids, is_masked=False)[0].double().numpy()

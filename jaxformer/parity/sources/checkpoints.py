@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
 from jaxformer.parameters import abstract_module
@@ -25,7 +26,9 @@ from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.porting.mapping.packings import RotaryPermutation
 from jaxformer.porting.mapping.plans import Plan
 
-ModelConfig = TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig
+ModelConfig = (
+    TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig | DualEncoderConfig
+)
 # The arrays whose order of features depends on the rotary layout.
 ROTATED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
 
@@ -265,7 +268,9 @@ def make_twin(config: ModelConfig) -> Any:
     """Makes the PyTorch twin of a jaxformer model, with random weights."""
     require_torch()
     import torch_ref.config
+    import torch_ref.config_dual_encoder
     import torch_ref.config_vision
+    import torch_ref.dual_encoder
     import torch_ref.encoder_decoder
     import torch_ref.transformer_lm
     import torch_ref.vision_transformer
@@ -273,6 +278,9 @@ def make_twin(config: ModelConfig) -> Any:
     if isinstance(config, VisionTransformerConfig):
         same = torch_ref.config_vision.VisionTransformerConfig(**config.settings())
         return torch_ref.vision_transformer.VisionTransformer(same)
+    if isinstance(config, DualEncoderConfig):
+        pair = torch_ref.config_dual_encoder.DualEncoderConfig(**config.settings())
+        return torch_ref.dual_encoder.DualEncoder(pair)
     twin = getattr(torch_ref.config, type(config).__name__)(**config.settings())
     if isinstance(config, TransformerLMConfig):
         return torch_ref.transformer_lm.TransformerLM(twin)

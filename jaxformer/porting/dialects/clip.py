@@ -64,7 +64,8 @@ TEXT_BODY = (
 )
 
 
-def _vision_body(module: VisionTransformer) -> Rules:
+def vision_body(module: VisionTransformer) -> Rules:
+    """Returns the rules of what sees in CLIP."""
     return (
         *under("patch_embedding", "embeddings", patch_rules(module, "patch_embedding")),
         *row_rules(module, 1, class_token="embeddings.class_embedding"),
@@ -77,7 +78,8 @@ def _vision_body(module: VisionTransformer) -> Rules:
     )
 
 
-def _siglip_vision_body(module: VisionTransformer) -> Rules:
+def siglip_vision_body(module: VisionTransformer) -> Rules:
+    """Returns the rules of what sees in SigLIP, with the pooling by a query."""
     pooling = (
         Rule(("query.embedding",), ("probe",), Reshaped((1, 1, module.config.d_model))),
         *under(
@@ -116,7 +118,7 @@ class LastToken(Row):
         return {"eos_token_id": (config.vocab_size or 1) - 1}
 
 
-def _width(number: Any, values: Values) -> Any:
+def projection_width(number: Any, values: Values) -> Any:
     """Rejects a projection to nothing."""
     if type(number) is not int or number < 1:
         raise unsupported("projection_dim", "be a whole number above 0", number)
@@ -136,7 +138,7 @@ CLIP_VISION: tuple[Row, ...] = (
     *IMAGES,
     Mapped("num_channels", "num_channels", 3),
     Mapped("layer_norm_eps", "norm_eps", 1e-5),
-    Mapped("projection_dim", "num_labels", 512, Conversion(_width), omit=0),
+    Mapped("projection_dim", "num_labels", 512, Conversion(projection_width), omit=0),
     *fixed(
         patch_bias=False, embedding_norm=True, final_norm=False, pooled_norm=True, label_bias=False
     ),
@@ -173,7 +175,7 @@ DIALECTS = (
     image_model(
         "siglip_vision_model",
         SIGLIP_VISION,
-        _siglip_vision_body,
+        siglip_vision_body,
         published_names=_published(
             "vision_model.", "embeddings", "encoder", "post_layernorm", "head"
         ),
@@ -183,7 +185,7 @@ DIALECTS = (
     image_model(
         "clip_vision_model",
         CLIP_VISION,
-        _vision_body,
+        vision_body,
         head="visual_projection",
         published_names=_published(
             "vision_model.", "embeddings", "encoder", "pre_layrnorm", "post_layernorm"

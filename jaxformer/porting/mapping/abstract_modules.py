@@ -12,8 +12,10 @@ from jaxformer.config import (
     TransformerClassifierConfig,
     TransformerLMConfig,
 )
+from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.config_vision import VisionTransformerConfig
+from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
@@ -32,14 +34,15 @@ MODEL_OF_CONFIG = {
     EncoderDecoderConfig: EncoderDecoder,
     VisionTransformerConfig: VisionTransformer,
     TransformerClassifierConfig: TransformerClassifier,
+    DualEncoderConfig: DualEncoder,
 }
 # The modules of the classes that compute; the subclasses in porting only change their signatures.
 _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
-        "adapters", "attention", "blocks", "disentangled", "encoder_decoder", "experts",
-        "feed_forward", "heads", "latent_attention", "layers", "norms", "patches", "pooling",
-        "positions", "transformer_classifier", "transformer_lm", "vision_transformer",
+        "adapters", "attention", "blocks", "disentangled", "dual_encoder", "encoder_decoder",
+        "experts", "feed_forward", "heads", "latent_attention", "layers", "norms", "patches",
+        "pooling", "positions", "transformer_classifier", "transformer_lm", "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.
@@ -47,7 +50,7 @@ _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
     "logit_scale", "num_layers", "layer_groups", "layers_in_group", "image_height", "image_width",
     "pooling", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
-    "labels", "classified",
+    "labels", "classified", "text_vector", "end_token",
 )  # fmt: skip
 
 

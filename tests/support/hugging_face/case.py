@@ -88,7 +88,12 @@ class Case:
         return "image_size" in self.settings
 
     @property
+    def is_pair(self) -> bool:
+        """Whether the class reads texts and images, as two models side by side."""
+        return self.dialect in ("clip", "siglip")
+
+    @property
     def usual(self) -> dict[str, Any]:
         """Settings that all cases of texts have: of their vocabulary."""
         ids = {"bos_token_id": None, "eos_token_id": None}
-        return {} if self.sees else {"vocab_size": VOCAB, **ids}
+        return {} if self.sees or self.is_pair else {"vocab_size": VOCAB, **ids}

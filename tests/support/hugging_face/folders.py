@@ -70,6 +70,9 @@ def different_settings(
     """
     before, after = (json.loads(config.to_json_string(use_diff=False)) for config in (source, back))
     for settings in (before, after):
+        for part in (p for name, p in settings.items() if name in ("text_config", "vision_config")):
+            for name in (*NOT_THE_MODEL, "dtype"):
+                part.pop(name, None)
         rope = settings.get("rope_parameters") or {}
         for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
             if "rope_type" in parameters:

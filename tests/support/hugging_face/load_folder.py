@@ -2,8 +2,9 @@
 
     python load_folder.py FOLDER ...
 
-A folder has ids.npy and, in attention.txt, the path of transformers that is the reference;
-outputs.npy is written beside them. It imports nothing of the project.
+A folder has ids.npy, where texts and images are read images.npy too, and, in attention.txt, the
+path of transformers that is the reference; outputs.npy is written beside them. It imports nothing
+of the project.
 """
 
 import json
@@ -32,6 +33,9 @@ def run(folder: Path) -> None:
         ids = ids.to(next(model.parameters()).dtype)
     # The rule of ``target_part`` in running.py.
     target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if model.config.is_encoder_decoder else {}
+    if (folder / "images.npy").exists():
+        pixels = torch.as_tensor(np.load(folder / "images.npy"))
+        target = {"pixel_values": pixels.to(next(model.parameters()).dtype)}
     with torch.no_grad():
         result = model.eval()(ids, **target)
     # A loss of experts would come first.

@@ -285,7 +285,14 @@ def _worst(found: list[Any], expected: list[torch.Tensor], real: np.ndarray | No
 def _counts(output: Any, real: np.ndarray) -> np.ndarray:
     """Which entries count: the real tokens, and of what is pooled the rows that begin with one."""
     if output.ndim == 3 and output.shape[1] != real.shape[1]:
-        real = target_part(real)
+        part = target_part(real)
+        if len(output) != len(real) or output.shape[1] != part.shape[1]:
+            # Of images every patch.
+            return np.ones(output.shape[:2], bool)
+        real = part
+    if len(output) != len(real):
+        # Of every image.
+        return np.ones(len(output), bool)
     return real if output.ndim == 3 else real[:, 0]
 
 

@@ -24,6 +24,7 @@ from transformers.models.mpt import modeling_mpt
 
 from jaxformer import position_tables, positions
 from jaxformer.blocks import Block
+from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.vision_transformer import VisionTransformer
@@ -92,7 +93,7 @@ def randomize(
         # Marian's sinusoids are parameters that are not trained.
         for parameter in (p for p in model.parameters() if p.requires_grad):
             parameter.add_(torch.randn(parameter.shape, generator=generator).double() * std)
-            if parameter.shape[0] == VOCAB:
+            if parameter.ndim and parameter.shape[0] == VOCAB:
                 parameter.mul_(embeddings)
         for buffer in ported_buffers(model).values():
             buffer.add_(torch.randn(buffer.shape, generator=generator).double() * std * embeddings)
@@ -247,6 +248,12 @@ def read_by(model: Any, ids: np.ndarray) -> np.ndarray:
     return images((model.config.num_channels, *sides), ids)
 
 
+def pair_images(config: Any, ids: np.ndarray) -> np.ndarray:
+    """One image more than there are texts."""
+    size = (config.num_channels, config.image_size, config.image_size)
+    return images(size, np.concatenate([ids, ids[:1]]))
+
+
 def _see(model: Any, ids: np.ndarray, is_masked: bool) -> list[torch.Tensor]:
     """What a model that sees makes of images, some of whose patches are masked where they may."""
     pixels = read_by(model, ids)
@@ -273,6 +280,11 @@ def run_source(
     """
     if model.main_input_name == "pixel_values":
         return _see(model, ids, is_masked)
+    if hasattr(model, "logit_scale"):
+        pixels = torch.as_tensor(pair_images(model.config.vision_config, ids))
+        more = {name: torch.as_tensor(value) for name, value in more.items()}
+        dtype = next(model.parameters()).dtype
+        return [model(torch.as_tensor(ids), pixels.to(dtype), **more).logits_per_image]
     if type(model.config).is_encoder_decoder:
         more["decoder_input_ids"] = target_part(ids)
         if "attention_mask" in more:
@@ -312,6 +324,13 @@ def run_target(
         pools = any((target.pooler, target.pooled_norm, target.pooling))
         pools = pools and target.classifier is None
         return [result, *([target.pooled(result)] if pools else [])]
+    if isinstance(target, DualEncoder):
+        part = target.config.vision.patches
+        size = (part.num_channels, part.image_height, part.image_width)
+        ids = np.asarray(ids)
+        pixels = images(size, np.concatenate([ids, ids[:1]]))
+        dtype = target.vision.patch_embedding.proj.kernel[...].dtype
+        return [target(jnp.asarray(ids), jnp.asarray(pixels, dtype), mask, **more)]
     if isinstance(target, EncoderDecoder):
         positions = more.get("positions")
         target_mask = None if mask is None else mask[..., ::-1][..., 7:]
@@ -337,6 +356,8 @@ def stacks_of(target: Any) -> list[int]:
     """How many blocks each stack of a jaxformer model has."""
     if isinstance(target, EncoderDecoder):
         return [len(target.encoder.blocks), len(target.decoder.blocks)]
+    if isinstance(target, DualEncoder):
+        return [len(target.vision.layers), len(target.text.layers)]
     return [len(target.layers)]
 
 
@@ -346,6 +367,8 @@ def _stacks_of_source(model: Any, counts: list[int]) -> list[Any]:
         return [repeated]
     if len(counts) == 1:
         return [next(m for m in lists.values() if len(m) == counts[0])]
+    if hasattr(model, "logit_scale"):
+        return [model.vision_model.encoder.layers, model.text_model.encoder.layers]
     owners = {name.rpartition(".")[0].rpartition(".")[2]: m for name, m in lists.items()}
     return [owners["encoder"], owners["decoder"]]
 
@@ -379,11 +402,12 @@ def source_states(model: Any, counts: list[int]) -> Iterator[list[torch.Tensor]]
 def target_states() -> Iterator[list[Any]]:
     """The same of a jaxformer model."""
     found: list[Any] = []
-    kinds: list[bool] = []
+    kinds: list[Any] = []
     call = Block.__call__
 
     def record(self: Block, x: Any, *arguments: Any, **more: Any) -> Any:
-        if (kind := self.cross_attention is None) not in kinds:
+        # A stack has its own length.
+        if (kind := (self.cross_attention is None, x.shape[1])) not in kinds:
             kinds.append(kind)
             found.append(x)
         result = call(self, x, *arguments, **more)

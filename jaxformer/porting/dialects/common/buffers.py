@@ -28,11 +28,19 @@ def causal_mask(module: TransformerLM, shape: Shape | None) -> np.ndarray:
     return np.tril(np.ones((1, 1, length, length), np.bool_))
 
 
-def position_ids(source: str) -> Buffer:
-    """Returns the buffer (1, T) of positions from 0 that older checkpoints hold."""
-    return Buffer(
-        source, lambda module, shape: np.arange(module.config.context_length)[None], written=False
-    )
+def position_ids(source: str, *, of: str = "") -> Buffer:
+    """Returns the buffer (1, T) of positions from 0 that older checkpoints hold.
+
+    Args:
+        source: its name.
+        of: which of the target's modules it belongs to, where that is not the whole.
+    """
+
+    def values(module: Any, shape: Shape | None) -> np.ndarray:
+        owner = getattr(module, of) if of else module
+        return np.arange(owner.config.context_length)[None]
+
+    return Buffer(source, values, written=False)
 
 
 def masked_score(value: float) -> Callable[[TransformerLM, Shape | None], np.ndarray]:
