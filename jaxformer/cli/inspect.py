@@ -33,6 +33,7 @@ A checkpoint is a run's folder, or any that jaxformer port reads. WHAT is one of
 
   attention   who attends to whom in a text: any layer and head, or their mean; of an
               encoder and decoder, the target to the source
+  experts     the share of a text's tokens that each expert computes, layer by layer
   gradients   the norm of every parameter's gradient
   init        what three initialisations do to the model's output
   norms       pre-norm and post-norm blocks: the residual stream by depth
@@ -127,6 +128,11 @@ class AttentionOptions(TextOptions):
     """What an encoder and decoder has written of --text; default what it does write."""
     kind: Literal["encoder", "decoder", "cross"] | None = None
     """Which attention of an encoder and decoder; default that of the target to the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsOptions(TextOptions):
+    """Draw the share of a text's tokens that each expert computes, layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +249,7 @@ def _check(good: bool, name: str, constraint: str, value: object) -> None:
 
 OPTIONS: dict[str, type[InspectOptions]] = {
     "attention": AttentionOptions,
+    "experts": ExpertsOptions,
     "gradients": GradientsOptions,
     "init": InitOptions,
     "norms": NormsOptions,

@@ -6,7 +6,7 @@ draws them; matplotlib is imported only for pictures.
 
 - ``inspected_model``: the model that is looked into, and the text that it reads.
 - ``inspections``: the numbers of each inspection;  ``attention_maps``: of attention, and what a
-  notebook shows of it.
+  notebook shows of it;  ``expert_load``: of experts.
 - ``pictures``: the picture of each inspection;  ``charts``, ``maps``: how they are drawn.
 - ``checkpoint_tree``: arrays, sizes, settings and origin of a checkpoint.
 """

@@ -13,6 +13,7 @@ from jaxformer.builders import make_block
 from jaxformer.errors import Setting, UsageError
 from jaxformer.hardware.memory import host_memory
 from jaxformer.inspection.attention_maps import attention
+from jaxformer.inspection.expert_load import experts
 from jaxformer.inspection.inspected_model import InspectedModel, Numbers, Unknown, text_and_ids
 from jaxformer.positions import ALiBi, Rotary, SinusoidalPositions
 from jaxformer.scaling import softmax_scaling
@@ -168,6 +169,7 @@ def measure_costs(
 
 INSPECTIONS: dict[str, Callable[..., Numbers]] = {
     "attention": attention,
+    "experts": experts,
     "gradients": gradients,
     "init": init,
     "norms": norms,

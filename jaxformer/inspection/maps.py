@@ -1,4 +1,4 @@
-"""The pictures of tables: attention maps, positions, masks."""
+"""The pictures of tables: attention maps, the load of experts, positions, masks."""
 
 import functools
 import math
@@ -7,12 +7,12 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, PowerNorm, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 
-from jaxformer.inspection.charts import BLUE, Numbers
+from jaxformer.inspection.charts import BLUE, ORANGE, Numbers
 
 FAMILY = "DejaVu Sans Mono"
 VISIBLE = {"\n": "↵", " ": "␣", "\t": "⇥", "\r": "␍"}
@@ -66,6 +66,43 @@ def attention(numbers: Numbers) -> Figure:
         extend="max" if weights_LNTS.max() > high else "neither",
     )  # fmt: skip
     bar.set_label("attention weight (grey: exactly 0)")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def experts(numbers: Numbers) -> Figure:
+    """Draws the share of tokens that each expert computes, a row for each layer.
+
+    The colour is the share beside that of an even use: white at 1, orange above, blue below.
+    """
+    load_LE = numbers["load"]
+    layers, count = load_LE.shape
+    even = load_LE[0].sum() / count
+    size = (min(max(0.42 * count, 4.0), 16.0) + 2.4, min(max(0.3 * layers, 1.8), 14.0) + 1.2)
+    figure = Figure(figsize=size)
+    axes = figure.subplots()
+    colours = LinearSegmentedColormap.from_list("load", [BLUE, "white", ORANGE])
+    norm = TwoSlopeNorm(1.0, vmin=0.0, vmax=max(2.0, float(load_LE.max()) / even))
+    image = axes.imshow(load_LE / even, cmap=colours, norm=norm, aspect="auto")
+    if count <= 32:
+        for layer, expert in np.ndindex(layers, count):
+            share = f"{100 * load_LE[layer, expert]:.0f}"
+            axes.text(expert, layer, share, ha="center", va="center", fontsize=7)
+    axes.set_yticks(range(layers), [f"layer {layer}" for layer in numbers["layers"]])
+    axes.xaxis.set_major_locator(MaxNLocator(min(count, 16), integer=True))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    shown = "numbers: % of the tokens; " if count <= 32 else ""
+    title = f"{shown}even: {100 * even:.3g} %, {len(numbers['tokens'])} tokens"
+    axes.set(xlabel="expert", title=title)
+    balance = [f"{each:.2f}" for each in numbers["balance"]]
+    beside = axes.secondary_yaxis("right")
+    beside.set_yticks(range(layers), balance)
+    beside.tick_params(length=0)
+    beside.spines[:].set_visible(False)
+    beside.set_ylabel(f"balance, {load_LE[0].sum():g} is even")
+    bar = figure.colorbar(image, ax=axes, aspect=25, pad=0.06)
+    bar.set_label("load, beside an even one")
     bar.outline.set_visible(False)
     return figure
 

@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from jaxformer.inspection.charts import Numbers, costs, gradients, init, norms, scaling
-from jaxformer.inspection.maps import attention, masks, positions
+from jaxformer.inspection.maps import attention, experts, masks, positions
 
 STYLE: Any = {
     "font.size": 9,
@@ -25,6 +25,7 @@ STYLE: Any = {
 }
 PICTURES: dict[str, Callable[[Numbers], Figure]] = {
     "attention": attention,
+    "experts": experts,
     "gradients": gradients,
     "init": init,
     "norms": norms,

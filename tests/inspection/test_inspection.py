@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxformer as jf
 from jaxformer import analysis
@@ -18,8 +19,12 @@ from jaxformer.char_data import CharTokenizer
 from jaxformer.cli.inspect import OPTIONS
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
+from jaxformer.experts import balance_loss
 from jaxformer.inspection.charts import _model_order
+from jaxformer.inspection.expert_load import experts
+from jaxformer.inspection.inspected_model import InspectedModel
 from jaxformer.inspection.maps import visible
+from jaxformer.inspection.pictures import save_picture
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import open_checkpoint, plan_language_model
 from tests.cli.test_sample_ported import write_tokenizer
@@ -27,6 +32,7 @@ from tests.support.ported import gpt2_state, hugging_face
 from tests.support.tiny import ROOT, TEXT, train_arguments
 from tests.support.tokens import write_t5
 
+LETTERS = " acehnost"
 QUICK = {"costs": ["--lengths", "8", "16", "24", "--widths", "3", "--rounds", "1"]}
 
 
@@ -166,6 +172,29 @@ def test_other_inspections_are_of_language_models(t5, capsys, tmp_path):
     assert "this inspection is of language models" in capsys.readouterr().err
 
 
+def test_the_load_of_experts_is_that_of_the_routers(tmp_path):
+    config = jf.TransformerLMConfig(
+        vocab_size=37, d_model=20, num_heads=2, num_layers=2, context_length=29, num_experts=5,
+        experts_per_token=2, activation="swiglu", dense_layers=(0,), initialization="torch",
+    )  # fmt: skip
+    run = InspectedModel(jf.TransformerLM(config, rngs=nnx.Rngs(0)), CharTokenizer(LETTERS))
+    text = "the cat sat on that hat"
+    found = experts(run, text=text)
+    assert (found["layers"], "".join(found["tokens"])) == ([1], text)
+    ids = CharTokenizer(LETTERS).encode(text)
+    hidden = nnx.jit(lambda model, ids: model.hidden(ids, return_routing=True))
+    _, routings = hidden(run.module, jnp.asarray(ids)[None])
+    for layer, routing in enumerate(routings):
+        assert (found["choices"][layer] == routing.experts).all()
+        # One by one, as the definition says it.
+        shares = [np.mean([n in chosen for chosen in found["choices"][layer]]) for n in range(5)]
+        np.testing.assert_allclose(found["load"][layer], shares)
+        assert found["balance"][layer] == pytest.approx(float(balance_loss([routing])), rel=1e-5)
+    np.testing.assert_allclose(found["load"].sum(axis=1), 2)
+    save_picture("experts", found, tmp_path / "experts.png")
+    assert min(matplotlib.image.imread(tmp_path / "experts.png").shape[:2]) > 300
+
+
 def test_gradients_are_those_of_the_models_own_text(inspect, run):
     model, tokenizer = load(run)
     found = inspect("gradients")
@@ -233,7 +262,8 @@ def test_costs_are_measured_and_fitted(inspect):
 
 def test_every_inspection_is_covered():
     assert list(OPTIONS) == [
-        "attention", "gradients", "init", "norms", "positions", "masks", "scaling", "costs",
+        "attention", "experts", "gradients", "init", "norms", "positions", "masks", "scaling",
+        "costs",
     ]  # fmt: skip
 
 
@@ -246,6 +276,7 @@ def test_every_inspection_is_covered():
         (["attention", "--head", "some"], 2, ["--head"]),
         (["attention", "--text", ""], 2, ["--text must not be empty"]),
         (["attention", "--text", "the cat sat on"], 2, ["1 to 8 tokens", "got 14"]),
+        (["experts", "--text", "the cat."], 2, ["is of experts: this model has none"]),
         (["gradients", "--text", "ÿ"], 3, ["U+00FF"]),
         (["gradients", "--text", "ÿ", "--unknown", "skip"], 2, ["got 0"]),
         (["gradients", "--step", "7"], 4, ["no step 7"]),
@@ -258,7 +289,7 @@ def test_every_inspection_is_covered():
         (["costs", "--lengths", "8", "--widths", "1"], 2, ["at least 3 points"]),
         (["masks", "--step", "1", "--best"], 2, ["exclude"]),
         (["masks", "--out", "mask.gif"], 2, ["--out must end in"]),
-        (["mask"], 2, ["mask is not to be inspected: use attention, gradients"]),
+        (["mask"], 2, ["mask is not to be inspected: use attention, experts, grad"]),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else str(x),
 )
