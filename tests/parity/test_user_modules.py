@@ -322,6 +322,23 @@ def test_integers_that_enter_a_submodule_are_compared():
     assert report.root_causes[0].message == "the input of table differs on equal inputs"
 
 
+def test_a_wrong_row_that_no_input_reads_is_found():
+    reference = randomize(ReferenceLookup())
+    candidate = CandidateLookup(reference)
+    tokens = ids() % 5
+    rows = candidate.table.embedding[...]
+    candidate.table.embedding.set_value(rows.at[7].set(-rows[7]))
+    names = {"table": "table", "norm": "norm"}
+    report = compare(reference, candidate, [tokens], names=names)
+    assert report.verdict == "bug"
+    assert root_causes(report) == []
+    assert report.weights == (
+        "table.embedding is not table.weight: equal but for entries 7 of axis 0",
+    )
+    with pytest.raises(AssertionError, match="equal but for entries 7 of axis 0"):
+        assert_parity(reference, candidate, [tokens], names=names)
+
+
 @pytest.mark.tier("full")
 def test_attention_to_another_sequence():
     x, memory = hidden(1), hidden(2, 13)

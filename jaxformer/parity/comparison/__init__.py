@@ -11,6 +11,7 @@ for every step of training or generation.
 - ``pair_nodes``: what was recorded of a pair, as a node of the report.
 - ``weights``, ``settings``, ``parameter_gradients``: what is compared in addition to outputs.
 - ``context``: errors and rounding of modules inside the whole models.
+- ``code_lines``: of a pair with a bug, both lines of code and a diagnosis, from ``graphs``.
 - ``verdicts``: from differences to a verdict and a message.
 - ``training_runs``, ``shared_dropout``: both sides of a training comparison, equal dropout masks.
 """

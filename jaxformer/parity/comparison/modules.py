@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
+from jaxformer.parity.comparison.code_lines import find_causes
 from jaxformer.parity.comparison.pair_nodes import PairNodes
 from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
@@ -25,6 +26,7 @@ from jaxformer.parity.comparison.weights import (
     compare_weights,
     describe_wrong_weights,
     find_swapped_layers,
+    wrong_weights_by_name,
 )
 from jaxformer.parity.matching.modules import Pair, in_call_order, parents_of
 from jaxformer.parity.matching.positions import (
@@ -65,8 +67,8 @@ def compare(
         dialect: the name of the reference's dialect; default found by its class.
         force: whether the dialect may contradict the reference's config.
         names: candidate module paths to reference module paths, instead of a dialect, for modules
-            that no dialect knows. Weights are then not compared: the candidate is run with its own,
-            so that a wrong one shows in the output of its module.
+            that no dialect knows. The candidate is then run with its own weights, so that a wrong
+            one shows in the output of its module; one that is wrong in a part is named, too.
         backward: whether to compare gradients too.
         dtype: the dtype whose rounding is reported; default that of the candidate's weights.
         torch_call: how to call the reference, given it and its inputs.
@@ -105,8 +107,8 @@ def assert_parity(torch_module: Any, jax_module: Any = None, *args: Any, **kwarg
 def reject_bugs(report: Report) -> None:
     """Raises an AssertionError that names every module with a bug."""
     if report.verdict == "bug":
-        found = "; ".join(f"{n.path or 'the model'}: {n.message}" for n in report.root_causes)
-        raise AssertionError(found)
+        found = [f"{n.path or 'the model'}: {n.message}" for n in report.root_causes]
+        raise AssertionError("; ".join([*found, *report.weights]))
 
 
 def compare_with(
@@ -221,20 +223,26 @@ class ModuleComparison:
         nodes = maker.compare(runner, ordered, trace, tables, after=free)
         nodes |= maker.in_context(nodes, runner, *self._low_passes())
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
-        judged = [
-            judge_node(
+        judged = {
+            key: judge_node(
                 node,
                 describe_wrong_weights(self.wrong_weights, own_parameters.get(key, ()), node.path),
             )
             for key, node in nodes.items()
-        ]
+        }
         return Report(
             "grad" if reference.backward else "forward",
             self.dtype,
-            tuple(name_causes(judged, settings)),
+            tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
             about=dict(about),
             remarks=tuple(self._remarks(gradients.untrained)),
+            causes=tuple(find_causes(reference, runner, self.pairs, judged)),
+            weights=tuple(
+                wrong_weights_by_name(self.module, reference.module, self.pairs)
+                if reference.plan is None
+                else ()
+            ),
         )
 
     def _remarks(self, untrained: Sequence[str]) -> Iterable[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
+from jaxformer.parity.graphs.recording.torch_isolated import RawCall, record_calls
 from jaxformer.parity.matching.modules import Pair, pair_by_map, pair_modules
 from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.trace import torch_trace
@@ -141,6 +142,16 @@ class ReferenceRun:
         inputs = torch_trace.in_dtype(self.inputs, dtype)
         low = torch_trace.run(module, inputs, call=self.call, keep=self._is_recorded, weights=False)
         return dataclasses.replace(low, padding=self.trace.padding)
+
+    def record_calls(self, paths: Sequence[str]) -> dict[str, list[RawCall]]:
+        """Returns every call of some modules, in float64, with all arguments as they were given."""
+        inputs = [
+            torch_trace.tensor(x) if isinstance(x, np.ndarray) else x
+            for x in torch_trace.in_dtype(self.inputs, "float64")
+        ]
+        with torch_trace.everything_in_float64():
+            module = torch_trace.in_float64(self.module)
+            return record_calls(module, paths, lambda module: self.call(module, inputs))
 
     @functools.cached_property
     def _recorded(self) -> set[str]:

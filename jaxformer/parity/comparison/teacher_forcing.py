@@ -113,7 +113,7 @@ class TeacherForcedRunner:
         gradients: list[tuple[str, Difference]] = []
         all_runs: list[IsolatedCall] = []
         for number, matched_call in enumerate(self.matched_calls[pair.candidate]):
-            runs = [self._isolate(pair, number, place) for place in range(len(pair.candidate))]
+            runs = [self.isolate(pair, number, place) for place in range(len(pair.candidate))]
             all_runs += runs
             for run in runs:
                 forward += run.compare_forward()
@@ -139,7 +139,7 @@ class TeacherForcedRunner:
                 call.input_gradients.clear()
                 call.output_gradients.clear()
 
-    def _isolate(self, pair: Pair, number: int, place: int) -> IsolatedCall:
+    def isolate(self, pair: Pair, number: int, place: int) -> IsolatedCall:
         """Returns one call of one of a pair's modules, ready to be run."""
         path = pair.candidate[place]
         owner, method = jax_trace.resolve(self.module, path)

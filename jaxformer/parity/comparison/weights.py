@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import UsageError, mismatches
+from jaxformer.parity.graphs.matching.parameters import match_parameters
+from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import ROUNDOFF
+from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.formats.tensors import StoredTensor, digest
 
 # Elements that are compared at a time.
 CHUNK = 1 << 21
+# A smaller share of numbers that differ is a mistake in a weight that is meant to be the same.
+MOSTLY_EQUAL = 0.5
 LAYER = re.compile(r"(.*?blocks)\.(\d+)\.(.*)")
 
 
@@ -35,6 +40,36 @@ class WrongWeight:
         if self.found_at:
             return f"it is the reference's {' or '.join(self.found_at)}"
         return self.look
+
+
+def wrong_weights_by_name(candidate: Any, reference: Any, pairs: Sequence[Pair]) -> list[str]:
+    """Returns a sentence for each weight of named modules that is the reference's but for a part.
+
+    The two modules of a pair may hold their numbers in any layout, and need not hold the same: a
+    scale may be stored less one. What is mostly equal is meant to be equal.
+
+    Args:
+        candidate: the model.
+        reference: the model.
+        pairs: of modules, by name.
+    """
+    targets = {n: np.asarray(a) for n, a in jax_trace.parameters_of(candidate).items()}
+    held = [*reference.named_parameters(), *reference.named_buffers()]
+    sources = {n: torch_trace.as_numpy(a.detach()) for n, a in held if a.is_floating_point()}
+
+    def is_within(name: str, paths: Sequence[str]) -> bool:
+        return any(name.startswith(f"{path}.") for path in paths if path)
+
+    wrong = match_parameters(sources, targets, ()).wrong
+    return [
+        str(one)
+        for one in wrong
+        if one.share < MOSTLY_EQUAL
+        and any(
+            is_within(one.candidate, pair.candidate) and is_within(one.reference, pair.reference)
+            for pair in pairs
+        )
+    ]
 
 
 def compare_weights(

@@ -169,9 +169,7 @@ def _report(
         tuple(nodes),
         remarks=(*walk.remarks, *gradients.remarks),
         causes=tuple(merged),
-        weights=tuple(
-            f"{w.candidate} is not {w.reference}: {w.message}" for w in parameters.wrong
-        ),
+        weights=tuple(map(str, parameters.wrong)),
         tables=tuple(dict.fromkeys(map(_describe_table, walk.tables))),
         incomplete=tuple(_incomplete(walk, parameters, tape)),
         coverage=Coverage(
@@ -249,6 +247,8 @@ def _with_backward(causes: Sequence[RootCause], walk: Walk, run: JaxRun) -> list
     stops = run.stops() if len(found) > len(causes) else ()
     if stops:
         walk.remarks.append(f"the candidate stops gradients at {', '.join(map(shorten, stops))}")
+    if len(stops) == 1:
+        found = [c if c.jax_source else dataclasses.replace(c, jax_source=stops[0]) for c in found]
     return found
 
 

@@ -208,7 +208,7 @@ class _Printer:
         found = [cause for cause in self.report.root_causes if has_lines(cause)]
         for number, cause in enumerate(found[:MOST_LISTED], 1):
             self.line()
-            text = cause.diagnosis or "the two sides compute something else"
+            text = cause.diagnosis or cause.message
             self._paragraph(f"{number}. {text} (in {place(cause)})", "", "bold")
             self._paragraph(cause_facts(cause), "   ")
             for side, where in cause_lines(cause):

@@ -84,12 +84,12 @@ class ReproContents:
 
     def _run_reference_modules(self) -> tuple[list[dict[str, Any]], list[torch_trace.Trace]]:
         """Runs each module of the reference by itself, called as in the whole model."""
-        recorded = _record_arguments(self.reference, self.pair.reference)
+        recorded = self.reference.record_calls(self.pair.reference)
         calls, traces = [], []
         for place, path in enumerate(self.pair.reference):
             module = self.reference.module.get_submodule(path)
             self._add(f"reference/{place}/state", _state_of(module))
-            encoded, arguments = _encode_call(*recorded[path])
+            encoded, arguments = _encode_call(recorded[path][0].args, recorded[path][0].kwargs)
             trace = run_reference(module, encoded, arguments, backward=self.backward)
             self._add(f"reference/{place}/arguments", arguments)
             self._add(f"reference/{place}/output", dict(enumerate(trace.outputs[:1])))
@@ -170,34 +170,6 @@ def _encode_call(
         "kwargs": {name: encode(each, arrays, seen) for name, each in kwargs.items()},
     }
     return encoded, arrays
-
-
-def _record_arguments(
-    reference: ReferenceRun, paths: Sequence[str]
-) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Returns what modules of the reference are first called with, in float64."""
-    torch = torch_trace.require_torch()
-    module = torch_trace.in_float64(reference.module)
-    recorded: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    handles = []
-    for path in paths:
-
-        def record(inner: Any, args: Any, kwargs: Any, path: str = path) -> None:
-            recorded.setdefault(path, (args, kwargs))
-
-        inner = module.get_submodule(path)
-        handles.append(inner.register_forward_pre_hook(record, with_kwargs=True))
-    inputs = [
-        torch.as_tensor(x) if isinstance(x, np.ndarray) else x
-        for x in torch_trace.in_dtype(reference.inputs, "float64")
-    ]
-    try:
-        with torch_trace.everything_in_float64(), torch.no_grad():
-            reference.call(module, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return recorded
 
 
 def _state_of(module: Any) -> dict[str, np.ndarray]:

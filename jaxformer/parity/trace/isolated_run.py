@@ -63,6 +63,7 @@ class IsolatedModule:
         dtype: to which all float arrays are cast.
 
     Attributes:
+        call: its arguments.
         own: its parameters, without those of submodules whose outputs are given.
         given: the float arrays that submodules return, call by call, by path.
         arguments: of the last run: of each submodule, call by call, all its arguments by name.
@@ -82,7 +83,8 @@ class IsolatedModule:
         forced = tuple(f"{path}." for path in forced_outputs)
         self.own = {n: p for n, p in parameters.items() if not f"{n}.".startswith(forced)}
         self._unused = {n: p for n, p in parameters.items() if n not in self.own}
-        self._method, self._call, self._forced, self._dtype = method, call, forced_outputs, dtype
+        self.call = call
+        self._method, self._forced, self._dtype = method, forced_outputs, dtype
         self.given = {p: [list(one.arrays) for one in calls] for p, calls in forced_outputs.items()}
         self.arguments: dict[str, list[dict[str, Any]]] = {}
 
@@ -119,7 +121,7 @@ class IsolatedModule:
             template = self.cast(self._forced[path][number].template)
             return jax_trace.refill(template, given[path][number])
 
-        called = self._call.args, self._call.kwargs
+        called = self.call.args, self.call.kwargs
         args, kwargs = self.cast(
             jax_trace.refill(jax_trace.refill_integers(called, integers), inputs)
         )
@@ -138,7 +140,7 @@ class IsolatedModule:
             cotangents: gradients of the output's arrays; None runs forward only.
             submodule_cotangents: gradients of what enters each submodule, call by call.
         """
-        primals = self.cast((self.own, self._call.inputs, self.given))
+        primals = self.cast((self.own, self.call.inputs, self.given))
         if cotangents is None:
             outputs, entered = self(*primals)
             return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), self.arguments)

@@ -34,7 +34,7 @@ from jaxformer.parity.trace.torch_values import (
 __all__ = [
     "TorchCall", "Trace", "as_numpy", "call_module", "everything_in_float64", "first_float",
     "freeing_weights", "gives_last_logits", "in_dtype", "in_float64", "in_narrow", "modules_of",
-    "require_torch", "run", "without_fast_path",
+    "require_torch", "run", "tensor", "without_fast_path",
 ]  # fmt: skip
 
 

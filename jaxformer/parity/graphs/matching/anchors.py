@@ -95,7 +95,9 @@ class Anchors:
 
         with np.errstate(over="ignore"):
             in_float32 = run_again(operators, self.arrays_before(operators), narrow)
-        far = distance(in_float32[end.index].astype(np.float32), self.array(end))
+        # What no operator made, such as an input that is returned, has no rounding.
+        low = in_float32.get(end.index)
+        far = 0.0 if low is None else distance(low.astype(np.float32), self.array(end))
         amplified = far if np.isfinite(far) else 0.0
         return MIDDLE * max(ROUNDOFF["float32"] * scale, amplified)
 

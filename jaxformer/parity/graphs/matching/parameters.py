@@ -28,6 +28,7 @@ class WrongParameter:
         message: what differs.
         error: the largest difference.
         layout: from the reference's to the candidate's.
+        share: of its numbers, how many differ.
     """
 
     candidate: str
@@ -35,6 +36,10 @@ class WrongParameter:
     message: str
     error: float
     layout: Layout
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.candidate} is not {self.reference}: {self.message}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,4 +156,4 @@ def _describe(
         ratio = array[wanted != 0] / wanted[wanted != 0]
         if ratio.size and np.ptp(ratio) < 1e-5 * abs(ratio.mean()):
             message = f"it is {ratio.mean():.6g} times the reference's"
-    return WrongParameter(name, source_name, message, float(far.max()), layout)
+    return WrongParameter(name, source_name, message, float(far.max()), layout, share)

@@ -6,6 +6,7 @@ operators of the backward pass on the same tape.
 
 - ``tape``: operators and their values; what an operator depends on; a part that is run again.
 - ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
+- ``torch_isolated``: one module with its recorded arguments, submodules returning what they did.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.
 - ``candidates``: the ways to call a candidate.
 - ``jax_run``: a candidate, evaluated operator by operator.

@@ -15,6 +15,8 @@ _TRACING = tuple(
 )
 # jaxformer/parity, which calls the user's code.
 _HERE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
+# What traces the user's code.
+_END = os.path.join(os.path.abspath(os.path.dirname(__file__)), "tracing.py")
 
 
 @functools.cache
@@ -38,6 +40,9 @@ def caller_of(equation: Any) -> str:
 def _sources(equation: Any) -> Iterator[str]:
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
+        if frame.file_name == _END:
+            # Further out is the code that asked for the comparison.
+            return
         if _is_users(frame.file_name):
             yield f"{frame.file_name}:{frame.line_num}"
 

@@ -183,17 +183,19 @@ _SMALL_MODULES = tuple(
 def _source() -> str:
     """Returns "path:line" of the innermost code that runs outside of torch, or of its module."""
     frame = sys._getframe(1)
-    inside = ""
+    inside = innermost = ""
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_OWN):
             # The run itself: further out is the code that asked for the comparison.
             if name == f"{_OWN}torch_run.py" and frame.f_code.co_name == "__init__":
-                return inside
+                return inside or innermost
         elif _TORCH not in name:
             return f"{name}:{frame.f_lineno}"
-        elif not inside and _MODULES in name and not name.endswith(_SMALL_MODULES):
-            # The line of torch's own model, where the model is torch's.
-            inside = f"{name}:{frame.f_lineno}"
+        elif _MODULES in name:
+            # The line of torch's own model, where the model is torch's, or a module by itself.
+            innermost = innermost or f"{name}:{frame.f_lineno}"
+            if not inside and not name.endswith(_SMALL_MODULES):
+                inside = f"{name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return inside
+    return inside or innermost

@@ -1,0 +1,176 @@
+"""The lines of code behind a bug: one pair of modules, isolated, compared operator by operator.
+
+Both modules are given what entered the reference's, and their submodules return what the
+reference's returned, so the operators that differ are their own.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.comparison.isolated_calls import IsolatedCall
+from jaxformer.parity.comparison.reference_run import ReferenceRun
+from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
+from jaxformer.parity.graphs.compare import compare_graphs
+from jaxformer.parity.graphs.recording.torch_isolated import RawCall, isolate
+from jaxformer.parity.matching.modules import Pair, PairKey
+from jaxformer.parity.report.model import Node, RootCause, Stage
+from jaxformer.parity.report.report import Report
+
+# Calls of a pair that are tried, from the first one on, until one of them shows the bug.
+MOST_CALLS = 3
+# One array among the float arrays of a result; or a path, a call, and one of what entered it.
+Place = tuple[int] | tuple[str, int, int]
+
+
+def find_causes(
+    reference: ReferenceRun,
+    runner: TeacherForcedRunner,
+    pairs: Sequence[Pair],
+    nodes: Mapping[PairKey, Node],
+) -> Iterator[RootCause]:
+    """Yields for pairs with a bug of their own what differs in their code, where it is found.
+
+    Args:
+        reference: after its pass.
+        runner: of the candidate.
+        pairs: all of them.
+        nodes: of the pairs, judged.
+    """
+    wrong = {pair: stage for pair in pairs if (stage := _stage(pair, runner, nodes))}
+    paths = {
+        path
+        for pair in wrong
+        for each in (pair, *runner.inner_pairs.get(pair.candidate, ()))
+        for path in each.reference
+    }
+    recorded = reference.record_calls(sorted(paths)) if wrong else {}
+    known: dict[tuple[str, ...], RootCause] = {}
+    for pair, stage in wrong.items():
+        node = nodes[pair.candidate]
+        # The same module of another layer.
+        alike = node.kind, node.reference_kind, stage, node.message
+        if alike in known:
+            yield _of_pair(pair, known[alike])
+            continue
+        for number in range(min(MOST_CALLS, len(runner.matched_calls[pair.candidate]))):
+            try:
+                call = runner.isolate(pair, number, 0)
+                found = _Isolated(reference, recorded, pair, call, number).compare(stage)
+            except Exception:
+                # Whatever an operator cannot do by itself: the verdict stands without its line.
+                continue
+            causes = [c for c in found.root_causes if c.is_backward == (stage == "backward")]
+            if causes or found.weights:
+                first = causes[0] if causes else RootCause(diagnosis=found.weights[0])
+                known[alike] = _of_pair(pair, first)
+                yield known[alike]
+                break
+
+
+def _stage(pair: Pair, runner: TeacherForcedRunner, nodes: Mapping[PairKey, Node]) -> Stage:
+    """Returns where the arithmetic of a pair is wrong; "" if it is not, or has no lines."""
+    node = nodes.get(pair.candidate)
+    is_one = len(pair.candidate) == len(pair.reference) == 1
+    if node is None or not node.is_root_cause or not is_one:
+        return ""
+    if not runner.matched_calls[pair.candidate]:
+        return ""
+    if node.forward is not None and node.forward.is_bug:
+        return "forward"
+    return "backward" if any(d.is_bug for d in node.backward.values()) else ""
+
+
+def _of_pair(pair: Pair, cause: RootCause) -> RootCause:
+    """Returns a cause of an isolated pair, told of the pair in the whole models."""
+    return dataclasses.replace(
+        cause, jax_module=pair.path, torch_module=pair.reference_path, effect=None
+    )
+
+
+class _Isolated:
+    """One call of a pair of modules, as two functions of the same arrays."""
+
+    def __init__(
+        self,
+        reference: ReferenceRun,
+        recorded: Mapping[str, Sequence[RawCall]],
+        pair: Pair,
+        call: IsolatedCall,
+        number: int,
+    ):
+        self._reference, self._recorded, self._pair = reference, recorded, pair
+        self._call, self._number = call, number
+        matched = call.matched_call
+        self._own: list[Place] = []
+        self._right: list[Place] = []
+        alignment = matched.output_alignments[0]
+        for n, place in enumerate(alignment.places):
+            if place is not None:
+                self._own.append((n,))
+                self._right.append((place,))
+        for (path, n), calls in call.forced.items():
+            for count, forced in enumerate(calls):
+                inner = forced.matched_call
+                if not forced.is_first:
+                    continue
+                within, other = self._within(inner.pair.reference[0], inner.reference[0])
+                for i, place in enumerate(inner.input_alignments[n].places):
+                    if place is not None:
+                        self._own.append((path, count, i))
+                        self._right.append((within, other, place))
+
+    def _within(self, path: str, call: Any) -> tuple[str, int]:
+        """Returns the path of a reference module in the pair's, and which of its calls one is."""
+        own = self._pair.reference[0]
+        if own and not path.startswith(f"{own}."):
+            raise ValueError(f"{path} is not inside {own}")
+        count = next(
+            n for n, each in enumerate(self._reference.trace.calls[path].all) if each is call
+        )
+        return path.removeprefix(f"{own}.") if own else path, count - self._first_of(path)
+
+    def _first_of(self, path: str) -> int:
+        """Returns the first call of an inner module that this call of the pair makes."""
+        outer = len(self._recorded[self._pair.reference[0]])
+        return len(self._recorded[path]) // outer * self._number
+
+    def compare(self, stage: Stage) -> Report:
+        """Compares the two functions operator by operator."""
+        own = self._pair.reference[0]
+        inner = {}
+        for (_, n), calls in self._call.forced.items():
+            for path in calls[0].matched_call.pair.reference if n == 0 else ():
+                first = self._first_of(path)
+                share = len(self._recorded[path]) // len(self._recorded[own])
+                within = path.removeprefix(f"{own}.") if own else path
+                outputs = [one.output for one in self._recorded[path]]
+                inner[within] = outputs[first : first + share]
+        call = self._recorded[own][self._number]
+        module, tensors = isolate(self._reference.module, own, call, inner, _picker(self._right))
+        function = self._call.as_function()
+        pick = _picker(self._own)
+
+        def candidate(parameters: Any, inputs: Any, given: Any, integers: Any) -> Any:
+            return pick(*function(parameters, inputs, given, integers))
+
+        arrays = function.cast(
+            (function.call.inputs, function.given, [np.asarray(x) for x in function.call.integers])
+        )
+        return compare_graphs(
+            module, (candidate, function.own), tensors, list(arrays), stage == "backward"
+        )
+
+
+def _picker(places: Sequence[Place]) -> Any:
+    """Returns what picks results from outputs and from what entered submodules."""
+
+    def pick(outputs: Sequence[Any], entered: Mapping[str, Sequence[Sequence[Any]]]) -> list[Any]:
+        return [
+            outputs[place[0]] if len(place) == 1 else entered[place[0]][place[1]][place[2]]
+            for place in places
+        ]
+
+    return pick

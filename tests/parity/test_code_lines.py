@@ -1,0 +1,110 @@
+"""A bug of paired modules has its lines of code on both sides, and what would make it right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxformer.parity.comparison.modules import compare
+from jaxformer.parity.comparison.reference_run import ReferenceRun
+from jaxformer.parity.report.report import Report
+from tests.parity.test_user_modules import NAMES, CandidateMlp, ReferenceMlp
+from tests.support import mutants
+from tests.support.subjects import hidden, randomize, subject
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def line_of(source):
+    """The code at a "path:line"."""
+    path, _, line = source.rpartition(":")
+    with open(path) as file:
+        return file.read().splitlines()[int(line) - 1].strip()
+
+
+def found_in(name, mutate):
+    found = subject(name)
+    candidate = found.fresh()
+    mutated = mutate(found, candidate, np.random.default_rng(0))
+    report = found.compare(candidate)
+    (cause,) = report.root_causes
+    assert (cause.path, cause.stage) == (*mutated.where, mutated.stage)
+    return cause, report
+
+
+def test_an_activation_of_our_own_model():
+    def erf(found, candidate, random):
+        candidate.blocks[1].feed_forward.activation = "gelu"
+        return found.mutated("blocks.1.feed_forward", "forward", "erf")
+
+    cause, report = found_in("gpt2", erf)
+    assert cause.diagnosis == (
+        "the candidate computes the erf GELU; the reference computes the tanh form of GELU"
+    )
+    assert cause.jax_source.rpartition(":")[0].endswith("jaxformer/feed_forward.py")
+    assert "jax.lax.erf" in line_of(cause.jax_source)
+    assert "torch" in line_of(cause.torch_source)
+    assert cause.error == cause.worst.relative > 1e-6
+    text = " ".join(str(report).split())
+    assert f"1. {cause.diagnosis} (in {cause.path})" in text
+    assert "candidate jaxformer/feed_forward.py:" in text
+    assert cause.diagnosis in report._repr_html_()
+
+
+def test_a_gradient_that_stops_in_our_own_model():
+    cause, report = found_in("llama", mutants.stopped_gradient)
+    assert cause.diagnosis.startswith("no gradient arrives here in the candidate")
+    assert "stop_gradient" in line_of(cause.jax_source)
+    back = Report.from_dict(report.to_dict())
+    assert back.root_causes[0].jax_source == cause.jax_source
+
+
+@pytest.mark.tier("full")
+def test_the_same_bug_in_every_layer_is_looked_into_once(monkeypatch):
+    from jaxformer.parity.comparison import code_lines
+
+    looked = []
+    original = code_lines.compare_graphs
+    monkeypatch.setattr(
+        code_lines, "compare_graphs", lambda *args: looked.append(1) or original(*args)
+    )
+    found = subject("llama")
+    candidate = found.fresh()
+    for block in candidate.blocks:
+        block.attention.scale *= 2
+    report = found.compare(candidate)
+    assert len(report.root_causes) == len(candidate.blocks) > len(looked) == 1
+    diagnoses = {cause.diagnosis for cause in report.root_causes}
+    assert len(diagnoses) == 1
+    assert "must be" in diagnoses.pop()
+
+
+class LeakyMlp(CandidateMlp):
+    def __call__(self, x):
+        return x + self.down(jax.nn.leaky_relu(self.up(self.ln(x))))
+
+
+def test_modules_by_name_have_the_lines_of_the_users_code():
+    reference = randomize(ReferenceMlp())
+    candidate = CandidateMlp(reference)
+    candidate.__class__ = LeakyMlp
+    candidate.ln.epsilon = 1e-6
+    first, second = compare(reference, candidate, [hidden()], names=NAMES).root_causes
+    assert "leaky_relu" in line_of(first.jax_source)
+    assert "torch.relu" in line_of(first.torch_source)
+    assert "1e-06" in second.diagnosis
+    assert "must be 1e-05" in second.diagnosis
+
+
+def test_a_wrong_weight_of_modules_by_name_is_the_diagnosis():
+    reference = randomize(ReferenceMlp())
+    candidate = CandidateMlp(reference)
+    candidate.up.kernel.set_value(jnp.asarray(candidate.up.kernel[...]).at[3, 5].add(1e-3))
+    (cause,) = compare(reference, candidate, [hidden()], names=NAMES).root_causes
+    assert cause.diagnosis == "kernel is not first.weight: equal but for entries 3 of axis 0"
+
+
+def test_without_a_bug_nothing_is_run_again(monkeypatch):
+    monkeypatch.setattr(ReferenceRun, "record_calls", lambda self, paths: 1 / 0)
+    found = subject("gpt2")
+    assert found.compare(found.fresh()).verdict == "rounding"
