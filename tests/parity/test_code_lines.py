@@ -47,7 +47,7 @@ def test_an_activation_of_our_own_model():
     assert cause.error == cause.worst.relative > 1e-6
     text = " ".join(str(report).split())
     assert f"1. {cause.diagnosis} (in {cause.path})" in text
-    assert "candidate jaxformer/feed_forward.py:" in text
+    assert f"feed_forward.py:{cause.jax_source.rpartition(':')[2]} mul → erf" in text
     assert cause.diagnosis in report._repr_html_()
 
 
