@@ -31,10 +31,11 @@ Costs = dict[str, Float[np.ndarray, "points"]]
 def count_operations(block: Block, length: int) -> dict[str, int]:
     """Returns the operations in the matrix products of a block's forward pass, per sequence.
 
-    ``attention`` is 4 · T² · N · H: scores, and weights times values, whatever the mask. ``dense``
-    is 2 · T · the number of elements in the block's weight matrices: 4 · T · D · (N + K) · H for
-    the projections and 4 · T · D · F for the feed-forward, 6 where it is gated. Of E experts those
-    C count that a token has. A pass forward and backward takes three times as many.
+    ``attention`` is 4 · T² · N · H: scores, and weights times values, whatever the mask; values of
+    latent attention may have another width. ``dense`` is 2 · T · the number of elements in the
+    block's weight matrices: 4 · T · D · (N + K) · H for the projections and 4 · T · D · F for the
+    feed-forward, 6 where it is gated. Of E experts those C count that a token has. A pass forward
+    and backward takes three times as many.
 
     Args:
         block: without cross-attention; relative positions' own products are not counted.
@@ -47,8 +48,10 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
         if isinstance(node, MixtureOfExperts)
         for linear in (node.gate_proj, node.up_proj, node.down_proj)
     )
+    attention = block.attention
+    value_dim = getattr(attention, "value_dim", attention.head_dim)
     return {
-        "attention": 4 * length**2 * block.attention.num_heads * block.attention.head_dim,
+        "attention": 2 * length**2 * attention.num_heads * (attention.head_dim + value_dim),
         "dense": 2 * length * (sum(matrices) + sum(experts)),
     }
 

@@ -29,6 +29,24 @@ CONFIGS = {
         CONFIG, num_kv_heads=2, head_dim=10, activation="swiglu", d_ff=None, positions="rotary"
     ),
     "output norms": dataclasses.replace(CONFIG, branch_output_norm=True, activation="silu"),
+    "latent": dataclasses.replace(
+        CONFIG,
+        positions="rotary",
+        head_dim=10,
+        latent_width=13,
+        rotary_head_dim=4,
+        value_head_dim=7,
+        query_latent_width=9,
+    ),
+    "experts": dataclasses.replace(
+        CONFIG,
+        activation="swiglu",
+        num_experts=5,
+        experts_per_token=3,
+        expert_d_ff=11,
+        shared_expert_d_ff=9,
+        shared_expert_gate=True,
+    ),
     "shared norm": dataclasses.replace(
         CONFIG, block="parallel", shared_norm=True, activation="gelu_bloom"
     ),

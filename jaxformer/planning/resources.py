@@ -29,6 +29,7 @@ class ResourceEstimate:
         device_kind: JAX's name for them, or the name of a known accelerator.
         mesh: sizes of its axes.
         parameter_count: how many numbers the model learns.
+        active_count: those of them that compute a token: of experts, the chosen ones.
         parameters: bytes of the parameters.
         optimizer: the optimizer's name, for people.
         moments: bytes of what it keeps.
@@ -52,6 +53,7 @@ class ResourceEstimate:
     device_kind: str
     mesh: dict[str, int]
     parameter_count: int
+    active_count: int
     parameters: int
     optimizer: str
     moments: int
@@ -170,6 +172,7 @@ def _counted(experiment: Experiment, mesh: dict[str, int], step: StepEstimate) -
     return {
         "mesh": mesh,
         "parameter_count": step.parameter_count,
+        "active_count": step.active_count,
         "parameters": step.parameters,
         "optimizer": config.optimizer.kind.title,
         "moments": step.moments,

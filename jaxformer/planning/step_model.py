@@ -8,7 +8,7 @@ arrays are small, or XLA fuses them.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,14 +16,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxformer.adapters import trained_parameters
-from jaxformer.config import TransformerLMConfig
 from jaxformer.costs import count_operations, count_training_operations
 from jaxformer.execution.chunked_loss import positions_at_once
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import abstract_module, join_path
+from jaxformer.planning.block_widths import BlockWidths
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
-from jaxformer.training.parallel.sharding_rules import ShardedParameter, sharding_table
+from jaxformer.training.parallel.sharding_rules import (
+    ShardedParameter,
+    is_of_experts,
+    sharding_table,
+)
 from jaxformer.training.state_arrays import moments_of
 from jaxformer.transformer_lm import TransformerLM
 
@@ -41,6 +45,7 @@ class StepEstimate:
 
     Attributes:
         parameter_count: how many numbers the model learns.
+        active_count: those of them that compute a token: of experts, the chosen ones.
         parameters: bytes of those that a device holds.
         moments: bytes of what the optimizer keeps.
         gradients: bytes of one for each parameter, and of their sum over micro-batches.
@@ -53,6 +58,7 @@ class StepEstimate:
     """
 
     parameter_count: int
+    active_count: int
     parameters: int
     moments: int
     gradients: int
@@ -68,40 +74,6 @@ class StepEstimate:
         """Bytes at the peak."""
         state = self.parameters + self.moments
         return state + self.gradients + self.activations + self.temporary
-
-
-@dataclasses.dataclass(frozen=True)
-class _BlockWidths:
-    """Elements of the arrays that a block computes of one token, on one device."""
-
-    model: int
-    queries: int
-    keys: int
-    hidden: int
-    gates: int
-    heads: int
-
-    @classmethod
-    def of(cls, config: TransformerLMConfig, tensor: int) -> "_BlockWidths":
-        head, kv_heads = config.head_width, config.key_value_heads
-        return cls(
-            model=config.d_model,
-            queries=config.attention.num_heads * head // tensor,
-            keys=kv_heads * head // (tensor if kv_heads % tensor == 0 else 1),
-            hidden=config.feed_forward_width // tensor,
-            gates=2 if config.feed_forward.is_gated else 1,
-            heads=config.attention.num_heads // tensor,
-        )
-
-    def kept(self, remat: str) -> int:
-        """Returns the elements of a token that a block keeps for its backward pass."""
-        if remat == "full":
-            return self.model
-        projections = self.queries + 2 * self.keys + self.model + self.gates * self.hidden
-        if remat == "dots":
-            return self.model + projections
-        # Also the results of both norms, the attention's output and the activation.
-        return 3 * self.model + projections + self.queries + self.hidden
 
 
 def estimate_step(config: TrainConfig, mesh: Mapping[str, int]) -> StepEstimate:
@@ -122,44 +94,73 @@ class _StepModel:
 
     def __init__(self, config: TrainConfig, mesh: Mapping[str, int]):
         model = config.model
-        # One block stands for all: they are alike, and to trace 80 of them takes a minute.
+        # One block stands for all of its kind: to trace 80 of them takes a minute.
+        dense = len(model.layers.dense_layers)
+        both = 0 < dense < model.num_layers
         one = model.replace(
-            num_layers=1, full_attention_layers=(), layer_groups=None, layers_in_group=1
+            num_layers=2 if both else 1,
+            full_attention_layers=(),
+            layers_without_rotary=(),
+            dense_layers=(0,) if dense else (),
+            layer_groups=None,
+            layers_in_group=1,
         )
         self.module = abstract_module(lambda rngs: TransformerLM(one, rngs=rngs))
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
         shapes = {join_path(path): variable.get_value() for path, variable in flat}
         self.table = sharding_table(shapes, mesh)
-        self.config, self.mesh, self.layers = config, mesh, model.num_layers
-        # Fewer where layers share their weights.
-        self.blocks = model.num_blocks
+        self.config, self.mesh = config, mesh
+        # Of each kind how many layers there are, and how many blocks: fewer where layers share
+        # their weights.
+        self.layers = [dense, model.num_layers - dense] if both else [model.num_layers]
+        self.blocks = self.layers if both else [model.num_blocks]
         self.width = 2 if config.dtype == "bfloat16" else FLOAT32
-        self.block = _BlockWidths.of(model, mesh["tensor"])
+        self.kinds = [
+            BlockWidths.of(model, mesh["tensor"], experts=one.has_experts(kind))
+            for kind in range(one.num_layers)
+        ]
         batches = config.accumulation * mesh["data"] * mesh["fsdp"]
         self.tokens = config.batch_size * config.window // batches
         self.stored = self._elements(lambda row: math.prod(row.part))
         trained: Any = trained_parameters(shapes)
         self.trained = self._elements(lambda r: math.prod(r.part) if r.name in trained else 0)
-        # Of a block, as a device computes with it.
-        self.whole_block = sum(
-            math.prod(r.part) * (mesh["fsdp"] if r.is_cut("fsdp") else 1)
-            for r in self.table
-            if _in_block(r)
-        )
+        # Of a block of each kind, as a device computes with it.
+        self.whole_blocks = [
+            sum(
+                math.prod(r.part) * (mesh["fsdp"] if r.is_cut("fsdp") else 1)
+                for r in self.table
+                if _kind_of(r) == kind
+            )
+            for kind in range(len(self.kinds))
+        ]
 
     def _elements(self, count: Callable[[ShardedParameter], int]) -> int:
         """Returns a sum over all parameters."""
-        return sum(count(r) * (self.blocks if _in_block(r) else 1) for r in self.table)
+        return sum(count(row) * self._times(row, self.blocks) for row in self.table)
+
+    def _times(self, row: ShardedParameter, counts: Sequence[int]) -> int:
+        """Returns how often a parameter is there, or is used, by the counts of each kind."""
+        kind = _kind_of(row)
+        return 1 if kind is None else counts[kind]
+
+    def _active(self, row: ShardedParameter) -> int:
+        """Returns how many numbers of a parameter compute a token."""
+        experts = self.config.model.feed_forward.experts
+        elements = math.prod(row.shape)
+        if not is_of_experts(row.name, row.shape):
+            return elements
+        return elements * experts.experts_per_token // row.shape[0]
 
     def estimate(self) -> StepEstimate:
         """Returns the whole estimate."""
         model_operations, operations = self._operations()
         return StepEstimate(
             parameter_count=self._elements(lambda row: math.prod(row.shape)),
+            active_count=self._elements(self._active),
             parameters=FLOAT32 * self.stored,
             moments=self._moments(),
             gradients=self._gradient_sum() + self._gradients(),
-            activations=self._kept(self.config.remat) + self.tokens * self.width * self.block.model,
+            activations=self._kept(self.config.remat) + self.tokens * self.width * self._d_model(),
             temporary=self._temporary(),
             traffic=self._traffic(),
             model_operations=model_operations,
@@ -176,7 +177,7 @@ class _StepModel:
         moments = moments_of(state)
         counts = len(jax.tree.leaves(state)) - len(jax.tree.leaves(moments))
         kept = sum(
-            (self.blocks if _in_block(rows[name]) else 1)
+            self._times(rows[name], self.blocks)
             # What has another shape than its parameter lies whole on every device.
             * math.prod(rows[name].part if leaf.shape == rows[name].shape else leaf.shape)
             for group in moments.values()
@@ -186,10 +187,18 @@ class _StepModel:
 
     def _kept(self, remat: str) -> int:
         """Returns the bytes of a micro-batch that all blocks keep."""
-        return self.layers * self.tokens * self._kept_of_token(remat)
+        kept = [self._kept_of_token(block, remat) for block in self.kinds]
+        return self.tokens * self._over_layers(kept)
 
-    def _kept_of_token(self, remat: str) -> int:
-        block, model = self.block, self.config.model
+    def _over_layers(self, of_kinds: Sequence[int]) -> int:
+        """Returns the sum over all layers of what a layer of each kind has."""
+        return sum(count * each for count, each in zip(self.layers, of_kinds, strict=True))
+
+    def _d_model(self) -> int:
+        return self.config.model.d_model
+
+    def _kept_of_token(self, block: BlockWidths, remat: str) -> int:
+        model = self.config.model
         kept = self.width * block.kept(remat)
         if remat == "none":
             # A fused kernel keeps one number for each query, the plain one all its weights.
@@ -217,14 +226,16 @@ class _StepModel:
         """
         copies = self.width * self.stored if self.width < FLOAT32 else 0
         gathers = self.mesh["fsdp"] > 1
-        arrays = ARRAYS_AT_ONCE * self._kept_of_token("none")
-        arrays -= self._kept_of_token(self.config.remat)
-        block = self.tokens * arrays
+        blocks = []
+        for kind, whole in zip(self.kinds, self.whole_blocks, strict=True):
+            arrays = ARRAYS_AT_ONCE * self._kept_of_token(kind, "none")
+            arrays -= self._kept_of_token(kind, self.config.remat)
+            weights = WEIGHTS_AT_ONCE * self.width * whole if gathers else 0
+            blocks.append(self.tokens * arrays + weights)
         loss = self.tokens * self.width * self._vocabulary() / self._chunks()
         if gathers:
-            block += WEIGHTS_AT_ONCE * self.width * self.whole_block
             loss += self.width * self._tables()
-        return copies + int(max(block, loss - self._gradients()))
+        return copies + int(max(*blocks, loss - self._gradients()))
 
     def _vocabulary(self) -> int:
         size = self.config.model.vocab_size or 0
@@ -242,18 +253,14 @@ class _StepModel:
         """Returns a step's operations on all devices: of the model, and with what is repeated."""
         config = self.config
         tokens = config.batch_size * config.window
-        length, layers = config.window, self.layers
-        forward = count_operations(self.module.blocks[0], length)
-        again = (
-            layers
-            * {
-                "none": 0,
-                "dots": forward["attention"],
-                "full": forward["attention"] + forward["dense"],
-            }[config.remat]
-        )
-        head = count_training_operations(self.module, length) - 3 * sum(forward.values()) // length
-        once = tokens * head + 3 * layers * config.batch_size * sum(forward.values())
+        length = config.window
+        forward = [count_operations(block, length) for block in self.module.blocks]
+        both = [sum(each.values()) for each in forward]
+        repeated = {"none": [0] * len(both), "full": both}
+        repeated["dots"] = [each["attention"] for each in forward]
+        again = self._over_layers(repeated[config.remat])
+        head = count_training_operations(self.module, length) - 3 * (sum(both) // length)
+        once = tokens * head + 3 * config.batch_size * self._over_layers(both)
         return once, once + config.batch_size * again
 
     def _traffic(self) -> int:
@@ -266,18 +273,18 @@ class _StepModel:
         """
         passes = 3 if self.config.remat == "full" else 2
         update = FLOAT32 * self.trained * 5 + 2 * self._moments()
-        weights = self.width * (self.layers * self.whole_block + self._tables())
+        weights = self.width * (self._over_layers(self.whole_blocks) + self._tables())
         weights *= passes * (2 if self.mesh["fsdp"] > 1 else 1) + 2
-        made = self.layers * self.tokens * self._kept_of_token("none")
+        made = self._kept("none")
         made += self.tokens * self.width * self._vocabulary()
-        head = self._vocabulary() * self.block.model
+        head = self._vocabulary() * self._d_model()
         # Each further chunk reads the head once more in each pass, and adds to its gradient.
         weights += (self._chunks() - 1) * head * 2 * (self.width + FLOAT32)
         return update + self.config.accumulation * (weights + 2 * made * passes)
 
     def _tables(self) -> int:
         """Returns the elements of the embedding and the head, as one device computes with them."""
-        return 2 * self._vocabulary() * self.block.model
+        return 2 * self._vocabulary() * self._d_model()
 
     def _collectives(self) -> list[Collective]:
         """Returns the collectives that ``sharding_rules`` makes necessary."""
@@ -287,17 +294,20 @@ class _StepModel:
             # Gathered for the forward pass and once more for the backward pass; each device sums
             # the part of the gradient that it keeps.
             cut = [row for row in self.table if row.is_cut("fsdp")]
-            inside = [math.prod(row.part) for row in cut if _in_block(row)]
-            outside = [math.prod(row.part) for row in cut if not _in_block(row)]
-            times = count * (self.layers * len(inside) + len(outside))
-            payload = count * width * (self.layers * sum(inside) + sum(outside))
-            again, once_more = count * self.layers * len(inside), count * self.layers * sum(inside)
-            uncut = self.stored - self.blocks * sum(inside) - sum(outside)
+            inside = [row for row in cut if _kind_of(row) is not None]
+            times, again = (
+                count * sum(self._times(row, self.layers) for row in rows) for rows in (cut, inside)
+            )
+            payload, once_more = (
+                count
+                * width
+                * sum(self._times(row, self.layers) * math.prod(row.part) for row in rows)
+                for rows in (cut, inside)
+            )
+            uncut = self._elements(lambda r: 0 if r.is_cut("fsdp") else math.prod(r.part))
             devices = mesh["fsdp"]
             found += [
-                Collective(
-                    "all-gather", ("fsdp",), devices, times + again, payload + width * once_more
-                ),
+                Collective("all-gather", ("fsdp",), devices, times + again, payload + once_more),
                 Collective("reduce-scatter", ("fsdp",), devices, times, payload * devices),
                 # Norms, and what fsdp does not divide.
                 Collective("all-reduce", ("fsdp",), devices, count, count * FLOAT32 * uncut),
@@ -308,12 +318,14 @@ class _StepModel:
         if mesh["tensor"] > 1:
             # Two in each pass of a block, the embedding's rows, the gradient of the head's input.
             passes = 3 if self.config.remat == "full" else 2
-            times = count * (2 * passes * self.layers + 2)
-            payload = width * self.tokens * self.block.model
+            times = count * (2 * passes * sum(self.layers) + 2)
+            payload = width * self.tokens * self._d_model()
             axes = ("tensor",)
             found.append(Collective("all-reduce", axes, mesh["tensor"], times, times * payload))
         return merge(found)
 
 
-def _in_block(row: ShardedParameter) -> bool:
-    return row.name.startswith("blocks.")
+def _kind_of(row: ShardedParameter) -> int | None:
+    """Returns the kind of block that a parameter is of, None of what is around the blocks."""
+    first, *rest = row.name.split(".")
+    return int(rest[0]) if first == "blocks" else None

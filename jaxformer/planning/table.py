@@ -37,7 +37,9 @@ def _add_memory(estimate: ResourceEstimate, table: Table) -> None:
     size = format_count(estimate.parameter_count)
     if mesh:
         table.add_row("mesh", mesh, "what follows is of one device")
-    table.add_row("parameters", format_memory(estimate.parameters), f"{size}, float32")
+    active = estimate.active_count
+    chosen = "" if active == estimate.parameter_count else f", {format_count(active)} for a token"
+    table.add_row("parameters", format_memory(estimate.parameters), f"{size}, float32{chosen}")
     numbers = f"{estimate.moments / estimate.parameters:.2g} for each parameter"
     table.add_row(f"{estimate.optimizer}'s moments", format_memory(estimate.moments), numbers)
     if estimate.corpus:

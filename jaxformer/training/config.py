@@ -1,6 +1,7 @@
 """The settings of a training run, free of JAX."""
 
 import dataclasses
+import math
 import os
 import re
 import typing
@@ -212,14 +213,26 @@ class TrainConfig:
                 "fsdp and tensor need strategy='mesh': got "
                 f"strategy='pmap', fsdp={self.fsdp}, tensor={self.tensor}"
             )
-        heads, width = self.model.attention.num_heads, self.model.feed_forward_width
-        if heads % self.tensor or width % self.tensor:
-            choices = [n for n in range(1, heads + 1) if heads % n == 0 and width % n == 0]
+        heads, widths = self.model.attention.num_heads, self._widths()
+        if any(number % self.tensor for number in (heads, *widths)):
+            common = math.gcd(heads, *widths)
+            choices = [n for n in range(1, common + 1) if common % n == 0]
             raise ValueError(
                 "num_heads and the feed-forward's width must be divisible by tensor: got "
-                f"num_heads={heads}, width {width}, tensor={self.tensor}; use "
-                + ", ".join(map(str, choices))
+                f"num_heads={heads}, width {' and '.join(map(str, widths))}, "
+                f"tensor={self.tensor}; use " + ", ".join(map(str, choices))
             )
+
+    def _widths(self) -> list[int]:
+        """Returns the widths of the model's feed-forwards and experts, each once."""
+        model, experts = self.model, self.model.feed_forward.experts
+        layers = model.num_layers if isinstance(model, TransformerLMConfig) else 1
+        kinds = {model.has_experts(layer) for layer in range(layers)}
+        widths = [model.feed_forward_width] if False in kinds else []
+        if True in kinds:
+            shared = experts.shared_expert_d_ff
+            widths += [model.expert_width, *([] if shared is None else [shared])]
+        return list(dict.fromkeys(widths))
 
     def with_model(self, model: TransformerLMConfig | EncoderDecoderConfig) -> "TrainConfig":
         """Returns the same settings with another model, which decides of which class they are."""

@@ -22,8 +22,8 @@ def count_matrices(model: TransformerLMConfig | EncoderDecoderConfig) -> int:
         model: with ``vocab_size`` set, or its table counts as empty.
     """
     width = model.d_model
-    block = _attention(model) + _feed_forward(model)
     if isinstance(model, EncoderDecoderConfig):
+        block = _attention(model) + _feed_forward(model)
         decoder = model.num_decoder_layers * (block + _attention(model))
         encoder = _attention(model.encoder) + _feed_forward(model.encoder)
         rows = model.target_vocab_size * (1 if model.head.tie_embeddings else 2)
@@ -33,19 +33,34 @@ def count_matrices(model: TransformerLMConfig | EncoderDecoderConfig) -> int:
     tables = vocabulary * (1 if model.head.tie_embeddings or model.head.head == "none" else 2)
     if model.position.positions == "learned" or model.position.learned_rows:
         tables += model.context_length + model.position.position_offset
-    return model.num_blocks * block + width * tables
+    feed_forwards = sum(_feed_forward(model, layer) for layer in range(model.num_blocks))
+    return model.num_blocks * _attention(model) + feed_forwards + width * tables
 
 
 def _attention(model: TransformerConfig) -> int:
     """The parameters in the matrices of one attention."""
-    heads = model.attention.num_heads + model.key_value_heads
-    return 2 * model.d_model * model.head_width * heads
+    part, width = model.attention.latent, model.head_width
+    num_heads = model.attention.num_heads
+    if part.latent_width is None:
+        return 2 * model.d_model * width * (num_heads + model.key_value_heads)
+    inner, turned = part.query_latent_width, part.rotary_head_dim
+    queries = model.d_model * num_heads * width
+    if inner is not None:
+        queries = inner * (model.d_model + num_heads * width)
+    kept = model.d_model * (part.latent_width + turned)
+    made = part.latent_width * num_heads * (width - turned + model.value_width)
+    return queries + kept + made + num_heads * model.value_width * model.d_model
 
 
-def _feed_forward(model: TransformerConfig) -> int:
-    """The parameters in the matrices of one feed-forward."""
+def _feed_forward(model: TransformerConfig, layer: int = 0) -> int:
+    """The parameters in the matrices of a layer's feed-forward, or of its router and experts."""
     matrices = 3 if model.feed_forward.is_gated else 2
-    return matrices * model.d_model * model.feed_forward_width
+    if not model.has_experts(layer):
+        return matrices * model.d_model * model.feed_forward_width
+    experts = model.feed_forward.experts
+    count, shared = experts.num_experts or 0, experts.shared_expert_d_ff or 0
+    rows = count + (1 if experts.shared_expert_gate else 0)
+    return model.d_model * (matrices * (count * model.expert_width + shared) + rows)
 
 
 def _read_by_windows(model: TransformerLMConfig | EncoderDecoderConfig) -> tuple[int, int]:

@@ -40,6 +40,23 @@ SMALL = TransformerLMConfig(
         {"positions": "relative"},
         {"head": "masked_lm"},
         {"position_offset": 2, "query_key_norm": True},
+        {
+            "activation": "swiglu",
+            "feed_forward_bias": False,
+            "num_experts": 6,
+            "expert_d_ff": 10,
+            "shared_expert_d_ff": 9,
+            "shared_expert_gate": True,
+            "dense_layers": (1,),
+        },
+        {
+            "positions": "rotary",
+            "head_dim": 10,
+            "latent_width": 13,
+            "rotary_head_dim": 4,
+            "value_head_dim": 7,
+            "query_latent_width": 9,
+        },
     ],
     ids=str,
 )

@@ -93,6 +93,8 @@ RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
     "lora_b.kernel": (None, None),
 }
 
+# What an expert has of its own.
+EXPERTS = ("gate_proj.", "up_proj.", "down_proj.")
 # Activations, by the dimension letters of ``jaxformer``; the others are whole.
 ACTIVATIONS: dict[str, tuple[Axis, ...]] = {
     "B": ("data", "fsdp"),
@@ -104,6 +106,12 @@ ACTIVATIONS: dict[str, tuple[Axis, ...]] = {
 def rule_name(parameter: str) -> str:
     """Returns the key of a parameter's rule: its module's name and its own, ``q_proj.kernel``."""
     return ".".join(parameter.split(".")[-2:])
+
+
+def is_of_experts(parameter: str, shape: tuple[int, ...]) -> bool:
+    """Returns whether a parameter has an entry, as its first dimension, for each expert."""
+    name = rule_name(parameter)
+    return name.startswith(EXPERTS) and len(RULES[name]) == len(shape) - 1
 
 
 def check_rules(parameters: Iterable[str]) -> None:
@@ -140,7 +148,7 @@ def parameter_spec(
     if not any(rule):
         # A norm with a row a head has one dimension more.
         return PartitionSpec(*(None for _ in shape))
-    if len(rule) == len(shape) - 1:
+    if is_of_experts(name, shape):
         # Experts have a matrix each, and every device has its part of all of them.
         rule = (None, *rule)
     if len(rule) != len(shape):
