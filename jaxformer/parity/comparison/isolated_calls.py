@@ -123,7 +123,9 @@ class IsolatedCall:
         name = f"the input of {path}"
         matched_call = forced_call.matched_call
         names = matched_call.candidate[n].input_names
-        for i, expected in enumerate(matched_call.inputs(n)):
+        # A cache stays empty where the submodule that fills it does not run.
+        count = len(self.outcome.submodule_inputs[path][number])
+        for i, expected in enumerate(matched_call.inputs(n)[:count]):
             if expected is None:
                 continue
             # It comes from outside of the blocks: a wrong bucket of distances shows here alone.

@@ -236,7 +236,7 @@ class ModuleComparison:
             tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
             about=dict(about),
-            remarks=tuple(self._remarks(gradients.untrained)),
+            remarks=tuple(self._remarks(gradients.untrained, runner)),
             causes=tuple(find_causes(reference, runner, self.pairs, judged)),
             weights=tuple(
                 wrong_weights_by_name(self.module, reference.module, self.pairs)
@@ -245,7 +245,13 @@ class ModuleComparison:
             ),
         )
 
-    def _remarks(self, untrained: Sequence[str]) -> Iterable[str]:
+    def _remarks(self, untrained: Sequence[str], runner: TeacherForcedRunner) -> Iterable[str]:
+        writers = [pair.path or "the model" for pair in self.pairs if runner.writes(pair)]
+        if writers and self.reference.backward:
+            yield (
+                f"calls of {', '.join(writers)} write to what they are given or to their state: "
+                "their own gradients were not compared"
+            )
         if self.reference.unsupported_settings:
             yield (
                 f"the reference's settings make no JAX model: {self.reference.unsupported_settings}"

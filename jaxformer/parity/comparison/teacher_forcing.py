@@ -112,16 +112,17 @@ class TeacherForcedRunner:
         forward: list[tuple[str, Difference]] = []
         gradients: list[tuple[str, Difference]] = []
         all_runs: list[IsolatedCall] = []
+        with_gradients = self.backward and not self.writes(pair)
         for number, matched_call in enumerate(self.matched_calls[pair.candidate]):
             runs = [self.isolate(pair, number, place) for place in range(len(pair.candidate))]
             all_runs += runs
             for run in runs:
                 forward += run.compare_forward()
-            if self.backward:
+            if with_gradients:
                 gradients += compare_input_gradients(matched_call, runs)
                 for run in runs:
                     gradients += run.compare_forced_output_gradients()
-        if self.backward:
+        if with_gradients:
             gradients += self._compare_parameter_gradients(pair, all_runs)
         backward: dict[str, Difference] = {}
         for name, difference in gradients:
@@ -129,6 +130,14 @@ class TeacherForcedRunner:
             if before is None or difference.excess > before.excess:
                 backward[name] = difference
         return PairDifferences(forward, backward)
+
+    def writes(self, pair: Pair) -> bool:
+        """Returns whether calls of a pair write to what they are given, or to their state.
+
+        Gradients come back through that, too, and are no gradients of the call alone.
+        """
+        calls = self.matched_calls[pair.candidate]
+        return any(candidate.writes for call in calls for candidate in call.candidate)
 
     def free_gradients(self, pair: Pair) -> None:
         """Frees the reference's gradients at a pair, which has been judged with all around it."""
@@ -153,7 +162,7 @@ class TeacherForcedRunner:
         return IsolatedCall(
             path, owner, method, matched_call, place,
             masks=self._masks_of(pair, number), forced=forced, padding=self.padding,
-            backward=self.backward,
+            backward=self.backward and not self.writes(pair),
         )  # fmt: skip
 
     def _forced_calls(self, inner: Pair, outer_call: MatchedCall, number: int) -> list[ForcedCall]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -143,8 +144,35 @@ def match_calls(
             align_tensors(call.inputs, reference_call[0].inputs, reference.padding)
             for call in candidate_call
         )
+        lost = next(
+            filter(None, map(_lost_inputs, candidate_call, inputs, repeat(reference_call[0]))), ""
+        )
+        if lost and pair.candidate != ("",):
+            return Unmatched(f"compared together with the module around it: {lost}")
         matched.append(MatchedCall(pair, candidate_call, reference_call, inputs, outputs, repeats))
     return matched
+
+
+def _lost_inputs(
+    candidate: jax_trace.JaxCall, alignment: TensorAlignment, reference: torch_trace.TorchCall
+) -> str:
+    """Returns which inputs of both sides have no known layout in common; "" if there are none.
+
+    On its own inputs a module would answer for whatever is wrong before it.
+    """
+    shapes = [
+        _describe_shapes(
+            [
+                a
+                for a, place in zip(candidate.inputs, alignment.places, strict=True)
+                if place is None
+            ]
+        ),
+        _describe_shapes([a for n, a in enumerate(reference.inputs) if n not in alignment.places]),
+    ]
+    if "none" in shapes:
+        return ""
+    return f"the inputs cannot be aligned: candidate {shapes[0]}, reference {shapes[1]}"
 
 
 def _align_outputs(

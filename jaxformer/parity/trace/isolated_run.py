@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxformer.parameters import merge
+from jaxformer.parameters import join_path, merge
 from jaxformer.parity.trace import jax_trace
 
 # Gradients of some arrays, None for zero.
@@ -78,7 +78,17 @@ class IsolatedModule:
         dtype: str = "float64",
     ):
         split: Any = nnx.split(module, nnx.Param, ...)
-        self._definition, _, self._rest = split
+        self._definition, _, rest = split
+        # As it was before the call, which may have written to it.
+        self._rest = nnx.from_flat_state(
+            [
+                (
+                    path,
+                    v.replace(call.state[name]) if (name := join_path(path)) in call.state else v,
+                )
+                for path, v in nnx.to_flat_state(rest)
+            ]
+        )
         parameters = jax_trace.parameters_of(module)
         forced = tuple(f"{path}." for path in forced_outputs)
         self.own = {n: p for n, p in parameters.items() if not f"{n}.".startswith(forced)}

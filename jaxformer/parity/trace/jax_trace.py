@@ -33,6 +33,8 @@ class JaxCall:
         order: its place among all calls of the pass.
         output: whatever it returned.
         weights: of its attention, if it computed any.
+        state: what the module's variables that are no parameters held before, by path within it.
+        writes: whether it changed its state, or a list or dict that it was given.
         later: further calls of the same module.
     """
 
@@ -41,6 +43,8 @@ class JaxCall:
     order: int
     output: Any = None
     weights: RecordedWeights | None = None
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+    writes: bool = False
     later: list["JaxCall"] = dataclasses.field(default_factory=list)
 
     @property
@@ -183,6 +187,15 @@ def trace(
     calls: dict[str, JaxCall] = {}
     count = 0
     running: list[JaxCall] = []
+    variables = _state_variables(module)
+
+    def state_of(path: str) -> dict[str, Any]:
+        start = f"{path}." if path else ""
+        return {
+            n.removeprefix(start): v.get_value()
+            for n, v in variables.items()
+            if n.startswith(start)
+        }
 
     def record(
         path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
@@ -190,7 +203,9 @@ def trace(
         nonlocal count
         if not keep(path):
             return original(*args, **kwargs)
-        made = JaxCall(args, kwargs, count)
+        # A cache may be written to later.
+        given, named = _copy_containers((args, kwargs))
+        made = JaxCall(given, named, count, state=state_of(path))
         count += 1
         if path in calls:
             calls[path].later.append(made)
@@ -204,6 +219,9 @@ def trace(
                 made.output = handle(path, owner, args, kwargs, original)
         finally:
             running.pop()
+        made.writes = _leaves_differ(
+            (made.args, made.kwargs, made.state), (args, kwargs, state_of(path))
+        )
         return made.output
 
     core = jaxformer.attention.scaled_dot_product_attention
@@ -224,13 +242,39 @@ def trace(
     return calls, result
 
 
+def _state_variables(module: Any) -> dict[str, Any]:
+    """Returns the variables of a module that a call may write to, by path."""
+    return {
+        join_path(path): node
+        for path, node in nnx.iter_graph(module)
+        if isinstance(node, nnx.Variable) and not isinstance(node, nnx.Param | nnx.RngState)
+    }
+
+
+def _copy_containers(tree: Any) -> Any:
+    """Returns a tree with the same leaves, in lists and dicts of its own."""
+    return jax.tree.map(lambda leaf: leaf, tree)
+
+
+def _leaves_differ(one: Any, other: Any) -> bool:
+    first, second = jax.tree.leaves(one), jax.tree.leaves(other)
+    return len(first) != len(second) or any(a is not b for a, b in zip(first, second, strict=True))
+
+
 def in_dtype(module: Any, dtype: str | None) -> Any:
-    """Returns a copy in evaluation mode, its float arrays cast unless the dtype is None."""
+    """Returns a copy in evaluation mode, its float arrays cast unless the dtype is None.
+
+    In float64 an int32, like the index of a cache, becomes int64, as Python's integers do.
+    """
+
+    def cast(leaf: Any) -> Any:
+        if is_float(leaf):
+            return jnp.asarray(leaf, dtype) if dtype else leaf
+        is_short = dtype == "float64" and getattr(leaf, "dtype", None) == np.int32
+        return jnp.asarray(leaf, np.int64) if is_short else leaf
+
     definition, state = nnx.split(module)
-    copied = nnx.merge(
-        definition,
-        jax.tree.map(lambda a: a.astype(dtype) if dtype and is_float(a) else a, state),
-    )
+    copied = nnx.merge(definition, jax.tree.map(cast, state))
     copied.eval()
     return copied
 

@@ -110,6 +110,8 @@ class CallRecorder:
         self.shares: dict[str, np.ndarray] = {}
         self.count = 0
         self.running: list[TorchCall] = []
+        # Of each running call: where in a list or dict an alias stands for a tensor.
+        self._aliases: list[list[tuple[Any, Any, Any, Any]]] = []
 
     def array(self, tensor: Any) -> np.ndarray:
         """Returns a tensor as an array, without a copy where possible: activations are large."""
@@ -169,6 +171,7 @@ class CallRecorder:
         made = TorchCall(self.count)
         self.count += 1
         self.running.append(made)
+        self._aliases.append([])
         if path in self.calls:
             self.calls[path].later.append(made)
         else:
@@ -186,6 +189,9 @@ class CallRecorder:
 
     def _after_call(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         made = self.running.pop()
+        for container, key, alias, value in self._aliases.pop():
+            if container[key] is alias:
+                container[key] = value
         for leaf in self.tied.get(path, ()):
             module._parameters[leaf] = module._parameters[leaf].aliased
         for value in torch_values.floats(output):
@@ -202,10 +208,16 @@ class CallRecorder:
 
     def _record_argument(self, made: TorchCall, value: Any) -> Any:
         """Records one argument, and returns it, or an alias of it if it needs a gradient."""
-        if type(value) in (tuple, list):
-            return type(value)(self._record_argument(made, inner) for inner in value)
-        if type(value) is dict:
-            return {name: self._record_argument(made, inner) for name, inner in value.items()}
+        if type(value) is tuple:
+            return tuple(self._record_argument(made, inner) for inner in value)
+        if type(value) in (list, dict):
+            # The call may write to it: a cache.
+            for key in range(len(value)) if type(value) is list else list(value):
+                inner = value[key]
+                value[key] = self._record_argument(made, inner)
+                if value[key] is not inner:
+                    self._aliases[-1].append((value, key, value[key], inner))
+            return value
         if torch_values.is_integer(value):
             made.integers.append(self.array(value))
         if not torch_values.is_float(value):
