@@ -72,7 +72,9 @@ if TYPE_CHECKING:
         RotaryConfig,
         RotaryScalingConfig,
     )
+    from jaxformer.config_speech import FeatureConfig, SpeechTransformerConfig
     from jaxformer.config_vision import ImageHeadConfig, PatchConfig, VisionTransformerConfig
+    from jaxformer.convolutions import FrameConvolution, SpeechStem
     from jaxformer.data.tokenizers import HuggingFaceTokenizer
     from jaxformer.disentangled import DisentangledPositions, DistanceRows
     from jaxformer.dual_encoder import DualEncoder
@@ -104,6 +106,7 @@ if TYPE_CHECKING:
         SinusoidalPositions,
     )
     from jaxformer.sequence_generation import generate_target
+    from jaxformer.speech_transformer import SpeechTransformer
     from jaxformer.training import presets
     from jaxformer.training.config import PairTrainConfig, TrainConfig
     from jaxformer.transformer_classifier import TransformerClassifier
@@ -134,8 +137,10 @@ __all__ = [
     "EncoderDecoderConfig",
     "ExpertLinear",
     "ExpertsConfig",
+    "FeatureConfig",
     "FeedForward",
     "FeedForwardConfig",
+    "FrameConvolution",
     "GatedFeedForward",
     "HeadConfig",
     "HuggingFaceTokenizer",
@@ -175,6 +180,9 @@ __all__ = [
     "RouterConfig",
     "Similarity",
     "SinusoidalPositions",
+    "SpeechStem",
+    "SpeechTransformer",
+    "SpeechTransformerConfig",
     "TokenIdsDataset",
     "TrainConfig",
     "TrainResult",
@@ -271,7 +279,9 @@ _PUBLIC = {
         "RotaryConfig",
         "RotaryScalingConfig",
     ),
+    "config_speech": ("FeatureConfig", "SpeechTransformerConfig"),
     "config_vision": ("ImageHeadConfig", "PatchConfig", "VisionTransformerConfig"),
+    "convolutions": ("FrameConvolution", "SpeechStem"),
     "data.tokenizers": ("HuggingFaceTokenizer",),
     "disentangled": ("DisentangledPositions", "DistanceRows"),
     "dual_encoder": ("DualEncoder",),
@@ -302,6 +312,7 @@ _PUBLIC = {
         "Rotary",
         "SinusoidalPositions",
     ),
+    "speech_transformer": ("SpeechTransformer",),
     "training.config": ("PairTrainConfig", "TrainConfig"),
     "transformer_classifier": ("TransformerClassifier",),
     "transformer_lm": ("TransformerLM",),

@@ -85,6 +85,7 @@ class MultiHeadAttention(nnx.Module):
         num_kv_heads: K, default N.
         head_dim: H, default D / N.
         use_bias: whether q_proj, k_proj and v_proj have biases.
+        key_bias: False leaves k_proj without one (Whisper, arXiv 2212.04356).
         output_bias: whether o_proj has one.
         output_projection: False leaves the heads side by side, (B, T, N·H), without o_proj.
         position: a ``NoPositions``, ``Rotary``, ``ALiBi`` or ``RelativePositions``.
@@ -115,6 +116,7 @@ class MultiHeadAttention(nnx.Module):
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
         use_bias: bool = True,
+        key_bias: bool = True,
         output_bias: bool = True,
         output_projection: bool = True,
         position: NoPositions | None = None,
@@ -152,7 +154,7 @@ class MultiHeadAttention(nnx.Module):
         kv_width = num_kv_heads * self.head_dim
         width = num_heads * self.head_dim
         self.q_proj = Linear(d_model, width, use_bias=use_bias, rngs=rngs)
-        self.k_proj = Linear(d_model, kv_width, use_bias=use_bias, rngs=rngs)
+        self.k_proj = Linear(d_model, kv_width, use_bias=use_bias and key_bias, rngs=rngs)
         self.v_proj = Linear(d_model, kv_width, use_bias=use_bias, rngs=rngs)
         self.o_proj = (
             Linear(width, d_model, use_bias=output_bias, rngs=rngs) if output_projection else None

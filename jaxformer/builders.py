@@ -8,12 +8,14 @@ from flax import nnx
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import BLOCKS, Block, StackPosition
 from jaxformer.config import (
+    EncoderDecoderConfig,
     TransformerClassifierConfig,
     TransformerConfig,
     TransformerLMConfig,
 )
 from jaxformer.config_heads import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
+from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.disentangled import DisentangledPositions, DistanceRows
 from jaxformer.experts import MixtureOfExperts
@@ -138,6 +140,7 @@ def make_attention(
         num_kv_heads=part.num_kv_heads,
         head_dim=part.head_dim,
         use_bias=part.qkv_bias,
+        key_bias=part.key_bias,
         output_bias=part.output_bias,
         position=position,
         q_norm=head_norm(part.num_heads),
@@ -354,6 +357,15 @@ def make_position_embedding(
             exact=part.sinusoid_exact,
         )
     return None
+
+
+def make_source_position_embedding(
+    config: EncoderDecoderConfig, *, rngs: nnx.Rngs
+) -> LearnedPositions | SinusoidalPositions | None:
+    """Returns the positions that a config adds to the source alone, if any."""
+    if isinstance(config, SpeechTransformerConfig):
+        return SinusoidalPositions(config.features.encoder_length, config.d_model, halves=True)
+    return None if config.embedding.shared_positions else make_position_embedding(config, rngs=rngs)
 
 
 def make_patch_embedding(config: VisionTransformerConfig, *, rngs: nnx.Rngs) -> PatchEmbedding:

@@ -319,7 +319,8 @@ class EncoderDecoderConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "source_vocab_size", "target_vocab_size")
+        check_positive(self, *(() if self.reads_features else ("source_vocab_size",)))
+        check_positive(self, "target_vocab_size")
         check_positive(self, "num_encoder_layers", "num_decoder_layers")
         check_layers(self, "num_encoder_layers", "num_decoder_layers")
         check_elements("source_vocab_size", self.source_vocab_size, "d_model", self.d_model)
@@ -336,6 +337,11 @@ class EncoderDecoderConfig(TransformerConfig):
                 f"target_vocab_size={self.target_vocab_size}"
             )
         check_elements("encoder_d_ff", self.encoder.feed_forward_width, "d_model", self.d_model)
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether the source is numbers in place of tokens."""
+        return False
 
     @property
     def encoder(self) -> "EncoderDecoderConfig":

@@ -79,6 +79,8 @@ class AttentionConfig(Part):
     """H, the width of a head; default D / N."""
     qkv_bias: bool = True
     """Whether the projections to queries, keys and values have biases."""
+    key_bias: bool = True
+    """Whether, with qkv_bias, the projection to keys has one (Whisper: not)."""
     output_bias: bool = True
     """Whether the attention's output projection has one."""
     qkv_clip: float | None = None
@@ -130,6 +132,7 @@ class AttentionConfig(Part):
             "qkv_clip": self.qkv_clip is not None,
             "score_soft_cap": self.score_soft_cap is not None,
             "attention_sinks": self.attention_sinks,
+            "key_bias=False": not self.key_bias,
         }
         if found := [name for name, is_there in others.items() if is_there]:
             raise ValueError(f"latent_width goes without {', '.join(found)}")

@@ -14,6 +14,7 @@ from jaxformer.builders import (
     make_lm_head,
     make_model_norm,
     make_position_embedding,
+    make_source_position_embedding,
     make_stack_position,
 )
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig
@@ -171,13 +172,13 @@ class EncoderDecoder(nnx.Module):
         self.config = config
         part, width = config.embedding, config.d_model
         self.source_embedding = (
-            None if part.shared_embedding else Embedding(config.source_vocab_size, width, rngs=rngs)
+            None
+            if part.shared_embedding or config.reads_features
+            else Embedding(config.source_vocab_size, width, rngs=rngs)
         )
         self.target_embedding = Embedding(config.target_vocab_size, width, rngs=rngs)
         self.position_embedding = make_position_embedding(config, rngs=rngs)
-        self.source_position_embedding = (
-            None if part.shared_positions else make_position_embedding(config, rngs=rngs)
-        )
+        self.source_position_embedding = make_source_position_embedding(config, rngs=rngs)
         self.source_embedding_norm = make_model_norm(config) if part.embedding_norm else None
         self.target_embedding_norm = make_model_norm(config) if part.embedding_norm else None
         self.source_embedding_dropout = Dropout(part.embedding_dropout)
@@ -233,15 +234,20 @@ class EncoderDecoder(nnx.Module):
 
         Arguments as in ``__call__``.
         """
-        table = self.target_embedding if self.source_embedding is None else self.source_embedding
-        at = self.source_position_embedding
-        at = self.position_embedding if at is None else at
-        x = self._embed(source, table, at, self.source_embedding_norm, positions)
-        x = self.source_embedding_dropout(x)
+        x = self.source_embedding_dropout(self.embed_source(source, positions))
         found = self.encoder(x, source_mask, positions=positions, return_weights=return_weights)
         if return_weights:
             return self.source_final_dropout(found[0]), found[1]
         return self.source_final_dropout(found)
+
+    def embed_source(
+        self, source: Int[Array, "B S"], positions: Int[Array, "B S"] | None
+    ) -> Hidden:
+        """Returns the input of the encoder's first block. Arguments as in ``encode``."""
+        table = self.target_embedding if self.source_embedding is None else self.source_embedding
+        at = self.source_position_embedding
+        at = self.position_embedding if at is None else at
+        return self._embed(source, table, at, self.source_embedding_norm, positions)
 
     def decode(
         self,
@@ -337,4 +343,4 @@ class EncoderDecoder(nnx.Module):
     def __repr__(self) -> str:
         """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
-        return f"<EncoderDecoder, {count:,} parameters: {self.config}>"
+        return f"<{type(self).__name__}, {count:,} parameters: {self.config}>"

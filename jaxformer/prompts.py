@@ -89,6 +89,32 @@ def read_source(
     return source, is_token
 
 
+def read_features(
+    source: Any, mask: Any, num_features: int, num_frames: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the features of a source (B, C, T), and where its positions are seen (B, T / 2).
+
+    Args:
+        source: floating point.
+        mask: must be None: every position is seen, as Whisper was trained.
+        num_features: C.
+        num_frames: T.
+
+    Raises:
+        ValueError: they have another shape or dtype, or there is a mask.
+    """
+    features = np.asarray(source)
+    if features.ndim != 3 or features.shape[1:] != (num_features, num_frames) or not len(features):
+        raise ValueError(
+            f"features must be (B, {num_features}, {num_frames}): got shape {features.shape}"
+        )
+    if features.dtype.kind != "f":
+        raise ValueError(f"features must be floating point: got {features.dtype}")
+    if mask is not None:
+        raise ValueError("features have no mask: all of their positions are seen")
+    return features, np.ones((len(features), num_frames // 2), bool)
+
+
 def read_start(
     start_BT: Any, batch: int, num_tokens: int, vocab_size: int, context_length: int
 ) -> np.ndarray:

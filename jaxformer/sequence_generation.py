@@ -22,12 +22,13 @@ from jaxformer.execution import lengths
 from jaxformer.generation import SamplingSettings, choose_tokens, make_cache
 from jaxformer.logits import check_sampling
 from jaxformer.parameters import Parameters, merge, split
-from jaxformer.prompts import read_source, read_start
+from jaxformer.prompts import read_features, read_source, read_start
+from jaxformer.speech_transformer import SpeechTransformer
 
 
 def generate_target(
     model: EncoderDecoder,
-    source_BS: Int[np.ndarray, "B S"],
+    source_BS: Int[np.ndarray, "B S"] | Float[np.ndarray, "B C T"],
     num_tokens: int,
     *,
     start_BT: Int[np.ndarray, "B T"],
@@ -49,7 +50,7 @@ def generate_target(
 
     Args:
         model: causal, with a head.
-        source_BS: ids of the source sequences.
+        source_BS: ids of the source sequences; of a ``SpeechTransformer`` its features (B, C, T).
         num_tokens: how many to make, in tokens.
         start_BT: the ids that the targets begin with, at least one: the model's start token and,
             where it has one, the token that always comes first (mBART's language).
@@ -77,7 +78,14 @@ def generate_target(
         raise ValueError("only a causal decoder can generate: got causal=False")
     if config.head.head == "none":
         raise ValueError("only a model with a head can generate: got head='none'")
-    source, is_token = read_source(source_BS, mask, config.source_vocab_size, config.context_length)
+    longest = config.context_length
+    if isinstance(model, SpeechTransformer):
+        part = model.config.features
+        source, is_token = read_features(
+            source_BS, mask, part.num_features, model.config.num_frames
+        )
+    else:
+        source, is_token = read_source(source_BS, mask, config.source_vocab_size, longest)
     start = read_start(
         start_BT, len(source), num_tokens, config.target_vocab_size, config.context_length
     )
@@ -93,17 +101,18 @@ def generate_target(
     if num_tokens == 0:
         return np.zeros((len(source), 0), np.int32)
     definition, parameters = split(model)
-    dtype = jnp.dtype(
-        parameters["target_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
-    )
+    weights = parameters["target_embedding.embedding"].dtype
+    dtype = jnp.dtype(weights if cache_dtype is None else cache_dtype)
     program = _program(definition, None if greedy else (temperature, top_k, top_p), dtype)
-    longest = config.context_length
-    room = lengths.round_up(source.shape[1], lengths.SHORTEST_PREFILL, longest) - source.shape[1]
+    if not config.reads_features:
+        length = source.shape[1]
+        room = lengths.round_up(length, lengths.SHORTEST_PREFILL, longest) - length
+        source, is_token = (np.pad(x, ((0, 0), (0, room))) for x in (source, is_token))
     needed = start.shape[1] + num_tokens - 1
     tokens, length = program(
         parameters,
-        np.pad(source, ((0, 0), (0, room))).astype(np.int32),
-        np.pad(is_token, ((0, 0), (0, room))),
+        source.astype(weights if config.reads_features else np.int32),
+        is_token,
         start.astype(np.int32),
         np.int32(num_tokens),
         slots=lengths.round_up(needed, lengths.SHORTEST_CACHE, longest),
@@ -152,7 +161,7 @@ def _program(
     @functools.partial(jax.jit, static_argnames=("slots", "use_cache"))
     def run(
         parameters: Parameters,
-        source_BS: Int[Array, "B S"],
+        source_BS: Array,
         is_token_BS: Bool[Array, "B S"],
         start_BT: Int[Array, "B T"],
         count: Int[Array, ""],

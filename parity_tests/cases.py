@@ -234,6 +234,27 @@ def encdec(cls: str, *arguments: Any, **settings: Any) -> Any:
     return build
 
 
+WHISPER = {
+    "num_features": 5,
+    "encoder_length": S,
+    "source_vocab_size": 0,
+    "key_bias": False,
+    "encoder_d_ff": 29,
+}
+
+
+def speech(**settings: Any) -> Any:
+    """A builder of SpeechTransformers."""
+
+    def build(side: Side) -> Any:
+        config = side.config_speech.SpeechTransformerConfig(**{**ENCDEC, **WHISPER, **settings})
+        return side.speech_transformer.SpeechTransformer(config, **side.init)
+
+    return build
+
+
+# Twice as many frames as the encoder has positions.
+SOUND = given(source=x(B, 5, 2 * S), target=ids(B, T))
 # A text, and rows of distances.
 ROWS = given(query=x(B, 13, D), position_rows=x(8, D))
 VISION = {
@@ -419,6 +440,12 @@ CASES = [
     Case("norms/rms-norm-per-head", lambda s: s.norms.RMSNorm((N, H), unit_offset=True),
          given(x=x(B, T, N, H))),
     Case("norms/layer-scale", lambda s: s.norms.LayerScale(D, initial=0.3), FLOW),
+    Case("convolutions/frames", lambda s: s.convolutions.FrameConvolution(
+        D, F, width=5, stride=3, **s.init), given(x=x(B, S, D))),
+    Case("convolutions/frames-even", lambda s: s.convolutions.FrameConvolution(
+        D, F, stride=2, **s.init), given(x=x(B, 12, D))),
+    Case("convolutions/speech", lambda s: s.convolutions.SpeechStem(
+        5, D, **s.init), given(features=x(B, 5, 12))),
     Case("pooling/attention", lambda s: s.pooling.AttentionPooling(
         D, attention()(s), s.norms.LayerNorm(D), s.feed_forward.FeedForward(D, F, **s.init),
         **s.init), FLOW),
@@ -490,6 +517,7 @@ CASES = [
          first=True),
     Case("attention/multi-head", attention(), SELF, weights=True),
     Case("attention/masked", attention(), MASKED, weights=True),
+    Case("attention/no-key-bias", attention(key_bias=False), MASKED, weights=True),
     Case("attention/no-bias", attention(use_bias=False, output_bias=False), MASKED, weights=True),
     Case("attention/cross", attention(), CROSS, weights=True),
     Case("attention/cross-key-only", attention(), given(query=x(B, T, D), key=x(B, S, D)),
@@ -735,6 +763,9 @@ CASES = [
     Case("vision_transformer/siglip", vision(
         pools=True, class_token=False, context_length=12, pooling="attention"),
         given(images=IMAGES)),
+    Case("speech_transformer/whisper", speech(), SOUND),
+    Case("speech_transformer/dropout", speech(**DROPOUTS), SOUND, dropout=True),
+    Case("speech_transformer/untied", speech(tie_embeddings=False, activation="relu"), SOUND),
     Case("dual_encoder/clip", CLIP, TEXTS_AND_IMAGES),
     Case("dual_encoder/siglip", SIGLIP, TEXTS_AND_IMAGES),
     Case("dual_encoder/highest-token", dual_encoder(

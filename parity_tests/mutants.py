@@ -14,6 +14,7 @@ import jaxformer.adapters as adapters
 import jaxformer.attention as attention
 import jaxformer.blocks as blocks
 import jaxformer.builders as builders
+import jaxformer.convolutions as convolutions
 import jaxformer.disentangled as disentangled
 import jaxformer.dual_encoder as dual_encoder
 import jaxformer.encoder_decoder as encoder_decoder
@@ -27,6 +28,7 @@ import jaxformer.norms as norms
 import jaxformer.patches as patches
 import jaxformer.pooling as pooling
 import jaxformer.positions as positions
+import jaxformer.speech_transformer as speech_transformer
 import jaxformer.transformer_classifier as transformer_classifier
 import jaxformer.transformer_lm as transformer_lm
 import jaxformer.vision_transformer as vision_transformer
@@ -447,6 +449,18 @@ MUTANTS = [
             self.attention(self.query(jnp.zeros((len(x), 1), int)), x)))[:, 0])),
     Mutant("the vector of an image is not normalised", "vision_transformer/clip",
           without(vision_transformer.VisionTransformer, "pooled_norm", "pooled")),
+    Mutant("a window begins with its own frame", "convolutions/frames", replace(
+        convolutions.jnp, "pad", lambda original: lambda x, pads: original(
+            x, [(0, sum(pad)) for pad in pads]))),
+    Mutant("a window's features come last", "convolutions/frames", replace(
+        convolutions.jnp, "stack", lambda original: lambda frames, axis: original(
+            frames, axis=2))),
+    Mutant("the second convolution has no activation", "convolutions/speech", replace(
+        convolutions.SpeechStem, "__call__", lambda _: lambda self, features: self.conv2(
+            convolutions.gelu(self.conv1(features.swapaxes(1, 2)))))),
+    Mutant("sound has no positions", "speech_transformer/whisper", replace(
+        speech_transformer.SpeechTransformer, "embed_source", lambda _: lambda self, source, p:
+        self.stem(source))),
     Mutant("vectors keep their lengths", "heads/similarity", replace(
         heads, "_unit", lambda _: lambda vectors: vectors)),
     Mutant("similarities are multiplied by the scale's logarithm", "heads/similarity", replace(

@@ -16,8 +16,9 @@ MODELS = (
     "transformer_classifier",
     "vision_transformer",
     "dual_encoder",
+    "speech_transformer",
 )
-SOME_MODELS = ("gpt2", "llama", "model", "first", "tokens", "vit", "siglip", "dinov2")
+SOME_MODELS = ("gpt2", "llama", "model", "first", "tokens", "vit", "siglip", "dinov2", "whisper")
 # Parts that are large enough for a compiler to take its time.
 LARGE_PARTS = ("blocks", "pooling", "latent_attention", "disentangled", "experts")
 SOME_VARIANTS = ("multi-head", "grouped-query", "additive-bias", "soft-cap", "query-key-norm")
@@ -36,8 +37,9 @@ def is_quick(case):
 
 def is_quick_rounding(case, dtype):
     quick = dtype == "float32" or case.component not in (*MODELS, *LARGE_PARTS)
-    # Of two models side by side both are tried alone.
-    return quick and case is FIRST[case.component] and case.component != "dual_encoder"
+    # What they are made of is tried alone.
+    is_made = case.component in ("dual_encoder", "speech_transformer")
+    return quick and case is FIRST[case.component] and not is_made
 
 
 PARTS_AND_SOME_MODELS = full_except(CASES, is_quick)

@@ -136,6 +136,7 @@ def test_the_same_call_arguments(name, cls):
         "config_optimizers.py",
         "config_parts.py",
         "config_positions.py",
+        "config_speech.py",
         "config_tree.py",
         "config_vision.py",
         "checks.py",

@@ -10,14 +10,18 @@ import pytest
 import torch
 
 from jaxformer.config import EncoderDecoderConfig
+from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.parameters import abstract, merge
 from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.sequence_generation import generate_target
+from jaxformer.speech_transformer import SpeechTransformer
 from tests.support.tiers import full_except
 from torch_ref import config as torch_config
+from torch_ref import config_speech as torch_config_speech
 from torch_ref import encoder_decoder as torch_encoder_decoder
 from torch_ref import sequence_generation as torch_sequence_generation
+from torch_ref import speech_transformer as torch_speech_transformer
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -54,15 +58,30 @@ MASK = np.arange(9)[None, :] < np.array([9, 6, 4])[:, None]
 START = np.array([[3], [3], [3]])
 
 
+SPEECH = {
+    "source_vocab_size": 0, "shared_embedding": False, "key_bias": False, "num_features": 5,
+    "encoder_length": 9,
+}  # fmt: skip
+SOUND = np.random.default_rng(5).standard_normal((3, 5, 18))
+
+
 @functools.cache
 def pair(name):
+    if name == "speech":
+        config = SpeechTransformerConfig(**{**BASE, **SPEECH})
+        same = torch_config_speech.SpeechTransformerConfig(**config.settings())
+        return _pair(SpeechTransformer, torch_speech_transformer.SpeechTransformer, config, same)
     config = EncoderDecoderConfig(**{**BASE, **MODELS[name]})
-    definition, shapes = abstract(lambda rngs: EncoderDecoder(config, rngs=rngs))
+    same = torch_config.EncoderDecoderConfig(**config.settings())
+    return _pair(EncoderDecoder, torch_encoder_decoder.EncoderDecoder, config, same)
+
+
+def _pair(model, torch_model, config, same):
+    definition, shapes = abstract(lambda rngs: model(config, rngs=rngs))
     rng = np.random.default_rng(2)
     values = {n: rng.normal(n.endswith("scale"), 0.4, s.shape) for n, s in shapes.items()}
     model = merge(definition, {n: jnp.asarray(value) for n, value in values.items()})
-    same = torch_config.EncoderDecoderConfig(**config.settings())
-    twin = torch_encoder_decoder.EncoderDecoder(same).double()
+    twin = torch_model(same).double()
     twin.load_state_dict({n: torch.from_numpy(a) for n, a in export_arrays(values).items()})
     return model, twin
 
@@ -108,6 +127,14 @@ SETTINGS = {
 def test_both_sides_write_the_same(name, kind):
     found, expected = on_both_sides(name, **SETTINGS[kind])
     assert found.shape == (3, TOKENS)
+    assert np.array_equal(found, expected)
+    assert len(np.unique(found)) > 2
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_both_sides_write_what_they_hear(kind):
+    found, expected = on_both_sides("speech", source=SOUND, mask=None, **SETTINGS[kind])
     assert np.array_equal(found, expected)
     assert len(np.unique(found)) > 2
 
@@ -159,8 +186,25 @@ def test_rows_end_with_stop_tokens_and_the_last_token_is_forced():
 )
 def test_bad_input_is_rejected_on_both_sides(changes, words):
     given = {"source": SOURCE, "start": START, "mask": MASK, "tokens": 4, **changes}
-    source, start, tokens, mask = (given.pop(n) for n in ("source", "start", "tokens", "mask"))
-    model, twin = pair("t5")
+    _is_rejected("t5", words, **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"source": SOUND[:, :, 1:]}, r"features must be \(B, 5, 18\)"),
+        ({"source": SOURCE}, r"features must be \(B, 5, 18\)"),
+        ({"source": np.ones(SOUND.shape, int)}, "features must be floating point"),
+        ({"mask": MASK}, "features have no mask"),
+    ],
+)
+def test_wrong_features_are_rejected_on_both_sides(changes, words):
+    given = {"source": SOUND, "start": START, "mask": None, "tokens": 4, **changes}
+    _is_rejected("speech", words, **given)
+
+
+def _is_rejected(name, words, *, source, start, tokens, mask, **given):
+    model, twin = pair(name)
     with pytest.raises(ValueError, match=words):
         generate_target(model, source, tokens, start_BT=start, mask=mask, greedy=True, **given)
     with pytest.raises(ValueError, match=words):

@@ -6,12 +6,14 @@ from typing import Any
 from torch_ref.attention import MultiHeadAttention
 from torch_ref.blocks import BLOCKS, Block, StackPosition
 from torch_ref.config import (
+    EncoderDecoderConfig,
     TransformerClassifierConfig,
     TransformerConfig,
     TransformerLMConfig,
 )
 from torch_ref.config_heads import HeadConfig
 from torch_ref.config_positions import RotaryScalingConfig
+from torch_ref.config_speech import SpeechTransformerConfig
 from torch_ref.config_vision import VisionTransformerConfig
 from torch_ref.disentangled import DisentangledPositions, DistanceRows
 from torch_ref.experts import MixtureOfExperts
@@ -131,6 +133,7 @@ def make_attention(
         num_kv_heads=part.num_kv_heads,
         head_dim=part.head_dim,
         use_bias=part.qkv_bias,
+        key_bias=part.key_bias,
         output_bias=part.output_bias,
         position=position,
         q_norm=head_norm(part.num_heads),
@@ -334,6 +337,15 @@ def make_position_embedding(
             exact=part.sinusoid_exact,
         )
     return None
+
+
+def make_source_position_embedding(
+    config: EncoderDecoderConfig,
+) -> LearnedPositions | SinusoidalPositions | None:
+    """Returns the positions that a config adds to the source alone, if any."""
+    if isinstance(config, SpeechTransformerConfig):
+        return SinusoidalPositions(config.features.encoder_length, config.d_model, halves=True)
+    return None if config.embedding.shared_positions else make_position_embedding(config)
 
 
 def make_patch_embedding(config: VisionTransformerConfig) -> PatchEmbedding:

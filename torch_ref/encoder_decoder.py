@@ -12,6 +12,7 @@ from torch_ref.builders import (
     make_lm_head,
     make_model_norm,
     make_position_embedding,
+    make_source_position_embedding,
     make_stack_position,
 )
 from torch_ref.config import EncoderDecoderConfig, TransformerConfig
@@ -165,13 +166,13 @@ class EncoderDecoder(nn.Module):
         self.config = config
         part, width = config.embedding, config.d_model
         self.source_embedding = (
-            None if part.shared_embedding else Embedding(config.source_vocab_size, width)
+            None
+            if part.shared_embedding or config.reads_features
+            else Embedding(config.source_vocab_size, width)
         )
         self.target_embedding = Embedding(config.target_vocab_size, width)
         self.position_embedding = make_position_embedding(config)
-        self.source_position_embedding = (
-            None if part.shared_positions else make_position_embedding(config)
-        )
+        self.source_position_embedding = make_source_position_embedding(config)
         self.source_embedding_norm = make_model_norm(config) if part.embedding_norm else None
         self.target_embedding_norm = make_model_norm(config) if part.embedding_norm else None
         self.source_embedding_dropout = Dropout(part.embedding_dropout)
@@ -227,15 +228,18 @@ class EncoderDecoder(nn.Module):
 
         Arguments as in ``forward``.
         """
-        table = self.target_embedding if self.source_embedding is None else self.source_embedding
-        at = self.source_position_embedding
-        at = self.position_embedding if at is None else at
-        x = self._embed(source, table, at, self.source_embedding_norm, positions)
-        x = self.source_embedding_dropout(x)
+        x = self.source_embedding_dropout(self.embed_source(source, positions))
         found = self.encoder(x, source_mask, positions=positions, return_weights=return_weights)
         if return_weights:
             return self.source_final_dropout(found[0]), found[1]
         return self.source_final_dropout(found)
+
+    def embed_source(self, source: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """Returns the input (B, S, D) of the encoder's first block. Arguments as in ``encode``."""
+        table = self.target_embedding if self.source_embedding is None else self.source_embedding
+        at = self.source_position_embedding
+        at = self.position_embedding if at is None else at
+        return self._embed(source, table, at, self.source_embedding_norm, positions)
 
     def decode(
         self,

@@ -14,7 +14,8 @@ import torch
 from torch_ref.encoder_decoder import EncoderDecoder
 from torch_ref.generation import choose_tokens, evaluating, make_cache
 from torch_ref.logits import check_sampling
-from torch_ref.prompts import read_source, read_start
+from torch_ref.prompts import read_features, read_source, read_start
+from torch_ref.speech_transformer import SpeechTransformer
 
 
 def generate_target(
@@ -41,7 +42,7 @@ def generate_target(
 
     Args:
         model: causal, with a head.
-        source_BS: ids of the source sequences.
+        source_BS: ids of the source sequences; of a ``SpeechTransformer`` its features (B, C, T).
         num_tokens: how many to make, in tokens.
         start_BT: the ids that the targets begin with, at least one: the model's start token and,
             where it has one, the token that always comes first (mBART's language).
@@ -70,7 +71,17 @@ def generate_target(
         raise ValueError("only a causal decoder can generate: got causal=False")
     if config.head.head == "none":
         raise ValueError("only a model with a head can generate: got head='none'")
-    source, is_token = read_source(source_BS, mask, config.source_vocab_size, config.context_length)
+    weight = model.target_embedding.weight
+    if isinstance(model, SpeechTransformer):
+        part = model.config.features
+        source, is_token = read_features(
+            source_BS, mask, part.num_features, model.config.num_frames
+        )
+        source = source.to(weight.dtype)
+    else:
+        source, is_token = read_source(
+            source_BS, mask, config.source_vocab_size, config.context_length
+        )
     tokens = read_start(
         start_BT, len(source), num_tokens, config.target_vocab_size, config.context_length
     )
@@ -81,7 +92,6 @@ def generate_target(
                 "stop_tokens and last_token must be in "
                 f"[0, {config.target_vocab_size}): got {token}"
             )
-    weight = model.target_embedding.weight
     dtype = weight.dtype if cache_dtype is None else cache_dtype
     settings = None if greedy else (temperature, top_k, top_p)
     stop = torch.tensor(stop_tokens, dtype=torch.long, device=weight.device)

@@ -172,6 +172,7 @@ class Model:
         if isinstance(self.module, VisionTransformer | DualEncoder):
             kind = type(self.module).__name__
             raise UsageError(f"this {kind} reads images, and writes no text")
+        self._check_reads_tokens()
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise UsageError(
@@ -222,6 +223,7 @@ class Model:
                 f"this {type(self.module).__name__} reads images: call the module that sees them "
                 "with return_weights=True"
             )
+        self._check_reads_tokens()
         source = self._source
         targets = ([], None) if source is None else source.target_ids()
         # A copy that shares the arrays: the module itself may be in training mode.
@@ -276,10 +278,23 @@ class Model:
         kind = type(self.module).__name__
         return f"<Model: {kind}, {format_count(count)} parameters{origin}>"
 
+    def _check_reads_tokens(self) -> None:
+        """Checks that the source of an encoder and decoder is tokens.
+
+        Raises:
+            UsageError: it is features.
+        """
+        if isinstance(self.config, EncoderDecoderConfig) and self.config.reads_features:
+            raise UsageError(
+                f"this {type(self.module).__name__} reads features and no text: give them to "
+                "jaxformer.generate_target"
+            )
+
     def _chunks(
         self, prompt_BT: np.ndarray, tokens: int, *, seed: int = 0, **settings: Any
     ) -> Iterator[np.ndarray]:
         module, config = self.module, self.config
+        self._check_reads_tokens()
         writes = isinstance(config, EncoderDecoderConfig) and config.causal
         if isinstance(module, EncoderDecoder) and writes and module.config.head.head != "none":
             return iter([self._target(module, prompt_BT, tokens, seed=seed, **settings)])

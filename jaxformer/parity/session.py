@@ -14,6 +14,7 @@ import numpy as np
 import jaxformer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
+from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
@@ -280,6 +281,10 @@ class ParitySession:
             return [ids, self._images(self.config.vision)]
         if isinstance(self.config, TransformerLMConfig):
             return [self.tokens.window(0, self.batch, self.length, self.vocab_size)]
+        if isinstance(self.config, SpeechTransformerConfig):
+            features = (self.batch, self.config.features.num_features, self.config.num_frames)
+            ids = self.tokens.window(0, self.batch, self.length, self.config.target_vocab_size)
+            return [np.random.default_rng(self.seed).standard_normal(features), ids]
         # Different lengths, so that a mix-up of the two is found.
         lengths = self.length, max(1, self.length - self.length // 4)
         sizes = self.config.source_vocab_size, self.config.target_vocab_size

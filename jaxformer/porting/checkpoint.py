@@ -326,7 +326,13 @@ def plan_text_model(checkpoint: Checkpoint) -> Plan:
         UsageError: it holds neither a ``TransformerLM`` nor an ``EncoderDecoder``.
     """
     plan = checkpoint.plan()
-    if isinstance(getattr(plan.module, "config", None), EncoderDecoderConfig):
+    config = getattr(plan.module, "config", None)
+    if isinstance(config, EncoderDecoderConfig) and config.reads_features:
+        raise UsageError(
+            f"{checkpoint.path} holds a {plan.origin.kind}, which reads features and no tokens: "
+            "give them to jaxformer.generate_target"
+        )
+    if isinstance(config, EncoderDecoderConfig):
         return plan
     return plan_language_model(checkpoint)
 

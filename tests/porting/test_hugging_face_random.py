@@ -198,6 +198,13 @@ def _settings(draw, dialect):
     seeing = {**known["siglip_vision_model"], "vision_use_head": True}
     seeing["hidden_size"] = sizes["hidden_size"]
     known["siglip"] = {**pair, "vision_config": seeing}
+    known["whisper"] = {
+        **{k: v for k, v in bart.items() if k != "max_position_embeddings"},
+        "max_source_positions": draw(st.integers(1, 9)),
+        "max_target_positions": draw(st.integers(1, 9)),
+        "num_mel_bins": draw(st.integers(1, 9)),
+        "tie_word_embeddings": draw(flag),
+    }
     known["apertus"] = {**llama, "hidden_act": "gelu"}
     known["deepseek_v3"] = {
         **sizes,
@@ -244,7 +251,7 @@ def _kinds(dialect):
 
 
 # Tables of sinusoids are among the parameters of these, and may not be any arrays.
-WITH_TABLES = ("marian", "pegasus", "roformer")
+WITH_TABLES = ("marian", "pegasus", "roformer", "whisper")
 
 
 @pytest.mark.parametrize(

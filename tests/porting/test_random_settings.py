@@ -111,7 +111,7 @@ def test_random_settings_of_some_types(drawn):
     check(drawn)
 
 
-# 80 types with five draws each.
+# 81 types with five draws each.
 @pytest.mark.tier("slow")
 @pytest.mark.parametrize("dialect", HUGGING_FACE)
 def test_random_settings_of_every_type(dialect):

@@ -88,6 +88,14 @@ def dual_encoder(side: Any) -> Any:
     return side.dual_encoder.DualEncoder(config, **side.init)
 
 
+def speech(side: Any) -> Any:
+    config = side.config_speech.SpeechTransformerConfig(
+        target_vocab_size=V, num_encoder_layers=1, num_decoder_layers=2, num_features=T,
+        encoder_length=11, key_bias=False, **SIZES, **RATES,
+    )  # fmt: skip
+    return side.speech_transformer.SpeechTransformer(config, **side.init)
+
+
 def vision(side: Any, **settings: Any) -> Any:
     sizes = {"image_height": 11, "image_width": 21, "patch_height": 3, "patch_width": 5}
     config = side.config_vision.VisionTransformerConfig(
@@ -133,6 +141,10 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "VisionTransformer-deit": (lambda s: vision(
         s, distillation_token=True, context_length=14, layer_scale=0.3, image_pooler=True),
         (IMAGES,)),
+    "FrameConvolution": (lambda s: s.convolutions.FrameConvolution(
+        D, F, width=5, stride=2, **s.init), (X,)),
+    "SpeechStem": (lambda s: s.convolutions.SpeechStem(T, D, **s.init), (X,)),
+    "SpeechTransformer": (lambda s: speech(s), (X[..., :22], TOKENS)),
     "DualEncoder": (lambda s: dual_encoder(s), (TOKENS, IMAGES)),
     "Similarity": (lambda s: s.heads.Similarity(), (X[0], X[1])),
     "Similarity-bias": (lambda s: s.heads.Similarity(use_bias=True), (X[0], X[1])),

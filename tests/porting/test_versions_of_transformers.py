@@ -23,6 +23,7 @@ from tests.support.hugging_face.running import (
     randomize,
     read_by,
     run_source,
+    target_part,
     tokens,
 )
 from tests.support.ported import port
@@ -51,6 +52,8 @@ def export(name, folder):
     port(ported, back, "--as", case.dialect, "--to", "hf")
     ids = tokens(8)
     np.save(back / "ids.npy", read_by(source, ids))
+    if case.hears:
+        np.save(back / "target.npy", target_part(ids))
     if case.is_pair:
         np.save(back / "images.npy", pair_images(source.config.vision_config, ids))
     (back / "attention.txt").write_text(case.attention)

@@ -91,7 +91,8 @@ def held_tables(module: Any) -> Tables | None:
     GPT-J's and CodeGen's attentions keep sines and cosines side by side, (T, width), and RoFormer
     in an embedding that is not trained.
     """
-    kept = module.parameters(recurse=False) if SINUSOIDAL in type(module).__name__ else ()
+    holds_rows = SINUSOIDAL in type(module).__name__ or type(module).__name__ == "Embedding"
+    kept = module.parameters(recurse=False) if holds_rows else ()
     for buffer in (*module.buffers(recurse=False), *kept):
         if buffer.ndim != 2 or not buffer.is_floating_point() or buffer.shape[1] % 2:
             continue
@@ -108,9 +109,12 @@ def _share_sinusoids(
     module: Any, torch_module: Any, reference: torch_trace.Trace, share_wrong: bool
 ) -> list[Node]:
     """Does what ``share_tables`` does for the sinusoids that are added to token embeddings."""
-    node = getattr(module, "position_embedding", None)
     modules = torch_trace.modules_of(torch_module)
-    paths = [path for path in reference.calls if SINUSOIDAL in type(modules[path]).__name__]
+    name, paths = "position_embedding", [p for p in reference.calls if _makes_rows(modules[p])]
+    if not isinstance(getattr(module, name, None), SinusoidalPositions):
+        # Whisper's decoder learns its positions.
+        name = "source_position_embedding"
+    node = getattr(module, name, None)
     if not paths or not isinstance(node, SinusoidalPositions):
         return []
     call = reference.calls[paths[0]]
@@ -122,11 +126,17 @@ def _share_sinusoids(
         node.table = PositionTable(_pad_rows(rows, node.max_length))
     return [
         Node(
-            "position_embedding", paths[0], "SinusoidalPositions", type(modules[paths[0]]).__name__,
+            name, paths[0], "SinusoidalPositions", type(modules[paths[0]]).__name__,
             depth=0, order=call.order, forward=difference,
             message="its rows differ: check the offset and the order of sines and cosines",
         )
     ]  # fmt: skip
+
+
+def _makes_rows(module: Any) -> bool:
+    """Whether a module of the reference gives sinusoids: by its name, or an embedding of them."""
+    name = type(module).__name__
+    return SINUSOIDAL in name or (name == "Embedding" and held_tables(module) is not None)
 
 
 def share_tables_of_length(

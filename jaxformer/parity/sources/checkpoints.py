@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
+from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
 from jaxformer.parameters import abstract_module
@@ -70,10 +71,11 @@ class LoadedReference:
 
 
 def call_reference(module: Any, given: Sequence[Any]) -> Any:
-    """Calls a reference, given its inputs, which are token ids: of a text, or of two sequences."""
+    """Calls a reference, given its inputs: of a text, or of two sequences."""
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         source, target = given
-        return module(input_ids=source, decoder_input_ids=target)
+        name = getattr(module, "main_input_name", "input_ids")
+        return module(**{name: source}, decoder_input_ids=target)
     return module(*given)
 
 
@@ -269,9 +271,11 @@ def make_twin(config: ModelConfig) -> Any:
     require_torch()
     import torch_ref.config
     import torch_ref.config_dual_encoder
+    import torch_ref.config_speech
     import torch_ref.config_vision
     import torch_ref.dual_encoder
     import torch_ref.encoder_decoder
+    import torch_ref.speech_transformer
     import torch_ref.transformer_lm
     import torch_ref.vision_transformer
 
@@ -281,6 +285,9 @@ def make_twin(config: ModelConfig) -> Any:
     if isinstance(config, DualEncoderConfig):
         pair = torch_ref.config_dual_encoder.DualEncoderConfig(**config.settings())
         return torch_ref.dual_encoder.DualEncoder(pair)
+    if isinstance(config, SpeechTransformerConfig):
+        speech = torch_ref.config_speech.SpeechTransformerConfig(**config.settings())
+        return torch_ref.speech_transformer.SpeechTransformer(speech)
     twin = getattr(torch_ref.config, type(config).__name__)(**config.settings())
     if isinstance(config, TransformerLMConfig):
         return torch_ref.transformer_lm.TransformerLM(twin)

@@ -73,7 +73,9 @@ BODY = (
 )
 
 
-def _own(name: str | tuple[str, ...], target: str, of_decoder: str, written: Any) -> Mapped:
+def own_of_encoder(
+    name: str | tuple[str, ...], target: str, of_decoder: str, written: Any
+) -> Mapped:
     """Returns the row of a setting of the encoder, which is None where the decoder has the same."""
     return Mapped(
         name,
@@ -109,14 +111,14 @@ def _settings(*more: Row, is_scaled: bool = False, **kind: Any) -> tuple[Row, ..
     return (
         Mapped(("d_model", "hidden_size"), "d_model"),
         Mapped("decoder_attention_heads", "num_heads"),
-        _own(
+        own_of_encoder(
             ("encoder_attention_heads", "num_attention_heads"),
             "encoder_num_heads",
             "num_heads",
             lambda encoder: encoder.attention.num_heads,
         ),
         Mapped("decoder_ffn_dim", "d_ff", written_from="feed_forward_width"),
-        _own(
+        own_of_encoder(
             "encoder_ffn_dim",
             "encoder_d_ff",
             "d_ff",
@@ -189,21 +191,26 @@ MARIAN_VOCABULARY = (
 )
 
 
-def _table(stack: str) -> Buffer:
-    """Returns the table of sinusoids that a stack keeps among its parameters."""
+def sinusoids(stack: str, of: str = "position_embedding") -> Buffer:
+    """Returns the table of sinusoids that a stack keeps among its parameters.
+
+    Args:
+        stack: what the source calls it.
+        of: which of the target's modules computes it.
+    """
 
     def values(module: EncoderDecoder, shape: Shape | None) -> np.ndarray | None:
-        rows = module.position_embedding
+        rows = getattr(module, of)
         return rows.rows() if isinstance(rows, SinusoidalPositions) else None
 
     def install(module: EncoderDecoder, array: np.ndarray) -> None:
-        install_table([module.position_embedding], "table", array)
+        install_table([getattr(module, of)], "table", array)
 
     # Of a model that was bfloat16 before it has its rounding.
     return Buffer(f"{stack}.embed_positions.weight", values, install=install, rounding=2.0**-8)
 
 
-TABLES = (_table("encoder"), _table("decoder"))
+TABLES = (sinusoids("encoder"), sinusoids("decoder"))
 
 
 def _adapter(

@@ -37,7 +37,7 @@ COMPANIONS = (
 )  # fmt: skip
 TOKEN_IDS = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
-    "forced_bos_token_id", "forced_eos_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
 )  # fmt: skip
 # The name of jaxformer's record in the metadata of a safetensors file.
 RECORD = "jaxformer"

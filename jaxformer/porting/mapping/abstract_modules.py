@@ -13,6 +13,7 @@ from jaxformer.config import (
     TransformerLMConfig,
 )
 from jaxformer.config_dual_encoder import DualEncoderConfig
+from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.dual_encoder import DualEncoder
@@ -25,6 +26,7 @@ from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.validation import check_config
 from jaxformer.positions import RotaryScaling
+from jaxformer.speech_transformer import SpeechTransformer
 from jaxformer.transformer_classifier import TransformerClassifier
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
@@ -35,14 +37,16 @@ MODEL_OF_CONFIG = {
     VisionTransformerConfig: VisionTransformer,
     TransformerClassifierConfig: TransformerClassifier,
     DualEncoderConfig: DualEncoder,
+    SpeechTransformerConfig: SpeechTransformer,
 }
 # The modules of the classes that compute; the subclasses in porting only change their signatures.
 _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
-        "adapters", "attention", "blocks", "disentangled", "dual_encoder", "encoder_decoder",
-        "experts", "feed_forward", "heads", "latent_attention", "layers", "norms", "patches",
-        "pooling", "positions", "transformer_classifier", "transformer_lm", "vision_transformer",
+        "adapters", "attention", "blocks", "convolutions", "disentangled", "dual_encoder",
+        "encoder_decoder", "experts", "feed_forward", "heads", "latent_attention", "layers",
+        "norms", "patches", "pooling", "positions", "speech_transformer", "transformer_classifier",
+        "transformer_lm", "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.
@@ -50,7 +54,7 @@ _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
     "logit_scale", "num_layers", "layer_groups", "layers_in_group", "image_height", "image_width",
     "pooling", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
-    "labels", "classified", "text_vector", "end_token",
+    "labels", "classified", "text_vector", "end_token", "encoder_length",
 )  # fmt: skip
 
 

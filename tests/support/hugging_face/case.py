@@ -88,6 +88,11 @@ class Case:
         return "image_size" in self.settings
 
     @property
+    def hears(self) -> bool:
+        """Whether the source of the class is features of sound."""
+        return self.dialect == "whisper"
+
+    @property
     def is_pair(self) -> bool:
         """Whether the class reads texts and images, as two models side by side."""
         return self.dialect in ("clip", "siglip")

@@ -29,10 +29,12 @@ def run(folder: Path) -> None:
     assert not wrong, (folder.name, wrong)
     ids = torch.as_tensor(np.load(folder / "ids.npy"))
     if ids.is_floating_point():
-        # Of a model that sees they are images.
+        # Of a model that sees they are images, of one that hears features.
         ids = ids.to(next(model.parameters()).dtype)
     # The rule of ``target_part`` in running.py.
     target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if model.config.is_encoder_decoder else {}
+    if (folder / "target.npy").exists():
+        target = {"decoder_input_ids": torch.as_tensor(np.load(folder / "target.npy"))}
     if (folder / "images.npy").exists():
         pixels = torch.as_tensor(np.load(folder / "images.npy"))
         target = {"pixel_values": pixels.to(next(model.parameters()).dtype)}

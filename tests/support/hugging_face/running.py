@@ -27,6 +27,7 @@ from jaxformer.blocks import Block
 from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.formats.arrays import to_stored_tensors
+from jaxformer.speech_transformer import SpeechTransformer
 from jaxformer.vision_transformer import VisionTransformer
 from tests.support.hugging_face.case import BATCH, LENGTH, SIZES, VOCAB, Case
 
@@ -239,8 +240,15 @@ def masked_patches(images: np.ndarray, patches: int) -> np.ndarray:
     return np.random.default_rng(patches).random((len(images), patches)) < 0.3
 
 
+def features(num_features: int, frames: int, ids: np.ndarray) -> np.ndarray:
+    """Features (B, C, T) of sound, in the place of sources, which they depend on."""
+    return np.random.default_rng(ids.sum()).standard_normal((len(ids), num_features, frames))
+
+
 def read_by(model: Any, ids: np.ndarray) -> np.ndarray:
-    """What a model of transformers reads in the place of ids: these, or images."""
+    """What a model of transformers reads in the place of ids: these, images or features."""
+    if model.main_input_name == "input_features":
+        return features(model.config.num_mel_bins, 2 * model.config.max_source_positions, ids)
     if model.main_input_name != "pixel_values":
         return ids
     size = model.config.image_size
@@ -290,7 +298,10 @@ def run_source(
         if "attention_mask" in more:
             more["decoder_attention_mask"] = target_part(more["attention_mask"])
     more = {name: torch.as_tensor(value) for name, value in more.items()}
-    result = model(torch.as_tensor(ids), **more)
+    source = torch.as_tensor(read_by(model, ids))
+    if source.is_floating_point():
+        source = source.to(next(model.parameters()).dtype)
+    result = model(source, **more)
     if "logits" in result:
         return [result.logits]
     pooled = result.get("pooler_output")
@@ -334,6 +345,12 @@ def run_target(
     if isinstance(target, EncoderDecoder):
         positions = more.get("positions")
         target_mask = None if mask is None else mask[..., ::-1][..., 7:]
+        if isinstance(target, SpeechTransformer):
+            config = target.config
+            given = features(config.features.num_features, config.num_frames, np.asarray(ids))
+            dtype = target.target_embedding.embedding[...].dtype
+            target_ids = jnp.asarray(target_part(ids))
+            return [target(jnp.asarray(given, dtype), target_ids, None, target_mask)]
         return [
             target(
                 jnp.asarray(ids),

@@ -11,6 +11,7 @@ from jaxformer.config import (
     TransformerClassifierConfig,
     TransformerLMConfig,
 )
+from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
@@ -23,6 +24,7 @@ from jaxformer.porting.mapping.settings import BOOLEAN, Mapped, Row, read_settin
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import check_all_read, find_unread
 from jaxformer.positions import Rotary
+from jaxformer.speech_transformer import SpeechTransformer
 from jaxformer.transformer_classifier import TransformerClassifier
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
@@ -35,6 +37,7 @@ CONFIGS: dict[type, Any] = {
     TransformerLM: TransformerLMConfig,
     EncoderDecoder: EncoderDecoderConfig,
     VisionTransformer: VisionTransformerConfig,
+    SpeechTransformer: SpeechTransformerConfig,
 }
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
