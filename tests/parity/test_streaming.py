@@ -165,6 +165,14 @@ def test_planted_bugs(tmp_path, bug, mode):
     }
     assert paths == expected.get(bug, paths)
     assert len(paths) == 7 or bug != "eps and base"
+    # Around the blocks no lines are looked for.
+    lines = {c.path: (c.jax_source, c.torch_source, c.diagnosis) for c in whole.root_causes}
+    inside = [cause for cause in streamed.root_causes if cause.path.startswith("blocks.")]
+    for cause in inside:
+        assert (cause.jax_source, cause.torch_source, cause.diagnosis) == lines[cause.path]
+    assert any(cause.diagnosis for cause in inside) == (
+        bug in ("eps and base", "layout", "activation")
+    )
 
 
 @pytest.mark.tier("full")

@@ -6,18 +6,19 @@ reference's returned, so the operators that differ are their own.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxformer.parity.comparison.isolated_calls import IsolatedCall
-from jaxformer.parity.comparison.reference_run import ReferenceRun
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.graphs.compare import compare_graphs
 from jaxformer.parity.graphs.recording.torch_isolated import RawCall, isolate
+from jaxformer.parity.graphs.recording.tracing import narrow_casts
 from jaxformer.parity.matching.modules import Pair, PairKey
 from jaxformer.parity.report.model import Node, RootCause, Stage
 from jaxformer.parity.report.report import Report
+from jaxformer.parity.trace.torch_trace import Trace
 
 # Calls of a pair that are tried, from the first one on, until one of them shows the bug.
 MOST_CALLS = 3
@@ -25,8 +26,23 @@ MOST_CALLS = 3
 Place = tuple[int] | tuple[str, int, int]
 
 
+class RanReference(Protocol):
+    """A reference, or a part of one with its weights in memory, that has run once."""
+
+    @property
+    def module(self) -> Any:
+        """The whole model, whose parts are run again."""
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded of the run."""
+
+    def record_calls(self, paths: Sequence[str]) -> dict[str, list[RawCall]]:
+        """Runs it once more; returns every call of some modules as it was made."""
+
+
 def find_causes(
-    reference: ReferenceRun,
+    reference: RanReference,
     runner: TeacherForcedRunner,
     pairs: Sequence[Pair],
     nodes: Mapping[PairKey, Node],
@@ -55,19 +71,37 @@ def find_causes(
         if alike in known:
             yield _of_pair(pair, known[alike])
             continue
-        for number in range(min(MOST_CALLS, len(runner.matched_calls[pair.candidate]))):
-            try:
-                call = runner.isolate(pair, number, 0)
-                found = _Isolated(reference, recorded, pair, call, number).compare(stage)
-            except Exception:
-                # Whatever an operator cannot do by itself: the verdict stands without its line.
-                continue
-            causes = [c for c in found.root_causes if c.is_backward == (stage == "backward")]
-            if causes or found.weights:
-                first = causes[0] if causes else RootCause(diagnosis=found.weights[0])
-                known[alike] = _of_pair(pair, first)
-                yield known[alike]
-                break
+        found = _find_cause(reference, recorded, runner, pair, stage)
+        if found is not None:
+            known[alike] = _of_pair(pair, found)
+            yield known[alike]
+
+
+def _find_cause(
+    reference: RanReference,
+    recorded: Mapping[str, Sequence[RawCall]],
+    runner: TeacherForcedRunner,
+    pair: Pair,
+    stage: Stage,
+) -> RootCause | None:
+    """Returns the first cause that a call of a pair shows, None if none does."""
+    for number in range(min(MOST_CALLS, len(runner.matched_calls[pair.candidate]))):
+        call = runner.isolate(pair, number, 0)
+        try:
+            report = _Isolated(reference, recorded, pair, call, number).compare(stage)
+        except Exception:
+            # Whatever an operator cannot do by itself: the verdict stands without its line.
+            continue
+        for cause in report.root_causes:
+            if cause.is_backward == (stage == "backward"):
+                return cause
+        if report.weights:
+            return RootCause(diagnosis=report.weights[0])
+        # Operators are compared as if all of them computed in float64.
+        for source, dtype in narrow_casts(call.as_function().jaxpr):
+            text = f"the candidate rounds to {dtype}; the reference does not"
+            return RootCause(source, diagnosis=text, jax_operators=("convert_element_type",))
+    return None
 
 
 def _stage(pair: Pair, runner: TeacherForcedRunner, nodes: Mapping[PairKey, Node]) -> Stage:
@@ -95,7 +129,7 @@ class _Isolated:
 
     def __init__(
         self,
-        reference: ReferenceRun,
+        reference: RanReference,
         recorded: Mapping[str, Sequence[RawCall]],
         pair: Pair,
         call: IsolatedCall,

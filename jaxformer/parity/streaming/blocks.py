@@ -9,13 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxformer.parity.comparison.code_lines import find_causes
 from jaxformer.parity.comparison.pair_nodes import PairNodes
 from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
+from jaxformer.parity.comparison.verdicts import judge_node
 from jaxformer.parity.comparison.weights import compare_weight, weight_difference
 from jaxformer.parity.matching.masks import MaskState
 from jaxformer.parity.matching.modules import Pair, PairKey, in_call_order
-from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.report.model import Difference, Node, RootCause
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Tensors
 from jaxformer.parity.streaming.layout import Layout, is_within
@@ -94,6 +96,7 @@ class BlockResult:
         gradients: the reference's, of each float array that the block was given.
         masks: the reference's, of each call of the block.
         count: how many calls of the reference are inside it.
+        causes: the lines of code of its bugs.
     """
 
     nodes: dict[PairKey, Node]
@@ -101,6 +104,7 @@ class BlockResult:
     gradients: list[np.ndarray | None]
     masks: list[Mapping[str, MaskState]]
     count: int
+    causes: tuple[RootCause, ...] = ()
 
     def save(self, state: State, name: str) -> None:
         """Keeps what was found."""
@@ -113,7 +117,7 @@ class BlockResult:
             return len(arrays) - 1
 
         notes = {
-            "report": Report("", "", tuple(self.nodes.values())).to_json(),
+            "report": Report("", "", tuple(self.nodes.values()), causes=self.causes).to_json(),
             "keys": list(self.nodes),
             "looks": self.looks,
             "gradients": [place(array) for array in self.gradients],
@@ -129,13 +133,14 @@ class BlockResult:
         if known is None:
             return None
         arrays, notes = known
-        nodes = Report.from_dict(json.loads(notes["report"])).nodes
+        report = Report.from_dict(json.loads(notes["report"]))
         return cls(
-            dict(zip(map(tuple, notes["keys"]), nodes, strict=True)),
+            dict(zip(map(tuple, notes["keys"]), report.nodes, strict=True)),
             notes["looks"],
             [None if n is None else arrays[n] for n in notes["gradients"]],
             [{name: arrays[n] for name, n in states.items()} for states in notes["masks"]],
             notes["count"],
+            report.causes,
         )
 
 
@@ -176,5 +181,11 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
             runner, in_call_order(pairs, parents, inner, trace.calls), trace, tables,
             after=runner.free_gradients,
         )  # fmt: skip
+        judged = {key: judge_node(node) for key, node in nodes.items()}
+        causes: list[RootCause] = []
+        if any(node.is_root_cause for node in judged.values()):
+            with sides.reference.loaded_unit(unit, trace) as loaded:
+                causes += find_causes(loaded, runner, pairs, judged)
     nodes |= sides.nodes_of(weights).in_context(nodes, runner, low_calls, reference_low)
-    return BlockResult(nodes, looks, back, list(runner.masks.get((path,), [])), count)
+    masks: list[Mapping[str, MaskState]] = [*runner.masks.get((path,), [])]
+    return BlockResult(nodes, looks, back, masks, count, tuple(causes))

@@ -1,6 +1,7 @@
 """Passes of the reference, whose weights are read from its files block by block."""
 
 import contextlib
+import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.graphs.recording.torch_isolated import RawCall, record_calls
 from jaxformer.parity.sources.checkpoints import as_tensor
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
@@ -259,6 +261,12 @@ class ReferencePass:
             trace, gradients, _ = self._run_unit(unit, cotangents, copying=True)
         return trace, gradients
 
+    @contextlib.contextmanager
+    def loaded_unit(self, unit: str, trace: torch_trace.Trace) -> Iterator["LoadedUnit"]:
+        """Gives a block with its weights inside the ``with`` block, to look into a bug."""
+        with self._loaded(unit), self._exact():
+            yield LoadedUnit(self.module, trace, unit, self.arguments[unit])
+
     def _run_unit(
         self, unit: str, cotangents: Sequence[np.ndarray] | None, *, copying: bool
     ) -> tuple[torch_trace.Trace, list[np.ndarray | None], bool]:
@@ -303,6 +311,30 @@ class ReferencePass:
         ]
         trace = torch_trace.Trace(recorder.calls, [], gradients)
         return trace, back, recorder.is_intact()
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedUnit:
+    """A block of the reference in memory.
+
+    Attributes:
+        module: the reference.
+        trace: what was recorded of the block.
+        unit: its path.
+        arguments: what it is called with.
+    """
+
+    module: Any
+    trace: torch_trace.Trace
+    unit: str
+    arguments: tuple[Any, Any]
+
+    def record_calls(self, paths: Sequence[str]) -> dict[str, list[RawCall]]:
+        """Runs the block, and returns every call of some of its modules as it was made."""
+        args, kwargs = self.arguments
+        return record_calls(
+            self.module, paths, lambda module: module.get_submodule(self.unit)(*args, **kwargs)
+        )
 
 
 def _compact(

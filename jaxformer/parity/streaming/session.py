@@ -113,6 +113,7 @@ class StreamedComparison:
             tuple(name_causes(judged, settings)),
             tuple(settings),
             remarks=tuple(remarks),
+            causes=tuple(cause for result in results.values() for cause in result.causes),
         )
 
     def _run_forward(self) -> Sides:

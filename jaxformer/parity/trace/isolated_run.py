@@ -139,6 +139,12 @@ class IsolatedModule:
             output = getattr(inner, self._method)(*args, **kwargs)
         return jax_trace.float_arrays(output), entered
 
+    @property
+    def jaxpr(self) -> Any:
+        """The forward run as a jaxpr."""
+        primals = self.cast((self.own, self.call.inputs, self.given))
+        return jax.make_jaxpr(lambda *given: self(*given))(*primals).jaxpr
+
     def run(
         self,
         cotangents: Gradients | None = None,

@@ -204,11 +204,16 @@ def other_rotation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Names the layout, base and first position of rotary positions."""
     numbers = {*numbers_of(divergence.operators), *numbers_of(divergence.reference_operators)}
     bases = sorted({n for n in numbers if n >= 100} | {1e4, 5e5, 1e6})
-    for x in activations_of(divergence, walk):
-        if x.shape != divergence.array.shape or x.ndim < 3 or x.shape[-1] % 2:
+    found = activations_of(divergence, walk)
+    # Heads may stand before tokens at the end, and after them where they enter.
+    for x in (*found, *(x.swapaxes(1, 2) for x in found if x.ndim == 4)):
+        # A segment may end where pairs of neighbours have an axis of their own.
+        paired = (*x.shape[:-1], x.shape[-1] // 2, 2)
+        if divergence.array.shape not in (x.shape, paired) or x.ndim < 3 or x.shape[-1] % 2:
             continue
 
         def identify(wanted: np.ndarray, x: Any = x) -> str:
+            wanted = wanted.reshape(x.shape)
             if fits(x, wanted):
                 return "nothing"
             for axis in range(x.ndim - 1):
@@ -223,9 +228,9 @@ def other_rotation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                         return f"{pairs}{back} with base {base:g}, the first position {start}"
             return ""
 
-        found = name_both(divergence, identify, "rotates")
-        if found is not None:
-            return found
+        named = name_both(divergence, identify, "rotates")
+        if named is not None:
+            return named
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
@@ -109,8 +110,25 @@ def _shape(leaf: Any, wide: bool) -> Any:
 
 def stops(jaxpr: Any) -> Iterator[str]:
     """Yields "path:line" of each place where the user's code stops gradients."""
-    for equation in jaxpr.eqns:
+    for equation in _equations(jaxpr):
         if equation.primitive.name == "stop_gradient" and is_called_by_user(equation):
             yield source_of(equation)
+
+
+def narrow_casts(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    """Yields "path:line" of each place that rounds floats to fewer bits, and their new dtype."""
+    for equation in _equations(jaxpr):
+        if equation.primitive.name != "convert_element_type":
+            continue
+        before, after = (atom.aval.dtype for atom in (*equation.invars, *equation.outvars))
+        is_float = jnp.issubdtype(before, jnp.floating) and jnp.issubdtype(after, jnp.floating)
+        if is_float and jnp.finfo(after).nmant < jnp.finfo(before).nmant:
+            yield source_of(equation), after.name
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of all that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
         for inner in jaxprs_in_params(equation.params):
-            yield from stops(inner)
+            yield from _equations(inner)
