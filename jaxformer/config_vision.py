@@ -81,6 +81,9 @@ class ImageHeadConfig(Part):
     neither."""
     label_bias: bool = True
     """Whether that projection has a bias (CLIP: not)."""
+    distillation_head: bool = False
+    """Whether the distillation token is projected too, by a matrix of its own; what an image gets
+    is the mean of both (DeiT)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +92,11 @@ class ImageHeadConfig(Part):
         if self.image_pooler and self.num_labels:
             raise ValueError(
                 f"image_pooler is of models without classes: got num_labels={self.num_labels}"
+            )
+        if self.distillation_head and (self.pooling != "first" or not self.num_labels):
+            raise ValueError(
+                "distillation_head needs pooling='first', and num_labels above 0: got "
+                f"pooling={self.pooling!r}, num_labels={self.num_labels}"
             )
 
 
@@ -116,6 +124,10 @@ class VisionTransformerConfig(TransformerConfig):
         part = self.patches
         pixels = part.num_channels * part.patch_height * part.patch_width
         check_elements("pixels of a patch", pixels, "d_model", self.d_model)
+        if self.image_head.distillation_head and not part.distillation_token:
+            raise ValueError(
+                "distillation_head needs distillation_token=True: got distillation_token=False"
+            )
         if self.context_length != part.num_tokens:
             raise ValueError(
                 "context_length must be the tokens of an image, those before its patches included: "

@@ -61,6 +61,11 @@ class VisionTransformer(nnx.Module):
             if head.num_labels
             else None
         )
+        self.distillation_classifier = (
+            Linear(width, head.num_labels, use_bias=head.label_bias, rngs=rngs)
+            if head.distillation_head
+            else None
+        )
         initialize(self, config.initialization, config.num_layers, rngs)
 
     @property
@@ -90,8 +95,8 @@ class VisionTransformer(nnx.Module):
             return hidden
         if isinstance(hidden, tuple):
             hidden, weights = hidden
-            return self.classifier(self.pooled(hidden)), weights
-        return self.classifier(self.pooled(hidden))
+            return self.logits(hidden), weights
+        return self.logits(hidden)
 
     def hidden(
         self,
@@ -129,6 +134,20 @@ class VisionTransformer(nnx.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return self.embedding_dropout(x)
+
+    def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B O"]:
+        """Returns the logits of the pooled image's classes, or the mean of two tokens'.
+
+        Raises:
+            ValueError: there are no classes.
+        """
+        if self.classifier is None:
+            raise ValueError("logits need classes: got num_labels=0")
+        logits = self.classifier(self.pooled(hidden))
+        if self.distillation_classifier is None:
+            return logits
+        # DeiT (arXiv 2012.12877, section 4), whose mean is that of the scores.
+        return (logits + self.distillation_classifier(hidden[:, 1])) / 2
 
     def pooled(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B O"]:
         """Returns each image as one vector: of its first token, of all, or what a query gathers.

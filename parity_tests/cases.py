@@ -753,6 +753,10 @@ CASES = [
          given(images=IMAGES)),
     Case("vision_transformer/deit", vision(distillation_token=True, context_length=14),
          given(images=IMAGES), weights=True),
+    Case("vision_transformer/deit-two-heads", vision(distillation_token=True, context_length=14,
+         num_labels=9, distillation_head=True), given(images=IMAGES)),
+    Case("vision_transformer/dinov2-gated", vision(layer_scale=0.3, activation="swiglu"),
+         given(images=IMAGES)),
     Case("vision_transformer/dinov2", vision(mask_token=True, layer_scale=0.3), PARTLY_MASKED,
          weights=True),
     Case("vision_transformer/dinov2-classes", vision(

@@ -435,6 +435,9 @@ MUTANTS = [
     Mutant("the distillation token stands before the class token", "vision_transformer/deit",
           swapped_attributes(vision_transformer.VisionTransformer, "class_token",
                              "distillation_token")),
+    Mutant("both classifiers read the class token", "vision_transformer/deit-two-heads", replace(
+        vision_transformer.VisionTransformer, "logits", lambda _: lambda self, hidden:
+        (self.classifier(hidden[:, 0]) + self.distillation_classifier(hidden[:, 0])) / 2)),
     Mutant("the mean counts the class token", "vision_transformer/dinov2-classes", replace(
         vision_transformer.VisionTransformer, "pooled", lambda _: lambda self, hidden:
         jnp.concatenate((hidden[:, 0], hidden.mean(1)), axis=-1))),

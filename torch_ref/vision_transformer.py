@@ -57,6 +57,11 @@ class VisionTransformer(nn.Module):
         self.classifier = (
             Linear(width, head.num_labels, use_bias=head.label_bias) if head.num_labels else None
         )
+        self.distillation_classifier = (
+            Linear(width, head.num_labels, use_bias=head.label_bias)
+            if head.distillation_head
+            else None
+        )
         initialize(self, config.initialization, config.num_layers, generator)
 
     @property
@@ -87,9 +92,8 @@ class VisionTransformer(nn.Module):
             return hidden
         if isinstance(hidden, tuple):
             hidden, weights = hidden
-            return self.classifier(self.pooled(hidden)), weights
-        logits: torch.Tensor = self.classifier(self.pooled(hidden))
-        return logits
+            return self.logits(hidden), weights
+        return self.logits(hidden)
 
     def hidden(
         self,
@@ -126,6 +130,20 @@ class VisionTransformer(nn.Module):
             x = self.embedding_norm(x)
         dropped: torch.Tensor = self.embedding_dropout(x)
         return dropped
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits (B, O) of the pooled image's classes, or the mean of two tokens'.
+
+        Raises:
+            ValueError: there are no classes.
+        """
+        if self.classifier is None:
+            raise ValueError("logits need classes: got num_labels=0")
+        logits: torch.Tensor = self.classifier(self.pooled(hidden))
+        if self.distillation_classifier is None:
+            return logits
+        # DeiT (arXiv 2012.12877, section 4), whose mean is that of the scores.
+        return (logits + self.distillation_classifier(hidden[:, 1])) / 2
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns each image as one vector: of its first token, of all, or what a query gathers.

@@ -169,7 +169,11 @@ def _settings(draw, dialect):
         "qkv_bias": draw(flag),
     }
     known["vit"] = known["deit"] = {**images, "intermediate_size": width}
-    known["dinov2"] = {**images, "mlp_ratio": draw(st.integers(1, 3))}
+    known["dinov2"] = {
+        **images,
+        "mlp_ratio": draw(st.integers(1, 3)),
+        "use_swiglu_ffn": draw(flag),
+    }
     known["deberta-v2"] = {
         **plain,
         "type_vocab_size": draw(st.integers(0, 2)),

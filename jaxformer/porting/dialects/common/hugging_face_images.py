@@ -136,7 +136,9 @@ def image_model(
     settings: tuple[Row, ...],
     body: Callable[[Any], Rules],
     *,
+    published: Callable[[Any], Rules] | None = None,
     head: str = "classifier",
+    heads: tuple[str, ...] = (),
     old_names: Mapping[str, str] | None = None,
     published_names: Mapping[str, str],
     buffers: tuple[Buffer, ...] = (),
@@ -148,7 +150,9 @@ def image_model(
         name: the dialect's, which is the ``model_type`` in config.json.
         settings: the rows of all settings.
         body: rules of the body, for a target module.
+        published: rules of the body in files, see ``ModuleMapping``.
         head: what the source calls the matrix of the classes.
+        heads: what a third class calls those of the two tokens, where there is one (DeiT).
         old_names: see ``StateDictAdapter``.
         published_names: see ``StateDictAdapter``.
         buffers: of the body.
@@ -157,6 +161,7 @@ def image_model(
     known = TRANSFORMERS_TYPES[name]
     # Of half a model there may be the body alone.
     whole_class, body_class = (known.classes * 2)[:2]
+    class_of_two = known.classes[2] if heads else None
     rows = (*settings, *SHARED)
 
     def build(source_model: SourceModel, rngs: nnx.Rngs) -> VisionTransformer:
@@ -166,6 +171,8 @@ def image_model(
         check_all_read(source_model, DEFAULTS, name)
         if source_model.kind == body_class:
             fields |= body_head
+        if source_model.kind == class_of_two:
+            fields |= {"distillation_head": True}
         return VisionTransformer(VisionTransformerConfig(**fields), rngs=rngs)
 
     def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,19 +182,24 @@ def image_model(
         return find_unread(source_model, DEFAULTS)
 
     def write(module: VisionTransformer) -> dict[str, Any]:
-        is_whole = module.config.image_head.num_labels > 0
+        part = module.config.image_head
+        kind = whole_class if part.num_labels else body_class
         return {
             "model_type": name,
-            "architectures": [whole_class if is_whole else body_class],
+            "architectures": [class_of_two if part.distillation_head else kind],
             **write_settings(settings, module.config),
         }
 
     def module_mapping(kind: str, start: str, head_rules: Rules, **more: Any) -> ModuleMapping:
+        def rules(inside: Callable[[Any], Rules]) -> Callable[[Any], Rules]:
+            return lambda module: (*under("", start.rstrip("."), inside(module)), *head_rules)
+
         return ModuleMapping(
             (kind,),
             VisionTransformer,
             build,
-            lambda module: (*under("", start.rstrip("."), body(module)), *head_rules),
+            rules(body),
+            published=None if published is None else rules(published),
             buffers=tuple(replace(b, source=start + b.source) for b in buffers),
             settings=write,
             **more,
@@ -201,9 +213,18 @@ def image_model(
         outside=(f"{head}.",),
     )
     body_alone = module_mapping(body_class, "", ())
+    of_two: tuple[ModuleMapping, ...] = ()
+    if class_of_two is not None:
+        pairs = dict(zip(("classifier", "distillation_classifier"), heads, strict=True))
+        outside = tuple(f"{head}." for head in heads)
+        of_two = (
+            module_mapping(
+                class_of_two, known.prefix, names(pairs), prefix=known.prefix, outside=outside
+            ),
+        )
     return StateDictAdapter(
         name,
-        (body_alone,) if whole_class == body_class else (whole, body_alone),
+        (body_alone,) if whole_class == body_class else (whole, body_alone, *of_two),
         prefix=known.prefix,
         model_types=(name,),
         old_names=old_names or {},

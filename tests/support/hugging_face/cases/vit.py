@@ -37,6 +37,7 @@ CASES = {
     "vit body no pooler": Case("vit", "ViTModel", VIT, {"add_pooling_layer": False}),
     "deit": Case("deit", "DeiTForImageClassification", {**VIT, **CLASSES}),
     "deit square no bias": Case("deit", "DeiTForImageClassification", SQUARE),
+    "deit two heads": Case("deit", "DeiTForImageClassificationWithTeacher", {**VIT, **CLASSES}),
     "deit body": Case("deit", "DeiTModel", VIT),
     "dinov2": Case(
         "dinov2", "Dinov2ForImageClassification", {**DINO, **CLASSES, "use_mask_token": False}
@@ -46,5 +47,11 @@ CASES = {
         "Dinov2ForImageClassification",
         {**DINO_SQUARE, "mlp_ratio": 3, "use_mask_token": False, "layerscale_value": 0.3},
     ),
+    "dinov2 gated": Case(
+        "dinov2",
+        "Dinov2ForImageClassification",
+        {**DINO, **CLASSES, "use_mask_token": False, "use_swiglu_ffn": True, "mlp_ratio": 3},
+    ),
+    "dinov2 gated body": Case("dinov2", "Dinov2Model", {**DINO, "use_swiglu_ffn": True}),
     "dinov2 body": Case("dinov2", "Dinov2Model", DINO),
 }
