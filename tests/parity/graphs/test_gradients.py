@@ -209,3 +209,27 @@ def test_an_array_is_put_together_from_parts(fuse):
     assert find_pieces(fused + 1, sources) is None
     # Parts that stand twice could be either.
     assert find_pieces(fused, {**sources, "d": sources["a"]}) is None
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_parameters_in_another_order(is_right):
+    """Hidden units, like heads, may stand in any order; if they do so on one side alone, not."""
+    reference = perturbed(
+        torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+    )
+    first, second = (reference[n].weight.detach().numpy().T for n in (0, 2))
+    bias, last = (reference[n].bias.detach().numpy() for n in (0, 2))
+    order = np.roll(np.arange(7)[::-1], 2)
+    params = {"w": first[:, order], "b": bias, "v": second, "c": last}
+    if is_right:
+        params |= {"b": bias[order], "v": second[order]}
+
+    def port(p, x):
+        return jnp.tanh(x @ p["w"] + p["b"]) @ p["v"] + p["c"]
+
+    x = np.random.default_rng(0).normal(size=(4, 5))
+    report = compare(reference, (port, params), x)
+    assert report.verdict == ("rounding" if is_right else "bug"), str(report)
+    assert any("in the same order" in remark for remark in report.remarks)
+    if not is_right:
+        assert report.root_causes[0].torch_module == "0"

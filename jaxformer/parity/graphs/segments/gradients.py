@@ -109,6 +109,9 @@ class _Comparison:
         self._own = own
         self._left: list[str] = []
         self._compared = 0
+        self._layouts: dict[tuple[str, str], Layout | None] = {
+            (wrong.reference, wrong.candidate): wrong.layout for wrong in parameters.wrong
+        }
 
     def run(self) -> Gradients:
         """Goes through parameters and inputs."""
@@ -137,7 +140,7 @@ class _Comparison:
             what = "gradient was" if count == 1 else "gradients were"
             remarks.append(
                 f"{count} {what} not compared, because none or several parameters "
-                f"of the reference have the same numbers: {listed}"
+                f"of the reference have the same numbers in the same order: {listed}"
             )
         return Gradients(self._compared, self._compared + len(self._left), tuple(remarks))
 
@@ -146,10 +149,16 @@ class _Comparison:
 
     def _compare_group(self, twins: Sequence[str], names: Sequence[str]) -> None:
         """Compares the gradients of parameters with the same numbers."""
+        # The same numbers may be in another order, such as that of other heads.
+        turned = [n for n in names if all(self._layout(twin, n) is None for twin in twins)]
+        self._left += turned
+        names = [name for name in names if name not in turned]
+        if not names:
+            return
         own = {name: self._gradient(name) for name in names}
         if len(twins) == 1 and len(names) > 1:
             # One parameter of the reference, several copies in the candidate: their sum counts.
-            layouts = [self._layout(twins[0], name) for name in names]
+            layouts = [one for name in names if (one := self._layout(twins[0], name)) is not None]
             right = self._right[twins[0]]
             self._require(self._sum(list(own.values()), layouts, right.data.shape), right)
             return
@@ -162,11 +171,12 @@ class _Comparison:
                     left.remove(twin)
                     del own[name]
                     self._compared += 1
-        if len(own) == len(left) == 1:
-            ((name, value),) = own.items()
-            self._require(value, self._laid_out(left[0], name))
-        else:
+        layout = self._layout(left[0], next(iter(own))) if len(own) == len(left) == 1 else None
+        if layout is None:
             self._left += own
+        else:
+            ((_, value),) = own.items()
+            self._require(value, self._derive("layout", [self._right[left[0]]], layout.apply))
 
     def _is_equal(self, own: Value, twin: str) -> bool:
         right = self._right[twin]
@@ -177,22 +187,14 @@ class _Comparison:
             find_layout(right.data, array, rounding_allowed(right.data)) is not None
         )
 
-    def _layout(self, twin: str, name: str) -> Layout:
-        """Returns the layout from a parameter of the reference to one of the candidate."""
-        for wrong in self._parameters.wrong:
-            if wrong.candidate == name:
-                return wrong.layout
-        source = self._walk.reference.parameters[twin].data
-        found = find_layout(
-            source, self._walk.candidate.parameters[name].data, rounding_allowed(source)
-        )
-        assert found is not None, f"{name} was found to hold the numbers of {twin}"
-        return found[0]
-
-    def _laid_out(self, twin: str, name: str) -> Value:
-        """Returns a gradient of the reference in the layout of the candidate's parameter."""
-        right, layout = self._right[twin], self._layout(twin, name)
-        return self._derive("layout", [right], layout.apply)
+    def _layout(self, twin: str, name: str) -> Layout | None:
+        """Returns the layout from a parameter of the reference to one of the candidate, if any."""
+        if (twin, name) not in self._layouts:
+            source = self._walk.reference.parameters[twin].data
+            target = self._walk.candidate.parameters[name].data
+            found = find_layout(source, target, rounding_allowed(source))
+            self._layouts[twin, name] = None if found is None else found[0]
+        return self._layouts[twin, name]
 
     def _sum(
         self, gradients: Sequence[Value], layouts: Sequence[Layout], shape: tuple[int, ...]
