@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         TransformerLMConfig,
     )
     from jaxformer.config_attention import AttentionConfig, LatentConfig, QueryKeyNormConfig
+    from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
     from jaxformer.config_dual_encoder import DualEncoderConfig
     from jaxformer.config_experts import ExpertsConfig, RouterConfig
     from jaxformer.config_heads import ClassifierConfig, HeadConfig
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from jaxformer.disentangled import DisentangledPositions, DistanceRows
     from jaxformer.dual_encoder import DualEncoder
     from jaxformer.encoder_decoder import Decoder, Encoder, EncoderDecoder
+    from jaxformer.encoder_decoder_classifier import EncoderDecoderClassifier
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
     from jaxformer.generation import generate, stream
@@ -134,6 +136,8 @@ __all__ = [
     "EmbeddingConfig",
     "Encoder",
     "EncoderDecoder",
+    "EncoderDecoderClassifier",
+    "EncoderDecoderClassifierConfig",
     "EncoderDecoderConfig",
     "ExpertLinear",
     "ExpertsConfig",
@@ -270,6 +274,7 @@ _PUBLIC = {
         "NormConfig",
     ),
     "config_attention": ("AttentionConfig", "LatentConfig", "QueryKeyNormConfig"),
+    "config_classifiers": ("EncoderDecoderClassifierConfig",),
     "config_dual_encoder": ("DualEncoderConfig",),
     "config_experts": ("ExpertsConfig", "RouterConfig"),
     "config_heads": ("ClassifierConfig", "HeadConfig"),
@@ -286,6 +291,7 @@ _PUBLIC = {
     "disentangled": ("DisentangledPositions", "DistanceRows"),
     "dual_encoder": ("DualEncoder",),
     "encoder_decoder": ("Decoder", "Encoder", "EncoderDecoder"),
+    "encoder_decoder_classifier": ("EncoderDecoderClassifier",),
     "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
     "feed_forward": ("FeedForward", "GatedFeedForward"),
     "generation": ("generate", "stream"),

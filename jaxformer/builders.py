@@ -13,6 +13,7 @@ from jaxformer.config import (
     TransformerConfig,
     TransformerLMConfig,
 )
+from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_heads import HeadConfig
 from jaxformer.config_positions import RotaryScalingConfig
 from jaxformer.config_speech import SpeechTransformerConfig
@@ -433,7 +434,9 @@ def make_lm_head(
     return OutputBias(vocab_size) if config.head_bias else None
 
 
-def make_classifier_head(config: TransformerClassifierConfig, *, rngs: nnx.Rngs) -> ClassifierHead:
+def make_classifier_head(
+    config: TransformerClassifierConfig | EncoderDecoderClassifierConfig, *, rngs: nnx.Rngs
+) -> ClassifierHead:
     """Returns what makes scores of labels, as a config says."""
     part = config.classifier
     return ClassifierHead(

@@ -4,7 +4,7 @@ import math
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxformer.feed_forward import ACTIVATIONS
 from jaxformer.layers import Dropout, Embedding, Linear, in_float32, widen
@@ -93,6 +93,30 @@ class ClassifierHead(nnx.Module):
         if self.norm is not None:
             x = self.norm(x)
         return self.out_proj(self.dropout(x))
+
+
+def classified(
+    hidden: Float[Array, "B T D"], mask: Bool[Array, "B N T S"] | None, what: str
+) -> Float[Array, "..."]:
+    """Returns what scores are made of: (B, D), or (B, T, D) for scores of each token.
+
+    Args:
+        hidden: of all tokens.
+        mask: True = may attend; a key that no query of its row may see is padding.
+        what: ``first``, ``last``, ``mean`` or ``tokens``, see ``ClassifierConfig``.
+    """
+    if what == "tokens":
+        return hidden
+    if what == "first":
+        return hidden[:, 0]
+    length = hidden.shape[1]
+    is_token_BT = jnp.ones((1, length), bool) if mask is None else jnp.any(mask, axis=(1, 2))
+    is_token_BT = jnp.broadcast_to(is_token_BT, hidden.shape[:2])
+    if what == "last":
+        last_B = length - 1 - jnp.argmax(is_token_BT[:, ::-1], axis=1)
+        return jnp.take_along_axis(hidden, last_B[:, None, None], axis=1)[:, 0]
+    wide = jnp.sum(widen(hidden) * is_token_BT[..., None], axis=1)
+    return (wide / jnp.sum(is_token_BT, axis=1, keepdims=True)).astype(hidden.dtype)
 
 
 def output_logits(

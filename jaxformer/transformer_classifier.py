@@ -7,8 +7,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.builders import make_classifier_head
 from jaxformer.config import TransformerClassifierConfig
+from jaxformer.heads import classified
 from jaxformer.initializers import initialize
-from jaxformer.layers import widen
 from jaxformer.transformer_lm import TransformerLM
 
 
@@ -54,7 +54,7 @@ class TransformerClassifier(TransformerLM):
             ValueError: see ``TransformerLM``.
         """
         hidden = self.hidden(tokens, mask, token_types, task_types=task_types, positions=positions)
-        return self.classifier(_classified(hidden, mask, self.config.classifier.classified))
+        return self.classifier(classified(hidden, mask, self.config.classifier.classified))
 
     def choose(
         self,
@@ -78,21 +78,3 @@ class TransformerClassifier(TransformerLM):
         """Returns the settings and the number of parameters; ``nnx.display`` shows the modules."""
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self, nnx.Param)))
         return f"<TransformerClassifier, {count:,} parameters: {self.config}>"
-
-
-def _classified(
-    hidden: Float[Array, "B T D"], mask: Bool[Array, "B N T S"] | None, what: str
-) -> Float[Array, "..."]:
-    """Returns what scores are made of: (B, D), or (B, T, D) for scores of each token."""
-    if what == "tokens":
-        return hidden
-    if what == "first":
-        return hidden[:, 0]
-    length = hidden.shape[1]
-    is_token_BT = jnp.ones((1, length), bool) if mask is None else jnp.any(mask, axis=(1, 2))
-    is_token_BT = jnp.broadcast_to(is_token_BT, hidden.shape[:2])
-    if what == "last":
-        last_B = length - 1 - jnp.argmax(is_token_BT[:, ::-1], axis=1)
-        return jnp.take_along_axis(hidden, last_B[:, None, None], axis=1)[:, 0]
-    wide = jnp.sum(widen(hidden) * is_token_BT[..., None], axis=1)
-    return (wide / jnp.sum(is_token_BT, axis=1, keepdims=True)).astype(hidden.dtype)

@@ -234,6 +234,20 @@ def encdec(cls: str, *arguments: Any, **settings: Any) -> Any:
     return build
 
 
+def pair_classifier(**settings: Any) -> Any:
+    """A builder of EncoderDecoderClassifiers."""
+
+    def build(side: Side) -> Any:
+        config = side.config_classifiers.EncoderDecoderClassifierConfig(
+            **{**ENCDEC, "labels": ("a", "b", "c"), **settings, "head_bias": False,
+               "logit_scale": None}
+        )  # fmt: skip
+        return side.encoder_decoder_classifier.EncoderDecoderClassifier(config, **side.init)
+
+    return build
+
+
+CLASSIFIED_PAIR = given(source=ids(B, 13), target=ids(B, 13), source_mask=padded(B, 13))
 WHISPER = {
     "num_features": 5,
     "encoder_length": S,
@@ -767,6 +781,10 @@ CASES = [
     Case("vision_transformer/siglip", vision(
         pools=True, class_token=False, context_length=12, pooling="attention"),
         given(images=IMAGES)),
+    Case("encoder_decoder_classifier/bart", pair_classifier(classifier_transform=True, **BART),
+         CLASSIFIED_PAIR),
+    Case("encoder_decoder_classifier/tokens", pair_classifier(classified="tokens", **T5),
+         CLASSIFIED_PAIR),
     Case("speech_transformer/whisper", speech(), SOUND),
     Case("speech_transformer/dropout", speech(**DROPOUTS), SOUND, dropout=True),
     Case("speech_transformer/untied", speech(tie_embeddings=False, activation="relu"), SOUND),

@@ -18,6 +18,7 @@ import jaxformer.convolutions as convolutions
 import jaxformer.disentangled as disentangled
 import jaxformer.dual_encoder as dual_encoder
 import jaxformer.encoder_decoder as encoder_decoder
+import jaxformer.encoder_decoder_classifier as encoder_decoder_classifier
 import jaxformer.experts as experts
 import jaxformer.feed_forward as feed_forward
 import jaxformer.heads as heads
@@ -370,10 +371,10 @@ MUTANTS = [
     Mutant("a classifier's dropouts swapped", "heads/classifier-transform", swapped_attributes(
         heads.ClassifierHead, "input_dropout", "dropout"), "dropout"),
     Mutant("the last place is classified, padding or not", "transformer_classifier/last", replace(
-        transformer_classifier, "_classified", lambda original: lambda hidden, mask, what:
+        transformer_classifier, "classified", lambda original: lambda hidden, mask, what:
         original(hidden, None, what))),
     Mutant("padding has its share of the mean", "transformer_classifier/mean", replace(
-        transformer_classifier, "_classified", lambda original: lambda hidden, mask, what:
+        transformer_classifier, "classified", lambda original: lambda hidden, mask, what:
         original(hidden, None, what))),
     Mutant("the head's bias is forgotten", "heads/bias", replace(
         heads.OutputBias, "__call__", lambda _: lambda self, x: x)),
@@ -452,6 +453,9 @@ MUTANTS = [
             self.attention(self.query(jnp.zeros((len(x), 1), int)), x)))[:, 0])),
     Mutant("the vector of an image is not normalised", "vision_transformer/clip",
           without(vision_transformer.VisionTransformer, "pooled_norm", "pooled")),
+    Mutant("the first token of a pair is classified", "encoder_decoder_classifier/bart", replace(
+        encoder_decoder_classifier, "classified", lambda _: lambda hidden, mask, what:
+        hidden[:, 0])),
     Mutant("a window begins with its own frame", "convolutions/frames", replace(
         convolutions.jnp, "pad", lambda original: lambda x, pads: original(
             x, [(0, sum(pad)) for pad in pads]))),

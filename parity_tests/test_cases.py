@@ -10,15 +10,24 @@ from tests.support.tiers import first_of_each, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
 # lengths, and all else of the first case of each component, models with less.
+MADE_OF_MODELS = ("dual_encoder", "speech_transformer", "encoder_decoder_classifier")
 MODELS = (
     "transformer_lm",
     "encoder_decoder",
     "transformer_classifier",
     "vision_transformer",
-    "dual_encoder",
-    "speech_transformer",
+    *MADE_OF_MODELS,
 )
-SOME_MODELS = ("gpt2", "llama", "model", "first", "tokens", "vit", "siglip", "dinov2", "whisper")
+SOME_MODELS = (
+    "gpt2",
+    "llama",
+    "model",
+    "first",
+    "tokens",
+    "vit",
+    "siglip",
+    "dinov2",
+)
 # Parts that are large enough for a compiler to take its time.
 LARGE_PARTS = ("blocks", "pooling", "latent_attention", "disentangled", "experts")
 SOME_VARIANTS = ("multi-head", "grouped-query", "additive-bias", "soft-cap", "query-key-norm")
@@ -29,6 +38,9 @@ FIRST_DROPOUT = {case.component: case for case in reversed(CASES) if case.dropou
 
 def is_quick(case):
     name = case.name.partition("/")[2]
+    if case.component in MADE_OF_MODELS:
+        # The proofs of their model types run in the default tier.
+        return False
     if case.component in MODELS:
         return name in SOME_MODELS
     variant = case.component in ("blocks", "attention") and "-" in name
@@ -37,8 +49,7 @@ def is_quick(case):
 
 def is_quick_rounding(case, dtype):
     quick = dtype == "float32" or case.component not in (*MODELS, *LARGE_PARTS)
-    # What they are made of is tried alone.
-    is_made = case.component in ("dual_encoder", "speech_transformer")
+    is_made = case.component in MADE_OF_MODELS
     return quick and case is FIRST[case.component] and not is_made
 
 

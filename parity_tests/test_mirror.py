@@ -130,6 +130,7 @@ def test_the_same_call_arguments(name, cls):
     [
         "config.py",
         "config_attention.py",
+        "config_classifiers.py",
         "config_dual_encoder.py",
         "config_experts.py",
         "config_heads.py",

@@ -5,8 +5,19 @@ import pytest
 from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair, rounding_draws
 from parity_tests.mutants import MUTANTS, Mutant
+from parity_tests.test_cases import MADE_OF_MODELS
 from parity_tests.verdict import judge_float64, judge_rounding
-from tests.support.tiers import first_of_each
+from tests.support.tiers import first_of_each, full_except
+
+
+def quickest(mutants):
+    """Returns parameters of which the default tier runs the first of each part or plain model."""
+
+    def component(mutant):
+        return mutant.case.partition("/")[0]
+
+    first = first_of_each(mutants, component)
+    return full_except(first, lambda mutant: component(mutant) not in MADE_OF_MODELS)
 
 
 def run_proof(mutant: Mutant) -> None:
@@ -22,7 +33,7 @@ def run_proof(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize(
     "mutant",
-    first_of_each(MUTANTS, lambda mutant: mutant.case.partition("/")[0]),
+    quickest(MUTANTS),
     ids=lambda mutant: mutant.name,
 )
 def test_a_mutant_is_detected(mutant, monkeypatch):
@@ -33,9 +44,7 @@ def test_a_mutant_is_detected(mutant, monkeypatch):
 
 @pytest.mark.parametrize(
     "mutant",
-    first_of_each(
-        {(m.case, m.proof): m for m in MUTANTS}.values(), lambda m: m.case.partition("/")[0]
-    ),
+    quickest({(m.case, m.proof): m for m in MUTANTS}.values()),
     ids=lambda m: f"{m.case}-{m.proof}",
 )
 def test_the_case_passes_without_the_bug(mutant):

@@ -11,6 +11,7 @@ from torch_ref.config import (
     TransformerConfig,
     TransformerLMConfig,
 )
+from torch_ref.config_classifiers import EncoderDecoderClassifierConfig
 from torch_ref.config_heads import HeadConfig
 from torch_ref.config_positions import RotaryScalingConfig
 from torch_ref.config_speech import SpeechTransformerConfig
@@ -408,7 +409,9 @@ def make_lm_head(config: HeadConfig, width: int, vocab_size: int) -> Linear | Ou
     return OutputBias(vocab_size) if config.head_bias else None
 
 
-def make_classifier_head(config: TransformerClassifierConfig) -> ClassifierHead:
+def make_classifier_head(
+    config: TransformerClassifierConfig | EncoderDecoderClassifierConfig,
+) -> ClassifierHead:
     """Returns what makes scores of labels, as a config says."""
     part = config.classifier
     return ClassifierHead(

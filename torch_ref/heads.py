@@ -91,6 +91,32 @@ class ClassifierHead(nn.Module):
         return self.out_proj(self.dropout(x))
 
 
+def classified(hidden: torch.Tensor, mask: torch.Tensor | None, what: str) -> torch.Tensor:
+    """Returns what scores are made of: (B, D), or (B, T, D) for scores of each token.
+
+    Args:
+        hidden: of all tokens (B, T, D).
+        mask: True = may attend (B, N, T, S); a key that no query of its row may see is padding.
+        what: ``first``, ``last``, ``mean`` or ``tokens``, see ``ClassifierConfig``.
+    """
+    if what == "tokens":
+        return hidden
+    if what == "first":
+        return hidden[:, 0]
+    batch, length = hidden.shape[:2]
+    if mask is None:
+        is_token = torch.ones((1, length), dtype=torch.bool, device=hidden.device)
+    else:
+        is_token = mask.any(dim=2).any(dim=1)
+    is_token = is_token.expand(batch, length)
+    if what == "last":
+        last = length - 1 - is_token.flip(1).int().argmax(dim=1)
+        return hidden[torch.arange(batch, device=hidden.device), last]
+    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    mean = (wide * is_token[..., None]).sum(dim=1) / is_token.sum(dim=1, keepdim=True)
+    return mean.to(hidden.dtype)
+
+
 def output_logits(
     hidden: torch.Tensor,
     table: Embedding | None,

@@ -4,6 +4,7 @@ import torch
 
 from torch_ref.builders import make_classifier_head
 from torch_ref.config import TransformerClassifierConfig
+from torch_ref.heads import classified
 from torch_ref.initializers import initialize
 from torch_ref.transformer_lm import TransformerLM
 
@@ -52,7 +53,7 @@ class TransformerClassifier(TransformerLM):
             ValueError: see ``TransformerLM``.
         """
         hidden = self.hidden(tokens, mask, token_types, task_types=task_types, positions=positions)
-        return self.classifier(_classified(hidden, mask, self.config.classifier.classified))
+        return self.classifier(classified(hidden, mask, self.config.classifier.classified))
 
     def choose(
         self,
@@ -70,23 +71,3 @@ class TransformerClassifier(TransformerLM):
         flat = [None if x is None else x.flatten(0, 1) for x in arrays]
         at = None if positions is None else positions.flatten(0, 1)
         return self(*flat, positions=at).reshape(tokens.shape[:2])
-
-
-def _classified(hidden: torch.Tensor, mask: torch.Tensor | None, what: str) -> torch.Tensor:
-    """Returns what scores are made of: (B, D), or (B, T, D) for scores of each token."""
-    if what == "tokens":
-        return hidden
-    if what == "first":
-        return hidden[:, 0]
-    batch, length = hidden.shape[:2]
-    if mask is None:
-        is_token = torch.ones((1, length), dtype=torch.bool, device=hidden.device)
-    else:
-        is_token = mask.any(dim=2).any(dim=1)
-    is_token = is_token.expand(batch, length)
-    if what == "last":
-        last = length - 1 - is_token.flip(1).int().argmax(dim=1)
-        return hidden[torch.arange(batch, device=hidden.device), last]
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    mean = (wide * is_token[..., None]).sum(dim=1) / is_token.sum(dim=1, keepdim=True)
-    return mean.to(hidden.dtype)

@@ -24,6 +24,8 @@ TASKS = (
     "SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice",
 )  # fmt: skip
 LENGTH, VOCAB = 23, 37
+# Encoders and decoders, whose texts end with the end token.
+PAIRS = ("bart", "mbart", "t5", "mt5", "umt5")
 LABELS = {0: "sad", 1: "glad", 2: "mad"}
 # Of three texts, so many places at the end.
 PADDING = np.array([0, 5, 3])
@@ -39,12 +41,12 @@ FOLDERS = {("roberta", "SequenceClassification"), ("llama", "QuestionAnswering")
 
 
 def first_cases():
-    """A configuration of each type that reads texts with one stack of blocks."""
+    """A configuration of each type that reads texts and may have heads for tasks."""
     found = {}
     for case in CASES.values():
         known = TRANSFORMERS_TYPES[case.dialect].classes
         config = getattr(transformers, case.kind).config_class()
-        is_text = len(known) > 1 and not config.is_encoder_decoder
+        is_text = len(known) > 1 and (not config.is_encoder_decoder or case.dialect in PAIRS)
         if is_text and not case.arguments and not case.ignore:
             found.setdefault(case.dialect, case)
     return found
@@ -55,7 +57,8 @@ KINDS = [
     (dialect, task)
     for dialect in FIRST
     for task in TASKS
-    if hasattr(transformers, f"{TRANSFORMERS_TYPES[dialect].classes[1][:-5]}For{task}")
+    if dialect not in PAIRS
+    and hasattr(transformers, f"{TRANSFORMERS_TYPES[dialect].classes[1][:-5]}For{task}")
     and (dialect, task) not in UNKNOWN
 ]
 
@@ -64,6 +67,8 @@ def make(dialect, task):
     case = FIRST[dialect]
     settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, **case.settings}
     settings |= {"pad_token_id": 0, "classifier_dropout": 0.25}
+    if dialect in PAIRS:
+        settings |= {"eos_token_id": END, "decoder_start_token_id": BEGIN}
     if task in ("SequenceClassification", "TokenClassification"):
         settings["id2label"] = LABELS
     if dialect == "modernbert":
@@ -73,7 +78,22 @@ def make(dialect, task):
     return randomize(model, case.std, case.embeddings)
 
 
-def inputs(task):
+PAIR_KINDS = [(dialect, task) for dialect in PAIRS for task in TASKS[::2]]
+KINDS += PAIR_KINDS
+DEFAULT |= {("bart", "SequenceClassification")}
+OTHER_LAYERS |= {"t5", "umt5"}
+END, BEGIN = 36, 2
+
+
+def inputs(task, dialect=None):
+    ids, is_token = _inputs(task)
+    if dialect in PAIRS:
+        ids[ids == END] = END - 1
+        ids[np.arange(3), LENGTH - 1 - PADDING] = END
+    return ids, is_token
+
+
+def _inputs(task):
     shape = (3, 4, LENGTH) if task == "MultipleChoice" else (3, LENGTH)
     ids = np.random.default_rng(3).integers(3, VOCAB, shape)
     is_token = np.arange(LENGTH) < (LENGTH - PADDING)[:, None]
@@ -88,7 +108,14 @@ def source_scores(source, ids, is_token):
     return torch.stack((result.start_logits, result.end_logits), dim=-1)
 
 
-def scores(model, ids, is_token):
+def scores(model, ids, is_token, dialect=None):
+    if isinstance(model, jf.EncoderDecoderClassifier):
+        # mBART's texts end with their language, with which its targets begin.
+        last = ids[np.arange(len(ids)), is_token.sum(axis=1) - 1][:, None]
+        begin = last if dialect == "mbart" else np.full((len(ids), 1), BEGIN)
+        target = np.concatenate((begin, ids[:, :-1]), axis=1)
+        mask = jnp.asarray(is_token)[:, None, None, :]
+        return model(jnp.asarray(ids), jnp.asarray(target), mask, None, mask)
     run = model.choose if ids.ndim == 3 else model
     return run(jnp.asarray(ids), jnp.asarray(is_token)[..., None, None, :])
 
@@ -103,13 +130,14 @@ def scores(model, ids, is_token):
     ),
 )
 def test_a_class_computes_what_transformers_computes(dialect, task, float64):
-    ids, is_token = inputs(task)
+    ids, is_token = inputs(task, dialect)
     counts = is_token if task in ("TokenClassification", "QuestionAnswering") else slice(None)
     with in_float64():
         source = make(dialect, task)
         model = from_torch(source)
-        assert type(model) is jf.TransformerClassifier
-        found = np.asarray(scores(model, ids, is_token))[counts]
+        kind = jf.EncoderDecoderClassifier if dialect in PAIRS else jf.TransformerClassifier
+        assert type(model) is kind
+        found = np.asarray(scores(model, ids, is_token, dialect))[counts]
         expected = source_scores(source, ids, is_token)[counts]
         assert found.std() > 1e-3
         assert_close(found, expected.detach(), 1e-12)
@@ -119,7 +147,7 @@ def test_a_class_computes_what_transformers_computes(dialect, task, float64):
         definition, parameters = split(model)
 
         def total(parameters):
-            found = scores(merge(definition, parameters), ids, is_token)
+            found = scores(merge(definition, parameters), ids, is_token, dialect)
             return jnp.sum(found[counts] * weights)
 
         gradients = jax.jit(jax.grad(total))(parameters)
@@ -154,7 +182,7 @@ def test_a_folder_comes_back_with_its_labels_and_rates(dialect, task, tmp_path, 
     for config in (source.config, back.config):
         assert config.architectures == [type(source).__name__]
     assert back.config.id2label == source.config.id2label
-    ids, is_token = inputs(task)
+    ids, is_token = inputs(task, dialect)
     # Rates too: both draw the same numbers.
     expected, found = (
         (torch.manual_seed(0), source_scores(m.train(), ids, is_token))[1] for m in (source, back)

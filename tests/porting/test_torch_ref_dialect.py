@@ -88,6 +88,14 @@ def dual_encoder(side: Any) -> Any:
     return side.dual_encoder.DualEncoder(config, **side.init)
 
 
+def pair_classifier(side: Any) -> Any:
+    config = side.config_classifiers.EncoderDecoderClassifierConfig(
+        source_vocab_size=41, target_vocab_size=V, num_encoder_layers=1, num_decoder_layers=2,
+        labels=("a", "b", "c"), classified="first", classifier_dropout=0.15, **SIZES, **RATES,
+    )  # fmt: skip
+    return side.encoder_decoder_classifier.EncoderDecoderClassifier(config, **side.init)
+
+
 def speech(side: Any) -> Any:
     config = side.config_speech.SpeechTransformerConfig(
         target_vocab_size=V, num_encoder_layers=1, num_decoder_layers=2, num_features=T,
@@ -145,6 +153,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
         D, F, width=5, stride=2, **s.init), (X,)),
     "SpeechStem": (lambda s: s.convolutions.SpeechStem(T, D, **s.init), (X,)),
     "SpeechTransformer": (lambda s: speech(s), (X[..., :22], TOKENS)),
+    "EncoderDecoderClassifier": (lambda s: pair_classifier(s), (SOURCE, TOKENS)),
     "DualEncoder": (lambda s: dual_encoder(s), (TOKENS, IMAGES)),
     "Similarity": (lambda s: s.heads.Similarity(), (X[0], X[1])),
     "Similarity-bias": (lambda s: s.heads.Similarity(use_bias=True), (X[0], X[1])),

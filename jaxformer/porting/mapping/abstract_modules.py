@@ -12,12 +12,14 @@ from jaxformer.config import (
     TransformerClassifierConfig,
     TransformerLMConfig,
 )
+from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.encoder_decoder_classifier import EncoderDecoderClassifier
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
 from jaxformer.parameters import abstract_module, join_path
@@ -36,6 +38,7 @@ MODEL_OF_CONFIG = {
     EncoderDecoderConfig: EncoderDecoder,
     VisionTransformerConfig: VisionTransformer,
     TransformerClassifierConfig: TransformerClassifier,
+    EncoderDecoderClassifierConfig: EncoderDecoderClassifier,
     DualEncoderConfig: DualEncoder,
     SpeechTransformerConfig: SpeechTransformer,
 }
@@ -44,9 +47,9 @@ _COMPONENTS = {
     f"jaxformer.{name}"
     for name in (
         "adapters", "attention", "blocks", "convolutions", "disentangled", "dual_encoder",
-        "encoder_decoder", "experts", "feed_forward", "heads", "latent_attention", "layers",
-        "norms", "patches", "pooling", "positions", "speech_transformer", "transformer_classifier",
-        "transformer_lm", "vision_transformer",
+        "encoder_decoder", "encoder_decoder_classifier", "experts", "feed_forward", "heads",
+        "latent_attention", "layers", "norms", "patches", "pooling", "positions",
+        "speech_transformer", "transformer_classifier", "transformer_lm", "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.

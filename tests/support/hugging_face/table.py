@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import nnx
 
+from jaxformer.encoder_decoder_classifier import EncoderDecoderClassifier
 from jaxformer.porting.dialects import HUGGING_FACE, find_dialect
 from jaxformer.porting.dialects.multimodal import MULTIMODAL
 from jaxformer.transformer_classifier import TransformerClassifier
@@ -51,7 +52,8 @@ and to the right. Every configuration passes this proof:
 Of every type that reads texts with one stack of blocks, the classes for tasks are ported too, as
 far as transformers has them: `*ForSequenceClassification`, `*ForTokenClassification`,
 `*ForQuestionAnswering` and `*ForMultipleChoice` become a `TransformerClassifier`, with the names of
-their labels. Scores and gradients of all of them are compared in float64
+their labels; of BART, mBART and T5's kin those of texts and questions become an
+`EncoderDecoderClassifier`. Scores and gradients of all of them are compared in float64
 (`tests/porting/test_task_heads.py`).
 
 Random settings, drawn from those that each class of transformers really has, make no difference
@@ -123,7 +125,8 @@ def declared(dialect: str, parts: Iterable[str]) -> dict[str, Any]:
     text = MULTIMODAL.get(dialect)
     # Those for tasks, which every type may have, are described in the text above the table.
     mappings = () if text else find_dialect(dialect).module_mappings
-    classes = [n for m in mappings if m.target is not TransformerClassifier for n in m.source]
+    tasks = (TransformerClassifier, EncoderDecoderClassifier)
+    classes = [n for m in mappings if m.target not in tasks for n in m.source]
     return {
         "classes": classes if text is None else [cases[0].kind],
         "generates": any(case.makes_text for case in cases),

@@ -11,11 +11,13 @@ from jaxformer.config import (
     TransformerClassifierConfig,
     TransformerLMConfig,
 )
+from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.encoder_decoder_classifier import EncoderDecoderClassifier
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
-from jaxformer.porting.dialects.common.task_heads import TaskHead, task_heads
+from jaxformer.porting.dialects.common.task_heads import TaskHead, pair_task_heads, task_heads
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import FusedByHead, RotaryPermutation
@@ -183,6 +185,9 @@ def language_model(
 
         def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
             fields = read_fields(source_model, (*rows, *head.settings)) | NO_HEAD
+            if model is EncoderDecoder:
+                config = EncoderDecoderClassifierConfig(**fields)
+                return EncoderDecoderClassifier(config, rngs=rngs)
             return TransformerClassifier(TransformerClassifierConfig(**fields), rngs=rngs)
 
         def write_task(module: Any) -> dict[str, Any]:
@@ -192,10 +197,10 @@ def language_model(
         return replace(
             body_alone,
             source=(kind,),
-            target=TransformerClassifier,
+            target=EncoderDecoderClassifier if model is EncoderDecoder else TransformerClassifier,
             build=build,
             rules=rules(body, start, head.rules),
-            aliases={},
+            aliases={start + second: start + name for second, name in (shared or {}).items()},
             buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
             settings=write_task,
             published=None if published is None else rules(published, start, head.rules),
@@ -203,8 +208,9 @@ def language_model(
             outside=head.outside,
         )
 
-    # Of an encoder and decoder, and of half a model, heads for tasks are not known.
-    tasks = () if is_half or model is not TransformerLM else task_heads(name)
+    # Of half a model, and of sound, heads for tasks are not known.
+    known_heads = {TransformerLM: task_heads, EncoderDecoder: pair_task_heads}
+    tasks = known_heads[model](name) if model in known_heads and not is_half else ()
     return StateDictAdapter(
         name,
         (body_alone,) if is_half else (whole, body_alone, *map(task_mapping, tasks)),

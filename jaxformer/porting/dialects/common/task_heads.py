@@ -1,9 +1,9 @@
 """The classes of transformers that classify: a body, and a head for a task.
 
 ``*ForSequenceClassification``, ``*ForTokenClassification``, ``*ForQuestionAnswering`` and
-``*ForMultipleChoice`` become a ``TransformerClassifier``. The kinds of heads are few: decoders
-score a text by its last token; BERT's kin have a layer of their own before the scores, in the
-body's pooler or beside the scores.
+``*ForMultipleChoice`` become a ``TransformerClassifier``, of an encoder and decoder an
+``EncoderDecoderClassifier``. The kinds of heads are few: decoders score a text by its last token;
+BERT's kin have a layer of their own before the scores, in the body's pooler or beside the scores.
 """
 
 from collections.abc import Mapping
@@ -270,6 +270,42 @@ _HEADS: Mapping[str, tuple[TaskHead, ...]] = {
     "deberta-v2": _deberta(),
     "modernbert": _modernbert(),
 }
+
+
+def _pair(start: str) -> tuple[TaskHead, ...]:
+    """The heads of an encoder and decoder.
+
+    Args:
+        start: what the class for texts calls its body, with a dot.
+    """
+    layer = names(
+        {
+            "classifier.proj": "classification_head.dense",
+            "classifier.out_proj": "classification_head.out_proj",
+        }
+    )
+    text = (
+        Labels(),
+        *fixed(classified="last", classifier_transform=True),
+        Rate(("classifier_dropout",), 0.0, BOTH_RATES),
+    )
+    outside = ("classification_head.",)
+    return (
+        TaskHead("SequenceClassification", layer, text, outside, prefix=start),
+        _questions(),
+    )
+
+
+# transformers has these classes of no other encoder and decoder.
+_PAIR_HEADS: Mapping[str, tuple[TaskHead, ...]] = {
+    **dict.fromkeys(("bart", "mbart"), _pair("model.")),
+    **dict.fromkeys(("t5", "mt5", "umt5"), _pair("transformer.")),
+}
+
+
+def pair_task_heads(dialect: str) -> tuple[TaskHead, ...]:
+    """Returns the heads of the classes of an encoder and decoder, of labels last."""
+    return tuple(reversed(_PAIR_HEADS.get(dialect, ())))
 
 
 def task_heads(dialect: str) -> tuple[TaskHead, ...]:
