@@ -99,6 +99,21 @@ def channels_last(self: Any, images: Any) -> Any:
     return self.proj(parts.reshape(3, 12, -1))
 
 
+def softmax_first(self: Any, x: Any) -> Any:
+    """A softmax over all experts, of which some are chosen then, for one over the chosen alone."""
+    probabilities = jax.nn.softmax(self.proj(x), axis=-1)
+    weights, chosen = jax.lax.top_k(probabilities, self.experts_per_token)
+    return experts.Routing(chosen, weights, probabilities)
+
+
+def best_of_groups(self: Any, scores: Any) -> Any:
+    """Groups of experts chosen by their largest score, and not by the sum of two."""
+    by_group = scores.reshape(scores.shape[0], self.groups, -1)
+    _, groups = jax.lax.top_k(jnp.max(by_group, axis=-1), self.groups_per_token)
+    is_chosen = jnp.any(groups[:, :, None] == jnp.arange(self.groups)[None, None, :], axis=1)
+    return jnp.where(is_chosen[:, :, None], by_group, -jnp.inf).reshape(scores.shape)
+
+
 def post_norm_formula(self: Any, x: Any, branches: Any) -> Any:
     """Post-norm where pre-norm belongs."""
     for norm, branch, drop in branches:
@@ -334,6 +349,26 @@ MUTANTS = [
           setting(experts.Router, "normalize_weights", False)),
     Mutant("one expert fewer", "experts/mixture-of-all",
           setting(experts.Router, "experts_per_token", lambda self: self.experts_per_token - 1)),
+    Mutant("a softmax over all experts for one over the chosen", "experts/mixture-biases",
+          replace(experts.Router, "__call__", lambda _: softmax_first)),
+    Mutant("a softmax for a sigmoid", "experts/mixture-sigmoid-groups",
+          setting(experts.Router, "kind", "softmax")),
+    Mutant("the weights of experts are not scaled", "experts/mixture-sigmoid-groups",
+          setting(experts.Router, "weight_scale", 1.0)),
+    Mutant("groups of experts are not chosen first", "experts/mixture-sigmoid-groups",
+          setting(experts.Router, "groups_per_token", lambda self: self.groups)),
+    Mutant("a group is as good as its best expert", "experts/mixture-sigmoid-groups", replace(
+        experts.Router, "_within_groups", lambda _: best_of_groups)),
+    Mutant("what counts for the choice alone is left out", "experts/mixture-sigmoid-groups",
+          replace(experts.Router, "_for_choice", lambda _: lambda self, scores: scores)),
+    Mutant("a shared expert without its gate", "experts/mixture-shared-gate",
+          without(experts.MixtureOfExperts, "shared_expert_gate")),
+    Mutant("a shared expert left out", "experts/mixture-shared",
+          without(experts.MixtureOfExperts, "shared_expert")),
+    Mutant("a gate is not clamped", "feed_forward/clamped",
+          setting(feed_forward.GatedFeedForward, "clamp", (1.5, 1e6))),
+    Mutant("attention sinks left out", "attention/sinks",
+          without(attention.MultiHeadAttention, "sinks")),
     Mutant("dropout before the activation", "feed_forward/gelu",
           replace(feed_forward.FeedForward, "__call__", lambda _: dropout_before_activation),
           "dropout"),

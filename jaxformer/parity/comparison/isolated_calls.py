@@ -80,7 +80,11 @@ class IsolatedCall:
             call = with_masks(self.owner, call, self.masks)
         forced_outputs = {
             path: [
-                ForcedOutput(each.matched_call.candidate[n].output, each.matched_call.outputs(n))
+                ForcedOutput(
+                    each.matched_call.candidate[n].output,
+                    each.matched_call.outputs(n),
+                    each.matched_call.integer_outputs(n),
+                )
                 for each in calls
             ]
             for (path, n), calls in self.forced.items()
@@ -115,6 +119,10 @@ class IsolatedCall:
                 return outcome.outputs[n]
 
             yield "its output", self._judge(pick, expected)
+        chosen = self.matched_call.integer_outputs(self.place)
+        for found, expected in zip(self.outcome.integers, chosen, strict=False):
+            wrong = float(np.max(np.abs(found - expected), initial=0))
+            yield "its choice", Difference(wrong, float(np.max(expected, initial=1)), 0.0)
 
     def _compare_submodule_inputs(
         self, path: str, n: int, number: int, forced_call: ForcedCall

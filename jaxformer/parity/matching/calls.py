@@ -69,6 +69,15 @@ class MatchedCall:
         unpacked = _unpack(self.pair, [c.outputs for c in self.reference], self.candidate)
         return self.output_alignments[place].values(unpacked[place])
 
+    def integer_outputs(self, place: int) -> list[np.ndarray]:
+        """Returns the integer outputs, where both sides have as many, of the same shapes."""
+        candidate, reference = (
+            self.candidate[place].integer_outputs,
+            self.reference[0].integer_outputs,
+        )
+        shapes = [[array.shape for array in arrays] for arrays in (candidate, reference)]
+        return list(reference) if shapes[0] == shapes[1] else []
+
     def output_gradients(self, place: int) -> list[Array]:
         """Returns the gradients of the outputs."""
         gradients = [

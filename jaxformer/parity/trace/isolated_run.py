@@ -23,10 +23,12 @@ class ForcedOutput:
     Attributes:
         template: what the call returned in the whole model, of any structure.
         arrays: the float arrays to put into the template, None to keep one.
+        integers: the first integer arrays to put into it: which experts a router chose.
     """
 
     template: Any
     arrays: Sequence[np.ndarray | None]
+    integers: Sequence[np.ndarray] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ class IsolatedOutcome:
         outputs: the float arrays of its result.
         submodule_inputs: of each submodule, call by call, the float arrays it was called with.
         submodule_arguments: of each submodule, call by call, all its arguments by name.
+        integers: the integer arrays of its result.
         parameter_gradients: of its own parameters, by name within the module.
         input_gradients: of each float input.
         forced_output_gradients: of each submodule, call by call, of the arrays it returned.
@@ -45,6 +48,7 @@ class IsolatedOutcome:
     outputs: list[np.ndarray]
     submodule_inputs: dict[str, list[list[np.ndarray]]]
     submodule_arguments: dict[str, list[dict[str, Any]]]
+    integers: list[np.ndarray]
     parameter_gradients: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     input_gradients: list[np.ndarray] = dataclasses.field(default_factory=list)
     forced_output_gradients: dict[str, list[list[np.ndarray]]] = dataclasses.field(
@@ -67,6 +71,7 @@ class IsolatedModule:
         own: its parameters, without those of submodules whose outputs are given.
         given: the float arrays that submodules return, call by call, by path.
         arguments: of the last run: of each submodule, call by call, all its arguments by name.
+        integers: the integer arrays of the last result.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class IsolatedModule:
         self._method, self._forced, self._dtype = method, forced_outputs, dtype
         self.given = {p: [list(one.arrays) for one in calls] for p, calls in forced_outputs.items()}
         self.arguments: dict[str, list[dict[str, Any]]] = {}
+        self.integers: list[Any] = []
 
     def cast(self, tree: Any) -> Any:
         """Returns a tree with its float arrays in the dtype of the run."""
@@ -128,7 +134,8 @@ class IsolatedModule:
             entered.setdefault(path, []).append(jax_trace.float_arrays((args, kwargs)))
             bound = jax_trace.bind_arguments(owner, args, kwargs)
             self.arguments.setdefault(path, []).append(bound)
-            template = self.cast(self._forced[path][number].template)
+            forced = self._forced[path][number]
+            template = jax_trace.refill_integers(self.cast(forced.template), forced.integers)
             return jax_trace.refill(template, given[path][number])
 
         called = self.call.args, self.call.kwargs
@@ -137,6 +144,7 @@ class IsolatedModule:
         )
         with jax_trace.intercept_calls(inner, return_forced):
             output = getattr(inner, self._method)(*args, **kwargs)
+        self.integers = jax_trace.integer_arrays(output)
         return jax_trace.float_arrays(output), entered
 
     @property
@@ -157,9 +165,12 @@ class IsolatedModule:
             submodule_cotangents: gradients of what enters each submodule, call by call.
         """
         primals = self.cast((self.own, self.call.inputs, self.given))
-        if cotangents is None:
+        integers: list[np.ndarray] = []
+        if cotangents is None or self.call.integer_outputs:
             outputs, entered = self(*primals)
-            return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), self.arguments)
+            integers = _to_numpy(self.integers)
+        if cotangents is None:
+            return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), self.arguments, integers)
         (outputs, entered), pull = jax.vjp(self.__call__, *primals)
 
         def find_cotangents(path: str, number: int) -> Gradients:
@@ -179,7 +190,11 @@ class IsolatedModule:
             )
         )
         return IsolatedOutcome(
-            _to_numpy(outputs), _to_numpy(entered), self.arguments, *map(_to_numpy, gradients)
+            _to_numpy(outputs),
+            _to_numpy(entered),
+            self.arguments,
+            integers,
+            *map(_to_numpy, gradients),
         )
 
 

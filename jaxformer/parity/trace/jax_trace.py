@@ -70,6 +70,11 @@ class JaxCall:
         return float_arrays(self.output)
 
     @property
+    def integer_outputs(self) -> list[Any]:
+        """The integer arrays of the result."""
+        return integer_arrays(self.output)
+
+    @property
     def all(self) -> list["JaxCall"]:
         """This call and the further ones."""
         return [self, *self.later]

@@ -29,6 +29,7 @@ class TorchCall:
         integers: its integer arrays, positional ones first.
         positions: its argument ``position_ids``, if there was one.
         outputs: the float arrays of its result.
+        integer_outputs: its integer arrays: which experts a router chose.
         input_gradients: of each input, through this call alone; None where it needs no gradient.
         output_gradients: of each output; None without a backward pass.
         weights: of its attention, if it computed any.
@@ -43,6 +44,7 @@ class TorchCall:
     integers: list[np.ndarray] = dataclasses.field(default_factory=list)
     positions: np.ndarray | None = None
     outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    integer_outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     input_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
     output_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
     weights: RecordedWeights | None = None
@@ -85,6 +87,11 @@ def tied_parameters(modules: Mapping[str, Any], kept: Container[str]) -> dict[st
             if path in kept:
                 tied.setdefault(path, []).append(leaf)
     return tied
+
+
+def _alias(value: Any) -> Any:
+    """Returns another tensor of the same numbers, if it is one of floats."""
+    return value.view_as(value) if torch_values.is_float(value) else value
 
 
 class CallRecorder:
@@ -187,13 +194,18 @@ class CallRecorder:
             {name: self._record_argument(made, value) for name, value in kwargs.items()},
         )
 
-    def _after_call(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _after_call(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         made = self.running.pop()
         for container, key, alias, value in self._aliases.pop():
             if container[key] is alias:
                 container[key] = value
         for leaf in self.tied.get(path, ()):
             module._parameters[leaf] = module._parameters[leaf].aliased
+        if self.backward and isinstance(output, tuple) and hasattr(output, "_fields"):
+            # One of several results may be made of another: an alias has the gradient that comes
+            # from outside alone.
+            output = type(output)(*(_alias(value) for value in output))
+        made.integer_outputs = [self.array(value) for value in torch_values.integers(output)]
         for value in torch_values.floats(output):
             made.outputs.append(self.array(value))
             made.output_gradients.append(None)
@@ -205,6 +217,7 @@ class CallRecorder:
             made.output_gradients[-1] = np.broadcast_to(0.0, tuple(value.shape))
             place = len(made.outputs) - 1
             value.register_hook(functools.partial(self._store, made.output_gradients, place))
+        return output
 
     def _record_argument(self, made: TorchCall, value: Any) -> Any:
         """Records one argument, and returns it, or an alias of it if it needs a gradient."""

@@ -110,6 +110,12 @@ def is_integer(value: Any) -> bool:
     )
 
 
+def integers(value: Any) -> list[Any]:
+    """Returns the integer tensors of a named tuple, in order; none of any other result."""
+    is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+    return [tensor for tensor in value if is_integer(tensor)] if is_named else []
+
+
 def floats(value: Any) -> list[Any]:
     """Returns the float tensors of a nested result, in order."""
     if is_float(value):
