@@ -99,6 +99,11 @@ def without(path, name):
     return method(path, __call__=call)
 
 
+def other_experts(routing):
+    """The choice of a router, in which each expert is its neighbour."""
+    return routing._replace(experts=(routing.experts + 1) % 5)
+
+
 FAULTS = {
     "weights are not normalised": ("softmax", setting(ROUTER, normalize_weights=False), ROUTER),
     "weights are not scaled": ("sigmoid", setting(ROUTER, weight_scale=1.0), ROUTER),
@@ -109,6 +114,9 @@ FAULTS = {
     ),
     "a softmax over all before the choice": (
         "chosen", setting(ROUTER, kind="softmax", normalize_weights=False), ROUTER
+    ),
+    "other experts with the same weights": (
+        "softmax", method(ROUTER, __call__=lambda call, self, x: other_experts(call(x))), ROUTER
     ),
     "the shared expert goes without its gate": (
         "softmax", without(EXPERTS, "shared_expert_gate"), EXPERTS

@@ -50,13 +50,21 @@ ATTEMPTS = (
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)
 
+# What tries everything in every place, which takes minutes where there are more operators: those of
+# a mixture's experts, for one, whose loops are recorded step by step.
+EXHAUSTIVE = (other_number, other_input)
+MOST_OPERATORS = 200
+
 # A derivative has other operators than what it is the derivative of: formulas do not serve.
 BACKWARD_ATTEMPTS = (stopped_gradient, simple_relation, other_axes, other_input, other_value)
 
 
 def diagnose(divergence: Divergence, walk: Walk) -> Diagnosis:
     """Returns the first cause that explains a divergence; an empty text if none does."""
+    is_long = len(divergence.operators) > MOST_OPERATORS
     for attempt in BACKWARD_ATTEMPTS if divergence.is_backward else ATTEMPTS:
+        if is_long and attempt in EXHAUSTIVE:
+            continue
         found = None
         # What cannot be computed with a substitute is not mended by it.
         with np.errstate(all="ignore"), contextlib.suppress(*NO_CAUSE):
