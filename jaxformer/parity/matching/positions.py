@@ -96,13 +96,21 @@ def held_tables(module: Any) -> Tables | None:
     for buffer in (*module.buffers(recurse=False), *kept):
         if buffer.ndim != 2 or not buffer.is_floating_point() or buffer.shape[1] % 2:
             continue
-        table = buffer.detach().double().cpu().numpy()
-        halves = np.split(table, 2, axis=1)
-        is_rotation = np.abs(halves[0] ** 2 + halves[1] ** 2 - 1).max(initial=0.0) < ON_THE_CIRCLE
-        if table.size and is_rotation:
+        # Most are embeddings of words, whose first row shows it; a streamed model has no numbers.
+        if buffer.is_meta or not _is_rotation(buffer[:1]):
+            continue
+        if _is_rotation(buffer):
+            halves = np.split(buffer.detach().double().cpu().numpy(), 2, axis=1)
             sin, cos = halves if halves[1][0, 0] == 1 else halves[::-1]
             return cos, sin
     return None
+
+
+def _is_rotation(rows: Any) -> bool:
+    """Whether every row (T, width) has cosines and sines side by side."""
+    halves = np.split(rows.detach().double().cpu().numpy(), 2, axis=1)
+    distance = np.abs(halves[0] ** 2 + halves[1] ** 2 - 1)
+    return bool(distance.size and distance.max() < ON_THE_CIRCLE)
 
 
 def _share_sinusoids(
