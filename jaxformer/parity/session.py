@@ -13,6 +13,7 @@ import numpy as np
 
 import jaxformer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
@@ -270,6 +271,16 @@ class ParitySession:
         shape = (self.batch, part.num_channels, part.image_height, part.image_width)
         return np.random.default_rng(self.seed).standard_normal(shape)
 
+    def _text_as_both(self) -> Sequence[np.ndarray]:
+        """Returns a text that ends with the end token, and itself shifted: of a classifier."""
+        size = min(self.config.source_vocab_size, self.config.target_vocab_size)  # type: ignore[union-attr]
+        ids = np.array(self.tokens.window(0, self.batch, self.length, size))
+        end = getattr(getattr(self.reference.module, "config", None), "eos_token_id", None)
+        if isinstance(end, int) and 0 <= end < size:
+            ids[ids == end] = (end + 1) % size
+            ids[:, -1] = end
+        return [ids, np.concatenate((ids[:, -1:], ids[:, :-1]), axis=1)]
+
     def _inputs(self) -> Sequence[np.ndarray]:
         """Returns ids (B, T); for an encoder and decoder, those of source and target; or images."""
         if isinstance(self.config, VisionTransformerConfig):
@@ -285,6 +296,8 @@ class ParitySession:
             features = (self.batch, self.config.features.num_features, self.config.num_frames)
             ids = self.tokens.window(0, self.batch, self.length, self.config.target_vocab_size)
             return [np.random.default_rng(self.seed).standard_normal(features), ids]
+        if isinstance(self.config, EncoderDecoderClassifierConfig):
+            return self._text_as_both()
         # Different lengths, so that a mix-up of the two is found.
         lengths = self.length, max(1, self.length - self.length // 4)
         sizes = self.config.source_vocab_size, self.config.target_vocab_size

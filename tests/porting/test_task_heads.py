@@ -237,3 +237,14 @@ def test_a_classifier_goes_to_its_twin_and_back():
     arrays = to_torch(model, "torch_ref")
     again = from_torch(arrays, dialect="torch_ref", config=model.config)
     assert bits_of(export_arrays(split(again)[1])) == bits_of(export_arrays(split(model)[1]))
+
+
+@pytest.mark.tier("full")
+def test_verify_compares_an_encoder_and_decoder_that_classifies(tmp_path, capsys):
+    make("bart", "SequenceClassification").float().save_pretrained(tmp_path / "folder")
+    folder, file = str(tmp_path / "folder"), str(tmp_path / "ported.safetensors")
+    assert main(["port", folder, file]) == 0
+    assert main(["verify", folder, file, "--mode", "forward", "--length", "16"]) == 0
+    assert "equal (rounding)" in capsys.readouterr().out
+    assert main(["sample", folder, "--prompt-ids", "1,2"]) == 2
+    assert "only a causal model with a head writes text" in capsys.readouterr().err
