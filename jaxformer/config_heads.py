@@ -35,6 +35,8 @@ class HeadConfig(Part):
     """What logits are multiplied by; default 1."""
     logit_soft_cap: float | None = None
     """The bound on logits, by tanh; default none."""
+    final_dropout: float = 0.0
+    """Rate on what leaves the last norm of a stack (T5)."""
     pooler: bool = False
     """Whether one token's output can be pooled: a matrix makes a vector of it (BERT)."""
     pooled_token: PooledToken = "first"

@@ -185,8 +185,8 @@ class EncoderDecoder(nnx.Module):
         self.target_embedding_dropout = Dropout(part.embedding_dropout)
         self.encoder = Encoder(config.encoder, config.num_encoder_layers, rngs=rngs)
         self.decoder = Decoder(config, config.num_decoder_layers, causal=config.causal, rngs=rngs)
-        self.source_final_dropout = Dropout(config.stacks.final_dropout)
-        self.target_final_dropout = Dropout(config.stacks.final_dropout)
+        self.source_final_dropout = Dropout(config.head.final_dropout)
+        self.target_final_dropout = Dropout(config.head.final_dropout)
         self.lm_head = make_lm_head(config.head, width, config.target_vocab_size, rngs=rngs)
         initialize(self, config.initialization, config.num_decoder_layers, rngs)
 

@@ -79,6 +79,7 @@ class TransformerLM(nnx.Module):
             ]
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
+        self.final_dropout = Dropout(config.head.final_dropout)
         self.output_projection = make_output_projection(config, rngs=rngs)
         self.pooler = (
             Linear(config.d_model, config.d_model, rngs=rngs) if config.head.pooler else None
@@ -195,6 +196,7 @@ class TransformerLM(nnx.Module):
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
+        x = self.final_dropout(x)
         if self.output_projection is not None:
             x = self.output_projection(x)
         wanted = (return_weights, return_routing)

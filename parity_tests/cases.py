@@ -714,6 +714,8 @@ CASES = [
     Case("transformer_lm/bert-encoder", lm(**BERT, num_task_types=3, head="none", pooler=True),
          given(tokens=ids(B, 13), token_types=ids(B, 13, below=2), task_types=ids(B, 13, below=3)),
          weights=True),
+    Case("transformer_lm/final-dropout", lm(causal=False, head="none", final_dropout=0.3), TOKENS,
+         dropout=True),
     Case("transformer_lm/bert-pooled", pooling_lm(**BERT, head="none", pooler=True), TOKENS),
     Case("transformer_lm/siglip-pooled", pooling_lm(
         causal=False, head="none", pooler=True, pooled_token="last", pooler_tanh=False), TOKENS),

@@ -200,8 +200,6 @@ class StacksConfig(Part):
     """How many query heads the encoder has; default those of the decoder."""
     encoder_d_ff: int | None = None
     """The width of the encoder's feed-forward; default that of the decoder."""
-    final_dropout: float = 0.0
-    """Rate on what leaves the last norm of either stack (T5)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

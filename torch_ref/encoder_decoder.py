@@ -179,8 +179,8 @@ class EncoderDecoder(nn.Module):
         self.target_embedding_dropout = Dropout(part.embedding_dropout)
         self.encoder = Encoder(config.encoder, config.num_encoder_layers)
         self.decoder = Decoder(config, config.num_decoder_layers, causal=config.causal)
-        self.source_final_dropout = Dropout(config.stacks.final_dropout)
-        self.target_final_dropout = Dropout(config.stacks.final_dropout)
+        self.source_final_dropout = Dropout(config.head.final_dropout)
+        self.target_final_dropout = Dropout(config.head.final_dropout)
         self.lm_head = make_lm_head(config.head, width, config.target_vocab_size)
         initialize(self, config.initialization, config.num_decoder_layers, generator)
 

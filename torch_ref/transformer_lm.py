@@ -75,6 +75,7 @@ class TransformerLM(nn.Module):
             [make_block(config, layer, causal=config.causal) for layer in range(config.num_blocks)]
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
+        self.final_dropout = Dropout(config.head.final_dropout)
         self.output_projection = make_output_projection(config)
         self.pooler = Linear(config.d_model, config.d_model) if config.head.pooler else None
         self.head_transform = make_head_transform(config)
@@ -189,6 +190,7 @@ class TransformerLM(nn.Module):
         )
         if self.final_norm is not None:
             x = self.final_norm(x)
+        x = self.final_dropout(x)
         if self.output_projection is not None:
             x = self.output_projection(x)
         wanted = (return_weights, return_routing)

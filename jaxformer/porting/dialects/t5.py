@@ -9,15 +9,21 @@ config says, and scales T5's logits where ``scale_decoder_outputs`` says so, mT5
 always. What is written means the same to both, but for a umT5 whose head is not tied.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import (
+    encoder_mapping,
+    language_model,
+    stack_rules,
+)
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     GATED_ACTIVATIONS,
 )
+from jaxformer.porting.dialects.common.task_heads import TOKENS_OF_ENCODER
+from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import (
@@ -29,6 +35,8 @@ from jaxformer.porting.mapping.settings import (
     unsupported,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
+from jaxformer.porting.mapping.unread_settings import Inert
+from jaxformer.transformer_lm import TransformerLM
 
 SHARED_TABLE = "relative_attention_bias"
 ATTENTION = names(q_proj="q", k_proj="k", v_proj="v", o_proj="o", position=SHARED_TABLE)
@@ -36,35 +44,40 @@ ATTENTION = names(q_proj="q", k_proj="k", v_proj="v", o_proj="o", position=SHARE
 
 def body(module: EncoderDecoder) -> Rules:
     """Returns the rules of both stacks and of the one embedding."""
-    is_gated = module.config.feed_forward.is_gated
-    feed_forward = (
-        names(gate_proj="wi_0", up_proj="wi_1", down_proj="wo")
-        if is_gated
-        else names(up_proj="wi", down_proj="wo")
-    )
-
-    def stack(last: int) -> Rules:
-        return stack_rules(
-            "block.*",
-            ("layer.0.SelfAttention", ATTENTION),
-            (f"layer.{last}.DenseReluDense", feed_forward),
-            {
-                "attention_norm": "layer.0.layer_norm",
-                "cross_attention_norm": "layer.1.layer_norm",
-                "feed_forward_norm": f"layer.{last}.layer_norm",
-            },
-            position=f"block.0.layer.0.SelfAttention.{SHARED_TABLE}",
-            final_norm="final_layer_norm",
-        )
-
     return (
         *names(target_embedding="shared"),
-        *under("encoder", "encoder", stack(1)),
-        *under("decoder", "decoder", stack(2)),
+        *under("encoder", "encoder", _stack(module, 1)),
+        *under("decoder", "decoder", _stack(module, 2)),
         *under(
             "decoder.blocks.*.cross_attention", "decoder.block.*.layer.1.EncDecAttention", ATTENTION
         ),
     )
+
+
+def _stack(module: Any, last: int) -> Rules:
+    """Returns the rules of a stack; ``last`` is the number of the feed-forward in a block."""
+    feed_forward = (
+        names(gate_proj="wi_0", up_proj="wi_1", down_proj="wo")
+        if module.config.feed_forward.is_gated
+        else names(up_proj="wi", down_proj="wo")
+    )
+    return stack_rules(
+        "block.*",
+        ("layer.0.SelfAttention", ATTENTION),
+        (f"layer.{last}.DenseReluDense", feed_forward),
+        {
+            "attention_norm": "layer.0.layer_norm",
+            "cross_attention_norm": "layer.1.layer_norm",
+            "feed_forward_norm": f"layer.{last}.layer_norm",
+        },
+        position=f"block.0.layer.0.SelfAttention.{SHARED_TABLE}",
+        final_norm="final_layer_norm",
+    )
+
+
+def encoder_body(module: TransformerLM) -> Rules:
+    """Returns the rules of the encoder alone, which is a language model without a head."""
+    return (*names(token_embedding="shared"), *under("", "encoder", _stack(module, 1)))
 
 
 @dataclass(frozen=True)
@@ -169,16 +182,43 @@ def _settings(default: str, scaled_in_5: str, **more: Any) -> tuple[Row, ...]:
         more: fields that it always has.
     """
     return (
-        Mapped(("d_model", "hidden_size"), "d_model"),
-        Mapped(("num_heads", "num_attention_heads"), "num_heads"),
-        Mapped(("d_kv", "head_dim"), "head_dim", 64, written_from="head_width"),
-        Mapped("d_ff", "d_ff", written_from="feed_forward_width"),
+        *_of_each_stack(default),
         Mapped(("num_layers", "num_hidden_layers"), "num_encoder_layers"),
         Mapped(
             "num_decoder_layers",
             "num_decoder_layers",
             lambda source_model, values: values["num_encoder_layers"],
         ),
+        Head(scaled_in_5),
+        Required("is_encoder_decoder", True, is_written=True),
+        *fixed(causal=True, shared_embedding=True, head_bias=False, **more),
+    )
+
+
+def _encoder_settings(default: str, **more: Any) -> tuple[Row, ...]:
+    """Returns the table of a type's encoder alone."""
+    return (
+        *_of_each_stack(default),
+        Mapped(("num_layers", "num_hidden_layers"), "num_layers"),
+        Mapped("vocab_size", "vocab_size"),
+        # Of the decoder and its head. A file of the whole model may be read as an encoder.
+        Inert(
+            (
+                "num_decoder_layers", "tie_word_embeddings", "scale_decoder_outputs",
+                "is_encoder_decoder",
+            )
+        ),
+        *fixed(causal=False, head="none", **more),
+    )  # fmt: skip
+
+
+def _of_each_stack(default: str) -> tuple[Row, ...]:
+    """Returns the rows that an encoder has alone too; see ``FeedForwardKind``."""
+    return (
+        Mapped(("d_model", "hidden_size"), "d_model"),
+        Mapped(("num_heads", "num_attention_heads"), "num_heads"),
+        Mapped(("d_kv", "head_dim"), "head_dim", 64, written_from="head_width"),
+        Mapped("d_ff", "d_ff", written_from="feed_forward_width"),
         Mapped("relative_attention_num_buckets", "num_position_buckets", 32),
         Mapped("relative_attention_max_distance", "max_bucket_distance", 128),
         Mapped("layer_norm_epsilon", "norm_eps", 1e-6),
@@ -191,28 +231,22 @@ def _settings(default: str, scaled_in_5: str, **more: Any) -> tuple[Row, ...]:
             0.1,
         ),
         FeedForwardKind(default),
-        Head(scaled_in_5),
         # Of old files; nothing in the model has a length.
         Mapped("n_positions", "context_length", 512),
-        Required("is_encoder_decoder", True, is_written=True),
         *fixed(
-            causal=True,
             positions="relative_buckets",
             norm="rms_norm",
             block="pre_norm",
-            shared_embedding=True,
-            head_bias=False,
             qkv_bias=False,
             output_bias=False,
             feed_forward_bias=False,
             attention_scale=1.0,
-            **more,
         ),
     )  # fmt: skip
 
 
-def _adapter(name: str, settings: tuple[Row, ...]) -> StateDictAdapter:
-    return language_model(
+def _adapter(name: str, settings: tuple[Row, ...], encoder: tuple[Row, ...]) -> StateDictAdapter:
+    whole = language_model(
         name,
         settings,
         body,
@@ -226,10 +260,22 @@ def _adapter(name: str, settings: tuple[Row, ...]) -> StateDictAdapter:
         # The first files of T5 have it, and no version reads it.
         superfluous=(f"decoder.block.0.layer.1.EncDecAttention.{SHARED_TABLE}.weight",),
     )
+    known = TRANSFORMERS_TYPES[name]
+    start = known.classes[1].removesuffix("Model")
+    alone = encoder_mapping(name, f"{start}EncoderModel", encoder, encoder_body)
+    tokens = encoder_mapping(
+        name, f"{start}ForTokenClassification", encoder, encoder_body, TOKENS_OF_ENCODER
+    )
+    return replace(whole, module_mappings=(*whole.module_mappings, alone, tokens))
 
 
+BY_LAYER: dict[str, Any] = {"shared_buckets": False}
 DIALECTS = (
-    _adapter("t5", _settings("relu", "setting")),
-    _adapter("mt5", _settings("gated-gelu", "never")),
-    _adapter("umt5", _settings("gated-gelu", "always", shared_buckets=False)),
+    _adapter("t5", _settings("relu", "setting"), _encoder_settings("relu")),
+    _adapter("mt5", _settings("gated-gelu", "never"), _encoder_settings("gated-gelu")),
+    _adapter(
+        "umt5",
+        _settings("gated-gelu", "always", **BY_LAYER),
+        _encoder_settings("gated-gelu", **BY_LAYER),
+    ),
 )

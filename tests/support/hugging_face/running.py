@@ -293,7 +293,7 @@ def run_source(
         more = {name: torch.as_tensor(value) for name, value in more.items()}
         dtype = next(model.parameters()).dtype
         return [model(torch.as_tensor(ids), pixels.to(dtype), **more).logits_per_image]
-    if type(model.config).is_encoder_decoder:
+    if model.config.is_encoder_decoder:
         more["decoder_input_ids"] = target_part(ids)
         if "attention_mask" in more:
             more["decoder_attention_mask"] = target_part(more["attention_mask"])

@@ -41,6 +41,8 @@ CONFIGS: dict[type, Any] = {
     VisionTransformer: VisionTransformerConfig,
     SpeechTransformer: SpeechTransformerConfig,
 }
+# What an encoder calls the table of rows that it shares.
+EMBEDDED = "embed_tokens.weight"
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
@@ -222,6 +224,55 @@ def language_model(
         head_names=head_names,
         equivalents=equivalents or {},
         overlooks=overlooks,
+    )
+
+
+def encoder_mapping(
+    name: str,
+    kind: str,
+    settings: tuple[Row, ...],
+    body: Callable[[Any], Rules],
+    head: TaskHead | None = None,
+) -> ModuleMapping:
+    """Returns the mapping of the encoder of an encoder and decoder, as a class of its own.
+
+    Args:
+        name: the dialect's.
+        kind: the class.
+        settings: the rows of all settings.
+        body: rules of the encoder with its embedding, for a target module.
+        head: what stands behind it; default nothing.
+    """
+    known = TRANSFORMERS_TYPES[name]
+    start = "" if head is None or head.prefix is None else head.prefix
+    own = (*settings, *(() if head is None else head.settings))
+
+    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+        if "model_type" in source_model.config:
+            source_model = source_model.with_defaults(known.defaults)
+        fields = read_settings((*own, *SHARED), source_model)
+        check_all_read(source_model, DEFAULTS, name)
+        if head is None:
+            return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
+        return TransformerClassifier(TransformerClassifierConfig(**fields), rngs=rngs)
+
+    def rules(module: Any) -> Rules:
+        behind = () if head is None else head.rules
+        return (*under("", start.rstrip("."), body(module)), *behind)
+
+    def write(module: Any) -> dict[str, Any]:
+        about = {"model_type": name, "architectures": [kind], "is_encoder_decoder": False}
+        return {**about, **NO_SPECIAL_TOKENS, **write_settings(own, module.config)}
+
+    return ModuleMapping(
+        (kind,),
+        TransformerLM if head is None else TransformerClassifier,
+        build,
+        rules,
+        aliases={f"{start}encoder.{EMBEDDED}": f"{start}{known.embedding}.weight"},
+        settings=write,
+        prefix=start,
+        outside=() if head is None else head.outside,
     )
 
 

@@ -272,6 +272,15 @@ _HEADS: Mapping[str, tuple[TaskHead, ...]] = {
 }
 
 
+# Of the tokens of an encoder that is part of a pair.
+TOKENS_OF_ENCODER = TaskHead(
+    "TokenClassification",
+    OUT,
+    (*TOKENS, Rate(("classifier_dropout",), 0.0)),
+    prefix="transformer.",
+)
+
+
 def _pair(start: str) -> tuple[TaskHead, ...]:
     """The heads of an encoder and decoder.
 

@@ -24,6 +24,7 @@ LATER = {
     "layer_norm_epsilon": 1e-3,
 }
 SILU = {**T5, "num_heads": 3, "d_kv": 7, "feed_forward_proj": "gated-silu"}
+ENCODER = {k: v for k, v in T5.items() if "decoder" not in k}
 NOTES = (
     "umT5's head, where it is not tied, is scaled by transformers 5 and not by 4: a setting says"
 )
@@ -32,6 +33,7 @@ CASES = {
     "t5": Case("t5", "T5ForConditionalGeneration", T5, std=0.3),
     "t5 gated unscaled": Case("t5", "T5ForConditionalGeneration", LATER, std=0.3),
     "t5 body silu": Case("t5", "T5Model", SILU),
+    "t5 encoder": Case("t5", "T5EncoderModel", ENCODER),
     "mt5": Case(
         "mt5", "MT5ForConditionalGeneration", {**T5, "feed_forward_proj": "gated-gelu"}, std=0.3
     ),
@@ -56,4 +58,11 @@ CASES = {
         notes=NOTES,
     ),
     "umt5 body silu": Case("umt5", "UMT5Model", SILU),
+    # Its class leaves the setting as it was, and reads none of it.
+    "umt5 encoder gated": Case(
+        "umt5",
+        "UMT5EncoderModel",
+        {**ENCODER, "feed_forward_proj": "gated-gelu"},
+        without_effect=frozenset({"is_encoder_decoder"}),
+    ),
 }
