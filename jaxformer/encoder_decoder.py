@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.adapters import add_adapters
 from jaxformer.attention import LayerCache
 from jaxformer.blocks import Norm, run_blocks, self_attention_mask, stack_position_bias
 from jaxformer.builders import (
@@ -189,6 +190,16 @@ class EncoderDecoder(nnx.Module):
         self.target_final_dropout = Dropout(config.head.final_dropout)
         self.lm_head = make_lm_head(config.head, width, config.target_vocab_size, rngs=rngs)
         initialize(self, config.initialization, config.num_decoder_layers, rngs)
+        if config.lora.lora_rank is not None:
+            for stack in (self.encoder, self.decoder):
+                add_adapters(
+                    stack.blocks,
+                    config.lora.targets,
+                    rank=config.lora.lora_rank,
+                    alpha=config.lora.lora_alpha,
+                    dropout=config.lora.lora_dropout,
+                    rngs=rngs,
+                )
 
     def __call__(
         self,

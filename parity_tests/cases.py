@@ -812,6 +812,8 @@ CASES = [
     Case("encoder_decoder/model-umt5", encdec("EncoderDecoder", **T5 | {
         "shared_buckets": False, "activation": "relu", "encoder_num_heads": 3,
         "encoder_d_ff": 29}), given(source=ids(B, S), target=ids(B, T))),
+    Case("encoder_decoder/model-lora", encdec(
+        "EncoderDecoder", lora_rank=3, lora_targets="q_proj,o_proj,up_proj"), BOTH),
     Case("encoder_decoder/model-bart", encdec("EncoderDecoder", **BART),
          given(source=ids(B, S), target=ids(B, T), source_positions=arange(B, S, start=2),
                target_positions=arange(1, T, start=1))),

@@ -314,6 +314,8 @@ class EncoderDecoderConfig(TransformerConfig):
     embedding: SequencesEmbeddingConfig = SequencesEmbeddingConfig()
     stacks: StacksConfig = StacksConfig()
     head: HeadConfig = HeadConfig(tie_embeddings=False, head_bias=True)
+    lora: LoRAConfig = LoRAConfig()
+    """Low-rank adapters of both stacks (Hu et al., arXiv 2106.09685); none by default."""
     initialization: Initialization = "xavier_uniform"
     """The distribution of the initial weights."""
 
@@ -337,6 +339,11 @@ class EncoderDecoderConfig(TransformerConfig):
                 f"target_vocab_size={self.target_vocab_size}"
             )
         check_elements("encoder_d_ff", self.encoder.feed_forward_width, "d_model", self.d_model)
+        if "gate_proj" in self.lora.targets and not self.feed_forward.is_gated:
+            raise ValueError(
+                "lora_targets has gate_proj, which a feed-forward that is not gated has not: got "
+                f"activation={self.feed_forward.activation!r}"
+            )
 
     @property
     def reads_features(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from torch_ref.adapters import add_adapters
 from torch_ref.attention import LayerCache
 from torch_ref.blocks import Norm, run_blocks, self_attention_mask, stack_position_bias
 from torch_ref.builders import (
@@ -183,6 +184,15 @@ class EncoderDecoder(nn.Module):
         self.target_final_dropout = Dropout(config.head.final_dropout)
         self.lm_head = make_lm_head(config.head, width, config.target_vocab_size)
         initialize(self, config.initialization, config.num_decoder_layers, generator)
+        if config.lora.lora_rank is not None:
+            for stack in (self.encoder, self.decoder):
+                add_adapters(
+                    stack.blocks,
+                    config.lora.targets,
+                    rank=config.lora.lora_rank,
+                    alpha=config.lora.lora_alpha,
+                    dropout=config.lora.lora_dropout,
+                )
 
     def forward(
         self,

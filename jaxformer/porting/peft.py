@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from jaxformer.adapters import is_adapter, merge_adapters
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_parts import LINEAR_LAYERS
 from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.parameters import abstract_module
 from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.abstract_modules import parameter_shapes
+from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
 from jaxformer.porting.mapping.packings import (
     ONE_TO_ONE,
     SHARED,
@@ -38,8 +38,9 @@ from jaxformer.porting.mapping.packings import (
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.porting.mapping.rules import Link, Rule, Rules, link
 from jaxformer.porting.mapping.transfer import export_tensors, import_tensors
-from jaxformer.transformer_lm import TransformerLM
 
+# The configs of models that hold adapters.
+ADAPTED = (TransformerLMConfig, EncoderDecoderConfig)
 SETTINGS = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 # What stands before the names of the base model's modules.
@@ -125,7 +126,7 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
         CheckpointError: arrays are missing, unexpected or misshapen; all are listed.
     """
     config = getattr(plan.module, "config", None)
-    if not isinstance(config, TransformerLMConfig):
+    if not isinstance(config, ADAPTED):
         raise UsageError(f"adapters go with a language model, and this is a {plan.origin.kind}")
     layers = _adapted(plan, adapter)
     wanted = {name.split(".")[-2] for each in layers.values() for name in each.target}
@@ -143,7 +144,8 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
         )
     except (TypeError, ValueError) as error:
         raise UsageError(f"{adapter.path / SETTINGS}: {error}") from error
-    module = abstract_module(lambda rngs: TransformerLM(config, rngs=rngs))
+    build = MODEL_OF_CONFIG[type(config)]
+    module = abstract_module(lambda rngs: build(config, rngs=rngs))
     shapes = {name: s for name, s in parameter_shapes(module).items() if is_adapter(name)}
     links, unmatched = link(_rules(layers), shapes)
     problems = [f"no array for {name}" for name in unmatched]
@@ -237,7 +239,7 @@ def _rule(matrix: str, kernels: Sequence[str], name: str, packing: Packing) -> R
 def has_adapters(plan: Plan) -> bool:
     """Returns whether the model of a plan has adapters."""
     config = getattr(plan.module, "config", None)
-    return isinstance(config, TransformerLMConfig) and config.lora.lora_rank is not None
+    return isinstance(config, ADAPTED) and config.lora.lora_rank is not None
 
 
 def merge_plan(plan: Plan) -> Plan:
@@ -248,6 +250,7 @@ def merge_plan(plan: Plan) -> Plan:
     lora = plan.module.config.lora
     scale = lora.lora_alpha / lora.lora_rank
     config = plan.module.config.replace(lora_rank=None)
+    build = MODEL_OF_CONFIG[type(config)]
 
     def merge(owner: str) -> np.ndarray:
         kernel = plan.tensors[f"{owner}.kernel"]
@@ -267,7 +270,7 @@ def merge_plan(plan: Plan) -> Plan:
             tensors[f"{owner}.kernel"] = StoredTensor(kernel.shape, kernel.dtype, read)
     return dataclasses.replace(
         plan,
-        module=abstract_module(lambda rngs: TransformerLM(config, rngs=rngs)),
+        module=abstract_module(lambda rngs: build(config, rngs=rngs)),
         links=[each for each in plan.links if not is_adapter(each.target[0])],
         tensors=tensors,
     )
@@ -326,9 +329,10 @@ def adapter_settings(plan: Plan, base: str | None) -> dict[str, Any]:
     # Where adapters of several layers are one, all have a multiple of their rank.
     rank = next(t.shape[0] for name, t in plan.tensors.items() if name.endswith("lora_A.weight"))
     rules = plan.module_mapping.rules_for(plan.module)
+    is_pair = isinstance(plan.module.config, EncoderDecoderConfig)
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_2_SEQ_LM" if is_pair else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": lora.lora_alpha * rank / lora.lora_rank,

@@ -71,7 +71,7 @@ def _read_by_windows(model: TransformerLMConfig | EncoderDecoderConfig) -> tuple
 
 
 def _trains_adapters(model: TransformerLMConfig | EncoderDecoderConfig) -> bool:
-    return isinstance(model, TransformerLMConfig) and model.lora.lora_rank is not None
+    return model.lora.lora_rank is not None
 
 
 def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
