@@ -82,8 +82,7 @@ PAIR_KINDS = [(dialect, task) for dialect in PAIRS for task in TASKS[::2]]
 # Tokens are classified by the encoder alone.
 PAIR_KINDS += [(dialect, "TokenClassification") for dialect in PAIRS if "t5" in dialect]
 KINDS += PAIR_KINDS
-DEFAULT |= {("bart", "SequenceClassification")}
-OTHER_LAYERS |= {"t5", "umt5"}
+OTHER_LAYERS |= {"bart", "t5", "umt5"}
 END, BEGIN = 36, 2
 
 
