@@ -1,5 +1,6 @@
 """Checks what models read: batches of tokens, and prompts of different lengths."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,25 @@ def read_source(
     if not is_token.any(axis=1).all():
         raise ValueError("every row of the mask must have a token (True)")
     return source, is_token
+
+
+def check_target_tokens(vocab_size: int, **tokens: Sequence[int]) -> None:
+    """Checks that ids which say something of targets are in the vocabulary.
+
+    Args:
+        vocab_size: V.
+        tokens: ids, by the name of the setting.
+
+    Raises:
+        ValueError: one is not in [0, V), or every id is suppressed.
+    """
+    for name, ids in tokens.items():
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"{name} must be in [0, {vocab_size}): got {token}")
+    suppressed = {i for name, ids in tokens.items() if "suppress" in name for i in ids}
+    if len(suppressed) == vocab_size:
+        raise ValueError("suppress_tokens and begin_suppress_tokens leave no token")
 
 
 def read_features(

@@ -22,7 +22,7 @@ from jaxformer.execution import lengths
 from jaxformer.generation import SamplingSettings, choose_tokens, make_cache
 from jaxformer.logits import check_sampling
 from jaxformer.parameters import Parameters, merge, split
-from jaxformer.prompts import read_features, read_source, read_start
+from jaxformer.prompts import check_target_tokens, read_features, read_source, read_start
 from jaxformer.speech_transformer import SpeechTransformer
 
 
@@ -39,6 +39,8 @@ def generate_target(
     key: Array | None = None,
     stop_tokens: Sequence[int] = (),
     last_token: int | None = None,
+    suppress_tokens: Sequence[int] = (),
+    begin_suppress_tokens: Sequence[int] = (),
     use_cache: bool = True,
     cache_dtype: str | None = None,
     mask: Bool[np.ndarray, "B S"] | None = None,
@@ -62,6 +64,8 @@ def generate_target(
         stop_tokens: a row ends with the first of these ids that it makes, which it repeats as long
             as other rows have not ended; when all rows have ended, nothing more is made.
         last_token: what the last of ``num_tokens`` tokens always is (BART); default none.
+        suppress_tokens: ids that are never made (Whisper's that stand for no speech).
+        begin_suppress_tokens: ids that are not made as the first token.
         use_cache: False reads the whole target for every token: slower, the same result.
         cache_dtype: of the keys and values in the caches, default the weights'.
         mask: True where the source holds a token, False on padding, which is not attended to.
@@ -91,13 +95,13 @@ def generate_target(
     )
     if not greedy and key is None:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
-    ids = (*stop_tokens, *(() if last_token is None else (last_token,)))
-    for token in ids:
-        if not 0 <= token < config.target_vocab_size:
-            raise ValueError(
-                "stop_tokens and last_token must be in "
-                f"[0, {config.target_vocab_size}): got {token}"
-            )
+    check_target_tokens(
+        config.target_vocab_size,
+        stop_tokens=stop_tokens,
+        last_token=() if last_token is None else (last_token,),
+        suppress_tokens=suppress_tokens,
+        begin_suppress_tokens=begin_suppress_tokens,
+    )
     if num_tokens == 0:
         return np.zeros((len(source), 0), np.int32)
     definition, parameters = split(model)
@@ -120,8 +124,23 @@ def generate_target(
         key=None if greedy else key,
         stop_tokens=np.array(stop_tokens, np.int32),
         last_token=np.int32(-1 if last_token is None else last_token),
+        suppressed_2V=_suppressed(
+            config.target_vocab_size, (*suppress_tokens, *begin_suppress_tokens), suppress_tokens
+        ),
     )
     return np.array(tokens)[:, start.shape[1] : int(length)]
+
+
+def _suppressed(
+    vocab_size: int, first: Sequence[int], later: Sequence[int]
+) -> Bool[np.ndarray, "2 V"] | None:
+    """Which ids are not made, as the first token and later; None where every id may be."""
+    if not first:
+        return None
+    suppressed_2V = np.zeros((2, vocab_size), bool)
+    for row, ids in zip(suppressed_2V, (first, later), strict=True):
+        row[list(ids)] = True
+    return suppressed_2V
 
 
 @jax.tree_util.register_dataclass
@@ -171,6 +190,7 @@ def _program(
         key: Array | None,
         stop_tokens: Int[Array, "n"],
         last_token: Int[Array, ""],
+        suppressed_2V: Bool[Array, "2 V"] | None,
     ) -> tuple[Int[Array, "B S"], Int[Array, ""]]:
         model: EncoderDecoder = merge(definition, parameters)
         model.eval()
@@ -188,7 +208,11 @@ def _program(
 
         def add(target: _Target, hidden_B1D: Array) -> None:
             made = target.length - begun
-            token_B = choose_tokens(model.logits(hidden_B1D)[:, 0], settings, key, made)
+            logits_BV = model.logits(hidden_B1D)[:, 0]
+            if suppressed_2V is not None:
+                suppressed_V = suppressed_2V[jnp.minimum(made, 1)]
+                logits_BV = jnp.where(suppressed_V[None], -jnp.inf, logits_BV)
+            token_B = choose_tokens(logits_BV, settings, key, made)
             is_last = (made == count - 1) & (last_token >= 0)
             target.append(jnp.where(is_last, last_token, token_B), stop_tokens)
 

@@ -133,6 +133,19 @@ def test_both_sides_write_the_same(name, kind):
 
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("kind", SETTINGS)
+def test_suppressed_tokens_are_not_made(kind):
+    free, _ = on_both_sides("bart", **SETTINGS[kind])
+    never, not_first = int(free[0, 3]), int(free[1, 0])
+    found, expected = on_both_sides(
+        "bart", suppress_tokens=[never], begin_suppress_tokens=[not_first], **SETTINGS[kind]
+    )
+    assert np.array_equal(found, expected)
+    assert never not in found
+    assert not_first not in found[:, 0]
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_both_sides_write_what_they_hear(kind):
     found, expected = on_both_sides("speech", source=SOUND, mask=None, **SETTINGS[kind])
     assert np.array_equal(found, expected)
@@ -179,7 +192,9 @@ def test_rows_end_with_stop_tokens_and_the_last_token_is_forced():
         ({"start": START[:2]}, "as many rows: got 3 and 2"),
         ({"tokens": CONTEXT + 1}, "target tokens do not fit context_length=40"),
         ({"mask": MASK & False}, "must have a token"),
-        ({"stop_tokens": [V]}, "stop_tokens and last_token must be in"),
+        ({"stop_tokens": [V]}, "stop_tokens must be in"),
+        ({"suppress_tokens": [-1]}, "suppress_tokens must be in"),
+        ({"begin_suppress_tokens": list(range(V))}, "leave no token"),
         ({"top_k": 0}, "top_k"),
         ({"tokens": -1}, "num_tokens must not be negative"),
     ],

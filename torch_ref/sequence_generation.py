@@ -14,7 +14,7 @@ import torch
 from torch_ref.encoder_decoder import EncoderDecoder
 from torch_ref.generation import choose_tokens, evaluating, make_cache
 from torch_ref.logits import check_sampling
-from torch_ref.prompts import read_features, read_source, read_start
+from torch_ref.prompts import check_target_tokens, read_features, read_source, read_start
 from torch_ref.speech_transformer import SpeechTransformer
 
 
@@ -31,6 +31,8 @@ def generate_target(
     generator: torch.Generator | None = None,
     stop_tokens: Sequence[int] = (),
     last_token: int | None = None,
+    suppress_tokens: Sequence[int] = (),
+    begin_suppress_tokens: Sequence[int] = (),
     use_cache: bool = True,
     cache_dtype: torch.dtype | None = None,
     mask: torch.Tensor | None = None,
@@ -55,6 +57,8 @@ def generate_target(
         stop_tokens: a row ends with the first of these ids that it makes, which it repeats as long
             as other rows have not ended; when all rows have ended, nothing more is made.
         last_token: what the last of ``num_tokens`` tokens always is (BART); default none.
+        suppress_tokens: ids that are never made (Whisper's that stand for no speech).
+        begin_suppress_tokens: ids that are not made as the first token.
         use_cache: False reads the whole target for every token: slower, the same result.
         cache_dtype: of the keys and values in the caches, default the weights'.
         mask: boolean (B, S), True where the source holds a token, False on padding, which is not
@@ -85,13 +89,13 @@ def generate_target(
     tokens = read_start(
         start_BT, len(source), num_tokens, config.target_vocab_size, config.context_length
     )
-    ids = (*stop_tokens, *(() if last_token is None else (last_token,)))
-    for token in ids:
-        if not 0 <= token < config.target_vocab_size:
-            raise ValueError(
-                "stop_tokens and last_token must be in "
-                f"[0, {config.target_vocab_size}): got {token}"
-            )
+    check_target_tokens(
+        config.target_vocab_size,
+        stop_tokens=stop_tokens,
+        last_token=() if last_token is None else (last_token,),
+        suppress_tokens=suppress_tokens,
+        begin_suppress_tokens=begin_suppress_tokens,
+    )
     dtype = weight.dtype if cache_dtype is None else cache_dtype
     settings = None if greedy else (temperature, top_k, top_p)
     stop = torch.tensor(stop_tokens, dtype=torch.long, device=weight.device)
@@ -119,7 +123,11 @@ def generate_target(
                 cache=cache,
                 memory_cache=memory_cache,
             )
-            token_B = choose_tokens(model.logits(hidden[:, -1:])[:, 0], settings, generator)
+            logits_BV = model.logits(hidden[:, -1:])[:, 0]
+            is_first = tokens.shape[1] == begun
+            for suppressed in (suppress_tokens, begin_suppress_tokens if is_first else ()):
+                logits_BV[:, list(suppressed)] = -torch.inf
+            token_B = choose_tokens(logits_BV, settings, generator)
             if last_token is not None and tokens.shape[1] == end - 1:
                 token_B = torch.full_like(token_B, last_token)
             token_B = torch.where(ended_B, tokens[:, -1], token_B)

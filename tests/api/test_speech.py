@@ -29,11 +29,16 @@ def test_a_model_that_hears_is_loaded_and_saved_and_writes(folder, tmp_path):
     model = jaxformer.load(folder)
     source = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
     sound = features(7, 166, START).astype(np.float32)
-    written = jaxformer.generate_target(model.module, sound, 5, start_BT=START, greedy=True)
-    # Whisper's own ``generate`` would read times; tokens are suppressed there.
+    free = jaxformer.generate_target(model.module, sound, 5, start_BT=START, greedy=True)
+    suppressed = {"suppress_tokens": [int(free[0, 1])], "begin_suppress_tokens": [int(free[1, 0])]}
+    written = jaxformer.generate_target(
+        model.module, sound, 5, start_BT=START, greedy=True, **suppressed
+    )
+    assert not np.array_equal(written, free)
+    # Whisper's own ``generate`` would read times.
     expected = transformers.GenerationMixin.generate(
         source, torch.as_tensor(sound), max_new_tokens=5, do_sample=False,
-        decoder_start_token_id=2, suppress_tokens=None,
+        decoder_start_token_id=2, **suppressed,
     )  # fmt: skip
     assert np.array_equal(written, expected[:, 1:])
     back = model.save(tmp_path / "back", "hf")

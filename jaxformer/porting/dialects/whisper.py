@@ -5,7 +5,7 @@ part of the model. The encoder's sinusoids stand among the parameters in files, 
 moves them.
 
 Settings that say which tokens are never made, ``suppress_tokens`` and its kin, change no number of
-the model: ``transformers`` reads them where it generates. They go with the model, there and back.
+the model. They go with it, there and back; ``generate_target`` takes them by the same names.
 """
 
 from jaxformer.porting.dialects.bart import (
