@@ -27,6 +27,7 @@ CPU = {
     "evaluation-nano": "evaluation.py --preset nano",
     "evaluation-baby": "evaluation.py --preset baby",
     "generation": "generation.py",
+    "families": "families.py",
     "start_up-nano": "start_up.py --preset nano",
     "time_to_loss-nano": "time_to_loss.py --preset nano",
     "porting": "porting.py",

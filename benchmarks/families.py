@@ -2,16 +2,15 @@
 
     uv run --group test python benchmarks/families.py
 
-Both sides have the same random weights and take the same random ids: transformers builds the model,
-``jaxformer.from_torch`` ports it. A step is a forward and a backward pass, clipping at a norm of 1
-and AdamW, fused in torch, whose pass is run as it is and under ``torch.compile``. Dropout is off, as
-Mixtral has none. jaxformer makes its steps as ``train.py`` does. Texts are greedy and written with a
-cache, transformers' by its own ``generate``. Peak memory is that of a process that runs only one
-side, ten steps or one text.
+Both sides have the same random weights and take the same random ids: transformers builds the
+model, ``jaxformer.from_torch`` ports it. A step is a forward and a backward pass, clipping at a
+norm of 1 and AdamW, fused in torch, whose passes are run as they are and under ``torch.compile``.
+Dropout is off, as Mixtral has none. jaxformer makes its steps as ``train.py`` does. Texts are
+greedy and written with a cache, transformers' by its own ``generate``. Peak memory is that of a
+process that runs only one side, ten steps or one text.
 """
 
 import argparse
-import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -151,8 +150,8 @@ def _jax_step(family: Family) -> Callable[[int], float]:
 
     from jaxformer.config import OptimizerConfig
     from jaxformer.parameters import split
-    from jaxformer.training.parallel import PmapStrategy, StepSpec
     from jaxformer.train_step import TrainState
+    from jaxformer.training.parallel import PmapStrategy, StepSpec
 
     definition, parameters = split(family.candidate)
     optimizer = OptimizerConfig(
@@ -205,7 +204,7 @@ def _torch_step(family: Family, is_compiled: bool) -> Callable[[int], float]:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step
 

@@ -1,10 +1,13 @@
 """Products of rows with the matrix of each row's group, without a product for every group and row.
 
-Rows are laid out by group in blocks of equal size. A group's last block is filled up with zeros;
-groups without rows cost nothing. (Gale et al., MegaBlocks, arXiv 2211.15841, section 4.)
+Rows are sorted by group, and each group's rows are multiplied a block at a time; groups without
+rows cost nothing. The last block of a group may reach into the rows of the next, whose own blocks
+come later and write over what it made of them. (Gale et al., MegaBlocks, arXiv 2211.15841,
+section 4, has blocks of one group each.)
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,26 +15,34 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-# Rows of a block: products of fewer are slow, and more leave more rows of zeros.
+# Rows of a block: products of fewer are slow.
 FEWEST_ROWS, MOST_ROWS = 8, 256
+# What is left of a group's rows is cut into blocks of so many times fewer rows.
+PARTS = 4
 
 
-class _Layout(NamedTuple):
-    """Where rows lie in blocks.
+class _Sorted(NamedTuple):
+    """Where rows lie that are sorted by group.
 
     Attributes:
-        slots: of each row, its place among the rows of all blocks.
+        order: which row comes at each place.
+        places: of each row, its place.
         used: the groups that have rows, and then the others.
         num_used: how many groups have rows.
-        first: of each group, its first block, and the number of blocks after the last.
-        rows: R' rows in all blocks, those of zeros too; the same for any groups.
+        first: of each group, its first place, and the number of rows after the last.
+        sizes: rows of the two kinds of blocks, the larger first.
     """
 
-    slots: Int[Array, "R"]
+    order: Int[Array, "R"]
+    places: Int[Array, "R"]
     used: Int[Array, "E"]
     num_used: Int[Array, ""]
     first: Int[Array, "E+1"]
-    rows: int
+    sizes: tuple[int, int]
+
+    def sort(self, x: Float[Array, "R I"]) -> Float[Array, "R' I"]:
+        """Returns the rows in order, and zeros for the last block to reach into."""
+        return jnp.pad(x[self.order], ((0, self.sizes[0]), (0, 0)))
 
 
 def grouped_product(
@@ -47,99 +58,123 @@ def grouped_product(
     return _product(x, kernel, groups, block_rows(x.shape[0], kernel.shape[0]))
 
 
-def block_rows(rows: int, groups: int) -> int:
-    """Returns the number of rows of a block: about half of what a group has on average.
+def block_rows(rows: int, groups: int) -> tuple[int, int]:
+    """Returns the rows of a block, about half of what a group has on average, and of a small one.
 
     >>> block_rows(4096, 8), block_rows(2, 8)
-    (256, 8)
+    ((256, 64), (8, 8))
     """
     half = max(1, rows // (2 * groups))
-    return min(MOST_ROWS, max(FEWEST_ROWS, 1 << (half.bit_length() - 1)))
+    large = min(MOST_ROWS, max(FEWEST_ROWS, 1 << (half.bit_length() - 1)))
+    return large, max(FEWEST_ROWS, large // PARTS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _product(x: Array, kernel: Array, groups: Array, size: int) -> Array:
-    layout = _layout(groups, kernel.shape[0], size)
-    y = _multiply(_in_blocks(x, layout), kernel, layout, size)
-    return y[layout.slots]
+def _product(x: Array, kernel: Array, groups: Array, sizes: tuple[int, int]) -> Array:
+    rows = _sort_by_group(groups, kernel.shape[0], sizes)
+    return _multiply(rows.sort(x), kernel, rows)[rows.places]
 
 
-def _forward(x: Array, kernel: Array, groups: Array, size: int) -> tuple[Array, tuple[Array, ...]]:
-    return _product(x, kernel, groups, size), (x, kernel, groups)
+def _forward(
+    x: Array, kernel: Array, groups: Array, sizes: tuple[int, int]
+) -> tuple[Array, tuple[Array, ...]]:
+    return _product(x, kernel, groups, sizes), (x, kernel, groups)
 
 
-def _backward(size: int, kept: tuple[Array, ...], gradient: Array) -> tuple[Array, Array, None]:
+def _backward(
+    sizes: tuple[int, int], kept: tuple[Array, ...], gradient: Array
+) -> tuple[Array, Array, None]:
     x, kernel, groups = kept
-    layout = _layout(groups, kernel.shape[0], size)
-    x_blocks, gradients = _in_blocks(x, layout), _in_blocks(gradient, layout)
-    to_x = _multiply(gradients, jnp.swapaxes(kernel, 1, 2), layout, size)
-    return to_x[layout.slots], _sum_by_group(x_blocks, gradients, kernel, layout, size), None
+    rows = _sort_by_group(groups, kernel.shape[0], sizes)
+    x_sorted, gradients = rows.sort(x), rows.sort(gradient)
+    to_x = _multiply(gradients, kernel, rows, transposed=True)
+    return to_x[rows.places], _sum_by_group(x_sorted, gradients, kernel, rows), None
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _layout(groups: Int[Array, "R"], count: int, size: int) -> _Layout:
+def _sort_by_group(groups: Int[Array, "R"], count: int, sizes: tuple[int, int]) -> _Sorted:
     rows = groups.shape[0]
-    sizes = jnp.zeros(count, jnp.int32).at[groups].add(1)
-    first = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(-(-sizes // size))])
+    counts = jnp.zeros(count, jnp.int32).at[groups].add(1)
+    first = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
     order = jnp.argsort(groups, stable=True)
-    start = jnp.cumsum(sizes) - sizes
-    by_group = groups[order]
-    within = jnp.arange(rows, dtype=jnp.int32) - start[by_group]
-    slots = jnp.zeros(rows, jnp.int32).at[order].set(first[by_group] * size + within)
-    used = jnp.argsort(sizes == 0, stable=True)
-    most_blocks = rows // size + min(rows, count)
-    return _Layout(slots, used, jnp.sum(sizes > 0), first, most_blocks * size)
+    places = jnp.zeros(rows, jnp.int32).at[order].set(jnp.arange(rows, dtype=jnp.int32))
+    used = jnp.argsort(counts == 0, stable=True)
+    return _Sorted(order, places, used, jnp.sum(counts > 0), first, sizes)
 
 
-def _in_blocks(x: Float[Array, "R I"], layout: _Layout) -> Float[Array, "R' I"]:
-    blocks = jnp.zeros((layout.rows, x.shape[1]), x.dtype)
-    return blocks.at[layout.slots].set(x, unique_indices=True)
+def _over_blocks(
+    first: Int[Array, ""],
+    last: Int[Array, ""],
+    sizes: Sequence[int],
+    visit: Callable[[Int[Array, ""], int, Array], Array],
+    state: Array,
+) -> Array:
+    """Visits the blocks of the rows from ``first`` to before ``last``: large ones, then small ones.
+
+    Args:
+        first: a place.
+        last: the place after the last row.
+        sizes: rows of a block, the larger first.
+        visit: is called with a block's first place, its rows and the state; returns the next state.
+        state: the first state.
+    """
+    large, small = sizes
+    whole = (last - first) // large
+    rest = first + whole * large
+    state = lax.fori_loop(0, whole, lambda i, s: visit(first + i * large, large, s), state)
+    left = -(-(last - rest) // small)
+    return lax.fori_loop(0, left, lambda i, s: visit(rest + i * small, small, s), state)
 
 
 def _multiply(
-    x: Float[Array, "R' I"], kernel: Float[Array, "E I O"], layout: _Layout, size: int
+    x: Float[Array, "R' I"], kernel: Float[Array, "E I O"], rows: _Sorted, transposed: bool = False
 ) -> Float[Array, "R' O"]:
-    """Returns the product of each block with its group's matrix."""
+    """Returns the products of sorted rows with their group's matrix; O is I where it is transposed.
+
+    Groups come in ascending order, so that what a block writes beyond its group is written over.
+    """
+    inner, outer = (2, 1) if transposed else (1, 2)
+    dtype = jnp.promote_types(x.dtype, kernel.dtype)
 
     def group(number: Array, y: Array) -> Array:
-        which = layout.used[number]
+        which = rows.used[number]
         matrix = kernel[which]
 
-        def block(place: Array, y: Array) -> Array:
-            part = lax.dynamic_slice_in_dim(x, place * size, size)
-            product = (part @ matrix).astype(y.dtype)
-            return lax.dynamic_update_slice_in_dim(y, product, place * size, 0)
+        def block(place: Array, size: int, y: Array) -> Array:
+            part = lax.dynamic_slice_in_dim(x, place, size)
+            product = lax.dot_general(part, matrix, (((1,), (inner - 1,)), ((), ())))
+            return lax.dynamic_update_slice_in_dim(y, product.astype(dtype), place, 0)
 
-        return lax.fori_loop(layout.first[which], layout.first[which + 1], block, y)
+        return _over_blocks(rows.first[which], rows.first[which + 1], rows.sizes, block, y)
 
-    dtype = jnp.promote_types(x.dtype, kernel.dtype)
-    y = jnp.zeros((x.shape[0], kernel.shape[2]), dtype)
-    return lax.fori_loop(0, layout.num_used, group, y)
+    y = jnp.zeros((x.shape[0], kernel.shape[outer]), dtype)
+    return lax.fori_loop(0, rows.num_used, group, y)
 
 
 def _sum_by_group(
     x: Float[Array, "R' I"],
     gradients: Float[Array, "R' O"],
     kernel: Float[Array, "E I O"],
-    layout: _Layout,
-    size: int,
+    rows: _Sorted,
 ) -> Float[Array, "E I O"]:
     """Returns the gradient of each group's matrix."""
     wide = jnp.promote_types(kernel.dtype, jnp.float32)
 
     def group(number: Array, total: Array) -> Array:
-        which = layout.used[number]
+        which = rows.used[number]
+        last = rows.first[which + 1]
 
-        def block(place: Array, summed: Array) -> Array:
-            part = lax.dynamic_slice_in_dim(x, place * size, size)
-            given = lax.dynamic_slice_in_dim(gradients, place * size, size)
+        def block(place: Array, size: int, summed: Array) -> Array:
+            part = lax.dynamic_slice_in_dim(x, place, size)
+            given = lax.dynamic_slice_in_dim(gradients, place, size)
+            own = jnp.arange(size, dtype=place.dtype)[:, None] < last - place
+            given = jnp.where(own, given, jnp.zeros((), given.dtype))
             return summed + jnp.matmul(part.T, given, preferred_element_type=wide)
 
-        summed = lax.fori_loop(
-            layout.first[which], layout.first[which + 1], block, jnp.zeros(kernel.shape[1:], wide)
-        )
+        zeros = jnp.zeros(kernel.shape[1:], wide)
+        summed = _over_blocks(rows.first[which], last, rows.sizes, block, zeros)
         return total.at[which].set(summed.astype(kernel.dtype))
 
-    return lax.fori_loop(0, layout.num_used, group, jnp.zeros_like(kernel))
+    return lax.fori_loop(0, rows.num_used, group, jnp.zeros_like(kernel))
