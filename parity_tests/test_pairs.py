@@ -30,7 +30,7 @@ from jaxformer.training.parallel import MeshStrategy, PmapStrategy, StepSpec
 from parity_tests.twins import copy_to_torch
 from tests.support.folders_of_tokens import write_folder
 from tests.support.hugging_face.proof import Proof
-from tests.support.hugging_face.running import in_float64, logit_biases
+from tests.support.hugging_face.running import in_float64, ported_buffers
 from tests.support.tiers import full_after
 
 V, S, T, A, B = 29, 13, 9, 2, 3
@@ -87,7 +87,7 @@ def test_the_loss_and_its_gradients_are_those_of_transformers(name):
         )
 
     source.zero_grad()
-    for bias in logit_biases(source).values():
+    for bias in ported_buffers(source).values():
         bias.requires_grad_()
     with in_float64():
         expected = source(
