@@ -79,6 +79,17 @@ def test_the_same_bug_in_every_layer_is_looked_into_once(monkeypatch):
     assert "must be" in diagnoses.pop()
 
 
+def test_a_reference_that_fills_a_cache_is_run_again_as_it_was(monkeypatch):
+    found = subject("gpt2")
+    monkeypatch.setattr(found.torch_module.config, "use_cache", True)
+    candidate = found.fresh()
+    candidate.blocks[1].attention.scale *= 2
+    (cause,) = compare(found.torch_module, candidate, found.inputs, dtype="float64").root_causes
+    assert cause.path == "blocks.1.attention"
+    assert cause.diagnosis
+    assert "attention_core.py" in cause.jax_source
+
+
 class LeakyMlp(CandidateMlp):
     def __call__(self, x):
         return x + self.down(jax.nn.leaky_relu(self.up(self.ln(x))))

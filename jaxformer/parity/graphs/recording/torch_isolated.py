@@ -1,5 +1,6 @@
 """A PyTorch module run by itself, while its submodules return given tensors."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,27 +52,34 @@ def record_calls(
     torch = require_torch()
     calls: dict[str, list[RawCall]] = {path: [] for path in paths}
 
-    def copy(tree: Any) -> Any:
+    def copied(tree: Any) -> Any:
         # What is one tensor stays one.
         copies: dict[int, Any] = {}
-        return torch.utils._pytree.tree_map(
-            lambda leaf: (
-                copies.setdefault(id(leaf), leaf.detach().clone())
-                if isinstance(leaf, torch.Tensor)
-                else leaf
-            ),
-            tree,
-        )
+
+        def copy_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return copies.setdefault(id(leaf), leaf.detach().clone())
+            return _as_it_is(leaf)
+
+        return torch.utils._pytree.tree_map(copy_leaf, tree)
 
     def record(path: str, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        given_args, given_kwargs = copy((args, kwargs))
+        given_args, given_kwargs = copied((args, kwargs))
         output = original(*args, **kwargs)
-        calls[path].append(RawCall(given_args, given_kwargs, copy(output)))
+        calls[path].append(RawCall(given_args, given_kwargs, copied(output)))
         return output
 
     with torch.no_grad():
         _replaced(module, paths, record, lambda: run(module))
     return calls
+
+
+def _as_it_is(leaf: Any) -> Any:
+    """Returns a copy of what is no tensor: a call may write to it, as to a cache of keys."""
+    import torch
+
+    is_code = callable(leaf) or isinstance(leaf, torch.nn.Module)
+    return leaf if is_code else copy.deepcopy(leaf)
 
 
 def _replaced(
@@ -128,7 +136,7 @@ def isolate(
             self.add_module(path.rpartition(".")[2] or "model", owner)
 
         def forward(self, *tensors: Any) -> list[Any]:
-            filled = [tensors[places[id(x)]] if id(x) in places else x for x in leaves]
+            filled = [tensors[places[id(x)]] if id(x) in places else _as_it_is(x) for x in leaves]
             args, kwargs, returned = torch.utils._pytree.tree_unflatten(filled, structure)
             entered: dict[str, list[list[Any]]] = {}
             (part,) = self.children()
