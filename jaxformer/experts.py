@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.all_reduce import mean_over
 from jaxformer.execution.grouped_products import grouped_product
+from jaxformer.execution.sharding import share_experts
 from jaxformer.feed_forward import GatedFeedForward, multiply_gate
 from jaxformer.initializers import torch_linear
 from jaxformer.layers import Dropout, Linear, widen
@@ -44,10 +45,14 @@ class ExpertLinear(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "R I"], experts: Int[Array, "R"]) -> Float[Array, "R O"]:
-        """Returns each row's product with its expert's matrix, in the dtype of x and kernel."""
+        """Returns each row's product with its expert's matrix, in the dtype of x and kernel.
+
+        A row of expert E is of none of these: its expert is on another device.
+        """
         y = grouped_product(x, self.kernel[...], experts)
         if self.bias is not None:
-            y = (widen(y) + widen(self.bias[...])[experts]).astype(y.dtype)
+            bias = widen(self.bias[...]).at[experts].get(mode="fill", fill_value=0)
+            y = (widen(y) + bias).astype(y.dtype)
         return y
 
 
@@ -239,14 +244,12 @@ class MixtureOfExperts(nnx.Module):
         """Returns the branch's output, in the dtype of x, and what its router chose if wanted."""
         rows_RD = jnp.reshape(x, (-1, x.shape[-1]))
         routing = self.router(rows_RD)
-        count = routing.experts.shape[1]
-        experts = jnp.reshape(routing.experts, -1)
-        repeated = jnp.repeat(rows_RD, count, axis=0)
-        gate, up = self.gate_proj(repeated, experts), self.up_proj(repeated, experts)
-        hidden = self.hidden_dropout(multiply_gate(self.activation, gate, up, self.clamp))
-        outputs = jnp.reshape(self.down_proj(hidden, experts), (-1, count, x.shape[-1]))
-        y = jnp.sum(widen(outputs) * routing.weights[..., None], axis=1).astype(x.dtype)
-        y = jnp.reshape(y, x.shape)
+        projections = self.gate_proj, self.up_proj, self.down_proj
+        # Drawn for all rows at once, as a mask depends on its place in the batch.
+        keep = self.hidden_dropout.keep((routing.experts.size, self.up_proj.kernel.shape[-1]))
+        mix = share_experts(self._mix)
+        y = mix(projections, rows_RD, routing.experts, routing.weights, keep)
+        y = jnp.reshape(y.astype(x.dtype), x.shape)
         if self.shared_expert is not None:
             shared = self.shared_expert(x)
             if self.shared_expert_gate is not None:
@@ -255,6 +258,26 @@ class MixtureOfExperts(nnx.Module):
             y = y + shared
         y = self.output_dropout(y)
         return (y, routing) if return_routing else y
+
+    def _mix(
+        self,
+        projections: Sequence[ExpertLinear],
+        rows: Float[Array, "R D"],
+        experts: Int[Array, "R C"],
+        weights: Float[Array, "R C"],
+        keep: Bool[Array, "RC F"] | None,
+    ) -> Float[Array, "R D"]:
+        """Returns Σ_e weight_e · expert_e(x) of each row, in float32 or wider."""
+        gate_proj, up_proj, down_proj = projections
+        count = experts.shape[1]
+        each = jnp.reshape(experts, -1)
+        repeated = jnp.repeat(rows, count, axis=0)
+        gate, up = gate_proj(repeated, each), up_proj(repeated, each)
+        hidden = multiply_gate(self.activation, gate, up, self.clamp)
+        if keep is not None:
+            hidden = self.hidden_dropout.drop(hidden, keep)
+        outputs = jnp.reshape(down_proj(hidden, each), (-1, count, rows.shape[-1]))
+        return jnp.sum(widen(outputs) * weights[..., None], axis=1)
 
 
 def balance_loss(routings: Sequence[Routing], *, axis_name: str | None = None) -> Float[Array, ""]:

@@ -53,7 +53,8 @@ def grouped_product(
     Args:
         x: the rows.
         kernel: a matrix for each group.
-        groups: the group of each row, in [0, E).
+        groups: the group of each row, in [0, E). A row of group E is of none: what it gets means
+            nothing, and a gradient of it must be zero.
     """
     return _product(x, kernel, groups, block_rows(x.shape[0], kernel.shape[0]))
 

@@ -2,7 +2,7 @@
 
 import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # (q_BTNH, k_BSKH, v_BSKH, mask, bias, dropout, sinks) to the output, and to the weights or None.
 Attend = Callable[..., tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]]
+
+# (projections, rows_RD, experts_RC, weights_RC, keep) to outputs (R, D).
+Mix = Callable[..., Array]
 
 
 class Layout(Protocol):
@@ -52,6 +55,12 @@ class Layout(Protocol):
         sinks: Float[Array, "N"] | None = None,
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B N T S"] | None]:
         """Calls ``attend`` on every device with its own sequences and heads."""
+        ...
+
+    def share_experts(
+        self, mix: Mix, projections: Sequence[Any], rows: Array, *arrays: Array | None
+    ) -> Array:
+        """Calls ``mix`` on every device with its own experts, and adds up what they return."""
         ...
 
 
@@ -98,3 +107,9 @@ def share_heads(attend: Attend) -> Attend:
     """Returns ``attend`` so that under a layout each device takes its own sequences and heads."""
     chosen = _layout.get()
     return attend if chosen is None else functools.partial(chosen.share_heads, attend)
+
+
+def share_experts(mix: Mix) -> Mix:
+    """Returns ``mix`` so that under a layout each device computes its own experts."""
+    chosen = _layout.get()
+    return mix if chosen is None else functools.partial(chosen.share_experts, mix)

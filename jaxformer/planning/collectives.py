@@ -132,21 +132,35 @@ class _HloProgram:
     def collectives(self, mesh: Mapping[str, int], steps: int) -> Iterator[Collective]:
         # Where a collective runs beside other work its parts repeat it, with the same channel.
         channels = set()
+        shared = self._shared_channels()
         for name, times in self._times(steps).items():
             sizes = {i.name: _bytes(i.result) for i in self.computations[name]}
             for instruction in self.computations[name]:
                 kind = instruction.opcode.removesuffix("-start")
                 if kind in KINDS:
                     channel = re.search(r"channel_id=\d+", instruction.rest)
-                    if channel and channel[0] in channels:
+                    is_known = channel is not None and channel[0] not in shared
+                    key = channel[0] if channel and is_known else instruction.name
+                    if key in channels:
                         continue
-                    channels.add(channel[0] if channel else instruction.name)
+                    channels.add(key)
                     if kind == "all-reduce" and "all-reduce-scatter" in name:
                         # A TPU's reduce-scatter: a reduction of which a device keeps its part.
                         kind = "reduce-scatter"
                     axes, devices = _group(instruction.rest, mesh)
                     payload = sum(sizes.get(operand, 0) for operand in instruction.operands)
                     yield Collective(kind, axes, devices, times, payload * times)
+
+    def _shared_channels(self) -> set[str]:
+        """Returns channels of different collectives: all that a program asks for by itself."""
+        found = defaultdict(set)
+        for instructions in self.computations.values():
+            for each in instructions:
+                kind = each.opcode.removesuffix("-start")
+                channel = re.search(r"channel_id=\d+", each.rest)
+                if kind in KINDS and channel and each.opcode == kind:
+                    found[channel[0]].add((kind, each.result))
+        return {channel for channel, different in found.items() if len(different) > 1}
 
     def _times(self, steps: int) -> dict[str, int]:
         """Returns how often each computation runs that is reached from the entry."""

@@ -105,8 +105,9 @@ class ResourceEstimate:
 
 def mesh_sizes(config: TrainConfig, devices: int) -> dict[str, int]:
     """Returns the sizes of the mesh's axes; under ``pmap`` all devices lie along ``data``."""
-    rest = devices // (config.fsdp * config.tensor)
-    return {"data": rest, "fsdp": config.fsdp, "tensor": config.tensor}
+    rest = devices // (config.fsdp * config.tensor * config.expert)
+    experts = {"expert": config.expert} if config.expert > 1 else {}
+    return {"data": rest, "fsdp": config.fsdp, **experts, "tensor": config.tensor}
 
 
 def estimate_from_programs(

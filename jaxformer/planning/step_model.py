@@ -81,7 +81,7 @@ def estimate_step(config: TrainConfig, mesh: Mapping[str, int]) -> StepEstimate:
 
     Args:
         config: with ``model.vocab_size`` set.
-        mesh: sizes of the axes data, fsdp and tensor.
+        mesh: sizes of the axes data, fsdp and tensor, and expert where there is one.
 
     Raises:
         ValueError: a parameter has no sharding rule.
@@ -119,7 +119,7 @@ class _StepModel:
             BlockWidths.of(model, mesh["tensor"], experts=one.has_experts(kind))
             for kind in range(one.num_layers)
         ]
-        batches = config.accumulation * mesh["data"] * mesh["fsdp"]
+        batches = config.accumulation * math.prod(mesh.values()) // mesh["tensor"]
         self.tokens = config.batch_size * config.window // batches
         self.stored = self._elements(lambda row: math.prod(row.part))
         trained: Any = trained_parameters(shapes)
@@ -311,6 +311,16 @@ class _StepModel:
                 Collective("reduce-scatter", ("fsdp",), devices, times, payload * devices),
                 # Norms, and what fsdp does not divide.
                 Collective("all-reduce", ("fsdp",), devices, count, count * FLOAT32 * uncut),
+            ]
+        if (devices := mesh.get("expert", 1)) > 1:
+            # Rows go to all experts and their outputs come back, on the way forward and back.
+            layers = sum(n for n, each in zip(self.layers, self.kinds, strict=True) if each.routed)
+            times, rows = 2 * count * layers, width * self.tokens * self._d_model()
+            shared = self._elements(lambda r: 0 if r.is_cut("expert") else math.prod(r.part))
+            found += [
+                Collective("all-gather", ("expert",), devices, times, times * rows),
+                Collective("reduce-scatter", ("expert",), devices, times, times * rows * devices),
+                Collective("all-reduce", ("expert",), devices, 1, FLOAT32 * shared),
             ]
         if mesh["data"] > 1:
             payload = FLOAT32 * self.trained

@@ -97,7 +97,10 @@ class TrainConfig:
     """Devices in a row of the mesh that each hold a part of every matrix and of the batch."""
     tensor: int = 1
     """Devices in a row of the mesh that share attention's heads and the feed-forward's width. What
-    fsdp and tensor leave of the devices is the mesh's data axis."""
+    fsdp, expert and tensor leave of the devices is the mesh's data axis."""
+    expert: int = 1
+    """Devices in a row of the mesh that each hold some of the experts, whole, and a part of the
+    batch."""
     steps_per_call: int = 10
     """Steps that one call of the compiled function makes."""
     eval_interval: int = 250
@@ -116,8 +119,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in (
             "steps", "batch_size", "accumulation", "devices", "steps_per_call", "eval_interval",
-            "eval_batch_size", "checkpoint_interval", "keep", "fsdp", "tensor", "block_size",
-            "eval_tokens", "resident_tokens",
+            "eval_batch_size", "checkpoint_interval", "keep", "fsdp", "tensor", "expert",
+            "block_size", "eval_tokens", "resident_tokens",
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -208,10 +211,17 @@ class TrainConfig:
     def _check_mesh(self) -> None:
         if self.strategy not in ("pmap", "mesh"):
             raise ValueError(f"strategy must be pmap or mesh: got {self.strategy!r}")
-        if self.strategy == "pmap" and (self.fsdp, self.tensor) != (1, 1):
+        if self.strategy == "pmap" and (self.fsdp, self.tensor, self.expert) != (1, 1, 1):
+            more = f", expert={self.expert}" if self.expert != 1 else ""
             raise ValueError(
-                "fsdp and tensor need strategy='mesh': got "
-                f"strategy='pmap', fsdp={self.fsdp}, tensor={self.tensor}"
+                f"fsdp and tensor{' and expert' if more else ''} need strategy='mesh': got "
+                f"strategy='pmap', fsdp={self.fsdp}, tensor={self.tensor}{more}"
+            )
+        experts = self.model.feed_forward.experts.num_experts
+        if self.expert > 1 and (experts is None or experts % self.expert):
+            raise ValueError(
+                f"num_experts must be divisible by expert: got num_experts={experts}, "
+                f"expert={self.expert}"
             )
         heads, widths = self.model.attention.num_heads, self._widths()
         if any(number % self.tensor for number in (heads, *widths)):

@@ -92,7 +92,7 @@ def least_bytes(config: TrainConfig, devices: int) -> dict[str, int]:
     model = config.model
     tokens = config.batch_size * config.window
     width = 2 if config.dtype == "bfloat16" else 4
-    parameters = count_matrices(model) // (config.fsdp * config.tensor)
+    parameters = count_matrices(model) // (config.fsdp * config.tensor * config.expert)
     layers, vocabulary = _read_by_windows(model)
     inputs, logits = (
         width * tokens * numbers // (config.accumulation * devices)
@@ -175,7 +175,7 @@ def too_large_for_samples(config: TrainConfig, room: int | None) -> str | None:
         The reason with its numbers; None if there is room, or it is unknown how much there is.
     """
     whole = FLOAT32 * count_matrices(config.model)
-    parameters = count_matrices(config.model) // (config.fsdp * config.tensor)
+    parameters = count_matrices(config.model) // (config.fsdp * config.tensor * config.expert)
     training = _kept_bytes(config) * parameters
     if room is None or whole + training <= room:
         return None

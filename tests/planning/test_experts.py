@@ -65,15 +65,27 @@ def _module(model):
 
 
 @pytest.mark.tier("full")
-@pytest.mark.parametrize(("fsdp", "tensor"), [(4, 2), (1, 1)])
-def test_what_stays_on_a_device_is_what_xla_is_given(fsdp, tensor):
-    experiment = prepare(EXPERTS, strategy="mesh", fsdp=fsdp, tensor=tensor)
+@pytest.mark.parametrize(("fsdp", "tensor", "expert"), [(4, 2, 1), (1, 1, 1), (2, 1, 4)])
+def test_what_stays_on_a_device_is_what_xla_is_given(fsdp, tensor, expert):
+    experiment = prepare(EXPERTS, strategy="mesh", fsdp=fsdp, tensor=tensor, expert=expert)
     with experiment.execution_settings():
         program = compile_training(experiment, jax.devices())
     estimate = estimate_from_programs(experiment, jax.devices(), {"training": program})
     small = 4 * (2 * 16 * tensor // 8 + 2)
     given = program.memory_analysis().argument_size_in_bytes
     assert estimate.parameters + estimate.moments + experiment.train_ids.nbytes + small == given
+    if expert > 1:
+        # Rows go to the experts: no device gets the matrices of another one's.
+        moved = [c for c in estimate.collectives if c.axes == ("expert",)]
+        assert {"all-gather", "reduce-scatter"} <= {c.kind for c in moved}
+        guess = estimate_step(experiment.config, estimate.mesh)
+        for kind in ("all-gather", "reduce-scatter"):
+            payload, rows = (
+                sum(c.payload for c in found if c.axes == ("expert",) and c.kind == kind)
+                for found in (moved, guess.collectives)
+            )
+            # Beside the rows there are the three experts of each, and their weights.
+            assert rows <= payload < 1.25 * rows
 
 
 def test_a_plan_says_how_many_parameters_a_token_has(text, capsys):
@@ -91,6 +103,11 @@ def test_a_plan_says_how_many_parameters_a_token_has(text, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (
+            ["--num-experts", 4, "--strategy", "mesh", "--expert", 3],
+            "num_experts must be divisible by expert: got num_experts=4, expert=3",
+        ),
+        (["--num-experts", 4, "--expert", 2], "fsdp and tensor and expert need strategy='mesh'"),
         (["--num-experts", 2, "--experts-per-token", 3], "experts_per_token must be at most"),
         (["--num-experts", 4, "--expert-groups", 3], "expert_groups must divide num_experts"),
         (["--num-experts", 4, "--activation", "gelu"], "experts"),

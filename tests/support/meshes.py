@@ -31,7 +31,7 @@ ODD = TransformerLMConfig(
 OPTIMIZER = OptimizerConfig(warmup_steps=5, decay_steps=40, learning_rate=3e-3, clip_norm=0.5)
 IDS = (np.arange(400) * 7 + np.random.default_rng(5).integers(0, 3, 400)).astype(np.int32) % 29
 
-# (devices, fsdp, tensor); None is pmap.
+# (devices, fsdp, tensor), and expert where several devices share the experts; None is pmap.
 MESHES = {
     "pmap 8": (8, None, None),
     "data 8": (8, 1, 1),
@@ -60,7 +60,7 @@ def parameter_shapes(config):
 
 @functools.cache
 def make(config, mesh, accumulation=1, batch_size=BATCH, optimizer=OPTIMIZER):
-    devices, fsdp, tensor = MESHES.get(mesh, mesh)
+    devices, fsdp, tensor, *experts = MESHES.get(mesh, mesh)
     definition, shapes = parameter_shapes(config)
     spec = StepSpec(
         definition=definition,
@@ -75,7 +75,7 @@ def make(config, mesh, accumulation=1, batch_size=BATCH, optimizer=OPTIMIZER):
     devices = jax.local_devices()[:devices]
     if fsdp is None:
         return PmapStrategy(spec, devices)
-    return MeshStrategy(spec, devices, fsdp=fsdp, tensor=tensor)
+    return MeshStrategy(spec, devices, fsdp=fsdp, tensor=tensor, expert=(experts or [1])[0])
 
 
 @functools.cache

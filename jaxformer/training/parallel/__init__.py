@@ -35,4 +35,4 @@ def make_strategy(config: TrainConfig, spec: StepSpec, devices: Sequence[jax.Dev
     """
     if config.strategy == "pmap":
         return PmapStrategy(spec, devices)
-    return MeshStrategy(spec, devices, fsdp=config.fsdp, tensor=config.tensor)
+    return MeshStrategy(spec, devices, fsdp=config.fsdp, tensor=config.tensor, expert=config.expert)

@@ -56,7 +56,7 @@ def check_devices(config: TrainConfig, count: int) -> None:
         DeviceError: they do not; the message names the numbers that do. Or there is one gradient
             a step where the noise scale needs several.
     """
-    check_mesh(count, config.fsdp, config.tensor)
+    check_mesh(count, config.fsdp, config.tensor, config.expert)
     check_batch_size(config.batch_size, config.accumulation, count, config.tensor)
     parts = config.accumulation * (count if config.strategy == "pmap" else 1)
     if config.optimizer.noise_scale and parts == 1:
@@ -90,14 +90,19 @@ def check_batch_size(batch_size: int, accumulation: int, devices: int, tensor: i
         )
 
 
-def check_mesh(devices: int, fsdp: int, tensor: int) -> None:
+def check_mesh(devices: int, fsdp: int, tensor: int, expert: int = 1) -> None:
     """Checks that a mesh can be made of so many devices.
 
     Raises:
         DeviceError: it cannot; the message names the sizes that can.
     """
-    if devices % (fsdp * tensor) == 0:
+    if devices % (fsdp * tensor * expert) == 0:
         return
+    if expert > 1:
+        raise DeviceError(
+            f"--fsdp {fsdp} times --expert {expert} times --tensor {tensor} does not divide "
+            f"{devices} devices: use as many as a multiple of {fsdp * expert * tensor}"
+        )
     if devices % tensor == 0:
         most = devices // tensor
         choices = [str(n) for n in range(1, most + 1) if most % n == 0]

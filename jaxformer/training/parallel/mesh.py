@@ -16,14 +16,16 @@ from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.devices import check_batch_size, check_mesh
 from jaxformer.training.parallel.mesh_layout import MeshLayout
-from jaxformer.training.parallel.sharding_rules import AXES, check_rules
+from jaxformer.training.parallel.sharding_rules import ACTIVATIONS, AXES, check_rules
 from jaxformer.training.parallel.step_spec import StepSpec
 from jaxformer.training.parallel.strategy import Strategy, place_array
 from jaxformer.training.state_arrays import to_arrays
 
 
 class MeshStrategy(Strategy):
-    """Parameters, moments and activations lie on a (data, fsdp, tensor) mesh by the sharding rules.
+    """Parameters, moments and activations lie on a mesh of devices by the sharding rules.
+
+    Its axes are data, fsdp and tensor, and expert where several devices share the experts.
 
     The axes are Auto: arrays are global, the program is that of one device, and XLA adds what the
     devices have to send each other.
@@ -33,10 +35,11 @@ class MeshStrategy(Strategy):
         devices: those of all processes; default all.
         fsdp: how many devices hold a part of each matrix, and of the batch.
         tensor: how many share heads and widths.
+        expert: how many share the experts.
 
     Raises:
-        DeviceError: fsdp and tensor do not divide the devices, or the batch does not divide over
-            data, fsdp and micro-batches.
+        DeviceError: fsdp, expert and tensor do not divide the devices, or the batch does not divide
+            over data, fsdp, expert and micro-batches.
         ValueError: a parameter has no sharding rule.
     """
 
@@ -47,16 +50,21 @@ class MeshStrategy(Strategy):
         *,
         fsdp: int = 1,
         tensor: int = 1,
+        expert: int = 1,
     ):
         devices = list(jax.devices() if devices is None else devices)
-        check_mesh(len(devices), fsdp, tensor)
+        check_mesh(len(devices), fsdp, tensor, expert)
         check_batch_size(spec.batch_size, spec.accumulation, len(devices), tensor)
         check_rules(spec.shapes)
         super().__init__(spec, devices, shards=len(devices) // tensor)
+        rest = len(devices) // (fsdp * tensor * expert)
+        sizes = dict(zip(AXES, (rest, fsdp, expert, tensor), strict=True))
+        if expert == 1:
+            del sizes["expert"]
         self.mesh = jax.make_mesh(
-            (len(devices) // (fsdp * tensor), fsdp, tensor),
-            AXES,
-            axis_types=(AxisType.Auto,) * len(AXES),
+            tuple(sizes.values()),
+            tuple(sizes),
+            axis_types=(AxisType.Auto,) * len(sizes),
             devices=devices,
         )
         self.layout = MeshLayout(self.mesh)
@@ -165,5 +173,6 @@ class MeshStrategy(Strategy):
         return (count,)
 
     def _input_sharding(self, axis: int | None) -> NamedSharding:
-        spec = () if axis is None else (*[None] * axis, ("data", "fsdp"))
+        batch = tuple(name for name in ACTIVATIONS["B"] if name in self.mesh.shape)
+        spec = () if axis is None else (*[None] * axis, batch)
         return NamedSharding(self.mesh, PartitionSpec(*spec))

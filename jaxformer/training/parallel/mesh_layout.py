@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -13,21 +13,28 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.execution.sharding import Attend
+from jaxformer.execution.sharding import Attend, Mix
 from jaxformer.layers import Dropout
 from jaxformer.masks import expand_mask
-from jaxformer.parameters import map_parameters
-from jaxformer.training.parallel.sharding_rules import AXES, activation_spec, parameter_spec
+from jaxformer.parameters import map_parameters, merge, split
+from jaxformer.training.parallel.sharding_rules import (
+    ACTIVATIONS,
+    AXES,
+    activation_spec,
+    parameter_spec,
+)
 
 
 class MeshLayout:
-    """Batches are split over data and fsdp, heads and widths over tensor; see ``sharding.Layout``.
+    """Batches are split over data, fsdp and expert, heads and widths over tensor.
+
+    See ``sharding.Layout``.
 
     A block's parameters are stored in parts along fsdp and put together when the block is computed,
     on the way forward and once more on the way back; gradients go straight to their parts.
 
     Args:
-        mesh: with the axes of ``sharding_rules.AXES``, all of them Auto.
+        mesh: with axes of ``sharding_rules.AXES``, all of them Auto.
     """
 
     def __init__(self, mesh: Mesh):
@@ -54,7 +61,8 @@ class MeshLayout:
 
     def _gather(self, name: str, value: Array) -> Array:
         stored, used = (
-            self.parameter_sharding(name, value.shape, axes) for axes in (AXES, ("tensor",))
+            self.parameter_sharding(name, value.shape, axes)
+            for axes in (AXES, ("tensor", "expert"))
         )
         return value if stored == used else _move(used, stored, value)
 
@@ -118,6 +126,56 @@ class MeshLayout:
             check_vma=False,
         )
         return shared(*(x for x, _ in arguments))
+
+    def share_experts(
+        self, mix: Mix, projections: Sequence[Any], rows: Array, *arrays: Array | None
+    ) -> Array:
+        """Calls ``mix`` on each device with its own rows.
+
+        Along ``expert`` rows go to all devices, and what each one's experts make of them comes back
+        as a sum.
+
+        Args:
+            mix: takes all others; an expert that it has not is called E.
+            projections: modules whose parameters have experts as their first dimension.
+            rows: (R, D).
+            arrays: the experts of each row (R, C), their weights (R, C), and a mask or None.
+        """
+        batch = tuple(axis for axis in ACTIVATIONS["B"] if axis in self.sizes)
+        count = self.sizes.get("expert", 1)
+        experts, left = divmod(projections[0].kernel.shape[0], count)
+        if left or rows.shape[0] % math.prod(self.sizes[axis] for axis in batch):
+            return mix(projections, rows, *arrays)
+        split_modules = [split(module) for module in projections]
+
+        def part(parameters: Any, place: Array, arrays: Any) -> Array:
+            modules = [
+                merge(definition, own)
+                for (definition, _), own in zip(split_modules, parameters, strict=True)
+            ]
+            if count == 1:
+                return mix(modules, *arrays)
+            every_row, chosen, weights, keep = jax.tree.map(
+                lambda x: jax.lax.all_gather(x, "expert", axis=0, tiled=True), arrays
+            )
+            local = chosen - place[0] * experts
+            is_here = (local >= 0) & (local < experts)
+            local = jnp.where(is_here, local, experts)
+            y = mix(modules, every_row, local, jnp.where(is_here, weights, 0), keep)
+            return jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True)
+
+        own = PartitionSpec("expert") if count > 1 else PartitionSpec()
+        shared: Any = jax.shard_map(
+            part,
+            mesh=self.mesh,
+            in_specs=(own, own, PartitionSpec(batch)),
+            out_specs=PartitionSpec(batch),
+            axis_names=set(batch),
+            check_vma=False,
+        )
+        # A device's place along an axis cannot be asked for where another axis is Auto.
+        places = jnp.arange(count)
+        return shared([parameters for _, parameters in split_modules], places, (rows, *arrays))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

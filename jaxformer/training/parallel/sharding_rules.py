@@ -5,7 +5,8 @@ those out of them by their inputs, so that a branch needs one sum over ``tensor`
 arXiv 1909.08053, section 3). Along ``fsdp`` every matrix is cut, in parts that are put together
 where they are used (Rajbhandari et al., arXiv 1910.02054, section 5.3): by its inputs, as XLA for
 TPUs sums a gradient straight into parts only where those are of the first dimension. Vectors of the
-model's width are small, and whole on every device.
+model's width are small, and whole on every device. Along ``expert`` each device has some of the
+experts, and a part of the batch (Lepikhin et al., arXiv 2006.16668, section 3.2).
 """
 
 import dataclasses
@@ -15,8 +16,9 @@ from typing import Any, Literal
 
 from jax.sharding import PartitionSpec
 
-Axis = Literal["data", "fsdp", "tensor"]
-AXES: tuple[Axis, ...] = ("data", "fsdp", "tensor")
+Axis = Literal["data", "fsdp", "expert", "tensor"]
+# A mesh has the axis of experts only where they are shared.
+AXES: tuple[Axis, ...] = ("data", "fsdp", "expert", "tensor")
 
 # By module and parameter, one entry per dimension; None is whole.
 RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
@@ -97,7 +99,7 @@ RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
 EXPERTS = ("gate_proj.", "up_proj.", "down_proj.")
 # Activations, by the dimension letters of ``jaxformer``; the others are whole.
 ACTIVATIONS: dict[str, tuple[Axis, ...]] = {
-    "B": ("data", "fsdp"),
+    "B": ("expert", "data", "fsdp"),
     "N": ("tensor",),
     "K": ("tensor",),
 }
@@ -145,19 +147,19 @@ def parameter_spec(
         ValueError: the rule has another number of dimensions.
     """
     rule = RULES[rule_name(name)]
-    if not any(rule):
+    if not any(rule) and not is_of_experts(name, shape):
         # A norm with a row a head has one dimension more.
         return PartitionSpec(*(None for _ in shape))
     if is_of_experts(name, shape):
-        # Experts have a matrix each, and every device has its part of all of them.
-        rule = (None, *rule)
+        # Experts have a matrix each: a device has whole experts, or its part of all of them.
+        rule = ("expert", *rule)
     if len(rule) != len(shape):
         raise ValueError(f"the rule {rule} does not fit {name} of shape {shape}")
     dimensions: list[str | tuple[str, ...] | None] = []
     for entry, length in zip(rule, shape, strict=True):
         found: list[str] = []
         for axis in (entry,) if isinstance(entry, str) else entry or ():
-            if axis in axes and sizes[axis] > 1 and length % sizes[axis] == 0:
+            if axis in axes and sizes.get(axis, 1) > 1 and length % sizes[axis] == 0:
                 length //= sizes[axis]
                 found.append(axis)
         dimensions.append(tuple(found) if len(found) > 1 else found[0] if found else None)
@@ -173,7 +175,7 @@ def activation_spec(
     """
     dimensions: list[tuple[Axis, ...] | None] = []
     for letter, length in zip(letters, shape, strict=True):
-        axes = ACTIVATIONS.get(letter, ())
+        axes = tuple(axis for axis in ACTIVATIONS.get(letter, ()) if axis in sizes)
         fits = axes and length % math.prod(sizes[axis] for axis in axes) == 0
         dimensions.append(axes if fits else None)
     return PartitionSpec(*dimensions)
