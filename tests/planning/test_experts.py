@@ -5,6 +5,7 @@ import math
 
 import jax
 import pytest
+from flax import nnx
 
 from jaxformer.cli.main import main
 from jaxformer.costs import count_training_operations
@@ -59,8 +60,6 @@ def test_parameters_and_operations_are_those_of_the_built_model(settings):
 
 
 def _module(model):
-    from flax import nnx
-
     return nnx.eval_shape(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
 
 
