@@ -53,6 +53,7 @@ def test_in_epochs_a_source_gives_each_row_once():
         assert list(rows[: len(epoch)]) != list(epoch)
 
 
+@pytest.mark.tier("full")
 def test_across_blocks_too():
     """A block of rows ends within an epoch of a source, which goes on in the next block."""
     rows = MixedRows([Numbers(0, 50_000), Numbers(1, 3)], [0.5, 0.5])

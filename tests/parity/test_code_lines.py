@@ -51,6 +51,7 @@ def test_an_activation_of_our_own_model():
     assert cause.diagnosis in report._repr_html_()
 
 
+@pytest.mark.tier("full")
 def test_a_gradient_that_stops_in_our_own_model():
     cause, report = found_in("llama", mutants.stopped_gradient)
     assert cause.diagnosis.startswith("no gradient arrives here in the candidate")

@@ -15,7 +15,6 @@ from jaxformer.transformer_lm import TransformerLM
 from tests.support.hugging_face.folders import round_trip
 from tests.support.hugging_face.proof import Proof
 from tests.support.mutants import replace_methods
-from tests.support.tiers import full_after
 from tests.support.verified import changed, verify
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -134,7 +133,8 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", full_after(1, list(FAULTS)))
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_router_or_expert_is_named_and_nothing_else(fault):
     name, mutate, path = FAULTS[fault]
     reference, candidate = sides(CONFIGS[name])

@@ -256,6 +256,11 @@ def read_by(model: Any, ids: np.ndarray) -> np.ndarray:
     return images((model.config.num_channels, *sides), ids)
 
 
+def is_pair(model: Any) -> bool:
+    """Whether a model compares texts with images; Cohere's scale of logits has the same name."""
+    return hasattr(model, "logit_scale") and hasattr(model.config, "vision_config")
+
+
 def pair_images(config: Any, ids: np.ndarray) -> np.ndarray:
     """One image more than there are texts."""
     size = (config.num_channels, config.image_size, config.image_size)
@@ -288,7 +293,7 @@ def run_source(
     """
     if model.main_input_name == "pixel_values":
         return _see(model, ids, is_masked)
-    if hasattr(model, "logit_scale"):
+    if is_pair(model):
         pixels = torch.as_tensor(pair_images(model.config.vision_config, ids))
         more = {name: torch.as_tensor(value) for name, value in more.items()}
         dtype = next(model.parameters()).dtype
@@ -384,7 +389,7 @@ def _stacks_of_source(model: Any, counts: list[int]) -> list[Any]:
         return [repeated]
     if len(counts) == 1:
         return [next(m for m in lists.values() if len(m) == counts[0])]
-    if hasattr(model, "logit_scale"):
+    if is_pair(model):
         return [model.vision_model.encoder.layers, model.text_model.encoder.layers]
     owners = {name.rpartition(".")[0].rpartition(".")[2]: m for name, m in lists.items()}
     return [owners["encoder"], owners["decoder"]]
