@@ -236,6 +236,7 @@ def _random_array(rng, shape):
     dtype = np.dtype(DTYPES[rng.integers(4)])
     transposed, strided, torchs = rng.integers(2, size=3)
     stored = shape[::-1] if transposed else shape
+    strided = strided and bool(shape)
     stored = (*stored[:-1], 2 * stored[-1]) if strided else stored
     bits = rng.integers(0, 256, (*stored, dtype.itemsize), np.uint8)
     if torchs:

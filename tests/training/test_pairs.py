@@ -197,7 +197,6 @@ def test_what_is_too_long_is_cut_if_the_user_says_so(folder, tmp_path, capsys):
     ("flags", "code", "message"),
     [
         (["--packing"], 2, "packing is of language models"),
-        (["--lora-rank", 4], 2, "lora-rank"),
         (["--data", "python-docs"], 2, "is one text: make a folder of prompts and answers"),
         (["--data", "plain"], 3, "does not say which tokens are answers"),
         (["--data", "other"], 3, "another tokenizer"),

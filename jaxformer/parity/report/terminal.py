@@ -92,7 +92,9 @@ def as_text(report: "Report", most_lines: int) -> str:
 
     def lines_of(*sections: Callable[[_Printer], None]) -> list[str]:
         stream = io.StringIO()
-        printer = _Printer(report, Console(file=stream, width=TEXT_WIDTH, color_system=None))
+        # In a notebook rich would show what is wanted as text.
+        console = Console(file=stream, width=TEXT_WIDTH, color_system=None, force_jupyter=False)
+        printer = _Printer(report, console)
         for section in sections:
             section(printer)
         return stream.getvalue().splitlines()
