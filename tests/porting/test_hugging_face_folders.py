@@ -5,18 +5,21 @@ import json
 import pytest
 import torch
 
+from jaxformer.porting.dialects import HUGGING_FACE
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.folders import different_settings, load, round_trip
 from tests.support.hugging_face.proof import Proof
 from tests.support.hugging_face.running import bits_of, run_source, tokens
-from tests.support.tiers import full_except
+from tests.support.tiers import SLOW, first_of_each, full_except
 from tests.support.verified import changed, verify
 
 # The default tier has a folder of each way to pack arrays; the arrays and the settings of every
 # type go there and back in test_hugging_face_arrays.py.
 FEW = ("gpt2", "llama", "gpt_neox", "bert masked")
-NAMES = full_except(CASES, lambda name: name in FEW)
+NAMES = full_except(
+    first_of_each(CASES, lambda name: CASES[name].dialect, SLOW, 2), lambda name: name in FEW
+)
 # Classes of CLIP's and SigLIP's halves whose names begin otherwise in transformers 4.
 WITHOUT_START = ("CLIPVisionModel", "CLIPTextModel", "SiglipTextModel", "SiglipVisionModel")
 # Of each type the first case, in any order of names.
@@ -45,7 +48,14 @@ def test_a_folder_comes_back_the_same(name, tmp_path):
 AMPLIFYING = ("nemotron", "t5", "mt5", "umt5", "dinov2", "siglip vision", "siglip")
 
 
-@pytest.mark.parametrize("name", full_except(PLAINEST, lambda name: name == "gpt2"))
+# One type of each file of dialects stands in full, the others in slow.
+@pytest.mark.parametrize(
+    "name",
+    full_except(
+        first_of_each(PLAINEST, lambda name: HUGGING_FACE[CASES[name].dialect], SLOW),
+        lambda name: name == "gpt2",
+    ),
+)
 def test_verify_sees_no_difference_and_one_wrong_setting(name, tmp_path):
     trip = round_trip(Proof(name), tmp_path)
     few = ("--mode", "forward", "--length", 16)
