@@ -7,7 +7,7 @@ model, ``jaxformer.from_torch`` ports it. A step is a forward and a backward pas
 norm of 1 and AdamW, fused in torch, whose passes are run as they are and under ``torch.compile``.
 Dropout is off, as Mixtral has none. jaxformer makes its steps as ``train.py`` does. Texts are
 greedy and written with a cache, transformers' by its own ``generate``. Peak memory is that of a
-process that runs only one side, ten steps or one text.
+process that runs only one side, ten steps or the texts of one call.
 """
 
 import argparse
@@ -46,12 +46,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="to write")
     parser.add_argument("--steps", type=int, default=3, help="in a turn")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
-    parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
     if arguments.only is not None:
-        model, kind, name = arguments.only
-        run_once(Family(model), kind, name, arguments.tokens)
+        model, kind, name, rows = arguments.only
+        run_once(Family(model), kind, name, int(rows), arguments.tokens)
         print(json.dumps(measure.peak_memory()))
         return
     results: list[dict[str, Any]] = []
@@ -62,8 +62,8 @@ def main() -> None:
         for count in arguments.texts:
             rows += time_texts(family, count, arguments)
         for row in rows:
-            if not arguments.no_memory and row["rows"] in (family.rows, max(arguments.texts)):
-                only = ["--only", model, row["kind"], row["side"]]
+            if not arguments.no_memory:
+                only = ["--only", model, row["kind"], row["side"], str(row["rows"])]
                 row["peak_memory"] = measure.child([__file__, *sys.argv[1:], *only])
         speedups[model] = speedups_of(rows)
         results += rows
@@ -268,12 +268,12 @@ def make_writer(family: Family, name: str, count: int) -> Callable[[int], np.nda
     return write
 
 
-def run_once(family: Family, kind: str, name: str, tokens: int) -> None:
-    """Makes some steps, or writes the texts that were asked for, on one side."""
+def run_once(family: Family, kind: str, name: str, rows: int, tokens: int) -> None:
+    """Makes some steps, or writes so many texts, on one side."""
     if kind == STEP:
         make_step(family, name)(STEPS_IN_A_PROCESS)
     else:
-        make_writer(family, name, 16)(tokens)
+        make_writer(family, name, rows)(tokens)
 
 
 def speedups_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

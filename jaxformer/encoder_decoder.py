@@ -10,18 +10,12 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.adapters import add_adapters
 from jaxformer.attention import LayerCache
 from jaxformer.blocks import Norm, run_blocks, self_attention_mask, stack_position_bias
-from jaxformer.builders import (
-    make_block,
-    make_lm_head,
-    make_model_norm,
-    make_position_embedding,
-    make_source_position_embedding,
-    make_stack_position,
-)
+from jaxformer.builders import make_block, make_lm_head, make_model_norm, make_stack_position
 from jaxformer.config import EncoderDecoderConfig, TransformerConfig
 from jaxformer.heads import output_logits
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding
+from jaxformer.position_builders import make_position_embedding, make_source_position_embedding
 from jaxformer.positions import LearnedPositions, SinusoidalPositions, embed_tokens
 from jaxformer.prompts import check_tokens
 

@@ -104,7 +104,11 @@ def check_target_tokens(vocab_size: int, **tokens: Sequence[int]) -> None:
         for token in ids:
             if not 0 <= token < vocab_size:
                 raise ValueError(f"{name} must be in [0, {vocab_size}): got {token}")
-    suppressed = {i for name, ids in tokens.items() if "suppress" in name for i in ids}
+    suppressed = {
+        token
+        for name in ("suppress_tokens", "begin_suppress_tokens")
+        for token in tokens.get(name, ())
+    }
     if len(suppressed) == vocab_size:
         raise ValueError("suppress_tokens and begin_suppress_tokens leave no token")
 

@@ -24,13 +24,13 @@ from jaxformer.builders import (
     make_lm_head,
     make_model_norm,
     make_output_projection,
-    make_position_embedding,
     make_stack_position,
 )
 from jaxformer.config import TransformerLMConfig
 from jaxformer.heads import output_logits
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear, in_float32
+from jaxformer.position_builders import make_position_embedding
 from jaxformer.positions import embed_tokens
 from jaxformer.prompts import check_tokens
 

@@ -11,11 +11,11 @@ from jaxformer.builders import (
     make_block,
     make_model_norm,
     make_patch_embedding,
-    make_position_embedding,
 )
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.initializers import initialize
 from jaxformer.layers import Dropout, Embedding, Linear, in_float32
+from jaxformer.position_builders import make_position_embedding
 
 
 class VisionTransformer(nnx.Module):

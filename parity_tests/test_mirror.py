@@ -182,6 +182,7 @@ LAYERS = [
     {"attention", "experts"},
     {"latent_attention"},
     {"blocks"},
+    {"position_builders"},
     {"builders"},
     {"transformer_lm", "encoder_decoder"},
 ]

@@ -8,18 +8,12 @@ from torch import nn
 from torch_ref.adapters import add_adapters
 from torch_ref.attention import LayerCache
 from torch_ref.blocks import Norm, run_blocks, self_attention_mask, stack_position_bias
-from torch_ref.builders import (
-    make_block,
-    make_lm_head,
-    make_model_norm,
-    make_position_embedding,
-    make_source_position_embedding,
-    make_stack_position,
-)
+from torch_ref.builders import make_block, make_lm_head, make_model_norm, make_stack_position
 from torch_ref.config import EncoderDecoderConfig, TransformerConfig
 from torch_ref.heads import output_logits
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding
+from torch_ref.position_builders import make_position_embedding, make_source_position_embedding
 from torch_ref.positions import LearnedPositions, SinusoidalPositions, embed_tokens
 from torch_ref.prompts import check_tokens
 

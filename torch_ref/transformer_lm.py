@@ -22,13 +22,13 @@ from torch_ref.builders import (
     make_lm_head,
     make_model_norm,
     make_output_projection,
-    make_position_embedding,
     make_stack_position,
 )
 from torch_ref.config import TransformerLMConfig
 from torch_ref.heads import output_logits
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
+from torch_ref.position_builders import make_position_embedding
 from torch_ref.positions import embed_tokens
 from torch_ref.prompts import check_tokens
 

@@ -11,11 +11,11 @@ from torch_ref.builders import (
     make_block,
     make_model_norm,
     make_patch_embedding,
-    make_position_embedding,
 )
 from torch_ref.config_vision import VisionTransformerConfig
 from torch_ref.initializers import initialize
 from torch_ref.layers import Dropout, Embedding, Linear
+from torch_ref.position_builders import make_position_embedding
 
 
 class VisionTransformer(nn.Module):

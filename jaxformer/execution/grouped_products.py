@@ -136,7 +136,8 @@ def _multiply(
 
     Groups come in ascending order, so that what a block writes beyond its group is written over.
     """
-    inner, outer = (2, 1) if transposed else (1, 2)
+    # The dimension of the kernel that is summed over.
+    summed = 2 if transposed else 1
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
 
     def group(number: Array, y: Array) -> Array:
@@ -145,12 +146,12 @@ def _multiply(
 
         def block(place: Array, size: int, y: Array) -> Array:
             part = lax.dynamic_slice_in_dim(x, place, size)
-            product = lax.dot_general(part, matrix, (((1,), (inner - 1,)), ((), ())))
+            product = lax.dot_general(part, matrix, (((1,), (summed - 1,)), ((), ())))
             return lax.dynamic_update_slice_in_dim(y, product.astype(dtype), place, 0)
 
         return _over_blocks(rows.first[which], rows.first[which + 1], rows.sizes, block, y)
 
-    y = jnp.zeros((x.shape[0], kernel.shape[outer]), dtype)
+    y = jnp.zeros((x.shape[0], kernel.shape[3 - summed]), dtype)
     return lax.fori_loop(0, rows.num_used, group, y)
 
 

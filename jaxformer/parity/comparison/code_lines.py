@@ -118,7 +118,7 @@ def _stage(pair: Pair, runner: TeacherForcedRunner, nodes: Mapping[PairKey, Node
 
 
 def _of_pair(pair: Pair, cause: RootCause) -> RootCause:
-    """Returns a cause of an isolated pair, told of the pair in the whole models."""
+    """Returns a cause that an isolated pair shows, with the paths that the pair has."""
     return dataclasses.replace(
         cause, jax_module=pair.path, torch_module=pair.reference_path, effect=None
     )

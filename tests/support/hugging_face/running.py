@@ -298,7 +298,7 @@ def run_source(
         more = {name: torch.as_tensor(value) for name, value in more.items()}
         dtype = next(model.parameters()).dtype
         return [model(torch.as_tensor(ids), pixels.to(dtype), **more).logits_per_image]
-    # Encoders of such a type say False; None is no setting of theirs.
+    # The class of an encoder alone says False; None has no effect.
     if type(model.config).is_encoder_decoder and model.config.is_encoder_decoder is not False:
         more["decoder_input_ids"] = target_part(ids)
         if "attention_mask" in more:

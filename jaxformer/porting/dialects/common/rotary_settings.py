@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxformer.builders import make_rotary_scaling
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
@@ -26,6 +25,7 @@ from jaxformer.porting.mapping.settings import (
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert, check_all_read
+from jaxformer.position_builders import make_rotary_scaling
 from jaxformer.position_tables import yarn_attention_factor
 
 TRAINED_LENGTH = "original_max_position_embeddings"
