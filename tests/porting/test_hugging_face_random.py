@@ -247,8 +247,8 @@ def _random_array(rng, shape):
     array = array[..., ::2] if strided else array
     if not transposed:
         return array
-    axes = range(array.ndim)[::-1]
-    return array.permute(*axes) if torchs else array.transpose(*axes)
+    axes = tuple(range(array.ndim))[::-1]
+    return array.permute(axes) if torchs else array.transpose(axes)
 
 
 def _kinds(dialect):
