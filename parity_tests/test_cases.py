@@ -6,7 +6,7 @@ from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair
 from parity_tests.table import float64_figures, rounding_figures, save_figures
 from parity_tests.verdict import judge_float64
-from tests.support.tiers import first_of_each, full_except
+from tests.support.tiers import SLOW, first_of_each, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
 # lengths, and all else of the first case of each component, models with less.
@@ -53,8 +53,20 @@ def is_quick_rounding(case, dtype):
     return quick and case is FIRST[case.component] and not is_made
 
 
+def is_rarely_rounded(case, dtype):
+    """Whether its parts are rounded to that dtype elsewhere, and so are models like it."""
+    return dtype != "float32" and case.component in MODELS and not is_quick(case)
+
+
 PARTS_AND_SOME_MODELS = full_except(CASES, is_quick)
-ROUNDING = full_except([(case, dtype) for case in CASES for dtype in DTYPES], is_quick_rounding)
+ROUNDING = full_except(
+    full_except(
+        [(case, dtype) for case in CASES for dtype in DTYPES],
+        lambda *given: not is_rarely_rounded(*given),
+        SLOW,
+    ),
+    is_quick_rounding,
+)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)

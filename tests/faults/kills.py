@@ -86,7 +86,6 @@ def _finish_and_compare(bench: Workbench, out: Path, check: Check) -> None:
     last = max(durable(out), default=0) + 20
     done = bench.start(["train", "--out", out, "--resume", *SELDOM, "--steps", last]).wait()
     check.that(done.code == 0, done.summary)
-    check.that(not bench.check_losses(out), bench.check_losses(out))
     whole = bench.folder / f"{out.name}-whole"
     done = bench.start(bench.train(whole, *SELDOM, "--steps", last)).wait(600)
     check.that(done.code == 0, done.summary)

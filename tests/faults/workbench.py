@@ -26,7 +26,6 @@ from tests.support.tiny import DROPOUT, ROOT, TEXT, TINY
 # The rate is a function of the step alone, wherever a run is cut and however far it is to go.
 FLAGS = [*TINY, *map(str, DROPOUT), "--decay-steps", "5000", "--sample-tokens", "0"]
 SELDOM = ["--eval-interval", "1000000", "--checkpoint-interval", "1000000"]
-REFERENCE_STEPS = 4000
 # What Python runs where its imports matter.
 FRESH = ("-m", "jaxformer")
 FOREVER = ["--steps", "1000000"]
@@ -62,16 +61,18 @@ class Workbench:
     Args:
         folder: made if need be.
         seed: of all that is random.
+        reference_steps: how far the run goes that nothing happens to.
     """
 
     _count = 0
 
-    def __init__(self, folder: Path, seed: int):
+    def __init__(self, folder: Path, seed: int, reference_steps: int = 4000):
         # A shell's background ignores it, and whatever is started here would inherit that.
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.folder = Path(folder)
         self.seed = seed
+        self.reference_steps = reference_steps
         self.folder.mkdir(parents=True, exist_ok=True)
         self.text = self.folder / "text.txt"
         self.text.write_text(TEXT, encoding="utf-8")
@@ -147,7 +148,7 @@ class Workbench:
         """The training losses of a run that nothing happened to, by step."""
         if not self._reference:
             out = self.folder / "reference"
-            process = self.start(self.train(out, *SELDOM, "--steps", REFERENCE_STEPS))
+            process = self.start(self.train(out, *SELDOM, "--steps", self.reference_steps))
             done = process.wait(600)
             assert done.code == 0, done.summary
             self._reference = losses(out)

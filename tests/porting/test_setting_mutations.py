@@ -1,10 +1,12 @@
 """Every setting of every model type, changed alone: the same numbers, or a rejection by its name.
 
-The types come from ``CASES``: a new one is covered without a line here. In the slow tier a type
-gets the settings of all others too, which transformers may read.
+The types come from ``CASES``: a new one is covered without a line here. In the slow tier a setting
+gets all of its other values, and a type the settings of all others too, which transformers may
+read.
 """
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -199,14 +201,22 @@ def check(dialect, changes):
     return counts
 
 
-def own_changes(dialect):
-    """The mutations of a type's own settings, but of sizes: each of those is compiled anew."""
+def own_changes(dialect, count=2):
+    """The mutations of a type's own settings, but of sizes: each of those is compiled anew.
+
+    Args:
+        dialect: the type.
+        count: how many other values a setting gets at most.
+    """
     own = own_settings(FIRST[dialect])
-    for name, value in mutations(FIRST[dialect]):
-        if (_read(own, name) is not ABSENT or name in MORE) and (
-            type(value) is not int or value == 0
-        ):
-            yield name, value
+    changes = [
+        (name, value)
+        for name, value in mutations(FIRST[dialect])
+        if (_read(own, name) is not ABSENT or name in MORE)
+        and (type(value) is not int or value == 0)
+    ]
+    for _, of_one in itertools.groupby(changes, key=lambda change: change[0]):
+        yield from itertools.islice(of_one, count)
 
 
 # transformers warns of what it does not know.

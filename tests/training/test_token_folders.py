@@ -6,7 +6,7 @@ import pytest
 from jaxformer.cli.main import main
 from tests.support.folders_of_tokens import write_folder, write_nanogpt
 from tests.support.several import fresh, run
-from tests.support.tiers import full_after
+from tests.support.tiers import FULL, SLOW, full_after
 from tests.support.tiny import (
     DROPOUT,
     TEXT,
@@ -83,8 +83,7 @@ def test_a_run_from_the_disk_is_cut_and_resumed(folder, tmp_path):
 
 
 @as_users_do
-@pytest.mark.tier("full")
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=FULL), pytest.param(4, marks=SLOW)])
 def test_processes_read_the_batch_of_one(folder, tmp_path, count):
     flags = ["--sample-tokens", 0, "--eval-batch-size", 64, *STREAMED]
     assert train(folder, tmp_path / "one", "--steps", 6, *flags, "--devices", 4) == 0
