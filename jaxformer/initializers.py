@@ -114,5 +114,9 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
             init = normal(0.02)
         else:
             raise ValueError(f"unknown initialization {scheme!r}")
+        key = rngs.params()
+        if key is None:
+            # Only shapes are wanted, and all have theirs.
+            return
         # Through an index it would ask for the sharding, which is slow to miss while tracing.
-        parameter.set_value(init(rngs.params(), shape))
+        parameter.set_value(init(key, shape))

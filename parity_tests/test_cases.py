@@ -25,12 +25,11 @@ SOME_MODELS = (
     "first",
     "tokens",
     "vit",
-    "siglip",
-    "dinov2",
 )
 # Parts that are large enough for a compiler to take its time.
 LARGE_PARTS = ("blocks", "pooling", "latent_attention", "disentangled", "experts")
 SOME_VARIANTS = ("multi-head", "grouped-query", "additive-bias", "soft-cap", "query-key-norm")
+SOME_EXPERTS = ("mixture", "mixture-sigmoid-groups", "linear")
 SOME_CASES = first_of_each(CASES, lambda case: case.component)
 FIRST = {case.component: case for case in reversed(CASES)}
 FIRST_DROPOUT = {case.component: case for case in reversed(CASES) if case.dropout}.values()
@@ -43,14 +42,16 @@ def is_quick(case):
         return False
     if case.component in MODELS:
         return name in SOME_MODELS
+    if case.component == "experts":
+        return name in SOME_EXPERTS
     variant = case.component in ("blocks", "attention") and "-" in name
     return not name.startswith("far-") and (not variant or name in SOME_VARIANTS)
 
 
 def is_quick_rounding(case, dtype):
     quick = dtype == "float32" or case.component not in (*MODELS, *LARGE_PARTS)
-    is_made = case.component in MADE_OF_MODELS
-    return quick and case is FIRST[case.component] and not is_made
+    is_other_model = case.component in MODELS and case.component != "transformer_lm"
+    return quick and case is FIRST[case.component] and not is_other_model
 
 
 def is_rarely_rounded(case, dtype):

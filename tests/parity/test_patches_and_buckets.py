@@ -54,7 +54,7 @@ def channels_last(call, self, images):
     return self.proj(parts.reshape(3, 12, -1))
 
 
-@pytest.mark.parametrize("wrong", full_after(1, [channels_last, by_column]))
+@pytest.mark.parametrize("wrong", full_after(0, [channels_last, by_column]))
 def test_a_wrong_order_of_patches_is_named(wrong):
     reference, candidate = sides(VisionTransformer, VISION)
     assert compare(reference, candidate, [IMAGES]).verdict == "rounding"

@@ -58,7 +58,8 @@ def llamas(tmp_path_factory):
     return here
 
 
-@pytest.mark.parametrize("a", ["llama", pytest.param("llama.safetensors", marks=FULL)])
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("a", ["llama", "llama.safetensors"])
 def test_a_script_shows_the_bug_by_itself_and_none_once_it_is_fixed(llamas, tmp_path, a):
     here = tmp_path / "gone"
     shutil.copytree(llamas, here)

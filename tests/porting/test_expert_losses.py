@@ -32,7 +32,7 @@ MODELS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings"), full_after(1, MODELS))
+@pytest.mark.parametrize(("kind", "settings"), full_after(0, MODELS))
 def test_losses_and_gradients_are_those_of_transformers(kind, settings):
     ids = tokens(2, (3, 41))
     # The last token has no target, and uses experts all the same.

@@ -60,13 +60,14 @@ def proof(request):
     return Proof(request.param)
 
 
-def first_of_its_type(values):
-    """Returns parameters of which only the first of each model type is not of the slow tier."""
-    return first_of_each(values, lambda name: ALL_CASES[name].dialect, SLOW)
+def first_of_its_file(values):
+    """Returns parameters of which the slow tier has all but the first of each file of dialects."""
+    return first_of_each(values, file_of, SLOW)
 
 
-# The default tier has the first type of each file of dialects, the full one two configurations of
-# each type; the arrays of every type come back to the bit in ``test_hugging_face_arrays``.
+# The default tier has the first type of each file of dialects. The full one has two configurations
+# of each type, and runs without a mask and texts of the first type of each file. The arrays of
+# every type come back to the bit in ``test_hugging_face_arrays``.
 @pytest.mark.parametrize(
     "proof",
     first_of_each(first_of_each(ALL_CASES, lambda name: ALL_CASES[name].dialect, SLOW, 2), file_of),
@@ -80,7 +81,7 @@ def test_outputs_hidden_states_and_gradients_are_equal(proof):
     assert found["gradients"] <= 1e-11
 
 
-@pytest.mark.parametrize("proof", first_of_its_type(ALL_CASES), indirect=True)
+@pytest.mark.parametrize("proof", first_of_its_file(ALL_CASES), indirect=True)
 @pytest.mark.tier("full")
 def test_outputs_are_equal_without_a_mask(proof):
     found = proof.without_mask()
@@ -97,7 +98,7 @@ def test_the_parts_of_a_model_type_are_those_that_are_listed(dialect):
 
 
 @pytest.mark.parametrize(
-    "name", first_of_its_type(full_except(MAKES_TEXT, lambda name: name in ("gpt2", "llama")))
+    "name", first_of_its_file(full_except(MAKES_TEXT, lambda name: name in ("gpt2", "llama")))
 )
 def test_greedy_texts_are_equal(name):
     found, expected = Proof(name).texts()

@@ -38,7 +38,7 @@ def run(text, capsys):
     return make
 
 
-@pytest.mark.parametrize("name", full_after(1, OTHERS))
+@pytest.mark.parametrize("name", full_after(0, OTHERS))
 def test_ten_steps_and_ten_more_are_twenty(name, run):
     run("whole", "--optimizer", name)
     run("cut", "--optimizer", name, "--steps", 10)
