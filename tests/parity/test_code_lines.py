@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxformer.parity.comparison import code_lines
 from jaxformer.parity.comparison.modules import compare
-from jaxformer.parity.comparison.reference_run import ReferenceRun
 from jaxformer.parity.report.report import Report
 from tests.parity.test_user_modules import NAMES, CandidateMlp, ReferenceMlp
 from tests.support import mutants
@@ -62,8 +62,6 @@ def test_a_gradient_that_stops_in_our_own_model():
 
 @pytest.mark.tier("full")
 def test_the_same_bug_in_every_layer_is_looked_into_once(monkeypatch):
-    from jaxformer.parity.comparison import code_lines
-
     looked = []
     original = code_lines.compare_graphs
     monkeypatch.setattr(
@@ -117,6 +115,6 @@ def test_a_wrong_weight_of_modules_by_name_is_the_diagnosis():
 
 
 def test_without_a_bug_nothing_is_run_again(monkeypatch):
-    monkeypatch.setattr(ReferenceRun, "record_calls", lambda self, paths: 1 / 0)
+    monkeypatch.setattr(code_lines, "isolate", lambda *args: 1 / 0)
     found = subject("gpt2")
     assert found.compare(found.fresh()).verdict == "rounding"

@@ -7,6 +7,8 @@ import torch
 from jaxformer.parity.comparison import modules as comparison
 from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.trace import torch_trace
+from jaxformer.parity.trace.torch_isolated import pull_back
+from jaxformer.parity.trace.wide_parameters import wide_parameters, with_shared_parameters
 from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
 from tests.support.subjects import F, V, ids, subject
@@ -32,34 +34,38 @@ class Tied(torch.nn.Module):
         return self.head(x.relu_() if self.in_place else x.relu())
 
 
-def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
-    return [np.random.default_rng(5).standard_normal(a.shape) for a in outputs]
-
-
 @pytest.mark.parametrize("in_place", [False, True])
-def test_weights_are_freed_and_copied_again_where_records_were_overwritten(in_place):
+def test_each_use_of_a_tied_weight_has_its_own_gradient(in_place):
     torch.manual_seed(0)
-    module = Tied(in_place).double()
-    expected = torch_trace.run(module, [ids()], cotangents=pull)
-    made = []
+    module = Tied(in_place)
+    wide = with_shared_parameters(module)
+    with wide_parameters(wide):
+        trace = torch_trace.run(wide, [ids()])
+    cotangent = np.random.default_rng(5).standard_normal(trace.outputs[0].shape)
+    calls = trace.calls
 
-    def copy_module() -> Tied:
-        made.append(torch_trace.in_float64(module))
-        return made[-1]
+    def pull(path, inner=(), given=cotangent):
+        forced = {name: [calls[name]] for name in inner}
+        made = (lambda place, array: given), (lambda call, place, array: given)
+        return pull_back(wide, path, calls[path], forced, made)
 
-    used_up = torch_trace.in_float64(module)
-    found = torch_trace.run(used_up, [ids()], cotangents=pull, copy_module=copy_module)
-    assert len(made) == in_place
-    assert used_up.inner.weight.numel() == 0
-    assert module.inner.weight.numel() == F * F
-    assert found.gradients.keys() == expected.gradients.keys()
-    for name, gradient in expected.gradients.items():
-        np.testing.assert_array_equal(found.gradients[name], gradient)
-    np.testing.assert_array_equal(found.outputs[0], expected.outputs[0])
-    # The gradient of the tied array is the sum of both shares.
-    module(torch.from_numpy(ids())).backward(torch.from_numpy(pull(expected.outputs)[0]))
-    shares = found.gradients["embedding.weight"] + found.gradients["head.weight"]
-    np.testing.assert_allclose(shares, module.embedding.weight.grad.numpy(), rtol=0, atol=1e-13)
+    exact = torch_trace.in_float64(module)
+    exact(torch.from_numpy(ids())).backward(torch.from_numpy(cotangent))
+    (whole,) = (pull("")[id(p)] for p in [module.embedding.weight])
+    np.testing.assert_allclose(whole, exact.embedding.weight.grad.numpy(), rtol=0, atol=1e-13)
+    head = pull("head")[id(module.head.weight)]
+    back = calls["head"].input_gradients[0] * (calls["head"].inputs[0] > 0)
+    inner = pull("inner", given=back)
+    np.testing.assert_allclose(
+        inner[id(module.inner.weight)], exact.inner.weight.grad.numpy(), rtol=0, atol=1e-13
+    )
+    lookup = pull("embedding", given=calls["inner"].input_gradients[0])
+    shares = head + lookup[id(module.embedding.weight)]
+    np.testing.assert_allclose(shares, whole, rtol=0, atol=1e-13)
+    assert module.inner.weight.dtype == torch.float32
+    # What entered the head is not what it was before the operation in place.
+    assert (calls["inner"].outputs[0] < 0).any()
+    assert not (calls["head"].inputs[0] < 0).any()
 
 
 @pytest.mark.tier("full")

@@ -13,12 +13,13 @@ import numpy as np
 from jaxformer.parity.comparison.isolated_calls import IsolatedCall
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.graphs.compare import compare_graphs
-from jaxformer.parity.graphs.recording.torch_isolated import RawCall, isolate
 from jaxformer.parity.graphs.recording.tracing import narrow_casts
+from jaxformer.parity.matching.calls import calls_inside
 from jaxformer.parity.matching.modules import Pair, PairKey
 from jaxformer.parity.report.model import Node, RootCause, Stage
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.trace.torch_trace import Trace
+from jaxformer.parity.trace.torch_isolated import isolate
+from jaxformer.parity.trace.torch_recorder import TorchCall
 
 # Calls of a pair that are tried, from the first one on, until one of them shows the bug.
 MOST_CALLS = 3
@@ -27,18 +28,11 @@ Place = tuple[int] | tuple[str, int, int]
 
 
 class RanReference(Protocol):
-    """A reference, or a part of one with its weights in memory, that has run once."""
+    """A reference, or a part of one with its weights in memory, whose calls were recorded."""
 
     @property
     def module(self) -> Any:
         """The whole model, whose parts are run again."""
-
-    @property
-    def trace(self) -> Trace:
-        """What was recorded of the run."""
-
-    def record_calls(self, paths: Sequence[str]) -> dict[str, list[RawCall]]:
-        """Runs it once more; returns every call of some modules as it was made."""
 
 
 def find_causes(
@@ -56,13 +50,6 @@ def find_causes(
         nodes: of the pairs, judged.
     """
     wrong = {pair: stage for pair in pairs if (stage := _stage(pair, runner, nodes))}
-    paths = {
-        path
-        for pair in wrong
-        for each in (pair, *runner.inner_pairs.get(pair.candidate, ()))
-        for path in each.reference
-    }
-    recorded = reference.record_calls(sorted(paths)) if wrong else {}
     known: dict[tuple[str, ...], RootCause] = {}
     for pair, stage in wrong.items():
         node = nodes[pair.candidate]
@@ -71,7 +58,7 @@ def find_causes(
         if alike in known:
             yield _of_pair(pair, known[alike])
             continue
-        found = _find_cause(reference, recorded, runner, pair, stage)
+        found = _find_cause(reference, runner, pair, stage)
         if found is not None:
             known[alike] = _of_pair(pair, found)
             yield known[alike]
@@ -79,7 +66,6 @@ def find_causes(
 
 def _find_cause(
     reference: RanReference,
-    recorded: Mapping[str, Sequence[RawCall]],
     runner: TeacherForcedRunner,
     pair: Pair,
     stage: Stage,
@@ -88,7 +74,7 @@ def _find_cause(
     for number in range(min(MOST_CALLS, len(runner.matched_calls[pair.candidate]))):
         call = runner.isolate(pair, number, 0)
         try:
-            report = _Isolated(reference, recorded, pair, call, number).compare(stage)
+            report = _Isolated(reference, pair, call).compare(stage)
         except Exception:
             # Whatever an operator cannot do by itself: the verdict stands without its line.
             continue
@@ -127,20 +113,12 @@ def _of_pair(pair: Pair, cause: RootCause) -> RootCause:
 class _Isolated:
     """One call of a pair of modules, as two functions of the same arrays."""
 
-    def __init__(
-        self,
-        reference: RanReference,
-        recorded: Mapping[str, Sequence[RawCall]],
-        pair: Pair,
-        call: IsolatedCall,
-        number: int,
-    ):
-        self._reference, self._recorded, self._pair = reference, recorded, pair
-        self._call, self._number = call, number
-        matched = call.matched_call
+    def __init__(self, reference: RanReference, pair: Pair, call: IsolatedCall):
+        self._reference, self._path, self._call = reference, pair.reference[0], call
+        self._inner = calls_inside(self._path, call.given_calls)
         self._own: list[Place] = []
         self._right: list[Place] = []
-        alignment = matched.output_alignments[0]
+        alignment = call.matched_call.output_alignments[0]
         for n, place in enumerate(alignment.places):
             if place is not None:
                 self._own.append((n,))
@@ -148,42 +126,28 @@ class _Isolated:
         for (path, n), calls in call.forced.items():
             for count, forced in enumerate(calls):
                 inner = forced.matched_call
-                if not forced.is_first:
+                within = self._place_of(inner.reference[0])
+                if not forced.is_first or within is None:
                     continue
-                within, other = self._within(inner.pair.reference[0], inner.reference[0])
                 for i, place in enumerate(inner.input_alignments[n].places):
                     if place is not None:
                         self._own.append((path, count, i))
-                        self._right.append((within, other, place))
+                        self._right.append((*within, place))
 
-    def _within(self, path: str, call: Any) -> tuple[str, int]:
-        """Returns the path of a reference module in the pair's, and which of its calls one is."""
-        own = self._pair.reference[0]
-        if own and not path.startswith(f"{own}."):
-            raise ValueError(f"{path} is not inside {own}")
-        count = next(
-            n for n, each in enumerate(self._reference.trace.calls[path].all) if each is call
-        )
-        return path.removeprefix(f"{own}.") if own else path, count - self._first_of(path)
-
-    def _first_of(self, path: str) -> int:
-        """Returns the first call of an inner module that this call of the pair makes."""
-        outer = len(self._recorded[self._pair.reference[0]])
-        return len(self._recorded[path]) // outer * self._number
+    def _place_of(self, call: TorchCall) -> tuple[str, int] | None:
+        """Returns the path of an inner call, and which of the calls there it is."""
+        for path, calls in self._inner.items():
+            for count, each in enumerate(calls):
+                if each is call:
+                    return path, count
+        return None
 
     def compare(self, stage: Stage) -> Report:
         """Compares the two functions operator by operator."""
-        own = self._pair.reference[0]
-        inner = {}
-        for (_, n), calls in self._call.forced.items():
-            for path in calls[0].matched_call.pair.reference if n == 0 else ():
-                first = self._first_of(path)
-                share = len(self._recorded[path]) // len(self._recorded[own])
-                within = path.removeprefix(f"{own}.") if own else path
-                outputs = [one.output for one in self._recorded[path]]
-                inner[within] = outputs[first : first + share]
-        call = self._recorded[own][self._number]
-        module, tensors = isolate(self._reference.module, own, call, inner, _picker(self._right))
+        call = self._call.matched_call.reference[0]
+        module, tensors = isolate(
+            self._reference.module, self._path, call, self._inner, _picker(self._right)
+        )
         function = self._call.as_function()
         pick = _picker(self._own)
 

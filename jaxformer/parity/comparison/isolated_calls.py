@@ -59,6 +59,16 @@ class IsolatedCall:
     padding: Padding
     backward: bool
 
+    @property
+    def given_calls(self) -> list[MatchedCall]:
+        """The calls of pairs inside it whose outputs are forced, each once."""
+        return [
+            each.matched_call
+            for (_, n), calls in self.forced.items()
+            for each in calls
+            if n == 0 and each.is_first
+        ]
+
     @functools.cached_property
     def outcome(self) -> IsolatedOutcome:
         """The run in float64."""
@@ -199,7 +209,7 @@ def compare_input_gradients(
         runs: the same call, of each of the pair's candidate modules.
     """
     expected = matched_call.input_gradients()
-    for group in matched_call.groups():
+    for group in matched_call.groups() if expected else ():
         wanted = expected[group[0]]
         if wanted is None:
             continue

@@ -16,7 +16,7 @@ import numpy as np
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison.code_lines import find_causes
 from jaxformer.parity.comparison.pair_nodes import PairNodes
-from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
+from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
@@ -83,7 +83,7 @@ def compare(
     with jax.enable_x64(True):
         reference = ReferenceRun(
             torch_module, inputs, dialect=dialect, names=names, backward=backward,
-            call=torch_call, config=jax_module, is_single_use=True, force=force,
+            call=torch_call, config=jax_module, force=force,
         )  # fmt: skip
         if jax_module is None:
             jax_module = reference.port()
@@ -182,9 +182,9 @@ class ModuleComparison:
         candidate = jax_trace.in_dtype(self.module, working_dtype)
         first_pass = functools.cache(lambda: self._trace(candidate, "float64"))
         if reference.size > LARGE:
-            # The reference's pass leaves little memory for this one.
+            # Before the reference's values are in memory.
             first_pass()
-        trace = reference.run(lambda: len(jax_trace.float_arrays(first_pass()[1])))
+        trace = reference.trace
         tables = share_tables(candidate, reference.module, trace)
         if self.call is None:
             self.positions = position_ids_from_mask(self.module, self.pairs, trace)
@@ -198,12 +198,10 @@ class ModuleComparison:
             )
             candidate = jax_trace.in_dtype(candidate, working_dtype)
         links = () if reference.plan is None else reference.plan.links
-        gradients = ReferenceGradients(
-            trace.gradients, links, reference.modules, reference.is_single_use
-        )
-        runner = TeacherForcedRunner(
-            candidate, calls, trace, self.pairs, self.parents, reference.backward, gradients.find
-        )
+        gradients = None
+        if reference.backward:
+            gradients = ReferenceGradients(reference.wide, reference.modules, trace, links)
+        runner = TeacherForcedRunner(candidate, calls, trace, self.pairs, self.parents, gradients)
         whole = ("",)
         if whole in runner.unmatched:
             raise UsageError(
@@ -213,9 +211,7 @@ class ModuleComparison:
         ordered = in_call_order(self.pairs, self.parents, calls, trace.calls)
 
         def free(pair: Pair) -> None:
-            if reference.is_single_use:
-                runner.free_gradients(pair)
-                release(reference.size)
+            release(reference.size)
 
         maker = PairNodes(
             self.module, reference.modules, self.parents, self.weights, self.dtype
@@ -236,7 +232,7 @@ class ModuleComparison:
             tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
             about=dict(about),
-            remarks=tuple(self._remarks(gradients.untrained, runner)),
+            remarks=tuple(self._remarks(runner)),
             causes=tuple(find_causes(reference, runner, self.pairs, judged)),
             weights=tuple(
                 wrong_weights_by_name(self.module, reference.module, self.pairs)
@@ -245,7 +241,7 @@ class ModuleComparison:
             ),
         )
 
-    def _remarks(self, untrained: Sequence[str], runner: TeacherForcedRunner) -> Iterable[str]:
+    def _remarks(self, runner: TeacherForcedRunner) -> Iterable[str]:
         writers = [pair.path or "the model" for pair in self.pairs if runner.writes(pair)]
         if writers and self.reference.backward:
             yield (
@@ -256,11 +252,8 @@ class ModuleComparison:
             yield (
                 f"the reference's settings make no JAX model: {self.reference.unsupported_settings}"
             )
-        if untrained:
-            yield (
-                "the reference gives padding tokens no gradient, the candidate does: "
-                + ", ".join(untrained)
-            )
+        if runner.gradients is not None:
+            yield from runner.gradients.remarks()
         if self.positions:
             yield (
                 "the reference counts positions by its mask: the candidate was called with the "

@@ -5,14 +5,11 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxformer.errors import JaxformerError, UsageError
-from jaxformer.parity.graphs.recording.torch_isolated import RawCall, record_calls
 from jaxformer.parity.matching.modules import Pair, pair_by_map, pair_modules
 from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.trace import torch_trace
-from jaxformer.parity.trace.memory import release
+from jaxformer.parity.trace.wide_parameters import wide_parameters, with_shared_parameters
 from jaxformer.porting.api import build, import_plan
 from jaxformer.porting.mapping.plans import Plan
 
@@ -33,7 +30,6 @@ class ReferenceRun:
         backward: whether to compare gradients too.
         call: how to call the reference.
         config: the candidate; its settings are used where the reference's own are unsupported.
-        is_single_use: whether it serves one comparison, and may free gradients on the way.
         force: whether the dialect may contradict the reference's config.
 
     Attributes:
@@ -51,10 +47,8 @@ class ReferenceRun:
         backward: bool = True,
         call: Caller | None = None,
         config: Any = None,
-        is_single_use: bool = False,
         force: bool = False,
     ):
-        self.is_single_use = is_single_use
         torch_trace.require_torch()
         self.module = torch_module
         self.names = names
@@ -63,7 +57,6 @@ class ReferenceRun:
         self.call: Caller = call or (lambda module, given: torch_trace.call_module(module, *given))
         self.unsupported_settings = ""
         self.plan: Plan | None = None
-        self._trace: torch_trace.Trace | None = None
         if names is None:
             self.plan = self._plan(dialect, config, force)
 
@@ -99,37 +92,17 @@ class ReferenceRun:
             return pair_by_map(jax_module, self.names or {}, self.modules)
         return pair_modules(jax_module, self.plan.module_mapping, self.plan.links, self.modules)
 
-    @property
+    @functools.cached_property
+    def wide(self) -> Any:
+        """The module to be run in float64, from the bits of its weights."""
+        return with_shared_parameters(self.module)
+
+    @functools.cached_property
     def trace(self) -> torch_trace.Trace:
-        """The pass in float64, from the bits of the reference's weights."""
-        return self.run()
-
-    def run(self, count_outputs: Callable[[], int] = lambda: 1) -> torch_trace.Trace:
-        """Returns the pass in float64; only the first call runs it.
-
-        Args:
-            count_outputs: returns how many outputs the candidate has. The reference may have more;
-                these get no gradient.
-        """
-        if self._trace is not None:
-            return self._trace
-        module = torch_trace.in_float64(self.module)
-        rng = np.random.default_rng(0)
-
-        def pull(outputs: list[np.ndarray]) -> list[np.ndarray]:
-            # A gradient in every direction, so that no difference can hide.
-            used = outputs if len(outputs) == 1 else outputs[: max(1, count_outputs())]
-            return [rng.standard_normal(a.shape) for a in used]
-
-        with torch_trace.everything_in_float64():
-            self._trace = torch_trace.run(
-                module, torch_trace.in_dtype(self.inputs, "float64"), call=self.call,
-                cotangents=pull if self.backward else None, keep=self._is_recorded,
-                copy_module=lambda: torch_trace.in_float64(self.module),
-            )  # fmt: skip
-        del module
-        release(self.size)
-        return self._trace
+        """The pass in float64."""
+        inputs = torch_trace.in_dtype(self.inputs, "float64")
+        with torch_trace.everything_in_float64(), wide_parameters(self.wide):
+            return torch_trace.run(self.wide, inputs, call=self.call, keep=self._is_recorded)
 
     @property
     def size(self) -> int:
@@ -142,16 +115,6 @@ class ReferenceRun:
         inputs = torch_trace.in_dtype(self.inputs, dtype)
         low = torch_trace.run(module, inputs, call=self.call, keep=self._is_recorded, weights=False)
         return dataclasses.replace(low, padding=self.trace.padding)
-
-    def record_calls(self, paths: Sequence[str]) -> dict[str, list[RawCall]]:
-        """Returns every call of some modules, in float64, with all arguments as they were given."""
-        inputs = [
-            torch_trace.tensor(x) if isinstance(x, np.ndarray) else x
-            for x in torch_trace.in_dtype(self.inputs, "float64")
-        ]
-        with torch_trace.everything_in_float64():
-            module = torch_trace.in_float64(self.module)
-            return record_calls(module, paths, lambda module: self.call(module, inputs))
 
     @functools.cached_property
     def _recorded(self) -> set[str]:

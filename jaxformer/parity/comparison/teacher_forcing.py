@@ -4,9 +4,9 @@ Each candidate module gets the reference's inputs, and each of its submodules re
 reference's output. So a pair is judged by its own arithmetic alone.
 """
 
+import contextlib
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,13 @@ from jaxformer.parity.comparison.isolated_calls import (
     add_arrays,
     compare_input_gradients,
 )
+from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
 from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
 from jaxformer.parity.matching.masks import Masks, MaskState, reference_masks
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair, PairKey
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.tolerance import judge
 from jaxformer.parity.trace import jax_trace, torch_trace
-
-# Given a parameter's name, the pair and the candidate's own gradient: the reference's gradient.
-FindGradient = Callable[[str, Pair, np.ndarray], np.ndarray | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +49,7 @@ class TeacherForcedRunner:
         reference: the pass of the reference.
         pairs: all pairs.
         parents: the pair around each pair.
-        backward: whether to compare gradients.
-        find_gradient: returns the reference's gradient of a parameter, as far as it came through
-            the given pair; None where it is not known.
+        gradients: of the reference; None to compare none.
 
     Attributes:
         matched_calls: the calls of each pair; none where they could not be matched.
@@ -70,11 +66,10 @@ class TeacherForcedRunner:
         reference: torch_trace.Trace,
         pairs: Sequence[Pair],
         parents: Mapping[PairKey, PairKey | None],
-        backward: bool,
-        find_gradient: FindGradient,
+        gradients: ReferenceGradients | None,
     ):
         self.module = module
-        self.backward = backward
+        self.gradients = gradients
         self.padding = reference.padding
         self.matched_calls: dict[PairKey, list[MatchedCall]] = {}
         self.unmatched: dict[PairKey, Unmatched] = {}
@@ -84,10 +79,7 @@ class TeacherForcedRunner:
                 self.unmatched[pair.candidate] = matched
             self.matched_calls[pair.candidate] = [] if isinstance(matched, Unmatched) else matched
         self.inner_pairs = self._find_inner_pairs(pairs, parents)
-        self._find_gradient = find_gradient
         self.masks: Masks = reference_masks(module, self.matched_calls, calls)
-        counts = Counter(path for pair in pairs for path in pair.reference)
-        self._shared = {path for path, count in counts.items() if count > 1}
 
     def _find_inner_pairs(
         self, pairs: Sequence[Pair], parents: Mapping[PairKey, PairKey | None]
@@ -109,27 +101,46 @@ class TeacherForcedRunner:
 
     def run(self, pair: Pair) -> PairDifferences:
         """Runs and compares a pair whose calls are matched."""
+        with self.with_gradients(pair) as known:
+            return self._compare(pair, backward=known)
+
+    @contextlib.contextmanager
+    def with_gradients(self, pair: Pair) -> Iterator[bool]:
+        """Knows the reference's gradients of a pair inside the ``with`` block.
+
+        Yields:
+            Whether they are known.
+        """
+        if self.gradients is None or self.writes(pair):
+            yield False
+            return
+        matched = self.matched_calls[pair.candidate]
+        inner = [self.isolate(pair, number, 0).given_calls for number in range(len(matched))]
+        with self.gradients.of(pair, matched, inner) as known:
+            yield known
+
+    def _compare(self, pair: Pair, *, backward: bool) -> PairDifferences:
         forward: list[tuple[str, Difference]] = []
         gradients: list[tuple[str, Difference]] = []
         all_runs: list[IsolatedCall] = []
-        with_gradients = self.backward and not self.writes(pair)
         for number, matched_call in enumerate(self.matched_calls[pair.candidate]):
-            runs = [self.isolate(pair, number, place) for place in range(len(pair.candidate))]
+            places = range(len(pair.candidate))
+            runs = [self.isolate(pair, number, place, backward=backward) for place in places]
             all_runs += runs
             for run in runs:
                 forward += run.compare_forward()
-            if with_gradients:
+            if backward:
                 gradients += compare_input_gradients(matched_call, runs)
                 for run in runs:
                     gradients += run.compare_forced_output_gradients()
-        if with_gradients:
+        if backward:
             gradients += self._compare_parameter_gradients(pair, all_runs)
-        backward: dict[str, Difference] = {}
+        worst: dict[str, Difference] = {}
         for name, difference in gradients:
-            before = backward.get(name)
+            before = worst.get(name)
             if before is None or difference.excess > before.excess:
-                backward[name] = difference
-        return PairDifferences(forward, backward)
+                worst[name] = difference
+        return PairDifferences(forward, worst)
 
     def writes(self, pair: Pair) -> bool:
         """Returns whether calls of a pair write to what they are given, or to their state.
@@ -139,16 +150,9 @@ class TeacherForcedRunner:
         calls = self.matched_calls[pair.candidate]
         return any(candidate.writes for call in calls for candidate in call.candidate)
 
-    def free_gradients(self, pair: Pair) -> None:
-        """Frees the reference's gradients at a pair, which has been judged with all around it."""
-        if self._shared.intersection(pair.reference):
-            return
-        for matched_call in self.matched_calls[pair.candidate]:
-            for call in matched_call.reference:
-                call.input_gradients.clear()
-                call.output_gradients.clear()
-
-    def isolate(self, pair: Pair, number: int, place: int) -> IsolatedCall:
+    def isolate(
+        self, pair: Pair, number: int, place: int, *, backward: bool = False
+    ) -> IsolatedCall:
         """Returns one call of one of a pair's modules, ready to be run."""
         path = pair.candidate[place]
         owner, method = jax_trace.resolve(self.module, path)
@@ -162,7 +166,7 @@ class TeacherForcedRunner:
         return IsolatedCall(
             path, owner, method, matched_call, place,
             masks=self._masks_of(pair, number), forced=forced, padding=self.padding,
-            backward=self.backward and not self.writes(pair),
+            backward=backward,
         )  # fmt: skip
 
     def _forced_calls(self, inner: Pair, outer_call: MatchedCall, number: int) -> list[ForcedCall]:
@@ -190,7 +194,7 @@ class TeacherForcedRunner:
                 users.setdefault(f"{owner}.{name}".lstrip("."), []).append((run, name))
         for full, places in users.items():
             own = add_arrays(run.outcome.parameter_gradients[name] for run, name in places)
-            expected = self._find_gradient(full, pair, own)
+            expected = self.gradients.find(full, pair, own) if self.gradients else None
             if expected is None:
                 continue
 

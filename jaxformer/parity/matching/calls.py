@@ -11,6 +11,7 @@ from jaxformer.parity.matching.alignment import TensorAlignment, align_tensors, 
 from jaxformer.parity.matching.modules import Pair
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.parity.trace.padding import Padding
+from jaxformer.parity.trace.torch_recorder import TorchCall
 from jaxformer.porting.mapping.packings import ONE_TO_ONE
 
 Array = np.ndarray | None
@@ -79,7 +80,9 @@ class MatchedCall:
         return list(reference) if shapes[0] == shapes[1] else []
 
     def output_gradients(self, place: int) -> list[Array]:
-        """Returns the gradients of the outputs."""
+        """Returns the gradients of the outputs; none where they are not known."""
+        if not all(call.output_gradients for call in self.reference):
+            return []
         gradients = [
             [
                 np.broadcast_to(0.0, a.shape) if g is None else g
@@ -91,8 +94,13 @@ class MatchedCall:
         return self.output_alignments[place].gradients(unpacked, range(len(unpacked)))
 
     def input_gradients(self) -> list[Array]:
-        """Returns the gradients of the first module's inputs, summed over all the modules."""
+        """Returns the gradients of the first module's inputs, summed over all the modules.
+
+        There are none where they are not known.
+        """
         total: list[Array] = []
+        if not all(len(call.input_gradients) == len(call.inputs) for call in self.reference):
+            return []
         for call in self.reference:
             alignment = self.input_alignments[0]
             gradients = alignment.gradients(call.input_gradients, call.identities)
@@ -160,6 +168,16 @@ def match_calls(
             return Unmatched(f"compared together with the module around it: {lost}")
         matched.append(MatchedCall(pair, candidate_call, reference_call, inputs, outputs, repeats))
     return matched
+
+
+def calls_inside(path: str, matched: Sequence[MatchedCall]) -> dict[str, list[TorchCall]]:
+    """Returns those of the reference's calls that are inside a module, by path within it."""
+    found: dict[str, list[TorchCall]] = {}
+    for call in matched:
+        for inner, each in zip(call.pair.reference, call.reference, strict=True):
+            if inner != path and (not path or inner.startswith(f"{path}.")):
+                found.setdefault(inner.removeprefix(f"{path}.") if path else inner, []).append(each)
+    return found
 
 
 def _lost_inputs(

@@ -53,11 +53,10 @@ class ReproContents:
         if found := reference_tables(reference.module, reference.trace):
             _, (cos, sin) = self._tables_of(found)
             self.arrays |= {"tables/cos": cos, "tables/sin": sin}
-        self.reference_calls, traces = self._run_reference_modules()
+        self.reference_calls, traces, gradients = self._run_reference_modules()
         isolated = torch_trace.Trace(
             {path: trace.calls[""] for path, trace in zip(pair.reference, traces, strict=True)},
             [],
-            {},
         )
         first = {name: dataclasses.replace(call, later=[]) for name, call in calls.items()}
         matched = match_calls(pair, first, isolated)
@@ -72,7 +71,7 @@ class ReproContents:
         if backward:
             self._expect_input_gradients(matched[0])
         if backward and reference.plan is not None:
-            self._expect_parameter_gradients(reference.plan, traces)
+            self._expect_parameter_gradients(reference.plan, gradients)
 
     def _tables_of(self, found: list[tuple[str, Tables]]) -> tuple[str, Tables]:
         """Returns of the reference's rotary tables those of the module that is shown."""
@@ -82,20 +81,28 @@ class ReproContents:
                 return nearest_tables(node, found)
         return found[0]
 
-    def _run_reference_modules(self) -> tuple[list[dict[str, Any]], list[torch_trace.Trace]]:
-        """Runs each module of the reference by itself, called as in the whole model."""
-        recorded = self.reference.record_calls(self.pair.reference)
+    def _run_reference_modules(
+        self,
+    ) -> tuple[list[dict[str, Any]], list[torch_trace.Trace], dict[str, np.ndarray]]:
+        """Runs each module of the reference by itself, called as in the whole model.
+
+        Returns:
+            How each is called, what was recorded of it, and the gradients of all parameters.
+        """
         calls, traces = [], []
+        gradients: dict[str, np.ndarray] = {}
         for place, path in enumerate(self.pair.reference):
             module = self.reference.module.get_submodule(path)
             self._add(f"reference/{place}/state", _state_of(module))
-            encoded, arguments = _encode_call(recorded[path][0].args, recorded[path][0].kwargs)
-            trace = run_reference(module, encoded, arguments, backward=self.backward)
+            call = self.reference.trace.calls[path]
+            encoded, arguments = _encode_call(call.args, call.kwargs)
+            trace, found = run_reference(module, encoded, arguments, backward=self.backward)
             self._add(f"reference/{place}/arguments", arguments)
             self._add(f"reference/{place}/output", dict(enumerate(trace.outputs[:1])))
             calls.append({"path": path, **encoded})
             traces.append(trace)
-        return calls, traces
+            gradients |= {f"{path}.{name}".lstrip("."): each for name, each in found.items()}
+        return calls, traces, gradients
 
     def _encode_candidate_call(self, matched_call: MatchedCall, place: int) -> dict[str, Any]:
         """Encodes the call of a candidate's module, with the values of the reference."""
@@ -132,18 +139,8 @@ class ReproContents:
                 self.arrays[f"expected/0/input/{len(self.groups)}"] = expected
                 self.groups.append(list(group))
 
-    def _expect_parameter_gradients(self, plan: Plan, traces: Sequence[torch_trace.Trace]) -> None:
+    def _expect_parameter_gradients(self, plan: Plan, found: Mapping[str, np.ndarray]) -> None:
         """Adds the reference's gradients of parameters, in the candidate's layout."""
-        found = {
-            f"{path}.{name}".lstrip("."): gradient
-            for path, trace in zip(self.pair.reference, traces, strict=True)
-            for name, gradient in trace.gradients.items()
-        }
-        linked = {name for link in plan.links for name in link.source}
-        # A tied array has one gradient under one of its names, or a share of it under each.
-        for alias, name in plan.module_mapping.aliases.items():
-            if alias in found and name in found and alias not in linked:
-                found[name] = found[name] + found[alias]
         for link in plan.links:
             if not found.keys() >= set(link.source):
                 continue

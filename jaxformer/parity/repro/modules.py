@@ -13,6 +13,7 @@ from jaxformer.parameters import abstract_module, join_path, merge
 from jaxformer.parity.matching.positions import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
 from jaxformer.parity.trace import torch_trace
+from jaxformer.parity.trace.torch_isolated import pull_back
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.positions import Rotary
@@ -22,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 def run_reference(
     module: Any, call: Mapping[str, Any], arrays: Arrays, *, backward: bool
-) -> torch_trace.Trace:
+) -> tuple[torch_trace.Trace, dict[str, np.ndarray]]:
     """Runs one module of the reference by itself, in float64.
 
     Args:
@@ -30,6 +31,9 @@ def run_reference(
         call: its arguments, encoded.
         arrays: the arrays among the arguments, by name.
         backward: whether to compute gradients too, from a random gradient of the output.
+
+    Returns:
+        What was recorded, and the gradients of the parameters that it uses.
     """
     names = list(arrays)
 
@@ -40,16 +44,22 @@ def run_reference(
             *args, **{name: decode(each, tensors) for name, each in call["kwargs"].items()}
         )
 
-    def cotangents(outputs: list[np.ndarray]) -> list[np.ndarray]:
+    def cotangent(place: int, output: np.ndarray) -> np.ndarray | None:
         # Random, so that every element of the output has an effect.
-        return [np.random.default_rng(0).standard_normal(outputs[0].shape)]
+        return None if place else np.random.default_rng(0).standard_normal(output.shape)
 
-    with torch_trace.everything_in_float64():
-        return torch_trace.run(
-            torch_trace.in_float64(module), [arrays[name] for name in names], call=run,
-            cotangents=cotangents if backward else None, keep=lambda path: path == "",
+    wide = torch_trace.in_float64(module)
+    with torch_trace.exactly():
+        trace = torch_trace.run(
+            wide, [arrays[name] for name in names], call=run, keep=lambda path: path == "",
             weights=False,
         )  # fmt: skip
+        gradients: dict[str, np.ndarray] = {}
+        if backward:
+            found = pull_back(wide, "", trace.calls[""], {}, (cotangent, None))
+            named = wide.named_parameters(remove_duplicate=False)
+            gradients = {name: found[id(p)] for name, p in named if id(p) in found}
+    return trace, gradients
 
 
 def encode(value: Any, arrays: dict[str, np.ndarray], seen: dict[int, str]) -> Any:

@@ -124,8 +124,8 @@ class Repro:
                 load_state(module, self.stored(f"reference/{place}/state/")),
                 call,
                 self.arrays(f"reference/{place}/arguments/"),
-                backward=self.about["backward"],
-            )
+                backward=False,
+            )[0]
             for place, (module, call) in enumerate(
                 zip(reference_modules, self.about["reference"]["calls"], strict=True)
             )

@@ -1,4 +1,4 @@
-"""What is found of one block: its nodes, and the gradients that go further back."""
+"""What is found of one block: its nodes, its masks, and the lines of code of its bugs."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxformer.parity.comparison.code_lines import find_causes
 from jaxformer.parity.comparison.pair_nodes import PairNodes
-from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
+from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import judge_node
 from jaxformer.parity.comparison.weights import compare_weight, weight_difference
@@ -24,6 +24,7 @@ from jaxformer.parity.streaming.layout import Layout, is_within
 from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
 from jaxformer.parity.trace import jax_trace
+from jaxformer.parity.trace.torch_trace import Trace
 from jaxformer.porting.mapping.rules import Link
 from jaxformer.porting.mapping.transfer import read_view
 
@@ -65,6 +66,13 @@ class Sides:
         modules = self.reference.modules
         return PairNodes(self.skeleton, modules, self.layout.parents, weights, self.dtype)
 
+    def gradients_of(self, trace: Trace) -> ReferenceGradients | None:
+        """Returns the reference's gradients of recorded calls, if they are compared."""
+        reference = self.reference
+        if not self.backward:
+            return None
+        return ReferenceGradients(reference.module, reference.modules, trace, self.links)
+
     def compare_weights(
         self, pairs: Sequence[Pair]
     ) -> tuple[dict[str, Difference], dict[str, str]]:
@@ -93,26 +101,24 @@ class BlockResult:
     Attributes:
         nodes: not judged yet, in the order of calls.
         looks: what its wrong weights look like, by name.
-        gradients: the reference's, of each float array that the block was given.
         masks: the reference's, of each call of the block.
         count: how many calls of the reference are inside it.
         causes: the lines of code of its bugs.
+        remarks: what else is to be said of it.
     """
 
     nodes: dict[PairKey, Node]
     looks: dict[str, str]
-    gradients: list[np.ndarray | None]
     masks: list[Mapping[str, MaskState]]
     count: int
     causes: tuple[RootCause, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def save(self, state: State, name: str) -> None:
         """Keeps what was found."""
         arrays: list[np.ndarray] = []
 
-        def place(array: np.ndarray | None) -> int | None:
-            if array is None:
-                return None
+        def place(array: np.ndarray) -> int:
             arrays.append(np.ascontiguousarray(array))
             return len(arrays) - 1
 
@@ -120,9 +126,9 @@ class BlockResult:
             "report": Report("", "", tuple(self.nodes.values()), causes=self.causes).to_json(),
             "keys": list(self.nodes),
             "looks": self.looks,
-            "gradients": [place(array) for array in self.gradients],
             "masks": [{name: place(a) for name, a in states.items()} for states in self.masks],
             "count": self.count,
+            "remarks": self.remarks,
         }
         state.save(name, arrays, notes)
 
@@ -137,15 +143,15 @@ class BlockResult:
         return cls(
             dict(zip(map(tuple, notes["keys"]), report.nodes, strict=True)),
             notes["looks"],
-            [None if n is None else arrays[n] for n in notes["gradients"]],
             [{name: arrays[n] for name, n in states.items()} for states in notes["masks"]],
             notes["count"],
             report.causes,
+            tuple(notes["remarks"]),
         )
 
 
 def compare_block(sides: Sides, path: str) -> BlockResult:
-    """Compares one block, whose later blocks have been compared.
+    """Compares one block.
 
     Args:
         sides: both models.
@@ -158,14 +164,11 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
     reference_low = None
     if sides.low is not None:
         reference, candidate, calls = sides.low
-        reference_low = reference.run_unit(unit, None)[0]
+        reference_low = reference.run_unit(unit)
         with jax.enable_x64(False), candidate.loaded(path, sides.own, sides.dtype):
             low_calls = candidate.run_unit(path, calls[path])
-    cotangents = sides.reference.cotangents_of(unit) if sides.backward else None
-    trace, back = sides.reference.run_unit(unit, cotangents)
-    # Each call frees what it holds once its pair is judged.
+    trace = sides.reference.run_unit(unit)
     count = sum(len(call.all) for call in trace.calls.values()) - 1
-    gradients = ReferenceGradients(trace.gradients, sides.links, sides.reference.modules, True)
     parents = sides.layout.inner_parents(pairs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sides.candidate.loaded(path, sides.own, "float64"))
@@ -173,19 +176,17 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
         if any(difference.error for difference in weights.values()):
             stack.close()
             stack.enter_context(sides.candidate.loaded(path, sides.wanted, "float64"))
+        stack.enter_context(sides.reference.loaded(unit))
         runner = TeacherForcedRunner(
-            sides.candidate.module, inner, trace, pairs, parents, sides.backward, gradients.find
+            sides.candidate.module, inner, trace, pairs, parents, sides.gradients_of(trace)
         )
         tables = [table for table in sides.tables if is_within(table.path, path)]
         nodes = sides.nodes_of(weights).compare(
-            runner, in_call_order(pairs, parents, inner, trace.calls), trace, tables,
-            after=runner.free_gradients,
-        )  # fmt: skip
+            runner, in_call_order(pairs, parents, inner, trace.calls), trace, tables
+        )
         judged = {key: judge_node(node) for key, node in nodes.items()}
-        causes: list[RootCause] = []
-        if any(node.is_root_cause for node in judged.values()):
-            with sides.reference.loaded_unit(unit, trace) as loaded:
-                causes += find_causes(loaded, runner, pairs, judged)
+        causes = tuple(find_causes(sides.reference, runner, pairs, judged))
     nodes |= sides.nodes_of(weights).in_context(nodes, runner, low_calls, reference_low)
     masks: list[Mapping[str, MaskState]] = [*runner.masks.get((path,), [])]
-    return BlockResult(nodes, looks, back, masks, count, tuple(causes))
+    remarks = tuple(runner.gradients.remarks()) if runner.gradients is not None else ()
+    return BlockResult(nodes, looks, masks, count, causes, remarks)

@@ -14,6 +14,7 @@ from flax import nnx
 
 from jaxformer.layers import Embedding
 from jaxformer.parameters import merge
+from jaxformer.parity.comparison.reference_gradients import random_of_call
 from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.matching.calls import MatchedCall
 from jaxformer.parity.matching.modules import Pair
@@ -65,28 +66,12 @@ def add_products(
     torch: Any = torch_trace.require_torch()
     method = method_of(path)
 
-    class Product(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            ctx.save_for_backward(x)
-            arrays = read()
-            return torch.cat(
-                [run_slice(module, method, part, to_tensor, x)[0] for _, part in slices(arrays)], -1
-            )
+    def product(x: Any) -> Any:
+        with torch.no_grad():
+            parts = [run_slice(module, method, own, to_tensor, x)[0] for _, own in slices(read())]
+        return torch.cat(parts, -1)
 
-        @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
-            (x,) = ctx.saved_tensors
-            total = torch.zeros_like(x)
-            arrays = read()
-            for part, own in slices(arrays):
-                with torch.enable_grad():
-                    leaf = x.detach().requires_grad_()
-                    result, _ = run_slice(module, method, own, to_tensor, leaf)
-                total += torch.autograd.grad(result, leaf, gradient[..., part])[0]
-            return total
-
-    vars(module)[method] = Product.apply
+    vars(module)[method] = product
 
 
 def method_of(path: str) -> str:
@@ -154,8 +139,14 @@ def compare_product(
     )
     call = jax_trace.JaxCall(args, kwargs, 0)
     expected = matched.outputs(0)[0]
-    cotangent = matched.output_gradients(0)[0] if runner.backward else None
     assert expected is not None
+    given = matched.reference[0]
+    cotangent = None
+    if runner.gradients is not None:
+        random = random_of_call(pair.reference[0], 0)
+        given.output_gradients = [random.uniform(-1, 1, given.outputs[0].shape)]
+        given.input_gradients = [np.zeros(given.inputs[0].shape)]
+        cotangent = matched.output_gradients(0)[0]
     judged = {name: Judgement() for name in ("its output", "input 0")}
     totals: dict[str, np.ndarray] = {}
 
@@ -177,13 +168,14 @@ def compare_product(
     for (part, outcome), (_, own) in exact:
         judged["its output"].add(outcome.outputs[0], expected[..., part])
         add_total("float64", outcome)
-        if runner.backward:
+        if cotangent is not None:
             wanted = _reference_gradients(matched, reference, part, own, to_tensor)
             for leaf, gradient in outcome.parameter_gradients.items():
                 judgement = judged.setdefault(label(leaf), Judgement())
                 judgement.add(gradient, wanted[leaf])
-    gradients = matched.input_gradients() if runner.backward else [None]
-    if gradients[0] is None:
+    gradients = matched.input_gradients()
+    given.output_gradients, given.input_gradients = [], []
+    if not gradients or gradients[0] is None:
         del judged["input 0"]
     else:
         judged["input 0"].add(totals["float64"], gradients[0])
@@ -207,17 +199,21 @@ def _reference_gradients(
     arrays: Arrays,
     to_tensor: Callable[[np.ndarray], Any],
 ) -> dict[str, np.ndarray]:
-    """Returns the reference's gradients of a slice, under the candidate's names and layout."""
+    """Returns the reference's gradients of a slice, under the candidate's names and layout.
+
+    What the slice adds to the gradient of the input is added in the call.
+    """
     torch = torch_trace.require_torch()
     call, path = matched.reference[0], matched.pair.reference[0]
     gradient = call.output_gradients[0]
     assert gradient is not None
     with torch.enable_grad():
-        x = torch.from_numpy(np.array(call.inputs[0]))
+        x = torch.from_numpy(np.array(call.inputs[0])).requires_grad_()
         result, own = run_slice(module, method_of(path), arrays, to_tensor, x)
-    pulled = torch.autograd.grad(
-        result, list(own.values()), torch.from_numpy(np.array(gradient[..., part]))
+    of_input, *pulled = torch.autograd.grad(
+        result, [x, *own.values()], torch.from_numpy(np.array(gradient[..., part]))
     )
+    call.input_gradients[0] += of_input.numpy()
     found = {name: each.numpy() for name, each in zip(own, pulled, strict=True)}
     weight = found.pop("weight")
     return {**found, "kernel": weight.T, "embedding": weight}

@@ -1,7 +1,6 @@
 """Passes of the reference, whose weights are read from its files block by block."""
 
 import contextlib
-import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.graphs.recording.torch_isolated import RawCall, record_calls
 from jaxformer.parity.sources.checkpoints import as_tensor
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
@@ -17,7 +15,7 @@ from jaxformer.parity.streaming.products import add_products
 from jaxformer.parity.streaming.state import State
 from jaxformer.parity.trace import torch_trace, torch_values
 from jaxformer.parity.trace.memory import release
-from jaxformer.parity.trace.torch_recorder import CallRecorder, owner_of, tied_parameters
+from jaxformer.parity.trace.torch_recorder import CallRecorder, owner_of
 
 
 class ReferencePass:
@@ -28,13 +26,11 @@ class ReferencePass:
         layout: its parts.
         rows: the token ids that are read, ascending.
         dtype: to run in.
-        backward: whether gradients will be asked for.
         state: keeps what the blocks return.
 
     Attributes:
         arguments: what each block was called with.
         trace: the calls around the blocks.
-        results: the float tensors that the model returned.
     """
 
     def __init__(
@@ -44,11 +40,10 @@ class ReferencePass:
         rows: np.ndarray,
         dtype: str,
         *,
-        backward: bool = False,
         state: State | None = None,
         progress: Callable[[], None] = lambda: None,
     ):
-        self.layout, self.dtype, self.backward = layout, dtype, backward
+        self.layout, self.dtype = layout, dtype
         self.state, self.progress = state, progress
         self.tensors = empty.tensors
         is_wide = dtype == "float64"
@@ -59,9 +54,7 @@ class ReferencePass:
         )
         self.modules = torch_trace.modules_of(self.module)
         self.arguments: dict[str, tuple[Any, Any]] = {}
-        self.results: list[Any] = []
-        self.trace = torch_trace.Trace({}, [], {})
-        self._leaves: dict[str, list[Any]] = {}
+        self.trace = torch_trace.Trace({}, [])
         self._shapes = {id(p): p for p in self.module.parameters()}
         # Every parameter's places: several where it is tied.
         self._places: dict[int, list[tuple[str, Any, str]]] = defaultdict(list)
@@ -106,7 +99,7 @@ class ReferencePass:
 
     def _tensor(self, array: np.ndarray) -> Any:
         torch = torch_trace.require_torch()
-        return torch.nn.Parameter(self.to_tensor(array), requires_grad=self.backward)
+        return torch.nn.Parameter(self.to_tensor(array), requires_grad=False)
 
     def _set(self, key: int, array: np.ndarray | None) -> None:
         """Puts an array in place of a parameter, or its shape again."""
@@ -147,11 +140,7 @@ class ReferencePass:
             if owner_of(path, module) in self.layout.recorded
             and (self._unit_of(path) in (None, path))
         }
-        tied = tied_parameters(self.modules, kept) if self.backward else {}
-        # A large head has no parameter that could be tied.
-        heads = {pair.reference[0] for pair in self.layout.heads.values()}
-        tied = {path: leaves for path, leaves in tied.items() if path not in heads}
-        recorder = CallRecorder(self.backward, tied, copying=True)
+        recorder = CallRecorder(copying=True)
         originals = {unit: self.modules[unit].forward for unit in self.layout.unit_references}
         for unit, original in originals.items():
             self.modules[unit].forward = functools.partial(self._answer, unit, original)
@@ -160,19 +149,17 @@ class ReferencePass:
             with (
                 self._exact(),
                 recorder.recording(kept),
-                torch.enable_grad() if self.backward else torch.no_grad(),
+                torch.no_grad(),
             ):
-                self.results = torch_values.floats(call(self.module, tensors))
+                results = torch_values.floats(call(self.module, tensors))
         finally:
             for unit in originals:
                 del self.modules[unit].forward
-        self._shares = recorder.shares
         self.trace.calls.update(recorder.calls)
-        self.trace.outputs.extend(torch_values.view(value) for value in self.results)
+        self.trace.outputs.extend(torch_values.view(value) for value in results)
 
     def _answer(self, unit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Returns what a block returns, which ends the gradient's way: see ``pull``."""
-        torch = torch_trace.require_torch()
+        """Returns what a block returns."""
         path = self.layout.unit_references[unit]
         if unit in self.arguments:
             raise CannotStreamError(f"the reference calls {unit} more than once")
@@ -180,7 +167,7 @@ class ReferencePass:
         name = f"{path}.reference-{self.dtype}"
         known = self.state.load(name) if self.state else None
         if known is None:
-            with self._loaded(unit), torch.no_grad():
+            with self._loaded(unit):
                 output = original(*args, **kwargs)
             if self.state:
                 arrays: list[np.ndarray] = []
@@ -188,153 +175,25 @@ class ReferencePass:
                 self.state.save(name, arrays, notes)
         else:
             output = _unflatten(known[1], known[0])
-        leaves: list[Any] = []
-
-        def cut(value: Any) -> Any:
-            leaves.append(value.detach().requires_grad_(self.backward))
-            return leaves[-1]
-
-        output = map_floats(cut, output)
-        self._leaves[unit] = leaves
         self.progress()
         return output
 
-    def begin_backward(self, cotangents: Sequence[np.ndarray]) -> None:
-        """Pulls gradients of the model's results back to what the blocks returned."""
-        torch = torch_trace.require_torch()
-        pairs = [
-            (result, torch.from_numpy(cotangent))
-            for result, cotangent in zip(self.results, cotangents, strict=False)
-            if result.requires_grad
-        ]
-        with self._exact():
-            torch.autograd.backward([r for r, _ in pairs], [c for _, c in pairs], retain_graph=True)
-        # Logits are large.
-        self.results.clear()
-        self.trace.outputs.clear()
-
-    def cotangents_of(self, unit: str) -> list[np.ndarray]:
-        """Returns the gradients of what a block returned; all later blocks have been pulled."""
-        gradients = [
-            np.zeros(tuple(leaf.shape)) if leaf.grad is None else leaf.grad.numpy()
-            for leaf in self._leaves[unit]
-        ]
-        self.trace.calls[unit].output_gradients[:] = gradients
-        return gradients
-
-    def pull(self, unit: str, gradients: Sequence[np.ndarray | None]) -> None:
-        """Pulls the gradients of what a block was given further back."""
-        torch = torch_trace.require_torch()
-        given: list[Any] = []
-        map_floats(given.append, self.arguments[unit])
-        pairs = [
-            (value, torch.from_numpy(np.ascontiguousarray(gradient)))
-            for value, gradient in zip(given, gradients, strict=True)
-            if gradient is not None and value.requires_grad
-        ]
-        if pairs:
-            with self._exact():
-                torch.autograd.backward(
-                    [v for v, _ in pairs], [g for _, g in pairs], retain_graph=True
-                )
-
-    def finish(self) -> None:
-        """Keeps the gradients of the parameters around the blocks; all blocks have been pulled."""
-        self.trace.gradients.update(self._shares)
-        tied = set(self._shares)
-        for name, parameter in self.module.named_parameters():
-            if not parameter.is_meta and parameter.grad is not None and name not in tied:
-                self.trace.gradients[name] = parameter.grad.numpy()
-        self._leaves.clear()
-
-    def run_unit(
-        self, unit: str, cotangents: Sequence[np.ndarray] | None
-    ) -> tuple[torch_trace.Trace, list[np.ndarray | None]]:
-        """Runs a block again, with every call in it recorded.
-
-        Returns:
-            Its calls and the gradients of its parameters; and those of what it was given.
-        """
-        trace, gradients, is_intact = self._run_unit(unit, cotangents, copying=False)
-        if not is_intact:
-            # A module overwrote recorded tensors in place, so the records must be copies.
-            trace, gradients, _ = self._run_unit(unit, cotangents, copying=True)
-        return trace, gradients
+    def run_unit(self, unit: str) -> torch_trace.Trace:
+        """Runs a block again, with every call in it recorded."""
+        args, kwargs = self.arguments[unit]
+        with self._loaded(unit), self._exact():
+            return torch_trace.run(
+                self.module, [],
+                call=lambda module, inputs: module.get_submodule(unit)(*args, **kwargs),
+                keep=lambda path: is_within(path, unit) and path in self.layout.recorded,
+                weights=self.dtype == "float64",
+            )  # fmt: skip
 
     @contextlib.contextmanager
-    def loaded_unit(self, unit: str, trace: torch_trace.Trace) -> Iterator["LoadedUnit"]:
-        """Gives a block with its weights inside the ``with`` block, to look into a bug."""
+    def loaded(self, unit: str) -> Iterator[None]:
+        """Holds a block with its weights inside the ``with`` block, to be run by itself."""
         with self._loaded(unit), self._exact():
-            yield LoadedUnit(self.module, trace, unit, self.arguments[unit])
-
-    def _run_unit(
-        self, unit: str, cotangents: Sequence[np.ndarray] | None, *, copying: bool
-    ) -> tuple[torch_trace.Trace, list[np.ndarray | None], bool]:
-        torch = torch_trace.require_torch()
-        backward = cotangents is not None
-        kept = {
-            path: module
-            for path, module in self.modules.items()
-            if is_within(path, unit) and owner_of(path, module) in self.layout.recorded
-        }
-        recorder = CallRecorder(backward, {}, copying)
-        given: list[Any] = []
-
-        def take(value: Any) -> Any:
-            given.append(value.detach().requires_grad_(backward and value.requires_grad))
-            return given[-1]
-
-        args, kwargs = map_floats(take, self.arguments[unit])
-        gradients: dict[str, np.ndarray] = {}
-        with self._loaded(unit), contextlib.ExitStack() as stack:
-            block = self.modules[unit]
-            own = dict(block.named_parameters(prefix=unit))
-            if backward:
-                stack.enter_context(torch_trace.freeing_weights(block))
-            stack.enter_context(self._exact())
-            stack.enter_context(recorder.recording(kept))
-            if self.dtype == "float64":
-                stack.enter_context(recorder.recording_attention())
-            stack.enter_context(torch.enable_grad() if backward else torch.no_grad())
-            results = torch_values.floats(block(*args, **kwargs))
-            if cotangents is not None:
-                pulled = zip(results, cotangents, strict=True)
-                pairs = [(r, torch.from_numpy(np.array(c))) for r, c in pulled if r.requires_grad]
-                torch.autograd.backward([r for r, _ in pairs], [c for _, c in pairs])
-            for name, parameter in own.items():
-                if parameter.grad is not None:
-                    gradients[name] = recorder.array(parameter.grad)
-                parameter.grad = None
-        back = [
-            None if not value.requires_grad or value.grad is None else value.grad.numpy()
-            for value in given
-        ]
-        trace = torch_trace.Trace(recorder.calls, [], gradients)
-        return trace, back, recorder.is_intact()
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadedUnit:
-    """A block of the reference in memory.
-
-    Attributes:
-        module: the reference.
-        trace: what was recorded of the block.
-        unit: its path.
-        arguments: what it is called with.
-    """
-
-    module: Any
-    trace: torch_trace.Trace
-    unit: str
-    arguments: tuple[Any, Any]
-
-    def record_calls(self, paths: Sequence[str]) -> dict[str, list[RawCall]]:
-        """Runs the block, and returns every call of some of its modules as it was made."""
-        args, kwargs = self.arguments
-        return record_calls(
-            self.module, paths, lambda module: module.get_submodule(self.unit)(*args, **kwargs)
-        )
+            yield
 
 
 def _compact(

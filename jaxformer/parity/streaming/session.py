@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.comparison.parameter_gradients import ReferenceGradients
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import judge_node
@@ -88,8 +87,9 @@ class StreamedComparison:
         settings = precision_flags()
         plans = [source.plan for source in self.sources]
         settings = compare_settings(plans[1].module, plans[0].module) + settings
-        sides, results = self._compare_blocks(self._run_forward())
-        outer, looks, untrained = self._compare_outside(sides, results)
+        sides = self._run_forward()
+        results = self._compare_blocks(sides)
+        outer, looks, said = self._compare_outside(sides, results)
         for result in results.values():
             looks |= result.looks
         wrong = describe_places(looks, sides.own, sides.wanted)
@@ -100,12 +100,8 @@ class StreamedComparison:
             )
             for key, node in self._in_order(sides, results, outer).items()
         ]  # fmt: skip
-        remarks = find_swapped_layers(wrong)
-        if untrained:
-            found = ", ".join(untrained)
-            remarks.insert(
-                0, f"the reference gives padding tokens no gradient, the candidate does: {found}"
-            )
+        said += [remark for result in results.values() for remark in result.remarks]
+        remarks = [*said, *find_swapped_layers(wrong)]
         self._advance()
         return Report(
             "grad" if self.backward else "forward",
@@ -122,43 +118,34 @@ class StreamedComparison:
         plans = [source.plan for source in self.sources]
         skeleton, own = plans[1].module, plans[1].tensors
 
-        def run_reference(dtype: str, *, backward: bool) -> ReferencePass:
+        def run_reference(dtype: str) -> ReferencePass:
             made = ReferencePass(
-                self.empty, self.layout, rows, dtype,
-                backward=backward, state=self.state, progress=self._advance,
-            )  # fmt: skip
+                self.empty, self.layout, rows, dtype, state=self.state, progress=self._advance
+            )
             made.run(self.inputs, self.calls[0])
             return made
 
-        def run_candidate(
-            candidate: EmptyCandidate, dtype: str
-        ) -> tuple[Mapping[str, jax_trace.JaxCall], Any]:
+        def run_candidate(candidate: EmptyCandidate, dtype: str) -> Mapping[str, jax_trace.JaxCall]:
             return candidate.run(
                 self.inputs, self.calls[1], own, dtype, state=self.state, progress=self._advance
-            )
+            )[0]
 
-        reference = run_reference("float64", backward=self.backward)
+        reference = run_reference("float64")
         candidate = EmptyCandidate(skeleton, self.layout, rows)
         tables = share_tables(candidate.module, reference.module, reference.trace)
-        calls, output = run_candidate(candidate, "float64")
+        calls = run_candidate(candidate, "float64")
         low = None
         if self.dtype != "float64":
-            reference_low = run_reference(self.dtype, backward=False)
+            reference_low = run_reference(self.dtype)
             with jax.enable_x64(False):
                 candidate_low = EmptyCandidate(skeleton, self.layout, rows)
-                low = reference_low, candidate_low, run_candidate(candidate_low, self.dtype)[0]
-        if self.backward:
-            outputs, rng = reference.trace.outputs, np.random.default_rng(0)
-            # A gradient in every direction, so that no difference can hide.
-            count = len(jax_trace.float_arrays(output))
-            used = outputs if len(outputs) == 1 else outputs[: max(1, count)]
-            reference.begin_backward([rng.standard_normal(a.shape) for a in used])
+                low = reference_low, candidate_low, run_candidate(candidate_low, self.dtype)
         return Sides(
             self.layout, plans[0].links, skeleton, own, plans[0].tensors, reference, candidate,
             calls, low, self.dtype, self.backward, tables,
         )  # fmt: skip
 
-    def _compare_blocks(self, sides: Sides) -> tuple[Sides, dict[str, BlockResult]]:
+    def _compare_blocks(self, sides: Sides) -> dict[str, BlockResult]:
         """Compares the blocks, from the last one to the first."""
         calls = sides.reference.trace.calls
         called = [path for unit, path in self.layout.unit_references.items() if unit in calls]
@@ -169,22 +156,15 @@ class StreamedComparison:
         for path in sorted(
             called, key=lambda path: -calls[self.layout.units[path].reference[0]].order
         ):
-            unit = self.layout.units[path].reference[0]
             name = f"{path}.found"
             result = BlockResult.load(self.state, name) if self.state else None
             if result is None:
                 result = compare_block(sides, path)
                 if self.state:
                     result.save(self.state, name)
-            elif self.backward:
-                sides.reference.cotangents_of(unit)
-            if self.backward:
-                sides.reference.pull(unit, result.gradients)
             results[path] = result
             self._advance()
-        if self.backward:
-            sides.reference.finish()
-        return sides, results
+        return results
 
     def _compare_outside(
         self, sides: Sides, results: Mapping[str, BlockResult]
@@ -195,10 +175,9 @@ class StreamedComparison:
         judged = [pair for pair in pairs if pair.path not in self.layout.units]
         weights, looks = sides.compare_weights(judged)
         sides.candidate.load_around(sides.wanted, "float64")
-        gradients = ReferenceGradients(trace.gradients, sides.links, sides.reference.modules, True)
         runner = TeacherForcedRunner(
             sides.candidate.module, sides.calls, trace, pairs, self.layout.inner_parents(pairs),
-            self.backward, gradients.find,
+            sides.gradients_of(trace),
         )  # fmt: skip
         runner.masks |= {(path,): [dict(m) for m in r.masks] for path, r in results.items()}
         whole = ("",)
@@ -221,7 +200,8 @@ class StreamedComparison:
         nodes = maker.compare(runner, ordered, trace, tables, run=run)
         low = ({}, None) if sides.low is None else (sides.low[2], sides.low[0].trace)
         nodes |= maker.in_context(nodes, runner, *low)
-        return nodes, looks, gradients.untrained
+        remarks = [*runner.gradients.remarks()] if runner.gradients is not None else []
+        return nodes, looks, remarks
 
     def _in_order(
         self,

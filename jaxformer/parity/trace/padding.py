@@ -6,7 +6,7 @@ the mask and gives all padding the row before the first. The attention of a quer
 no key is zero in one code base, a mean in another.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,18 +63,17 @@ def drop_unused_tokens(
     return array if rows is None else array[~rows]
 
 
-def mask_cotangents(
-    cotangents: Sequence[np.ndarray], calls: Iterable[TorchCall], padding: Padding
-) -> list[np.ndarray]:
-    """Returns gradients of outputs (B, T, ...) or (T, B, ...), set to zero for unused tokens."""
+def unused_tokens(calls: Iterable[TorchCall], padding: Padding) -> list[np.ndarray]:
+    """Returns which tokens of a pass nobody uses, for each shape (B, T) of tokens."""
     idle = [rows for call in calls if (rows := idle_queries(call)) is not None]
-    result = []
-    for cotangent in cotangents:
-        for rows in (*padding.values(), *idle):
-            for unused in (rows, rows.T):
-                if cotangent.shape[:2] == unused.shape:
-                    shape = (*unused.shape, *[1] * (cotangent.ndim - 2))
-                    cotangent = np.where(unused.reshape(shape), 0.0, cotangent)
-                    break
-        result.append(cotangent)
-    return result
+    return [*padding.values(), *idle]
+
+
+def without_unused(array: np.ndarray, unused: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns an array (B, T, ...) or (T, B, ...) after it got zeros at unused tokens."""
+    for rows in unused:
+        for each in (rows, rows.T):
+            if array.shape[:2] == each.shape:
+                array[each] = 0.0
+                break
+    return array

@@ -1,9 +1,10 @@
 """Records the calls of PyTorch modules while a model runs, with hooks on each module."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,17 @@ class TorchCall:
 
     Attributes:
         order: its place among all calls of the pass.
-        inputs: its float arrays, positional ones first.
+        args: positional arguments, as they were given.
+        kwargs: named arguments.
+        output: whatever it returned.
+        inputs: the float arrays among the arguments, positional ones first.
         identities: of each input, a number that is equal for inputs that are one tensor.
         integers: its integer arrays, positional ones first.
         positions: its argument ``position_ids``, if there was one.
         outputs: the float arrays of its result.
         integer_outputs: its integer arrays: which experts a router chose.
-        input_gradients: of each input, through this call alone; None where it needs no gradient.
-        output_gradients: of each output; None without a backward pass.
+        input_gradients: of each input, through this call alone; empty where they are not known.
+        output_gradients: of each output, None for zero; empty where they are not known.
         weights: of its attention, if it computed any.
         allowed: of each attention in it, (B, N, T, S): 1 where a query may attend to a key, -1
             where it may not, 0 where the score does not tell.
@@ -39,6 +43,9 @@ class TorchCall:
     """
 
     order: int
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    output: Any = None
     inputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     identities: list[int] = dataclasses.field(default_factory=list)
     integers: list[np.ndarray] = dataclasses.field(default_factory=list)
@@ -74,72 +81,76 @@ def owner_of(path: str, module: Any) -> str:
     return owner if name in METHODS and callable(getattr(module, name, None)) else path
 
 
-def tied_parameters(modules: Mapping[str, Any], kept: Container[str]) -> dict[str, list[str]]:
-    """Returns, by path of each kept module, its parameters that other modules use too."""
-    holders: dict[int, list[tuple[str, str]]] = {}
-    for path, inner in modules.items():
-        for leaf, parameter in inner._parameters.items():
-            if parameter is not None:
-                holders.setdefault(id(parameter), []).append((path, leaf))
-    tied: dict[str, list[str]] = {}
-    for places in holders.values():
-        for path, leaf in places if len(places) > 1 else ():
-            if path in kept:
-                tied.setdefault(path, []).append(leaf)
-    return tied
+def tensors_in_order(value: Any) -> Iterator[Any]:
+    """Yields the tensors among arguments, in the order in which they were given."""
+    if hasattr(value, "untyped_storage"):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else ():
+        yield from tensors_in_order(inner)
+    for inner in value if isinstance(value, tuple | list) else ():
+        yield from tensors_in_order(inner)
 
 
-def _alias(value: Any) -> Any:
-    """Returns another tensor of the same numbers, if it is one of floats."""
-    return value.view_as(value) if torch_values.is_float(value) else value
+def copied(tree: Any, copy_tensor: Callable[[Any], Any]) -> Any:
+    """Returns a nested value with copies of its tensors; what is one tensor stays one.
+
+    Of what is no tensor there is a copy too, as a call may write to it: to a cache of keys.
+    """
+    torch = torch_values.require_torch()
+    copies: dict[int, Any] = {}
+
+    def copy_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if id(leaf) not in copies:
+                copies[id(leaf)] = copy_tensor(leaf)
+            return copies[id(leaf)]
+        is_plain = leaf is None or isinstance(leaf, bool | int | float | str)
+        is_code = callable(leaf) or isinstance(leaf, torch.nn.Module)
+        return leaf if is_plain or is_code else copy.deepcopy(leaf)
+
+    original = torch.Tensor.__deepcopy__
+    # The tensors that a cache holds are shared: each layer would have a copy of all others'.
+    torch.Tensor.__deepcopy__ = lambda self, memo: self.detach()
+    try:
+        return torch.utils._pytree.tree_map(copy_leaf, tree)
+    finally:
+        torch.Tensor.__deepcopy__ = original
 
 
 class CallRecorder:
-    """Records the calls of modules, and in a backward pass their gradients.
+    """Records the calls of modules.
 
     Args:
-        backward: whether a backward pass follows.
-        tied: names of tied parameters by the path of a module that uses them.
         copying: whether to copy arrays; otherwise they share memory with the tensors.
 
     Attributes:
         calls: the first call of every module, by path.
-        shares: of tied parameters, the gradient that came through each of their modules.
     """
 
-    def __init__(self, backward: bool, tied: Mapping[str, Sequence[str]], copying: bool):
-        self.backward = backward
-        self.tied = tied
+    def __init__(self, copying: bool):
         self.copying = copying
         # Tensors recorded without a copy, and how often each had been written to by then.
         self.uncopied: list[tuple[Any, int]] = []
         self.calls: dict[str, TorchCall] = {}
-        self.shares: dict[str, np.ndarray] = {}
         self.count = 0
         self.running: list[TorchCall] = []
-        # Of each running call: where in a list or dict an alias stands for a tensor.
-        self._aliases: list[list[tuple[Any, Any, Any, Any]]] = []
 
-    def array(self, tensor: Any) -> np.ndarray:
-        """Returns a tensor as an array, without a copy where possible: activations are large."""
+    def _kept(self, tensor: Any) -> Any:
+        """Returns a tensor to keep, without a copy where possible: activations are large."""
         if self.copying:
-            return torch_values.array(tensor)
+            return tensor.detach().clone()
         self.uncopied.append((tensor, tensor._version))
-        return torch_values.view(tensor)
+        return tensor.detach()
 
     def is_intact(self) -> bool:
         """Returns whether no recorded tensor was overwritten later; call it once, at the end."""
         intact = all(tensor._version == version for tensor, version in self.uncopied)
-        # Tensors hold their hooks, and the hooks hold the recorder.
         self.uncopied.clear()
         return intact
 
-    def _store(self, gradients: list[np.ndarray | None], place: int, gradient: Any) -> None:
-        gradients[place] = self.array(gradient)
-
     @contextlib.contextmanager
     def recording(self, modules: Mapping[str, Any]) -> Iterator[None]:
-        """Records the calls of these modules inside the ``with`` block."""
+        """Records the calls of modules, by path, inside the ``with`` block."""
         with contextlib.ExitStack() as stack:
             for path, module in modules.items():
                 if owner_of(path, module) != path:
@@ -147,10 +158,10 @@ class CallRecorder:
                     stack.enter_context(self._recording_method(path, module, name))
                     continue
                 before = functools.partial(self._before_call, path)
-                after = functools.partial(self._after_call, path)
                 for handle in (
-                    module.register_forward_pre_hook(before, with_kwargs=True),
-                    module.register_forward_hook(after, with_kwargs=True, always_call=True),
+                    # A call begins before the module's own hooks, and ends after them.
+                    module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+                    module.register_forward_hook(self._after_call, always_call=True),
                 ):
                     stack.callback(handle.remove)
             yield
@@ -160,12 +171,12 @@ class CallRecorder:
         original = getattr(module, name)
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self._before_call(path, module, args, kwargs)
+            self._before_call(path, module, args, kwargs)
             output = None
             try:
                 output = original(*args, **kwargs)
             finally:
-                self._after_call(path, module, args, kwargs, output)
+                self._after_call(module, args, output)
             return output
 
         vars(module)[name] = method
@@ -174,91 +185,28 @@ class CallRecorder:
         finally:
             del vars(module)[name]
 
-    def _before_call(self, path: str, module: Any, args: Any, kwargs: Any) -> Any:
-        made = TorchCall(self.count)
+    def _before_call(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
+        made = TorchCall(self.count, *copied((args, kwargs), self._kept))
         self.count += 1
         self.running.append(made)
-        self._aliases.append([])
         if path in self.calls:
             self.calls[path].later.append(made)
         else:
             self.calls[path] = made
-        for leaf in self.tied.get(path, ()):
-            own = module._parameters[leaf]
-            # An alias collects the gradient that comes through this module alone.
-            module._parameters[leaf] = self._share(f"{path}.{leaf}", own)
         if torch_values.is_integer(kwargs.get("position_ids")):
-            made.positions = self.array(kwargs["position_ids"])
-        return (
-            tuple(self._record_argument(made, value) for value in args),
-            {name: self._record_argument(made, value) for name, value in kwargs.items()},
-        )
+            made.positions = torch_values.view(made.kwargs["position_ids"])
+        for value in tensors_in_order((made.args, made.kwargs)):
+            if torch_values.is_integer(value):
+                made.integers.append(torch_values.view(value))
+            if torch_values.is_float(value):
+                made.inputs.append(torch_values.view(value))
+                made.identities.append(id(value))
 
-    def _after_call(self, path: str, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    def _after_call(self, module: Any, args: Any, output: Any) -> None:
         made = self.running.pop()
-        for container, key, alias, value in self._aliases.pop():
-            if container[key] is alias:
-                container[key] = value
-        for leaf in self.tied.get(path, ()):
-            module._parameters[leaf] = module._parameters[leaf].aliased
-        if self.backward and isinstance(output, tuple) and hasattr(output, "_fields"):
-            # One of several results may be made of another: an alias has the gradient that comes
-            # from outside alone.
-            output = type(output)(*(_alias(value) for value in output))
-        made.integer_outputs = [self.array(value) for value in torch_values.integers(output)]
-        for value in torch_values.floats(output):
-            made.outputs.append(self.array(value))
-            made.output_gradients.append(None)
-            if not self.backward:
-                continue
-            if not value.requires_grad:
-                # A gradient that stops here is recorded too, to show which module stops it.
-                value.requires_grad_()
-            made.output_gradients[-1] = np.broadcast_to(0.0, tuple(value.shape))
-            place = len(made.outputs) - 1
-            value.register_hook(functools.partial(self._store, made.output_gradients, place))
-        return output
-
-    def _record_argument(self, made: TorchCall, value: Any) -> Any:
-        """Records one argument, and returns it, or an alias of it if it needs a gradient."""
-        if type(value) is tuple:
-            return tuple(self._record_argument(made, inner) for inner in value)
-        if type(value) in (list, dict):
-            # The call may write to it: a cache.
-            for key in range(len(value)) if type(value) is list else list(value):
-                inner = value[key]
-                value[key] = self._record_argument(made, inner)
-                if value[key] is not inner:
-                    self._aliases[-1].append((value, key, value[key], inner))
-            return value
-        if torch_values.is_integer(value):
-            made.integers.append(self.array(value))
-        if not torch_values.is_float(value):
-            return value
-        made.inputs.append(self.array(value))
-        made.identities.append(id(value))
-        made.input_gradients.append(None)
-        if not (self.backward and value.requires_grad):
-            return value
-        place = len(made.inputs) - 1
-        made.input_gradients[place] = np.broadcast_to(0.0, tuple(value.shape))
-        alias = value.view_as(value)
-        alias.register_hook(functools.partial(self._store, made.input_gradients, place))
-        return alias
-
-    def _share(self, name: str, parameter: Any) -> Any:
-        # A leaf of its own: nobody needs the sum of all shares, which would be one more array.
-        alias = parameter.detach().requires_grad_()
-        alias.aliased = parameter
-
-        def add(alias: Any) -> None:
-            before = self.shares.get(name)
-            share = self.array(alias.grad)
-            alias.grad = None
-            self.shares[name] = share if before is None else before + share
-
-        alias.register_post_accumulate_grad_hook(add)
-        return alias
+        made.output = copied(output, self._kept)
+        made.integer_outputs = [*map(torch_values.view, torch_values.integers(made.output))]
+        made.outputs = [*map(torch_values.view, torch_values.floats(made.output))]
 
     @contextlib.contextmanager
     def recording_attention(self) -> Iterator[None]:

@@ -9,15 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.trace.memory import NOTABLE, release
-from jaxformer.parity.trace.padding import Padding, find_padding, mask_cotangents
-from jaxformer.parity.trace.torch_recorder import (
-    CallRecorder,
-    TorchCall,
-    modules_of,
-    owner_of,
-    tied_parameters,
-)
+from jaxformer.parity.trace.padding import Padding, find_padding
+from jaxformer.parity.trace.torch_recorder import CallRecorder, TorchCall, modules_of, owner_of
 from jaxformer.parity.trace.torch_values import (
     as_numpy,
     everything_in_float64,
@@ -26,14 +19,14 @@ from jaxformer.parity.trace.torch_values import (
     in_dtype,
     in_float64,
     in_narrow,
-    is_float,
     require_torch,
     tensor,
+    view,
 )
 
 __all__ = [
-    "TorchCall", "Trace", "as_numpy", "call_module", "everything_in_float64", "first_float",
-    "freeing_weights", "gives_last_logits", "in_dtype", "in_float64", "in_narrow", "modules_of",
+    "TorchCall", "Trace", "as_numpy", "call_module", "everything_in_float64", "exactly",
+    "first_float", "gives_last_logits", "in_dtype", "in_float64", "in_narrow", "modules_of",
     "require_torch", "run", "tensor", "without_fast_path",
 ]  # fmt: skip
 
@@ -45,14 +38,11 @@ class Trace:
     Attributes:
         calls: the first call of every module, by path, in the order of calls.
         outputs: the float arrays of the whole model's result.
-        gradients: of every parameter, by name; a tied parameter has under each of its names the
-            gradient that came through the module of that name. Empty without a backward pass.
         padding: which tokens no attention may look at; empty where masks were not recorded.
     """
 
     calls: dict[str, TorchCall]
     outputs: list[np.ndarray]
-    gradients: dict[str, np.ndarray]
     padding: Padding = dataclasses.field(default_factory=dict)
 
 
@@ -61,10 +51,8 @@ def run(
     inputs: Sequence[Any],
     *,
     call: Callable[[Any, Sequence[Any]], Any] = lambda module, inputs: module(*inputs),
-    cotangents: Callable[[list[np.ndarray]], list[np.ndarray]] | None = None,
     keep: Callable[[str], bool] = lambda path: True,
     weights: bool = True,
-    copy_module: Callable[[], Any] | None = None,
 ) -> Trace:
     """Runs a PyTorch model once and records the calls of its modules.
 
@@ -72,22 +60,15 @@ def run(
         module: the model, in the dtype to run in.
         inputs: its positional arguments: arrays, tensors, None.
         call: how to call it, given it and its inputs.
-        cotangents: makes from the outputs the gradients to pull back; None for no backward pass.
-            They are set to zero for padding and for queries that may attend to no key.
         keep: which modules to record, by path.
         weights: whether to record the weights and masks of attentions.
-        copy_module: makes another copy of the module. If given, ``module`` is used up: each weight
-            is freed once its gradient is known, because both together are the peak of memory.
     """
     run_once = functools.partial(
-        _run_once, inputs=inputs, call=call, cotangents=cotangents, keep=keep, weights=weights
+        _run_once, module, inputs=inputs, call=call, keep=keep, weights=weights
     )
-    with contextlib.nullcontext() if copy_module is None else freeing_weights(module):
-        trace, is_intact = run_once(module, copying=False)
-    if is_intact:
-        return trace
-    # A module overwrote recorded tensors in place, so the records must be copies.
-    return run_once(copy_module() if copy_module else module, copying=True)[0]
+    trace, is_intact = run_once(copying=False)
+    # A module may overwrite recorded tensors in place; then the records must be copies.
+    return trace if is_intact else run_once(copying=True)[0]
 
 
 def gives_last_logits(module: Any) -> bool:
@@ -106,68 +87,35 @@ def call_module(module: Any, *inputs: Any) -> Any:
     return module(*inputs)
 
 
-@contextlib.contextmanager
-def freeing_weights(module: Any) -> Iterator[None]:
-    """Frees each weight once its gradient is complete, inside the ``with`` block."""
-    empty = require_torch().empty(0)
-
-    def free(parameter: Any) -> None:
-        size = parameter.numel()
-        parameter.data = empty.to(parameter.dtype)
-        release(size, NOTABLE)
-
-    hooks = [p.register_post_accumulate_grad_hook(free) for p in module.parameters()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def _run_once(
     module: Any,
     *,
     inputs: Sequence[Any],
     call: Callable[[Any, Sequence[Any]], Any],
-    cotangents: Callable[[list[np.ndarray]], list[np.ndarray]] | None,
     keep: Callable[[str], bool],
     weights: bool,
     copying: bool,
 ) -> tuple[Trace, bool]:
     """Returns one pass, and whether all recorded arrays still hold what was recorded."""
-    torch = require_torch()
-    backward = cotangents is not None
-    modules = modules_of(module)
-    kept = {path: m for path, m in modules.items() if keep(owner_of(path, m))}
-    recorder = CallRecorder(backward, tied_parameters(modules, kept) if backward else {}, copying)
+    kept = {path: m for path, m in modules_of(module).items() if keep(owner_of(path, m))}
+    recorder = CallRecorder(copying)
     tensors = [tensor(x) if isinstance(x, np.ndarray) else x for x in inputs]
-    if backward:
-        for leaf in [*tensors, *module.parameters()]:
-            if is_float(leaf):
-                leaf.requires_grad_()
-    module.zero_grad(set_to_none=True)
     with (
         recorder.recording(kept),
         recorder.recording_attention() if weights else contextlib.nullcontext(),
-        torch.enable_grad() if backward else torch.no_grad(),
+        require_torch().no_grad(),
         without_fast_path(),
     ):
-        results = floats(call(module, tensors))
-        outputs = [recorder.array(value) for value in results]
-        if cotangents is not None:
-            calls = recorder.calls.values()
-            wanted = mask_cotangents(cotangents(outputs), calls, find_padding(calls))
-            pulled = zip(results, wanted, strict=False)
-            pairs = [(f, torch.as_tensor(c).to(f.dtype)) for f, c in pulled if f.requires_grad]
-            torch.autograd.backward([f for f, _ in pairs], [c for _, c in pairs])
-    gradients = dict(recorder.shares)
-    tied = {f"{path}.{leaf}" for path, leaves in recorder.tied.items() for leaf in leaves}
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None and name not in tied:
-            gradients[name] = recorder.array(parameter.grad)
-        parameter.grad = None
+        outputs = [view(value) for value in floats(call(module, tensors))]
     padding = find_padding(recorder.calls.values())
-    return Trace(recorder.calls, outputs, gradients, padding), recorder.is_intact()
+    return Trace(recorder.calls, outputs, padding), recorder.is_intact()
+
+
+@contextlib.contextmanager
+def exactly() -> Iterator[None]:
+    """Makes a model in float64 compute everything in it, in the modules that it is made of."""
+    with everything_in_float64(), without_fast_path():
+        yield
 
 
 @contextlib.contextmanager

@@ -32,22 +32,30 @@ def require_torch() -> Any:
 
 def in_float64(module: Any) -> Any:
     """Returns a copy of a module with the same numbers in float64, in evaluation mode."""
-    torch = require_torch()
-    wide = copy.deepcopy(module).double().eval()
-    for inner in wide.modules():
+    return finish_float64(copy.deepcopy(module).double().eval())
+
+
+def finish_float64(module: Any) -> Any:
+    """Returns a module in float64, after what is kept in another dtype beside its arrays."""
+    for inner in module.modules():
         # Gemma keeps the square root of its width as a float32 buffer beside the number.
         if hasattr(inner, "scalar_embed_scale"):
-            inner.embed_scale = torch.tensor(inner.scalar_embed_scale, dtype=torch.float64)
-    return wide
+            inner.embed_scale = require_torch().tensor(
+                inner.scalar_embed_scale, dtype=require_torch().float64
+            )
+    return module
 
 
 def in_narrow(module: Any, dtype: str) -> Any:
     """Returns a copy of a module in the dtype that it is used in, in evaluation mode."""
     torch = require_torch()
-    narrow = copy.deepcopy(module)
+    wanted = getattr(torch, dtype)
+    # Nobody writes to parameters: those that have the dtype need no copy.
+    same = {id(p): p for p in module.parameters() if p.dtype == wanted}
+    narrow = copy.deepcopy(module, same)
     # transformers keeps rotary frequencies in float32: in bfloat16 all angles would be wrong.
     kept = {name: b for name, b in narrow.named_buffers() if name.endswith("inv_freq")}
-    narrow = narrow.to(getattr(torch, dtype)).eval()
+    narrow = narrow.to(wanted).eval()
     for name, buffer in kept.items():
         owner, _, leaf = name.rpartition(".")
         narrow.get_submodule(owner)._buffers[leaf] = buffer

@@ -172,7 +172,8 @@ def _flatten(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[list[Any]], A
 
 
 _TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
 _MODULES = os.path.join("torch", "nn", "modules") + os.sep
 _SMALL_MODULES = tuple(
     os.sep + name + ".py"
@@ -188,7 +189,7 @@ def _source() -> str:
         name = frame.f_code.co_filename
         if name.startswith(_OWN):
             # The run itself: further out is the code that asked for the comparison.
-            if name == f"{_OWN}torch_run.py" and frame.f_code.co_name == "__init__":
+            if name == f"{_HERE}torch_run.py" and frame.f_code.co_name == "__init__":
                 return inside or innermost
         elif _TORCH not in name:
             return f"{name}:{frame.f_lineno}"
