@@ -91,17 +91,21 @@ def _worse(before: float, found: float) -> float:
 
 def rounding(low: np.ndarray, exact: np.ndarray) -> float:
     """Returns the root mean square of (low - exact), divided by that of the exact values."""
-    error = _root_mean_square(np.asarray(low, np.float64) - exact)
-    if error == 0:
+    squares = sizes = 0.0
+    for a, b in zip(_chunks(low), _chunks(exact), strict=True):
+        difference = (np.asarray(a, np.float64) - b).reshape(-1)
+        squares += float(difference @ difference)
+        size = b.reshape(-1)
+        sizes += float(size @ size)
+    if squares == 0:
         return 0.0
-    size = _root_mean_square(exact)
-    return error / size if size else float("inf")
+    return math.sqrt(squares / sizes) if sizes else float("inf")
 
 
 def ulps(low: np.ndarray, exact: np.ndarray, dtype: str) -> float:
     """Returns the largest error, in units in the last place of the largest exact magnitude."""
     scale = _largest(exact)
-    error = _distance(np.asarray(low, np.float64), exact)
+    error = _distance(low, exact)
     if not scale:
         return float("inf") if error else 0.0
     unit = 2 * ROUNDOFF[dtype] * 2.0 ** np.floor(np.log2(scale))
@@ -113,7 +117,7 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
     with np.errstate(invalid="ignore"):
         largest = 0.0
         for a, b in zip(_chunks(one), _chunks(other), strict=True):
-            difference = a - b
+            difference = np.asarray(a, np.float64) - b
             found = _largest(difference)
             if found != found:
                 found = _largest(np.where(a == b, 0.0, difference))
@@ -138,8 +142,3 @@ def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
 def _largest(array: np.ndarray) -> float:
     """Returns the largest magnitude, NaN if there is one."""
     return max(float(array.max()), -float(array.min())) if array.size else 0.0
-
-
-def _root_mean_square(array: np.ndarray) -> float:
-    flat = array.reshape(-1)
-    return math.sqrt(float(flat @ flat) / flat.size) if flat.size else 0.0

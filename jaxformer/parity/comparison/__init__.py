@@ -9,7 +9,8 @@ for every step of training or generation.
 - ``reference_run``: the reference, run once for any number of candidates.
 - ``teacher_forcing``, ``isolated_calls``: pairs run on the reference's inputs, isolated.
 - ``pair_nodes``: what was recorded of a pair, as a node of the report.
-- ``weights``, ``settings``, ``parameter_gradients``: what is compared in addition to outputs.
+- ``reference_gradients``: the same modules of the reference, run backward by themselves.
+- ``weights``, ``settings``: what is compared in addition to outputs and gradients.
 - ``context``: errors and rounding of modules inside the whole models.
 - ``code_lines``: of a pair with a bug, both lines of code and a diagnosis, from ``graphs``.
 - ``verdicts``: from differences to a verdict and a message.

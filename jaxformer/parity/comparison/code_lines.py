@@ -5,19 +5,21 @@ reference's returned, so the operators that differ are their own.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from jaxformer.parity.comparison.isolated_calls import IsolatedCall
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
+from jaxformer.parity.comparison.verdicts import arithmetic_stage
 from jaxformer.parity.graphs.compare import compare_graphs
 from jaxformer.parity.graphs.recording.tracing import narrow_casts
 from jaxformer.parity.matching.calls import calls_inside
 from jaxformer.parity.matching.modules import Pair, PairKey
 from jaxformer.parity.report.model import Node, RootCause, Stage
 from jaxformer.parity.report.report import Report
+from jaxformer.parity.report.text import one_line
 from jaxformer.parity.trace.torch_isolated import isolate
 from jaxformer.parity.trace.torch_recorder import TorchCall
 
@@ -35,13 +37,26 @@ class RanReference(Protocol):
         """The whole model, whose parts are run again."""
 
 
-def find_causes(
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """What differs in the code of pairs with a bug of their own.
+
+    Attributes:
+        causes: where that was found.
+        remarks: of the other pairs, why not.
+    """
+
+    causes: tuple[RootCause, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def find_lines(
     reference: RanReference,
     runner: TeacherForcedRunner,
     pairs: Sequence[Pair],
     nodes: Mapping[PairKey, Node],
-) -> Iterator[RootCause]:
-    """Yields for pairs with a bug of their own what differs in their code, where it is found.
+) -> Lines:
+    """Looks into the pairs with a bug of their own, operator by operator.
 
     Args:
         reference: after its pass.
@@ -49,34 +64,46 @@ def find_causes(
         pairs: all of them.
         nodes: of the pairs, judged.
     """
-    wrong = {pair: stage for pair in pairs if (stage := _stage(pair, runner, nodes))}
-    known: dict[tuple[str, ...], RootCause] = {}
-    for pair, stage in wrong.items():
-        node = nodes[pair.candidate]
-        # The same module of another layer.
-        alike = node.kind, node.reference_kind, stage, node.message
-        if alike in known:
-            yield _of_pair(pair, known[alike])
+    known: dict[tuple[str, ...], RootCause | str] = {}
+    causes: list[RootCause] = []
+    without: dict[str, list[str]] = {}
+    for pair in pairs:
+        node = nodes.get(pair.candidate)
+        stage = arithmetic_stage(node) if node is not None and node.is_root_cause else ""
+        if node is None or not stage:
             continue
-        found = _find_cause(reference, runner, pair, stage)
-        if found is not None:
-            known[alike] = _of_pair(pair, found)
-            yield known[alike]
+        # The same module of another layer has the same cause.
+        alike = node.kind, node.reference_kind, stage, node.message
+        if alike not in known:
+            known[alike] = _find_cause(reference, runner, pair, stage)
+        found = known[alike]
+        if isinstance(found, RootCause):
+            # With the paths that the pair has in the whole models.
+            causes.append(
+                dataclasses.replace(
+                    found, jax_module=pair.path, torch_module=pair.reference_path, effect=None
+                )
+            )
+        else:
+            without.setdefault(found, []).append(pair.path or "the model")
+    remarks = [f"no lines of code of {', '.join(names)}: {why}" for why, names in without.items()]
+    return Lines(tuple(causes), tuple(remarks))
 
 
 def _find_cause(
-    reference: RanReference,
-    runner: TeacherForcedRunner,
-    pair: Pair,
-    stage: Stage,
-) -> RootCause | None:
-    """Returns the first cause that a call of a pair shows, None if none does."""
+    reference: RanReference, runner: TeacherForcedRunner, pair: Pair, stage: Stage
+) -> RootCause | str:
+    """Returns the first cause that a call of a pair shows, or why there is none."""
+    if len(pair.candidate) + len(pair.reference) > 2:
+        return "several modules do the work of one"
+    why = "it was not run by itself"
     for number in range(min(MOST_CALLS, len(runner.matched_calls[pair.candidate]))):
         call = runner.isolate(pair, number, 0)
         try:
             report = _Isolated(reference, pair, call).compare(stage)
-        except Exception:
+        except Exception as error:
             # Whatever an operator cannot do by itself: the verdict stands without its line.
+            why = f"{type(error).__name__}: {one_line(str(error))}"
             continue
         for cause in report.root_causes:
             if cause.is_backward == (stage == "backward"):
@@ -87,27 +114,8 @@ def _find_cause(
         for source, dtype in narrow_casts(call.as_function().jaxpr):
             text = f"the candidate rounds to {dtype}; the reference does not"
             return RootCause(source, diagnosis=text, jax_operators=("convert_element_type",))
-    return None
-
-
-def _stage(pair: Pair, runner: TeacherForcedRunner, nodes: Mapping[PairKey, Node]) -> Stage:
-    """Returns where the arithmetic of a pair is wrong; "" if it is not, or has no lines."""
-    node = nodes.get(pair.candidate)
-    is_one = len(pair.candidate) == len(pair.reference) == 1
-    if node is None or not node.is_root_cause or not is_one:
-        return ""
-    if not runner.matched_calls[pair.candidate]:
-        return ""
-    if node.forward is not None and node.forward.is_bug:
-        return "forward"
-    return "backward" if any(d.is_bug for d in node.backward.values()) else ""
-
-
-def _of_pair(pair: Pair, cause: RootCause) -> RootCause:
-    """Returns a cause that an isolated pair shows, with the paths that the pair has."""
-    return dataclasses.replace(
-        cause, jax_module=pair.path, torch_module=pair.reference_path, effect=None
-    )
+        why = "its operators give what the reference's give, on the same inputs"
+    return why
 
 
 class _Isolated:

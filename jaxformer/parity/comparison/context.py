@@ -1,12 +1,12 @@
 """Measures a pair of modules inside the whole models: error, rounding, attention maps."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
+from jaxformer.parity.matching.calls import MatchedCall
 from jaxformer.parity.report.model import AttentionMaps, Histogram
 from jaxformer.parity.tolerance import ROUNDOFF, judge, rounding, ulps
 from jaxformer.parity.trace import jax_trace, torch_trace
@@ -18,54 +18,60 @@ BINS = 40
 COUNTED = 1 << 18
 
 
-def measure_in_context(
-    matched_call: MatchedCall,
-    low: Mapping[str, jax_trace.JaxCall],
-    reference_low: torch_trace.Trace | None,
-    dtype: str,
-    padding: Padding,
-) -> dict[str, Any]:
+def measure_in_context(matched_call: MatchedCall, padding: Padding) -> dict[str, Any]:
     """Returns the fields of a node that describe its output as it came out of the whole models.
 
     Args:
         matched_call: the first one of the pair, in float64.
-        low: the candidate's calls in the dtype under test; empty if it was not run.
-        reference_low: the reference's pass in the dtype under test.
+        padding: tokens that are left out.
+    """
+    exact = _exact(matched_call, padding)
+    candidate = _flatten([call.outputs[0] for call in matched_call.candidate], padding)
+    return {
+        "histogram": _make_histogram(candidate, exact),
+        "maps": _make_maps(matched_call),
+        "in_context": judge(candidate, exact),
+    }
+
+
+def measure_candidate_rounding(
+    matched_call: MatchedCall, low: Sequence[jax_trace.JaxCall], dtype: str, padding: Padding
+) -> dict[str, float]:
+    """Returns how far the candidate's output is from the exact one in the dtype under test.
+
+    Args:
+        matched_call: the first one of the pair, in float64.
+        low: the candidate's call of each module, in the dtype under test.
         dtype: the dtype under test.
         padding: tokens that are left out.
     """
-    pair = matched_call.pair
-    places = range(len(pair.candidate))
-    exact = _flatten([matched_call.outputs(place)[0] for place in places], padding)
-    candidate = _flatten([call.outputs[0] for call in matched_call.candidate], padding)
-    difference = judge(candidate, exact)
-    fields: dict[str, Any] = {
-        "histogram": _make_histogram(candidate, exact),
-        "maps": _make_maps(matched_call),
-    }
-    matched = [] if reference_low is None else match_calls(pair, low, reference_low)
-    if matched and not isinstance(matched, Unmatched):
-        low_call = matched[0]
-        rounded = _flatten([call.outputs[0] for call in low_call.candidate], padding)
-        reference = _flatten([low_call.outputs(place)[0] for place in places], padding)
-        error = rounding(rounded, exact)
-        difference = dataclasses.replace(
-            difference,
-            candidate_rounding=error,
-            reference_rounding=rounding(reference, exact),
-            ulps=ulps(rounded, exact, dtype),
-        )
-        inputs = matched_call.inputs(0)
-        if inputs and inputs[0] is not None:
-            low_input = _flatten([low_call.candidate[0].inputs[0]], padding)
-            input_error = rounding(low_input, _flatten([inputs[0]], padding))
-            fields["condition"] = error / max(input_error, ROUNDOFF[dtype])
-    return {**fields, "in_context": difference}
+    exact = _exact(matched_call, padding)
+    rounded = _flatten([call.outputs[0] for call in low], padding)
+    found = {"rounding": rounding(rounded, exact), "ulps": ulps(rounded, exact, dtype)}
+    inputs = matched_call.inputs(0)
+    if inputs and inputs[0] is not None:
+        given = _flatten([low[0].inputs[0]], padding)
+        error = rounding(given, _flatten([inputs[0]], padding))
+        found["condition"] = found["rounding"] / max(error, ROUNDOFF[dtype])
+    return found
+
+
+def measure_reference_rounding(
+    matched_call: MatchedCall, low: Sequence[torch_trace.TorchCall], padding: Padding
+) -> float:
+    """Returns how far the reference's output is from the exact one in the dtype under test."""
+    rounded = dataclasses.replace(matched_call, reference=tuple(low))
+    return rounding(_exact(rounded, padding), _exact(matched_call, padding))
+
+
+def _exact(matched_call: MatchedCall, padding: Padding) -> np.ndarray:
+    places = range(len(matched_call.pair.candidate))
+    return _flatten([matched_call.outputs(place)[0] for place in places], padding)
 
 
 def _flatten(arrays: Sequence[Any], padding: Padding) -> np.ndarray:
-    """Returns the values of all arrays in one float64 vector, without padding."""
-    flat = [drop_unused_tokens(np.asarray(a, np.float64), padding).reshape(-1) for a in arrays]
+    """Returns the values of all arrays in one vector, without padding."""
+    flat = [drop_unused_tokens(np.asarray(a), padding).reshape(-1) for a in arrays]
     return flat[0] if len(flat) == 1 else np.concatenate(flat)
 
 

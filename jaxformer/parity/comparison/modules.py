@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.comparison.code_lines import find_causes
-from jaxformer.parity.comparison.pair_nodes import PairNodes
+from jaxformer.parity.comparison.code_lines import find_lines
+from jaxformer.parity.comparison.pair_nodes import PairNodes, in_context
 from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
-from jaxformer.parity.comparison.verdicts import judge_node
+from jaxformer.parity.comparison.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.comparison.weights import (
     WrongWeight,
     compare_weights,
@@ -34,7 +34,7 @@ from jaxformer.parity.matching.positions import (
     position_ids_from_mask,
     share_tables,
 )
-from jaxformer.parity.report.model import Difference
+from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.parity.trace.memory import LARGE, release
@@ -83,7 +83,7 @@ def compare(
     with jax.enable_x64(True):
         reference = ReferenceRun(
             torch_module, inputs, dialect=dialect, names=names, backward=backward,
-            call=torch_call, config=jax_module, force=force,
+            call=torch_call, config=jax_module, is_single_use=True, force=force,
         )  # fmt: skip
         if jax_module is None:
             jax_module = reference.port()
@@ -210,14 +210,16 @@ class ModuleComparison:
             )
         ordered = in_call_order(self.pairs, self.parents, calls, trace.calls)
 
-        def free(pair: Pair) -> None:
+        def free(pair: Pair, node: Node | None) -> None:
+            if reference.is_single_use:
+                runner.free(pair, is_wrong=node is not None and bool(arithmetic_stage(node)))
             release(reference.size)
 
-        maker = PairNodes(
-            self.module, reference.modules, self.parents, self.weights, self.dtype
-        )  # fmt: skip
-        nodes = maker.compare(runner, ordered, trace, tables, after=free)
-        nodes |= maker.in_context(nodes, runner, *self._low_passes())
+        maker = PairNodes(self.module, reference.modules, self.parents, self.weights, self.dtype)
+        contexts = maker.contexts(
+            runner, self._low_pass, lambda: reference.low_trace(self.dtype).calls
+        )
+        nodes = in_context(maker.compare(runner, ordered, trace, tables, after=free), contexts)
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = {
             key: judge_node(
@@ -226,14 +228,15 @@ class ModuleComparison:
             )
             for key, node in nodes.items()
         }
+        lines = find_lines(reference, runner, self.pairs, judged)
         return Report(
             "grad" if reference.backward else "forward",
             self.dtype,
             tuple(name_causes(list(judged.values()), settings)),
             tuple(settings),
             about=dict(about),
-            remarks=tuple(self._remarks(runner)),
-            causes=tuple(find_causes(reference, runner, self.pairs, judged)),
+            remarks=(*self._remarks(runner), *lines.remarks),
+            causes=lines.causes,
             weights=tuple(
                 wrong_weights_by_name(self.module, reference.module, self.pairs)
                 if reference.plan is None
@@ -275,10 +278,7 @@ class ModuleComparison:
             return self.call(module, inputs)
         return module(*inputs, **self.positions)
 
-    def _low_passes(self) -> tuple[dict[str, jax_trace.JaxCall], torch_trace.Trace | None]:
-        """Returns the passes of both sides in the dtype under test, none if it is float64."""
-        if self.dtype == "float64":
-            return {}, None
-        reference_low = self.reference.low_trace(self.dtype)
+    def _low_pass(self) -> dict[str, jax_trace.JaxCall]:
+        """Returns the pass of the candidate in the dtype under test."""
         with jax.enable_x64(False):
-            return self._trace(self.module, self.dtype)[0], reference_low
+            return self._trace(self.module, self.dtype)[0]

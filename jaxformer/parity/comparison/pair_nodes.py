@@ -5,7 +5,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxformer.parity.comparison.context import measure_in_context
+from jaxformer.parity.comparison.context import (
+    measure_candidate_rounding,
+    measure_in_context,
+    measure_reference_rounding,
+)
 from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import explain, worst_difference
 from jaxformer.parity.matching.modules import Pair, PairKey, depth_of
@@ -41,7 +45,7 @@ class PairNodes:
         tables: Iterable[Node] = (),
         *,
         run: Callable[[Pair], PairDifferences] | None = None,
-        after: Callable[[Pair], None] = lambda pair: None,
+        after: Callable[[Pair, Node | None], None] = lambda pair, node: None,
     ) -> dict[PairKey, Node]:
         """Returns a node for every pair, in the given order, and each table after its user.
 
@@ -51,7 +55,7 @@ class PairNodes:
             reference: the pass of the reference.
             tables: nodes of tables of positions.
             run: in place of the runner's own ``run``.
-            after: called once a pair is compared.
+            after: called once a pair is compared, with its node if it has one.
         """
         sizes = {n: math.prod(shape) for n, shape in parameter_shapes(self.module).items()}
 
@@ -60,14 +64,14 @@ class PairNodes:
             return size > LARGE and not runner.inner_pairs.get(pair.candidate)
 
         found = {}
-        # The heaviest last, when the gradients of all others have been freed.
+        # The heaviest last, when what was recorded of all others has been freed.
         for pair in sorted(pairs, key=is_heavy):
             unmatched = runner.unmatched.get(pair.candidate)
             if unmatched is None or not unmatched.is_uncalled or pair.parameters:
                 found[pair.candidate] = self._compare_pair(
                     pair, runner, reference.calls, run or runner.run
                 )
-            after(pair)
+            after(pair, found.get(pair.candidate))
         nodes = {}
         for pair in pairs:
             if pair.candidate in found:
@@ -105,26 +109,51 @@ class PairNodes:
             backward=differences.backward,
         )
 
-    def in_context(
+    def contexts(
         self,
-        nodes: Mapping[PairKey, Node],
         runner: TeacherForcedRunner,
-        low: Mapping[str, jax_trace.JaxCall],
-        reference_low: torch_trace.Trace | None,
-    ) -> dict[PairKey, Node]:
-        """Returns the nodes of matched pairs with what was measured inside the whole models.
+        run_low: Callable[[], Mapping[str, jax_trace.JaxCall]],
+        run_reference_low: Callable[[], Mapping[str, torch_trace.TorchCall]],
+    ) -> dict[PairKey, dict[str, Any]]:
+        """Returns the fields of nodes that were measured inside the whole models.
 
         Args:
-            nodes: of all pairs.
             runner: knows the calls in float64.
-            low: the candidate's calls in the dtype under test; empty if it was not run.
-            reference_low: the reference's pass in the dtype under test.
+            run_low: returns the candidate's calls in the dtype under test, if that is another.
+            run_reference_low: returns the reference's. One side is in memory at a time.
         """
-        return {
-            key: dataclasses.replace(
-                nodes[key],
-                **measure_in_context(matched[0], low, reference_low, self.dtype, runner.padding),
+        first = {key: matched[0] for key, matched in runner.matched_calls.items() if matched}
+        padding = runner.padding
+        found = {key: measure_in_context(call, padding) for key, call in first.items()}
+        if self.dtype == "float64":
+            return found
+        low = run_low()
+        rounded = {
+            key: measure_candidate_rounding(
+                call, [low[path] for path in key], self.dtype, padding
             )
-            for key, matched in runner.matched_calls.items()
-            if matched and key in nodes
-        }
+            for key, call in first.items()
+            if all(path in low and low[path].outputs for path in key)
+        }  # fmt: skip
+        del low
+        reference_low = run_reference_low()
+        for key, each in rounded.items():
+            paths = first[key].pair.reference
+            if not all(path in reference_low for path in paths):
+                continue
+            reference = [reference_low[path] for path in paths]
+            found[key]["in_context"] = dataclasses.replace(
+                found[key]["in_context"],
+                candidate_rounding=each["rounding"],
+                reference_rounding=measure_reference_rounding(first[key], reference, padding),
+                ulps=each["ulps"],
+            )
+            found[key]["condition"] = each.get("condition")
+        return found
+
+
+def in_context(
+    nodes: Mapping[PairKey, Node], contexts: Mapping[PairKey, Mapping[str, Any]]
+) -> dict[PairKey, Node]:
+    """Returns the nodes with what was measured inside the whole models."""
+    return {key: dataclasses.replace(node, **contexts.get(key, {})) for key, node in nodes.items()}

@@ -9,6 +9,7 @@ from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.parity.matching.modules import Pair, pair_by_map, pair_modules
 from jaxformer.parity.matching.positions import computes_tables
 from jaxformer.parity.trace import torch_trace
+from jaxformer.parity.trace.memory import release
 from jaxformer.parity.trace.wide_parameters import wide_parameters, with_shared_parameters
 from jaxformer.porting.api import build, import_plan
 from jaxformer.porting.mapping.plans import Plan
@@ -30,6 +31,7 @@ class ReferenceRun:
         backward: whether to compare gradients too.
         call: how to call the reference.
         config: the candidate; its settings are used where the reference's own are unsupported.
+        is_single_use: whether it serves one comparison, which may free what was recorded.
         force: whether the dialect may contradict the reference's config.
 
     Attributes:
@@ -47,8 +49,10 @@ class ReferenceRun:
         backward: bool = True,
         call: Caller | None = None,
         config: Any = None,
+        is_single_use: bool = False,
         force: bool = False,
     ):
+        self.is_single_use = is_single_use
         torch_trace.require_torch()
         self.module = torch_module
         self.names = names
@@ -102,7 +106,9 @@ class ReferenceRun:
         """The pass in float64."""
         inputs = torch_trace.in_dtype(self.inputs, "float64")
         with torch_trace.everything_in_float64(), wide_parameters(self.wide):
-            return torch_trace.run(self.wide, inputs, call=self.call, keep=self._is_recorded)
+            made = torch_trace.run(self.wide, inputs, call=self.call, keep=self._is_recorded)
+        release(self.size)
+        return made
 
     @property
     def size(self) -> int:

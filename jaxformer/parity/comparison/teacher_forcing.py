@@ -6,6 +6,7 @@ reference's output. So a pair is judged by its own arithmetic alone.
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,9 @@ class TeacherForcedRunner:
                 self.unmatched[pair.candidate] = matched
             self.matched_calls[pair.candidate] = [] if isinstance(matched, Unmatched) else matched
         self.inner_pairs = self._find_inner_pairs(pairs, parents)
+        counts = Counter(path for pair in pairs for path in pair.reference)
+        self._shared = {path for path, count in counts.items() if count > 1}
+        self._kept: set[PairKey] = set()
         self.masks: Masks = reference_masks(module, self.matched_calls, calls)
 
     def _find_inner_pairs(
@@ -149,6 +153,22 @@ class TeacherForcedRunner:
         """
         calls = self.matched_calls[pair.candidate]
         return any(candidate.writes for call in calls for candidate in call.candidate)
+
+    def free(self, pair: Pair, *, is_wrong: bool) -> None:
+        """Frees what was recorded of a pair, once it is judged and all pairs around it are.
+
+        A pair with a bug is looked into later, with the pairs inside it.
+        """
+        if is_wrong:
+            inside = self.inner_pairs.get(pair.candidate, ())
+            self._kept |= {pair.candidate, *(each.candidate for each in inside)}
+        if pair.candidate in self._kept or self._shared.intersection(pair.reference):
+            return
+        for matched in self.matched_calls[pair.candidate]:
+            for made in matched.candidate:
+                made.free()
+            for recorded in matched.reference:
+                recorded.free()
 
     def isolate(
         self, pair: Pair, number: int, place: int, *, backward: bool = False

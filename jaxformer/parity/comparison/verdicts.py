@@ -44,6 +44,13 @@ def judge_node(node: Node, wrong_weights: str = "") -> Node:
     return dataclasses.replace(node, verdict=verdict, message="")
 
 
+def arithmetic_stage(node: Node) -> Stage:
+    """Returns where the arithmetic of a pair goes wrong; "" if it does not."""
+    if node.forward is not None and node.forward.is_bug:
+        return "forward"
+    return "backward" if any(d.is_bug for d in node.backward.values()) else ""
+
+
 def explain(
     forward: Sequence[tuple[str, Difference]], backward: Sequence[tuple[str, Difference]]
 ) -> str:

@@ -1,12 +1,12 @@
 """Compares two checkpoints block by block from their files, whatever their size.
 
 In go two open checkpoints and token ids. Out comes the same ``Report`` as from ``comparison``: each
-block is run by itself on the reference's inputs and gradients anyway, so no more than one block of
-one side has to be in memory, in float64.
+module is run by itself on the reference's inputs anyway, so no more than one block of each side has
+to be in memory, in float64.
 
 First both models run forward, block after block, and only what enters and leaves a block is kept.
-Then, from the last block to the first, the reference's block is run again, forward and backward,
-with every call inside it recorded, and the candidate's modules are judged as in ``comparison``.
+Then each block of the reference is run again, with every call inside it recorded, and its modules
+are judged as in ``comparison``.
 Last comes what is around the blocks: embeddings, final norm, head.
 
 - ``session``: the whole comparison, and what is reported.

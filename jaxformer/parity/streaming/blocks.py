@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxformer.parity.comparison.code_lines import find_causes
-from jaxformer.parity.comparison.pair_nodes import PairNodes
+from jaxformer.parity.comparison.code_lines import find_lines
+from jaxformer.parity.comparison.pair_nodes import PairNodes, in_context
 from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import judge_node
@@ -24,7 +24,7 @@ from jaxformer.parity.streaming.layout import Layout, is_within
 from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
 from jaxformer.parity.trace import jax_trace
-from jaxformer.parity.trace.torch_trace import Trace
+from jaxformer.parity.trace.torch_trace import TorchCall, Trace
 from jaxformer.porting.mapping.rules import Link
 from jaxformer.porting.mapping.transfer import read_view
 
@@ -161,10 +161,10 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
     unit = sides.layout.units[path].reference[0]
     weights, looks = sides.compare_weights(pairs)
     low_calls: dict[str, jax_trace.JaxCall] = {}
-    reference_low = None
+    reference_low: dict[str, TorchCall] = {}
     if sides.low is not None:
         reference, candidate, calls = sides.low
-        reference_low = reference.run_unit(unit)
+        reference_low = reference.run_unit(unit).calls
         with jax.enable_x64(False), candidate.loaded(path, sides.own, sides.dtype):
             low_calls = candidate.run_unit(path, calls[path])
     trace = sides.reference.run_unit(unit)
@@ -181,12 +181,14 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
             sides.candidate.module, inner, trace, pairs, parents, sides.gradients_of(trace)
         )
         tables = [table for table in sides.tables if is_within(table.path, path)]
-        nodes = sides.nodes_of(weights).compare(
-            runner, in_call_order(pairs, parents, inner, trace.calls), trace, tables
-        )
+        maker = sides.nodes_of(weights)
+        contexts = maker.contexts(runner, lambda: low_calls, lambda: reference_low)
+        ordered = in_call_order(pairs, parents, inner, trace.calls)
+        nodes = in_context(maker.compare(runner, ordered, trace, tables), contexts)
         judged = {key: judge_node(node) for key, node in nodes.items()}
-        causes = tuple(find_causes(sides.reference, runner, pairs, judged))
-    nodes |= sides.nodes_of(weights).in_context(nodes, runner, low_calls, reference_low)
+        lines = find_lines(sides.reference, runner, pairs, judged)
     masks: list[Mapping[str, MaskState]] = [*runner.masks.get((path,), [])]
-    remarks = tuple(runner.gradients.remarks()) if runner.gradients is not None else ()
-    return BlockResult(nodes, looks, masks, count, causes, remarks)
+    remarks = [*lines.remarks]
+    if runner.gradients is not None:
+        remarks += runner.gradients.remarks()
+    return BlockResult(nodes, looks, masks, count, lines.causes, tuple(remarks))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
+from jaxformer.parity.comparison.pair_nodes import in_context
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import judge_node
@@ -197,9 +198,13 @@ class StreamedComparison:
         maker = sides.nodes_of(weights)
         tables = [table for table in sides.tables if not self.layout.is_inner(table.path)]
         ordered = in_call_order(judged, self.layout.parents, sides.calls, trace.calls)
-        nodes = maker.compare(runner, ordered, trace, tables, run=run)
-        low = ({}, None) if sides.low is None else (sides.low[2], sides.low[0].trace)
-        nodes |= maker.in_context(nodes, runner, *low)
+        low = sides.low
+        contexts = maker.contexts(
+            runner,
+            lambda: {} if low is None else low[2],
+            lambda: {} if low is None else low[0].trace.calls,
+        )
+        nodes = in_context(maker.compare(runner, ordered, trace, tables, run=run), contexts)
         remarks = [*runner.gradients.remarks()] if runner.gradients is not None else []
         return nodes, looks, remarks
 

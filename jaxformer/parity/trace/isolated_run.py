@@ -210,7 +210,7 @@ def _fill_zeros(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
 def _as_dtype(array: Any, dtype: Any) -> Any:
     """Returns an array for JAX; numpy's are cast by numpy, which compiles nothing."""
     if isinstance(array, np.ndarray):
-        return jax.device_put(array.astype(dtype), may_alias=False)
+        return jax.device_put(array.astype(dtype, copy=False), may_alias=False)
     return jnp.asarray(array, dtype)
 
 

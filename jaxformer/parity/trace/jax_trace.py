@@ -79,6 +79,10 @@ class JaxCall:
         """This call and the further ones."""
         return [self, *self.later]
 
+    def free(self) -> None:
+        """Forgets all arrays."""
+        self.args, self.kwargs, self.output, self.state = (), {}, None, {}
+
 
 def float_arrays(tree: Any) -> list[Any]:
     """Returns the float arrays of a tree, in order."""

@@ -63,6 +63,12 @@ class TorchCall:
         """This call and the further ones."""
         return [self, *self.later]
 
+    def free(self) -> None:
+        """Forgets all arrays."""
+        self.args, self.kwargs, self.output = (), {}, None
+        self.inputs, self.outputs = [], []
+        self.integers, self.integer_outputs = [], []
+
 
 def modules_of(module: Any) -> dict[str, Any]:
     """Returns all modules by path, and by path + name the owners of methods called like modules."""
