@@ -108,6 +108,7 @@ if TYPE_CHECKING:
         SinusoidalPositions,
     )
     from jaxformer.sequence_generation import generate_target
+    from jaxformer.speculative_generation import generate_with_draft, stream_with_draft
     from jaxformer.speech_transformer import SpeechTransformer
     from jaxformer.training import presets
     from jaxformer.training.config import PairTrainConfig, TrainConfig
@@ -208,12 +209,14 @@ __all__ = [
     "from_torch",
     "generate",
     "generate_target",
+    "generate_with_draft",
     "load",
     "make_optimizer",
     "padding_mask",
     "presets",
     "scaled_dot_product_attention",
     "stream",
+    "stream_with_draft",
     "to_torch",
     "train",
     "window_mask",
@@ -310,6 +313,7 @@ _PUBLIC = {
     "parity.report.report": ("Report",),
     "porting.api": ("from_torch", "to_torch"),
     "sequence_generation": ("generate_target",),
+    "speculative_generation": ("generate_with_draft", "stream_with_draft"),
     "positions": (
         "ALiBi",
         "LearnedPositions",

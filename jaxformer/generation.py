@@ -6,7 +6,6 @@ from there; a longer prompt is cut in the same way. With a cache the new window 
 then extended token by token, without one it is read anew for every token: the results are equal.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.attention import LayerCache
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
+from jaxformer.execution.token_window import Window, lengthen_window
 from jaxformer.logits import check_sampling, filter_logits
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import read_prompt
@@ -154,22 +154,12 @@ def stream(
             setting is out of its range; or sampling has no key. Raised by this call, not by the
             first ``next``.
     """
-    check_sampling(temperature, top_k, top_p)
-    if num_tokens < 0:
-        raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1: got {chunk}")
-    if not model.config.causal:
-        raise ValueError("only a causal model can generate: got causal=False")
-    if model.config.head.head == "none":
-        raise ValueError("only a model with a head can generate: got head='none'")
-    vocab_size, _ = model.token_embedding.embedding[...].shape
-    rows = read_prompt(prompt_BT, mask, vocab_size)
+    rows = read_request(
+        model, prompt_BT, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        stop_tokens=stop_tokens, mask=mask, chunk=chunk,
+    )  # fmt: skip
     if not greedy and key is None:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
-    for token in stop_tokens:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
     definition, parameters = split(model)
     dtype = jnp.dtype(
         parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
@@ -196,72 +186,45 @@ def stream(
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class _Window:
-    """What the model sees, in buffers of a fixed length, and the tokens that it makes there.
+def read_request(
+    model: TransformerLM,
+    prompt_BT: Int[np.ndarray, "B T"],
+    num_tokens: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    stop_tokens: Sequence[int],
+    mask: Bool[np.ndarray, "B T"] | None,
+    chunk: int,
+) -> list[np.ndarray]:
+    """Returns the rows of a prompt without their padding. Arguments are those of ``stream``.
 
-    Attributes:
-        tokens_BS: ids, padded on the left; there is one slot more than the cache has, for the
-            token made from a full window.
-        padding_B: how many slots of each row are padding.
-        ended_B: which rows have made a stop token.
-        length: how many slots are filled, padding included.
-        cache: of all tokens but the last; empty before the first token is made.
+    Raises:
+        ValueError: see ``stream``.
     """
+    check_sampling(temperature, top_k, top_p)
+    if num_tokens < 0:
+        raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1: got {chunk}")
+    if not model.config.causal:
+        raise ValueError("only a causal model can generate: got causal=False")
+    if model.config.head.head == "none":
+        raise ValueError("only a model with a head can generate: got head='none'")
+    vocab_size, _ = model.token_embedding.embedding[...].shape
+    rows = read_prompt(prompt_BT, mask, vocab_size)
+    for token in stop_tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
+    return rows
 
-    tokens_BS: Int[Array, "B S"]  # noqa: N815
-    padding_B: Int[Array, "B"]  # noqa: N815
-    ended_B: Bool[Array, "B"]  # noqa: N815
-    length: Int[Array, ""]
-    cache: list[LayerCache]
 
-    @classmethod
-    def pack(cls, rows: list[np.ndarray], ended_B: np.ndarray, slots: int) -> "_Window":
-        """A window of ``slots`` + 1 slots around the given rows."""
-        length = max(len(row) for row in rows)
-        tokens = np.zeros((len(rows), slots + 1), np.int32)
-        for padded, row in zip(tokens, rows, strict=True):
-            padded[length - len(row) : length] = row
-        padding = np.array([length - len(row) for row in rows], np.int32)
-        placed: Any = jax.device_put((tokens, padding, ended_B), may_alias=False)
-        return cls(placed[0], placed[1], placed[2], jnp.int32(length), cache=[])
-
-    @property
-    def slots(self) -> int:
-        """How many tokens the cache has room for."""
-        return self.tokens_BS.shape[1] - 1
-
-    def with_slots(self, slots: int) -> "_Window":
-        """The same window with room for ``slots`` tokens."""
-        return lengths.lengthen(self, slots - self.slots)
-
-    def read(
-        self, model: TransformerLM, start: Int[Array, ""] | int, count: int
-    ) -> Float[Array, "B T D"]:
-        """The residual stream at ``count`` slots from ``start`` on, which go into the cache."""
-        tokens = jax.lax.dynamic_slice_in_dim(self.tokens_BS, start, count, axis=1)
-        positions = (start + jnp.arange(count))[None, :] - self.padding_B[:, None]
-        is_token_BS = jnp.arange(self.cache[0].slots)[None, :] >= self.padding_B[:, None]
-        self.cache = [dataclasses.replace(layer, length=jnp.int32(start)) for layer in self.cache]
-        hidden = model.hidden(
-            tokens,
-            is_token_BS[:, None, None, :],
-            positions=jnp.maximum(positions, 0),
-            cache=self.cache,
-        )
-        assert not isinstance(hidden, tuple)
-        return hidden
-
-    def append(self, token_B: Int[Array, "B"], stop_tokens: Int[Array, "n"]) -> None:
-        """Writes one more token into every row; a row that has ended repeats its last."""
-        last_B1 = jax.lax.dynamic_slice_in_dim(self.tokens_BS, self.length - 1, 1, axis=1)
-        token_B1 = jnp.where(self.ended_B[:, None], last_B1, token_B[:, None].astype(jnp.int32))
-        self.tokens_BS = jax.lax.dynamic_update_slice_in_dim(
-            self.tokens_BS, token_B1, self.length, axis=1
-        )
-        self.ended_B = self.ended_B | jnp.any(token_B1 == stop_tokens[None, :], axis=1)
-        self.length = self.length + 1
+def evaluating(definition: nnx.GraphDef[Any], parameters: Parameters) -> TransformerLM:
+    """Returns the model of these parameters, in evaluation mode."""
+    model: TransformerLM = merge(definition, parameters)
+    model.eval()
+    return model
 
 
 @functools.lru_cache(maxsize=16)
@@ -269,29 +232,24 @@ def _programs(
     definition: nnx.GraphDef[Any],
     settings: SamplingSettings | None,
     cache_dtype: jnp.dtype,
-) -> tuple[Callable[..., _Window], Callable[..., _Window]]:
+) -> tuple[Callable[..., Window], Callable[..., Window]]:
     """The two compiled programs: one reads a prompt, the other extends a window.
 
     Both add tokens to the window that they are given, of which the first is the ``index``-th of
     the text: one token, or ``count``, or fewer where all rows have ended.
     """
 
-    def evaluating(parameters: Parameters) -> TransformerLM:
-        model: TransformerLM = merge(definition, parameters)
-        model.eval()
-        return model
-
     @functools.partial(jax.jit, static_argnames="slots_read")
     def prefill(
         parameters: Parameters,
-        window: _Window,
+        window: Window,
         index: Int[Array, ""],
         *,
         slots_read: int,
         key: Array | None,
         stop_tokens: Int[Array, "n"],
-    ) -> _Window:
-        model = evaluating(parameters)
+    ) -> Window:
+        model = evaluating(definition, parameters)
         batch = window.tokens_BS.shape[0]
         window.cache = make_cache(model.config, batch, slots_read, cache_dtype)
         # What the slots past the prompt leave in the cache is hidden by the causal mask until it
@@ -305,20 +263,20 @@ def _programs(
     @functools.partial(jax.jit, donate_argnames="window")
     def extend(
         parameters: Parameters,
-        window: _Window,
+        window: Window,
         index: Int[Array, ""],
         count: Int[Array, ""],
         *,
         key: Array | None,
         stop_tokens: Int[Array, "n"],
-    ) -> _Window:
-        model = evaluating(parameters)
+    ) -> Window:
+        model = evaluating(definition, parameters)
 
-        def is_needed(carry: tuple[Int[Array, ""], _Window]) -> Bool[Array, ""]:
+        def is_needed(carry: tuple[Int[Array, ""], Window]) -> Bool[Array, ""]:
             made, window = carry
             return (made < count) & ~jnp.all(window.ended_B)
 
-        def step(carry: tuple[Int[Array, ""], _Window]) -> tuple[Int[Array, ""], _Window]:
+        def step(carry: tuple[Int[Array, ""], Window]) -> tuple[Int[Array, ""], Window]:
             made, window = carry
             logits = model.logits(window.read(model, window.length - 1, 1))
             chosen_B = choose_tokens(logits[:, 0], settings, key, index + made)
@@ -330,12 +288,9 @@ def _programs(
     return prefill, extend
 
 
-_lengthen_window = jax.jit(_Window.with_slots, static_argnames="slots")
-
-
 def _stream(
-    prefill: Callable[..., _Window],
-    extend: Callable[..., _Window],
+    prefill: Callable[..., Window],
+    extend: Callable[..., Window],
     rows: list[np.ndarray],
     num_tokens: int,
     context_length: int,
@@ -352,7 +307,7 @@ def _stream(
         length = max(len(row) for row in rows)
         end = min(length + num_tokens - made, context_length + 1) if use_cache else length + 1
         slots = lengths.round_up(length, shortest_cache, context_length)
-        window = _Window.pack(rows, ended_B, slots)
+        window = Window.pack(rows, ended_B, slots)
         padding = np.array(window.padding_B)
         slots_read = lengths.round_up(length, lengths.SHORTEST_PREFILL, context_length)
         window = prefill(window, np.int32(made), slots_read=slots_read)
@@ -366,7 +321,7 @@ def _stream(
                 break
             if length > window.slots:
                 slots = lengths.round_up(length, shortest_cache, context_length)
-                window = _lengthen_window(window, slots=slots)
+                window = lengthen_window(window, slots=slots)
             count = min(chunk, end - length, window.slots + 1 - length)
             window = extend(window, np.int32(made), np.int32(count))
         rows = [row[start:length] for row, start in zip(tokens, padding, strict=True)]

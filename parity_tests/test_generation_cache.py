@@ -187,7 +187,7 @@ def test_the_loop_copies_no_cache(batch, num_kv_heads):
     model, _ = build(positions="rotary", head_dim=10, num_kv_heads=num_kv_heads, dtype=np.float32)
     definition, parameters = split(model)
     rows = list(prompts(batch).astype(np.int64))
-    window = generation._Window.pack(rows, np.zeros(batch, bool), CONTEXT)
+    window = generation.Window.pack(rows, np.zeros(batch, bool), CONTEXT)
     common = {"key": None, "stop_tokens": np.zeros(0, np.int32)}
     prefill, extend = generation._programs(definition, None, jnp.dtype("float32"))
     window = prefill(parameters, window, 0, slots_read=16, **common)

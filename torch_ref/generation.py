@@ -153,6 +153,34 @@ def stream(
             or has an id outside [0, V); so has ``stop_tokens``; the mask is not left padding; or a
             setting is out of its range. Raised by this call, not by the first ``next``.
     """
+    rows = read_request(
+        model, prompt_BT, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        stop_tokens=stop_tokens, mask=mask, chunk=chunk,
+    )  # fmt: skip
+    settings = None if greedy else (temperature, top_k, top_p)
+    choose = functools.partial(choose_tokens, settings=settings, generator=generator)
+    cache_dtype = model.token_embedding.weight.dtype if cache_dtype is None else cache_dtype
+    stop = torch.tensor(stop_tokens, dtype=torch.long, device=_device(model))
+    return _stream(model, rows, num_tokens, choose, stop, cache_dtype if use_cache else None, chunk)
+
+
+def read_request(
+    model: TransformerLM,
+    prompt_BT: torch.Tensor,
+    num_tokens: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    stop_tokens: Sequence[int],
+    mask: torch.Tensor | None,
+    chunk: int,
+) -> list[torch.Tensor]:
+    """Returns the rows of a prompt without their padding. Arguments are those of ``stream``.
+
+    Raises:
+        ValueError: see ``stream``.
+    """
     check_sampling(temperature, top_k, top_p)
     if num_tokens < 0:
         raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
@@ -162,17 +190,12 @@ def stream(
         raise ValueError("only a causal model can generate: got causal=False")
     if model.config.head.head == "none":
         raise ValueError("only a model with a head can generate: got head='none'")
-
-    settings = None if greedy else (temperature, top_k, top_p)
-    choose = functools.partial(choose_tokens, settings=settings, generator=generator)
     vocab_size = model.token_embedding.num_embeddings
     rows = read_prompt(prompt_BT, mask, vocab_size)
     for token in stop_tokens:
         if not 0 <= token < vocab_size:
             raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
-    cache_dtype = model.token_embedding.weight.dtype if cache_dtype is None else cache_dtype
-    stop = torch.tensor(stop_tokens, dtype=torch.long, device=_device(model))
-    return _stream(model, rows, num_tokens, choose, stop, cache_dtype if use_cache else None, chunk)
+    return rows
 
 
 def _stream(

@@ -1,5 +1,6 @@
 """``jaxformer sample``: options, and text from a model on standard output."""
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +53,10 @@ class SampleOptions:
     """Always take the most probable token."""
     samples: int = 1
     """How many texts to write."""
+    draft: Path | None = None
+    """A smaller model with the same tokens, which proposes what the model then checks: faster."""
+    draft_tokens: int = 4
+    """How many tokens the draft proposes at a time."""
     step: int | None = None
     """Which checkpoint to use; default the newest."""
     best: Switch = False
@@ -81,8 +86,9 @@ class SampleOptions:
                 f"--temperature must be at least {MIN_VALUE}: got {self.temperature}; the most "
                 "probable token is what --greedy takes"
             )
-        check_integers(self, "tokens", "samples", "top_k")
-        for name in ("tokens", "samples", "top_k"):
+        counts = ("tokens", "samples", "top_k", "draft_tokens")
+        check_integers(self, *counts)
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1: got {value}")
@@ -206,13 +212,19 @@ def _text_writer(
     import jax
 
     from jaxformer.generation import stream
+    from jaxformer.speculative_generation import stream_with_draft
 
     size = model.config.vocab_size or 0
     stop_tokens = [i for i in checkpoint.last_ids() if 0 <= i < size]
+    write = functools.partial(stream, model)
+    if options.draft is not None:
+        draft = _load_draft(model, checkpoint, options)
+        write = functools.partial(
+            stream_with_draft, model, draft, draft_tokens=options.draft_tokens
+        )
 
     def make(seed: int) -> "Iterator[np.ndarray]":
-        return stream(
-            model,
+        return write(
             prompt_T[None],
             options.tokens,
             key=jax.random.key(seed),
@@ -221,6 +233,31 @@ def _text_writer(
         )
 
     return Writer(prompt_T, make)
+
+
+def _load_draft(
+    model: "TransformerLM", checkpoint: "Checkpoint", options: SampleOptions
+) -> "TransformerLM":
+    """Returns the model that ``--draft`` names.
+
+    Raises:
+        UsageError: it cannot write for the model.
+    """
+    from jaxformer.porting.api import build
+    from jaxformer.porting.checkpoint import in_float32, open_checkpoint, plan_language_model
+    from jaxformer.speculative_generation import check_draft
+
+    assert options.draft is not None
+    opened = open_checkpoint(options.draft)
+    draft: TransformerLM = build(in_float32(plan_language_model(opened)))
+    known = checkpoint.vocabulary, opened.vocabulary
+    if None not in known and known[0] != known[1]:
+        raise UsageError(f"--draft {options.draft} has other characters than the model")
+    try:
+        check_draft(model, draft, options.draft_tokens)
+    except ValueError as error:
+        raise UsageError(f"--draft {options.draft}: {error}") from None
+    return draft
 
 
 def _target_writer(
@@ -234,6 +271,8 @@ def _target_writer(
 
     from jaxformer.data.text_generation import write_target
 
+    if options.draft is not None:
+        raise UsageError("--draft is for language models, and this has an encoder")
     begin, last = checkpoint.target_ids()
 
     def make(seed: int) -> "Iterator[np.ndarray]":

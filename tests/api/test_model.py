@@ -35,6 +35,8 @@ def test_a_run_is_loaded_and_writes(whole):
     assert (made.dtype, made.shape) == (np.int32, (20,))
     assert model.tokenizer.decode(made) == text
     assert model.generate(np.stack([ids, ids]), 5, greedy=True).shape == (2, 5)
+    greedy = model.generate("the ", 20, greedy=True)
+    assert model.generate("the ", 20, greedy=True, draft=model, draft_tokens=2) == greedy
     assert re.fullmatch(r"<Model: TransformerLM, [\d,]+ parameters, from .*run>", repr(model))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer.cli.main import main
 from jaxformer.data.text_generation import GenerationSpeed
-from tests.support.tiny import manifest, snapshot, start
+from tests.support.tiny import manifest, snapshot, start, train
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ from tests.support.tiny import manifest, snapshot, start
         ("--top-k 0", 2, ["--top-k must be at least 1: got 0"]),
         ("--top-p 1.5", 2, ["--top-p must be in (0, 1]: got 1.5"]),
         ("--tokens 0", 2, ["--tokens must be at least 1: got 0"]),
+        ("--draft-tokens 0", 2, ["--draft-tokens must be at least 1: got 0"]),
+        ("--draft nowhere", 4, ["nowhere does not exist"]),
         ("--samples -1", 2, ["--samples must be at least 1: got -1"]),
         ("--seed -1", 2, ["--seed must be in [0, 2^63)"]),
         ("--step 10 --best", 2, ["--step and --best exclude each other"]),
@@ -75,6 +77,21 @@ def test_greedy_text_needs_no_seed_and_begins_with_the_prompt(capsys, whole):
     assert text.startswith("the cat")
     nearly = sample(capsys, whole, "--prompt", "the cat", "--tokens", 20, "--temperature", 1e-6)
     assert nearly == text
+
+
+def test_a_draft_changes_no_greedy_text(capsys, whole):
+    flags = ("--prompt", "the cat", "--tokens", 30, "--greedy")
+    alone = sample(capsys, whole, *flags)
+    assert sample(capsys, whole, *flags, "--draft", whole, "--draft-tokens", 2) == alone
+
+
+@pytest.mark.tier("full")
+def test_a_draft_has_the_models_characters(refuse, whole, tmp_path_factory, capsys):
+    folder = tmp_path_factory.mktemp("draft")
+    (folder / "text.txt").write_text("another alphabet: xyz? " * 300)
+    assert train(folder / "text.txt", folder / "run", "--steps", 1, "--eval-tokens", 100) == 0
+    capsys.readouterr()
+    refuse(["sample", whole, "--draft", folder / "run"], 2, "has other characters than the model")
 
 
 def test_several_samples_are_numbered_and_differ(capsys, whole):

@@ -214,6 +214,7 @@ SHOWN = [
     ("tutorials/train.md", None),
     ("tutorials/port.md", checkpoints),
     ("tutorials/scale_out.md", None),
+    ("guides/writing.md", a_run),
     ("guides/trackers.md", None),
     ("guides/hosts.md", None),
     ("guides/tpu.md", None),
