@@ -1,6 +1,6 @@
 """Runs every benchmark that fits this machine, one after the other, and writes the documents.
 
-    uv run --group test python benchmarks/all.py
+    uv run --group test --group peers python benchmarks/all.py
 
 Results go to benchmarks/results, named after benchmark, preset and processor or GPU, so that those
 of several machines stand side by side; on a machine with a GPU that JAX sees, the GPU's benchmarks
@@ -28,6 +28,10 @@ CPU = {
     "evaluation-baby": "evaluation.py --preset baby",
     "generation": "generation.py",
     "families": "families.py",
+    "peers-nano": "peers.py --preset nano",
+    "peers-baby": "peers.py --preset baby --turns 5",
+    "peers-baby-no-dropout": "peers.py --preset baby --no-dropout --turns 5",
+    "peers-gpt2-small": "peers.py --preset gpt2-small --no-dropout --turns 3 --starts 1",
     "start_up-nano": "start_up.py --preset nano",
     "time_to_loss-nano": "time_to_loss.py --preset nano",
     "porting": "porting.py",

@@ -30,7 +30,7 @@ TARGETS = (
 )
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
-    "checkpointing", "scale", "tokenizing", "token_folders", "loading",
+    "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
 )  # fmt: skip
 Result = dict[str, Any]
 
@@ -85,6 +85,8 @@ def _notes(result: Result) -> list[str]:
     if "steps_per_turn" in result:
         untimed = result.get("untimed_steps_per_turn", 0)
         lines.append(f"Steps in a turn: {result['steps_per_turn']}, after {untimed} not timed.")
+    if "dropout" in result:
+        lines.append(f"Dropout: {result['dropout']:g}, on all sides.")
     if result.get("kills"):
         same = "the same as" if result["kills"]["identical"] else "other than"
         lines.append(
@@ -96,6 +98,8 @@ def _notes(result: Result) -> list[str]:
             f"The folder has {result['tokens']:,} tokens. Reading them from the disk added "
             f"{result['memory']['added'] / 2**20:.0f} MiB to the memory of the process."
         )
+    for side, things in result.get("cannot", {}).items():
+        lines += [f"{side}, {what}: {why}." for what, why in things.items()]
     lines += [f"{side} failed: {error}." for side, error in result.get("failed", {}).items()]
     return lines
 

@@ -6,20 +6,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
+from flax import nnx
 from torch.nn import functional
 
 import torch_ref.config
 import torch_ref.train_step
 import torch_ref.transformer_lm
+from jaxformer.config import TransformerLMConfig
+from jaxformer.parameters import get_parameters, set_parameters
+from jaxformer.porting import export_arrays
+from jaxformer.transformer_lm import TransformerLM
 
 pytestmark = pytest.mark.optimized
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 HELPERS = {"measure", "limits", "sides"}
-SCRIPTS = sorted(path for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
+SCRIPTS = sorted(
+    path
+    for path in BENCHMARKS.glob("*.py")
+    if path.stem not in HELPERS and not path.stem.startswith("peer_")
+)
 # Written by a script that has its own form of a result.
 LARGE = {"verify-llama-3-8b", "verify-llama-3.2-1b"}
 OTHERS = {"verify-cpu", "faults", "soak"} | LARGE
@@ -149,3 +160,34 @@ def test_torchs_optimizer_is_the_fused_one():
     model = torch_ref.transformer_lm.TransformerLM(config)
     state = torch_ref.train_step.TrainState.create(model, torch_ref.config.OptimizerConfig())
     assert all(group["fused"] for group in state.optimizer_state.param_groups)
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("biases", [False, True])
+def test_peers_compute_what_jaxformer_does(biases, benchmark_modules):
+    models = benchmark_modules("peer_models")
+    config = TransformerLMConfig(
+        d_model=12, num_heads=3, context_length=7, num_layers=2, vocab_size=11,
+        activation="gelu_tanh" if biases else "gelu",
+        **dict.fromkeys(("qkv_bias", "output_bias", "feed_forward_bias", "norm_bias"), biases),
+    )  # fmt: skip
+    candidate = TransformerLM(config, rngs=nnx.Rngs(0))
+    draw = np.random.default_rng(0)
+    parameters = {
+        name: draw.normal(0, 0.3, array.shape).astype(np.float32)
+        for name, array in get_parameters(candidate).items()
+    }
+    set_parameters(candidate, parameters)
+    weights = export_arrays(parameters)
+    ids = draw.integers(0, 11, (2, 7))
+    expected = np.asarray(candidate(jnp.asarray(ids)))
+
+    plain = models.plain_gpt(config, weights).eval()
+    hidden = plain.hidden(torch.from_numpy(ids), torch.arange(7), [None] * 2, None)
+    found = (hidden @ plain.tokens.weight.T).detach().numpy()
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+    flax = models.naive_nnx(config, weights)
+    flax.eval()
+    found = flax(jnp.asarray(ids), jnp.arange(7)[None], nnx.make_causal_mask(jnp.asarray(ids)))
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
