@@ -6,11 +6,14 @@ Both sides have the same random weights and take the same random ids: transforme
 model, ``jaxformer.from_torch`` ports it. A step is a forward and a backward pass, clipping at a
 norm of 1 and AdamW, fused in torch, whose passes are run as they are and under ``torch.compile``.
 Dropout is off, as Mixtral has none. jaxformer makes its steps as ``train.py`` does. Texts are
-greedy and written with a cache, transformers' by its own ``generate``. Peak memory is that of a
-process that runs only one side, ten steps or the texts of one call.
+greedy and written with a cache, transformers' by its own ``generate``. Right before each timed
+turn a side makes one step, or its texts, untimed: XLA takes memory for temporary arrays anew in
+each call, and while the others had their turns the machine took back what it had. Peak memory is
+that of a process that runs only one side, ten steps or the texts of one call.
 """
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -118,14 +121,15 @@ def time_steps(family: Family, arguments: argparse.Namespace) -> list[dict[str, 
     """Returns a row for each side: the time of a step, and the loss of the last one."""
     losses: dict[str, float] = {}
     calls: dict[str, Callable[[], None]] = {}
+    before: dict[str, Callable[[], Any]] = {}
     for name in (sides.JAXFORMER, TRANSFORMERS, COMPILED):
         step = make_step(family, name)
 
         def call(name: str = name, step: Callable[[int], float] = step) -> None:
             losses[name] = step(arguments.steps)
 
-        calls[name] = call
-    times = measure.interleave(calls, arguments.turns, warm_up=2)
+        calls[name], before[name] = call, functools.partial(step, 1)
+    times = measure.interleave(calls, arguments.turns, warm_up=2, before=before)
     return [
         {
             "model": family.name,
@@ -220,7 +224,7 @@ def time_texts(family: Family, count: int, arguments: argparse.Namespace) -> lis
             texts[name] = write(arguments.tokens)
 
         calls[name] = call
-    times = measure.interleave(calls, arguments.turns)
+    times = measure.interleave(calls, arguments.turns, before=calls)
     return [
         {
             "model": family.name,

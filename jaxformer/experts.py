@@ -9,7 +9,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.all_reduce import mean_over
-from jaxformer.execution.grouped_products import grouped_product
+from jaxformer.execution.grouped_products import (
+    grouped_product,
+    rows_as_before,
+    rows_in_order,
+    sort_by_group,
+)
 from jaxformer.execution.sharding import share_experts
 from jaxformer.feed_forward import GatedFeedForward, multiply_gate
 from jaxformer.initializers import torch_linear
@@ -44,11 +49,26 @@ class ExpertLinear(nnx.Module):
             nnx.Param(bias_init(rngs.params(), (num_experts, out_features))) if use_bias else None
         )
 
-    def __call__(self, x: Float[Array, "R I"], experts: Int[Array, "R"]) -> Float[Array, "R O"]:
+    def __call__(
+        self, x: Float[Array, "R I"], experts: Int[Array, "R"], *, is_sorted: bool = False
+    ) -> Float[Array, "R O"]:
         """Returns each row's product with its expert's matrix, in the dtype of x and kernel.
 
-        A row of expert E is of none of these: its expert is on another device.
+        Args:
+            x: the rows.
+            experts: of each row. A row of expert E is of none of these: its expert is on another
+                device.
+            is_sorted: whether ``experts`` is known to be ascending; else rows are sorted here.
         """
+        if is_sorted:
+            return self._multiply_sorted(x, experts)
+        order = sort_by_group(experts[:, None])
+        y = self._multiply_sorted(rows_in_order(x, order), order.groups)
+        return rows_as_before(y, order)[:, 0]
+
+    def _multiply_sorted(
+        self, x: Float[Array, "R I"], experts: Int[Array, "R"]
+    ) -> Float[Array, "R O"]:
         y = grouped_product(x, self.kernel[...], experts)
         if self.bias is not None:
             bias = widen(self.bias[...]).at[experts].get(mode="fill", fill_value=0)
@@ -269,14 +289,14 @@ class MixtureOfExperts(nnx.Module):
     ) -> Float[Array, "R D"]:
         """Returns Σ_e weight_e · expert_e(x) of each row, in float32 or wider."""
         gate_proj, up_proj, down_proj = projections
-        count = experts.shape[1]
-        each = jnp.reshape(experts, -1)
-        repeated = jnp.repeat(rows, count, axis=0)
-        gate, up = gate_proj(repeated, each), up_proj(repeated, each)
+        order = sort_by_group(experts)
+        x = rows_in_order(rows, order)
+        gate, up = (proj(x, order.groups, is_sorted=True) for proj in (gate_proj, up_proj))
         hidden = multiply_gate(self.activation, gate, up, self.clamp)
         if keep is not None:
-            hidden = self.hidden_dropout.drop(hidden, keep)
-        outputs = jnp.reshape(down_proj(hidden, each), (-1, count, rows.shape[-1]))
+            hidden = self.hidden_dropout.drop(hidden, jnp.take(keep, order.order, axis=0))
+        y = down_proj(hidden, order.groups, is_sorted=True)
+        outputs = rows_as_before(y, order)
         return jnp.sum(widen(outputs) * weights[..., None], axis=1)
 
 

@@ -35,15 +35,28 @@ class ExpertLinear(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Returns each row's (R, I) product with the matrix of its expert (R,), as (R, O)."""
-        y = x.new_zeros(x.shape[0], self.weight.shape[1])
-        for expert in range(self.weight.shape[0]):
-            rows = torch.nonzero(experts == expert)[:, 0]
-            bias = None if self.bias is None else self.bias[expert]
-            product = nn.functional.linear(x[rows], self.weight[expert], bias)
-            y = y.index_copy(0, rows, product)
-        return y
+    def forward(
+        self, x: torch.Tensor, experts: torch.Tensor, *, is_sorted: bool = False
+    ) -> torch.Tensor:
+        """Returns each row's product with the matrix of its expert, (R, O).
+
+        Args:
+            x: (R, I) the rows.
+            experts: (R,) of each row.
+            is_sorted: whether ``experts`` is known to be ascending; else rows are sorted here.
+        """
+        if is_sorted:
+            return self._multiply_sorted(x, experts)
+        experts, order = torch.sort(experts, stable=True)
+        return self._multiply_sorted(x[order], experts)[torch.argsort(order)]
+
+    def _multiply_sorted(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(experts, minlength=self.weight.shape[0]).tolist()
+        products = [
+            nn.functional.linear(rows, self.weight[e], None if self.bias is None else self.bias[e])
+            for e, rows in enumerate(torch.split(x, counts))
+        ]
+        return torch.cat(products)
 
 
 class Routing(NamedTuple):
@@ -227,11 +240,18 @@ class MixtureOfExperts(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         routing = self.router(rows)
         count = routing.experts.shape[1]
-        experts = routing.experts.reshape(-1)
-        repeated = rows.repeat_interleave(count, 0)
-        gate, up = self.gate_proj(repeated, experts), self.up_proj(repeated, experts)
-        hidden = self.hidden_dropout(multiply_gate(self.activation, gate, up, self.clamp))
-        outputs = self.down_proj(hidden, experts).reshape(-1, count, x.shape[-1])
+        experts, order = torch.sort(routing.experts.reshape(-1), stable=True)
+        places = torch.argsort(order)
+        sorted_rows = rows[order // count]
+        gate, up = (
+            proj(sorted_rows, experts, is_sorted=True) for proj in (self.gate_proj, self.up_proj)
+        )
+        hidden = multiply_gate(self.activation, gate, up, self.clamp)
+        if self.training and self.hidden_dropout.rate:
+            # A mask depends on a token's place in the batch.
+            hidden = self.hidden_dropout(hidden[places])[order]
+        y = self.down_proj(hidden, experts, is_sorted=True)
+        outputs = y[places].reshape(-1, count, x.shape[-1])
         y = (_widen(outputs) * routing.weights[..., None]).sum(1).to(x.dtype).reshape(x.shape)
         if self.shared_expert is not None:
             shared = self.shared_expert(x)
