@@ -28,6 +28,7 @@ CPU = {
     "evaluation-baby": "evaluation.py --preset baby",
     "generation": "generation.py",
     "families": "families.py",
+    "growth": "growth.py",
     "peers-nano": "peers.py --preset nano",
     "peers-baby": "peers.py --preset baby --turns 5",
     "peers-baby-no-dropout": "peers.py --preset baby --no-dropout --turns 5",

@@ -98,11 +98,12 @@ class Jaxformer:
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
         from jaxformer.training.initial_state import draw_parameters
-        from jaxformer.training.parallel import PmapStrategy, StepSpec
+        from jaxformer.training.parallel import StepSpec, make_strategy
         from jaxformer.training.parallel.devices import choose_devices
         from jaxformer.training.step_scheduler import SECONDS_PER_CALL
 
-        self.parallel = PmapStrategy(StepSpec.from_config(config), choose_devices(config))
+        spec = StepSpec.from_config(config)
+        self.parallel = make_strategy(config, spec, choose_devices(config))
         self.state = self.parallel.initial_state(lambda: draw_parameters(config.model, config.seed))
         self.tokens = self.parallel.place_tokens(ids)
         self.evaluation_batch = self.parallel.evaluation_batch_size

@@ -25,12 +25,14 @@ FOLDER = "../../benchmarks/results"
 TARGETS = (
     DOCS / "explanation" / "speed.md",
     DOCS / "explanation" / "scale.md",
+    DOCS / "explanation" / "growth.md",
     DOCS / "guides" / "data.md",
     DOCS / "tutorials" / "port.md",
 )
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
     "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
+    "growth",
 )  # fmt: skip
 Result = dict[str, Any]
 
@@ -60,9 +62,18 @@ def describe(result: Result) -> str:
         + f"; load average before and after: {_load(machine)}.",
         *_notes(result),
         "",
+        *_picture(result),
         *_table(importlib.import_module(result["benchmark"]).COLUMNS, result["results"]),
     ]
     return "\n".join(lines)
+
+
+def _picture(result: Result) -> list[str]:
+    """Returns lines with the picture of a result; docs/draw_results.py draws those of growth."""
+    if result["benchmark"] != "growth":
+        return []
+    name = result["file"].replace(".json", ".svg")
+    return [f"![Time, compiling and memory along each axis](../images/{name})", ""]
 
 
 def _load(machine: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Draws docs/images/loss.svg and docs/images/speed.svg from what was measured.
+"""Draws docs/images/loss.svg, speed.svg and growth-*.svg from what was measured.
 
     uv run --group test python docs/draw_results.py              # draw them
     uv run --group test python docs/draw_results.py --check      # fail where one is out of date
@@ -11,7 +11,7 @@ from the same first weights and on the same batches. The speeds are in benchmark
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -22,6 +22,7 @@ LOSSES = IMAGES / "loss.json"
 STEPS, EVERY = 400, 2
 WIDTH = 760
 BLUE, ORANGE, GREY = "#2463a8", "#e8820c", "#8c959f"
+GREEN = "#2f8f5b"
 STYLE = """<style>
 text { font-family: system-ui, sans-serif; font-size: 13px; fill: #1b1f24; }
 .small { font-size: 11px; fill: #57606a; }
@@ -129,6 +130,73 @@ def draw_speeds() -> str:
     return _picture("Speed of a training step beside PyTorch", about, y + 20, parts)
 
 
+# Of a side, where two have one axis: the second is green.
+COLOURS = {"jaxformer": BLUE, "pmap": BLUE, "torch_ref": ORANGE, "mesh": GREEN}
+
+
+def draw_growth(result: dict[str, Any]) -> str:
+    """Returns step, compiling and memory along each axis, a curve a side, both scales by powers."""
+    rows = result["results"]
+    axes = list(dict.fromkeys(row["axis"] for row in rows))
+    figures: dict[str, Callable[[Any], float]] = {
+        "step, s": lambda row: row["seconds_per_step"]["median"],
+        "compiling, s": lambda row: row["compile_seconds"],
+        "memory, GiB": lambda row: row["peak_memory"]["process"] / 2**30,
+    }
+    left, top, gap, height = 58, 34, 22, 150
+    width = (WIDTH - left - 12 - gap * (len(axes) - 1)) / len(axes)
+    parts = []
+    for line, (what, value) in enumerate(figures.items()):
+        y0 = top + line * (height + 34)
+        values = [value(row) for row in rows]
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        high = max(high, low + 1)
+        parts.append(f'<text class="title" x="{left}" y="{y0 - 8}">{what}</text>')
+        for power in range(low, high + 1):
+            y = y0 + height * (high - power) / (high - low)
+            parts.append(
+                f'<line x1="{left}" y1="{y:.1f}" x2="{WIDTH - 12}" y2="{y:.1f}"/><text '
+                f'class="small end" x="{left - 7}" y="{y + 4:.1f}">{10.0**power:g}</text>'
+            )
+        for column, axis in enumerate(axes):
+            x0 = left + column * (width + gap)
+            here = [row for row in rows if row["axis"] == axis]
+            sizes = sorted({row["size"] for row in here})
+            span = math.log(sizes[-1] / sizes[0]) or 1.0
+            places = {s: x0 + width * (0.05 + 0.9 * math.log(s / sizes[0]) / span) for s in sizes}
+            for side in dict.fromkeys(row["side"] for row in here):
+                colour = COLOURS.get(side, GREEN)
+                points = [
+                    f"{places[row['size']]:.1f},"
+                    f"{y0 + height * (high - math.log10(value(row))) / (high - low):.1f}"
+                    for row in here
+                    if row["side"] == side
+                ]
+                parts.append(
+                    f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" '
+                    'stroke-width="2"/>'
+                )
+            for size, x in places.items():
+                parts.append(
+                    f'<text class="small middle" x="{x:.1f}" y="{y0 + height + 14}">{size}</text>'
+                )
+            if line == len(figures) - 1:
+                parts.append(
+                    f'<text class="middle" x="{x0 + width / 2:.1f}" y="{y0 + height + 32}">'
+                    f"{axis}</text>"
+                )
+    bottom = top + len(figures) * (height + 34) + 24
+    keys = (
+        (BLUE, "jaxformer; of devices: pmap"),
+        (ORANGE, "torch_ref"),
+        (GREEN, "layers in a loop; of devices: mesh"),
+    )
+    for i, (colour, text) in enumerate(keys):
+        parts.append(_key(left + 236 * i, bottom, colour, 2, text))
+    about = f"Measured by {result['command']} on {result['machine']['cpu']}."
+    return _picture("How the cost of a training step grows", about, bottom + 18, parts)
+
+
 def _key(x: float, y: float, colour: str, thickness: float, text: str) -> str:
     return (
         f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" style="stroke: {colour}; '
@@ -220,12 +288,20 @@ def main() -> int:
     pictures = {
         IMAGES / "loss.svg": draw_losses(json.loads(LOSSES.read_text("utf-8"))),
         IMAGES / "speed.svg": draw_speeds(),
+        **{
+            IMAGES / f"{path.stem}.svg": draw_growth(json.loads(path.read_text("utf-8")))
+            for path in sorted((ROOT / "benchmarks/results").glob("growth-*.json"))
+        },
     }
     if sys.argv[1:] != ["--check"]:
         for path, picture in pictures.items():
             path.write_text(picture, encoding="utf-8")
         return 0
-    stale = [path.name for path, new in pictures.items() if path.read_text("utf-8") != new]
+    stale = [
+        path.name
+        for path, new in pictures.items()
+        if not path.exists() or path.read_text("utf-8") != new
+    ]
     if stale:
         print(f"{', '.join(stale)}: run python docs/draw_results.py", file=sys.stderr)
     return 1 if stale else 0

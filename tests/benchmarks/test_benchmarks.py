@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import jax.numpy as jnp
 import numpy as np
@@ -160,6 +161,31 @@ def test_torchs_optimizer_is_the_fused_one():
     model = torch_ref.transformer_lm.TransformerLM(config)
     state = torch_ref.train_step.TrainState.create(model, torch_ref.config.OptimizerConfig())
     assert all(group["fused"] for group in state.optimizer_state.param_groups)
+
+
+def test_growth_is_the_power_of_the_size_and_is_drawn(benchmark_modules, monkeypatch):
+    growth = benchmark_modules("growth")
+    rows = [
+        {
+            "side": side, "axis": axis, "size": size, "flops": size**2, "compile_seconds": 0.3,
+            "seconds_per_step": {"median": size**3 * 1e-4}, "peak_memory": {"process": 2**30},
+        }
+        for axis, side in (("layers", "jaxformer"), ("layers", "torch_ref"), ("devices", "mesh"))
+        for size in (2, 4, 16)
+    ]  # fmt: skip
+    assert [growth._growth(row, rows) for row in rows[:3]] == [
+        {},
+        *[{"power_of_time": 3.0, "power_of_flops": 2.0}] * 2,
+    ]
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    picture = importlib.import_module("draw_results").draw_growth(
+        {"results": rows, "command": "python x", "machine": {"cpu": "AMD"}}
+    )
+    curves = ElementTree.fromstring(picture).findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(curves) == 3 * 3
+    assert [point.split(",")[0] for point in curves[0].get("points").split()] == [
+        point.split(",")[0] for point in curves[1].get("points").split()
+    ]
 
 
 @pytest.mark.tier("full")
