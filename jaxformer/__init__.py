@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from jaxformer.encoder_decoder_classifier import EncoderDecoderClassifier
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
-    from jaxformer.generation import generate, stream
+    from jaxformer.generation import generate, stream, stream_samples
     from jaxformer.heads import ClassifierHead, Similarity
     from jaxformer.inspection.attention_maps import AttentionMaps
     from jaxformer.latent_attention import LatentAttention
@@ -216,6 +216,7 @@ __all__ = [
     "presets",
     "scaled_dot_product_attention",
     "stream",
+    "stream_samples",
     "stream_with_draft",
     "to_torch",
     "train",
@@ -297,7 +298,7 @@ _PUBLIC = {
     "encoder_decoder_classifier": ("EncoderDecoderClassifier",),
     "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
     "feed_forward": ("FeedForward", "GatedFeedForward"),
-    "generation": ("generate", "stream"),
+    "generation": ("generate", "stream", "stream_samples"),
     "heads": ("ClassifierHead", "Similarity"),
     "latent_attention": ("LatentAttention",),
     "layers": ("Dropout", "Embedding", "Linear"),

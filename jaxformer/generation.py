@@ -6,6 +6,7 @@ from there; a longer prompt is cut in the same way. With a cache the new window 
 then extended token by token, without one it is read anew for every token: the results are equal.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -154,36 +155,105 @@ def stream(
             setting is out of its range; or sampling has no key. Raised by this call, not by the
             first ``next``.
     """
+    (text,) = stream_samples(
+        model,
+        prompt_BT,
+        num_tokens,
+        [key],
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        greedy=greedy,
+        stop_tokens=stop_tokens,
+        use_cache=use_cache,
+        cache_dtype=cache_dtype,
+        mask=mask,
+        chunk=chunk,
+    )
+    return text
+
+
+def stream_samples(
+    model: TransformerLM,
+    prompt_BT: Int[np.ndarray, "B T"],
+    num_tokens: int,
+    keys: Sequence[Array | None],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    greedy: bool = False,
+    stop_tokens: Sequence[int] = (),
+    use_cache: bool = True,
+    cache_dtype: str | None = None,
+    mask: Bool[np.ndarray, "B T"] | None = None,
+    chunk: int = 16,
+) -> list[Iterator[Int[np.ndarray, "B n"]]]:
+    """Returns a text for each key, as ``stream`` yields it; the prompt is read once for all.
+
+    What is kept of it is its cache. A text after the first begins with a pass over the prompt's
+    last token, and is the one that ``stream`` yields, but where two choices lie within rounding.
+
+    Args:
+        model: causal.
+        prompt_BT: ids in [0, V).
+        num_tokens: how many to make of each text, in tokens.
+        keys: one a text.
+        temperature: this and all others as in ``stream``.
+        top_k: see ``stream``.
+        top_p: see ``stream``.
+        greedy: see ``stream``.
+        stop_tokens: see ``stream``.
+        use_cache: see ``stream``.
+        cache_dtype: see ``stream``.
+        mask: see ``stream``.
+        chunk: see ``stream``.
+
+    Raises:
+        ValueError: see ``stream``.
+    """
     rows = read_request(
         model, prompt_BT, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
         stop_tokens=stop_tokens, mask=mask, chunk=chunk,
     )  # fmt: skip
-    if not greedy and key is None:
+    if not greedy and None in keys:
         raise ValueError("sampling needs a key: pass key=jax.random.key(seed), or greedy=True")
     definition, parameters = split(model)
     dtype = jnp.dtype(
         parameters["token_embedding.embedding"].dtype if cache_dtype is None else cache_dtype
     )
     settings = None if greedy else (temperature, top_k, top_p)
-    prefill, extend = (
-        functools.partial(
-            program,
-            parameters,
-            key=None if greedy else key,
-            stop_tokens=np.array(stop_tokens, np.int32),
+    prompt = _Prompt(is_kept=use_cache and len(keys) > 1)
+    texts = []
+    for key in keys:
+        prefill, extend = (
+            functools.partial(
+                program,
+                parameters,
+                key=None if greedy else key,
+                stop_tokens=np.array(stop_tokens, np.int32),
+            )
+            for program in _programs(definition, settings, dtype)
         )
-        for program in _programs(definition, settings, dtype)
-    )
-    return _stream(
-        prefill,
-        extend,
-        rows,
-        num_tokens,
-        model.config.context_length,
-        lengths.shortest_cache(model.config, len(rows), dtype),
-        chunk,
-        use_cache,
-    )
+        shortest = lengths.shortest_cache(model.config, len(rows), dtype)
+        context = model.config.context_length
+        texts.append(
+            _stream(prefill, extend, rows, num_tokens, context, shortest, chunk, use_cache, prompt)
+        )
+    return texts
+
+
+@dataclasses.dataclass
+class _Prompt:
+    """What several texts share.
+
+    Attributes:
+        is_kept: whether there are several.
+        window: the prompt after it was read; None before.
+    """
+
+    is_kept: bool
+    window: Window | None = None
 
 
 def read_request(
@@ -288,6 +358,9 @@ def _programs(
     return prefill, extend
 
 
+_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
 def _stream(
     prefill: Callable[..., Window],
     extend: Callable[..., Window],
@@ -297,6 +370,7 @@ def _stream(
     shortest_cache: int,
     chunk: int,
     use_cache: bool,
+    prompt: _Prompt,
 ) -> Iterator[np.ndarray]:
     made = 0
     ended_B = np.zeros(len(rows), bool)
@@ -310,18 +384,27 @@ def _stream(
         window = Window.pack(rows, ended_B, slots)
         padding = np.array(window.padding_B)
         slots_read = lengths.round_up(length, lengths.SHORTEST_PREFILL, context_length)
-        window = prefill(window, np.int32(made), slots_read=slots_read)
+        if made == 0 and prompt.window is not None:
+            # The first token is then made by the first step.
+            window = _copy(prompt.window)
+        else:
+            first = window
+            window = prefill(window, np.int32(made), slots_read=slots_read)
+            if made == 0 and prompt.is_kept:
+                read = dataclasses.replace(window, length=first.length, ended_B=first.ended_B)
+                prompt.window = _copy(read)
         while True:
             # Copies: on a CPU a mere view would keep the window from being donated.
             tokens, ended_B = np.array(window.tokens_BS), np.array(window.ended_B)
             before, length = length, int(window.length)
-            yield tokens[:, before:length]
+            if length > before:
+                yield tokens[:, before:length]
             made += length - before
             if length == end or ended_B.all():
                 break
             if length > window.slots:
                 slots = lengths.round_up(length, shortest_cache, context_length)
                 window = lengthen_window(window, slots=slots)
-            count = min(chunk, end - length, window.slots + 1 - length)
+            count = min(chunk if made else 1, end - length, window.slots + 1 - length)
             window = extend(window, np.int32(made), np.int32(count))
         rows = [row[start:length] for row, start in zip(tokens, padding, strict=True)]

@@ -1,5 +1,6 @@
 """Where a text ends, and what is kept of it: stop tokens, buckets, caches and their dtype."""
 
+import itertools
 import re
 
 import jax
@@ -200,3 +201,42 @@ def test_the_loop_copies_no_cache(batch, num_kv_heads):
     assert not re.search(rf"= {shape}\S* (copy|transpose)\(", program)
     size = rows_of_cache * CONTEXT * 10 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_texts_that_share_a_prompt_are_those_of_their_keys(chunk, monkeypatch):
+    model, twin = pair("rotary")
+    prompt, mask = prompts(), np.arange(7)[None, :] >= 7 - np.array([4, 7, 1])[:, None]
+    settings = {"temperature": 0.9, "mask": mask}
+    keys = [jax.random.key(seed) for seed in (3, 4, 3)]
+    texts = generation.stream_samples(model, prompt, TOKENS, keys, chunk=chunk, **settings)
+    # One after the other, then two at once.
+    first = list(texts[0])
+    pairs = list(itertools.zip_longest(texts[1], texts[2]))
+    assert first[0].shape == pairs[0][0].shape == (3, 1)
+    for found, key in zip((first, *zip(*pairs, strict=True)), keys, strict=True):
+        alone = generation.generate(model, prompt, TOKENS, key=key, **settings)
+        np.testing.assert_array_equal(np.concatenate(found, axis=1), alone)
+
+    reads = []
+    hidden = type(twin).hidden
+
+    def spy(self, tokens, *arguments, **more):
+        reads.append(tokens.shape[1])
+        return hidden(self, tokens, *arguments, **more)
+
+    monkeypatch.setattr(type(twin), "hidden", spy)
+    settings = {"mask": torch.from_numpy(mask), "chunk": chunk}
+    torch_prompt = torch.from_numpy(prompt)
+
+    def generators():
+        return [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+
+    made = torch_generation.stream_samples(twin, torch_prompt, 5, generators(), **settings)
+    texts = [torch.cat(list(text), dim=1) for text in made]
+    assert reads == [7, *[1] * 9]
+    for text, generator in zip(texts, generators(), strict=True):
+        alone = torch_generation.generate(
+            twin, torch_prompt, 5, generator=generator, mask=settings["mask"]
+        )
+        assert torch.equal(text, alone)

@@ -105,7 +105,7 @@ def test_what_is_accepted_or_drawn_has_the_models_probabilities(side):
     draw = np.random.default_rng(0)
     size = 3
     p1, q1 = draw.dirichlet(np.ones(size)), draw.dirichlet(np.ones(size))
-    q1[0] = p1[0]
+    q1 = np.array([p1[0], *(1 - p1[0]) * q1[1:] / q1[1:].sum()])  # equal in one place
     p2, q2 = draw.dirichlet(np.ones(size), size), draw.dirichlet(np.ones(size), size)
     p2[1] = q2[1]  # nothing is rejected there
     p3 = draw.dirichlet(np.ones(size), (size, size))

@@ -7,6 +7,7 @@ then extended token by token, without one it is read anew for every token: the r
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -153,15 +154,102 @@ def stream(
             or has an id outside [0, V); so has ``stop_tokens``; the mask is not left padding; or a
             setting is out of its range. Raised by this call, not by the first ``next``.
     """
+    (text,) = stream_samples(
+        model,
+        prompt_BT,
+        num_tokens,
+        [generator],
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        greedy=greedy,
+        stop_tokens=stop_tokens,
+        use_cache=use_cache,
+        cache_dtype=cache_dtype,
+        mask=mask,
+        chunk=chunk,
+    )
+    return text
+
+
+def stream_samples(
+    model: TransformerLM,
+    prompt_BT: torch.Tensor,
+    num_tokens: int,
+    generators: Sequence[torch.Generator | None],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    greedy: bool = False,
+    stop_tokens: Sequence[int] = (),
+    use_cache: bool = True,
+    cache_dtype: torch.dtype | None = None,
+    mask: torch.Tensor | None = None,
+    chunk: int = 16,
+) -> list[Iterator[torch.Tensor]]:
+    """Returns a text for each generator, as ``stream`` yields it; the prompt is read once for all.
+
+    What is kept of it is its cache. A text after the first begins with a pass over the prompt's
+    last token, and is the one that ``stream`` yields, but where two choices lie within rounding.
+
+    Args:
+        model: causal.
+        prompt_BT: ids (B, T) in [0, V).
+        num_tokens: how many to make of each text, in tokens.
+        generators: one a text.
+        temperature: this and all others as in ``stream``.
+        top_k: see ``stream``.
+        top_p: see ``stream``.
+        greedy: see ``stream``.
+        stop_tokens: see ``stream``.
+        use_cache: see ``stream``.
+        cache_dtype: see ``stream``.
+        mask: see ``stream``.
+        chunk: see ``stream``.
+
+    Raises:
+        ValueError: see ``stream``.
+    """
     rows = read_request(
         model, prompt_BT, num_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
         stop_tokens=stop_tokens, mask=mask, chunk=chunk,
     )  # fmt: skip
     settings = None if greedy else (temperature, top_k, top_p)
-    choose = functools.partial(choose_tokens, settings=settings, generator=generator)
     cache_dtype = model.token_embedding.weight.dtype if cache_dtype is None else cache_dtype
     stop = torch.tensor(stop_tokens, dtype=torch.long, device=_device(model))
-    return _stream(model, rows, num_tokens, choose, stop, cache_dtype if use_cache else None, chunk)
+    prompt = _Prompt(is_kept=use_cache and len(generators) > 1)
+    return [
+        _stream(
+            model,
+            rows,
+            num_tokens,
+            functools.partial(choose_tokens, settings=settings, generator=generator),
+            stop,
+            cache_dtype if use_cache else None,
+            chunk,
+            prompt,
+        )
+        for generator in generators
+    ]
+
+
+@dataclasses.dataclass
+class _Prompt:
+    """What several texts share.
+
+    Attributes:
+        is_kept: whether there are several.
+        cache: of the prompt; None before it was read.
+    """
+
+    is_kept: bool
+    cache: list[LayerCache] | None = None
+
+
+def _copy(cache: list[LayerCache], length: int) -> list[LayerCache]:
+    """Returns a copy of a cache of which so many slots count as written."""
+    return [LayerCache(c.k_BSKH.clone(), c.v_BSKH.clone(), length) for c in cache]
 
 
 def read_request(
@@ -206,6 +294,7 @@ def _stream(
     stop_tokens: torch.Tensor,
     cache_dtype: torch.dtype | None,
     chunk: int,
+    prompt: _Prompt,
 ) -> Iterator[torch.Tensor]:
     context_length = model.config.context_length
     made = 0
@@ -221,11 +310,16 @@ def _stream(
         cache = None
         if cache_dtype is not None:
             cache = make_cache(model.config, len(rows), end - 1, cache_dtype, tokens_BT.device)
+            if made == 0 and prompt.cache is not None:
+                cache = _copy(prompt.cache, length - 1)
         while length < end and not ended_B.all():
             count = min(chunk, end - length) if made else 1
             with torch.no_grad(), evaluating(model):
                 for _ in range(count):
-                    token_B = choose(_next_logits(model, tokens_BT, padding_B, cache))
+                    logits_BV = _next_logits(model, tokens_BT, padding_B, cache)
+                    if prompt.is_kept and prompt.cache is None and cache is not None:
+                        prompt.cache = _copy(cache, length)
+                    token_B = choose(logits_BV)
                     token_B = torch.where(ended_B, tokens_BT[:, -1], token_B)
                     tokens_BT = torch.cat((tokens_BT, token_B[:, None]), dim=1)
                     ended_B |= torch.isin(token_B, stop_tokens)

@@ -1,6 +1,5 @@
 """``jaxformer sample``: options, and text from a model on standard output."""
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -211,25 +210,28 @@ def _text_writer(
     """Returns what writes after a prompt."""
     import jax
 
-    from jaxformer.generation import stream
+    from jaxformer.generation import stream_samples
     from jaxformer.speculative_generation import stream_with_draft
 
     size = model.config.vocab_size or 0
     stop_tokens = [i for i in checkpoint.last_ids() if 0 <= i < size]
-    write = functools.partial(stream, model)
-    if options.draft is not None:
-        draft = _load_draft(model, checkpoint, options)
-        write = functools.partial(
-            stream_with_draft, model, draft, draft_tokens=options.draft_tokens
-        )
+    settings: dict[str, Any] = {"stop_tokens": stop_tokens, **_choice(options)}
+    if options.draft is None:
+        # All texts of a command share its prompt, which is read once.
+        keys = [jax.random.key(options.seed + n) for n in range(options.samples)]
+        texts = stream_samples(model, prompt_T[None], options.tokens, keys, **settings)
+        return Writer(prompt_T, lambda seed: texts[seed - options.seed])
+    draft = _load_draft(model, checkpoint, options)
 
     def make(seed: int) -> "Iterator[np.ndarray]":
-        return write(
+        return stream_with_draft(
+            model,
+            draft,
             prompt_T[None],
             options.tokens,
+            draft_tokens=options.draft_tokens,
             key=jax.random.key(seed),
-            stop_tokens=stop_tokens,
-            **_choice(options),
+            **settings,
         )
 
     return Writer(prompt_T, make)
