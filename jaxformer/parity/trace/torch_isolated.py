@@ -53,18 +53,33 @@ def _replaced(
 
 
 def _run(
-    part: Any, path: str, name: str, call: TorchCall, filled: tuple[Any, Any], returned: Any
+    part: tuple[Any, str], path: str, call: TorchCall, inner: Forced, given: Mapping[int, Any]
 ) -> tuple[list[Any], dict[str, list[list[Any]]]]:
-    """Returns the float tensors of a module's result, and those that entered its submodules."""
+    """Returns the float tensors of a module's result, and those that entered its submodules.
+
+    Args:
+        part: the module, and its method.
+        path: of the module.
+        call: of the module.
+        inner: calls in it whose results are given.
+        given: what stands for each recorded tensor, by its identity.
+    """
+    owner, name = part
     entered: dict[str, list[list[Any]]] = {}
 
-    def force(inner: str, *args: Any, **kwargs: Any) -> Any:
-        seen = entered.setdefault(inner, [])
-        seen.append([x for x in tensors_in_order((args, kwargs)) if is_float(x)])
-        return returned[inner][min(len(seen), len(returned[inner])) - 1]
+    def force(inner_path: str, *args: Any, **kwargs: Any) -> Any:
+        seen = entered.setdefault(inner_path, [])
+        calls = inner[inner_path]
+        known = calls[min(len(seen), len(calls) - 1)]
+        tensors = [*tensors_in_order((args, kwargs))]
+        seen.append([x for x in tensors if is_float(x)])
+        # What a submodule only passes on is what entered it this time.
+        recorded = tensors_in_order((known.args, known.kwargs))
+        passed = {id(before): x for before, x in zip(recorded, tensors, strict=False)}
+        return copied(known.output, lambda x: passed[id(x)] if id(x) in passed else given[id(x)])
 
-    args, kwargs = filled
-    output = _replaced(part, [*returned], force, lambda: getattr(part, name)(*args, **kwargs))
+    args, kwargs = copied((call.args, call.kwargs), lambda x: given[id(x)])
+    output = _replaced(owner, [*inner], force, lambda: getattr(owner, name)(*args, **kwargs))
     results = floats(output)
     for result, expected in zip(results, floats(call.output), strict=True):
         step = max(1, expected.numel() // SAMPLE)
@@ -73,6 +88,19 @@ def _run(
         if not np.allclose(again, before, ALIKE, ALIKE, equal_nan=True):
             raise NotRepeatableError(f"{path or 'the model'} returns something else when run again")
     return results, entered
+
+
+def _recorded(call: TorchCall, inner: Forced) -> dict[int, Any]:
+    """Returns the tensors that a call is given, and those that calls in it return."""
+    leaves = require_torch().utils._pytree.tree_leaves
+    outputs = [each.output for calls in inner.values() for each in calls]
+    passed = {id(x) for calls in inner.values() for c in calls for x in leaves((c.args, c.kwargs))}
+    found = {id(x): x for x in leaves((call.args, call.kwargs)) if _is_tensor(x)}
+    return found | {id(x): x for x in leaves(outputs) if _is_tensor(x) and id(x) not in passed}
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, require_torch().Tensor)
 
 
 def isolate(
@@ -88,11 +116,7 @@ def isolate(
         pick: chooses the results.
     """
     torch = require_torch()
-    outputs = {path: [each.output for each in calls] for path, calls in inner.items()}
-    given = (call.args, call.kwargs, outputs)
-    leaves, structure = torch.utils._pytree.tree_flatten(given)
-    tensors: dict[int, Any] = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
-    places = {one: place for place, one in enumerate(tensors)}
+    recorded = _recorded(call, inner)
     owner, name = resolve(module, path)
 
     class Isolated(torch.nn.Module):  # type: ignore[name-defined]
@@ -102,16 +126,11 @@ def isolate(
             self.add_module(path.rpartition(".")[2] or "model", owner)
 
         def forward(self, *tensors: Any) -> list[Any]:
-            others = copied([None if id(x) in places else x for x in leaves], lambda x: x)
-            filled = [
-                tensors[places[id(x)]] if id(x) in places else other
-                for x, other in zip(leaves, others, strict=True)
-            ]
-            args, kwargs, returned = torch.utils._pytree.tree_unflatten(filled, structure)
             (part,) = self.children()
-            return pick(*_run(part, path, name, call, (args, kwargs), returned))
+            given = dict(zip(recorded, tensors, strict=True))
+            return pick(*_run((part, name), path, call, inner, given))
 
-    return Isolated(), list(tensors.values())
+    return Isolated(), list(recorded.values())
 
 
 def pull_back(
@@ -137,22 +156,14 @@ def pull_back(
         NotRepeatableError: the part does something else this time.
     """
     torch = require_torch()
-    owner, name = resolve(module, path)
-    taken: dict[int, Any] = {}
-
-    def leaf(tensor: Any) -> Any:
-        if not is_float(tensor):
-            return tensor.clone()
-        taken[id(tensor)] = tensor.detach().requires_grad_()
-        # A leaf may not be written to, its copy may.
-        return taken[id(tensor)].clone()
-
+    recorded = _recorded(call, inner)
+    taken = {one: x.detach().requires_grad_() for one, x in recorded.items() if is_float(x)}
     of_result, of_entered = cotangents
     parameters: dict[int, Any] = {}
     with wide_parameters(module, parameters), torch.enable_grad():
-        filled = copied((call.args, call.kwargs), leaf)
-        returned = {p: [copied(each.output, leaf) for each in calls] for p, calls in inner.items()}
-        results, entered = _run(owner, path, name, call, filled, returned)
+        # A leaf may not be written to, its copy may.
+        given = {one: taken.get(one, x).clone() for one, x in recorded.items()}
+        results, entered = _run(resolve(module, path), path, call, inner, given)
         pulled: list[tuple[Any, Any]] = []
 
         def pull(tensor: Any, cotangent: np.ndarray | None) -> np.ndarray | None:
@@ -181,7 +192,7 @@ def pull_back(
     def gradients(tensors: Sequence[Any]) -> Iterator[np.ndarray]:
         seen = set()
         for tensor in tensors:
-            gradient = None if id(tensor) in seen else known[id(tensor)]
+            gradient = None if id(tensor) in seen else known.get(id(tensor))
             seen.add(id(tensor))
             zero = np.broadcast_to(0.0, tuple(tensor.shape))
             yield zero if gradient is None else gradient.numpy()

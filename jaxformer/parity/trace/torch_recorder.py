@@ -140,6 +140,9 @@ class CallRecorder:
         self.calls: dict[str, TorchCall] = {}
         self.count = 0
         self.running: list[TorchCall] = []
+        # Of each running call: what was kept of its arguments, and how often each had been written
+        # to, by the identity of the tensor.
+        self._given: list[dict[int, tuple[Any, int]]] = []
 
     def _kept(self, tensor: Any) -> Any:
         """Returns a tensor to keep, without a copy where possible: activations are large."""
@@ -192,7 +195,14 @@ class CallRecorder:
             del vars(module)[name]
 
     def _before_call(self, path: str, module: Any, args: Any, kwargs: Any) -> None:
-        made = TorchCall(self.count, *copied((args, kwargs), self._kept))
+        given: dict[int, tuple[Any, int]] = {}
+
+        def keep(tensor: Any) -> Any:
+            given[id(tensor)] = self._kept(tensor), tensor._version
+            return given[id(tensor)][0]
+
+        made = TorchCall(self.count, *copied((args, kwargs), keep))
+        self._given.append(given)
         self.count += 1
         self.running.append(made)
         if path in self.calls:
@@ -210,7 +220,14 @@ class CallRecorder:
 
     def _after_call(self, module: Any, args: Any, output: Any) -> None:
         made = self.running.pop()
-        made.output = copied(output, self._kept)
+        given = self._given.pop()
+
+        def keep(tensor: Any) -> Any:
+            # What a call only passes on stays one tensor.
+            kept, version = given.get(id(tensor), (None, -1))
+            return kept if version == tensor._version else self._kept(tensor)
+
+        made.output = copied(output, keep)
         made.integer_outputs = [*map(torch_values.view, torch_values.integers(made.output))]
         made.outputs = [*map(torch_values.view, torch_values.floats(made.output))]
 
