@@ -7,7 +7,7 @@ import torch
 from jaxformer.parity.comparison import modules as comparison
 from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.trace import torch_trace
-from jaxformer.parity.trace.torch_isolated import pull_back
+from jaxformer.parity.trace.torch_isolated import Directions, pull_back
 from jaxformer.parity.trace.wide_parameters import wide_parameters, with_shared_parameters
 from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
@@ -46,8 +46,7 @@ def test_each_use_of_a_tied_weight_has_its_own_gradient(in_place):
 
     def pull(path, inner=(), given=cotangent):
         forced = {name: [calls[name]] for name in inner}
-        made = (lambda place, array: given), (lambda call, place, array: given)
-        return pull_back(wide, path, calls[path], forced, made)
+        return pull_back(wide, path, calls[path], forced, Directions(lambda place, array: given))
 
     exact = torch_trace.in_float64(module)
     exact(torch.from_numpy(ids())).backward(torch.from_numpy(cotangent))

@@ -2,7 +2,7 @@
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from jaxformer.parity.matching.calls import MatchedCall, calls_inside
 from jaxformer.parity.matching.modules import TIED_HEAD, Pair
 from jaxformer.parity.trace.padding import unused_tokens, without_unused
-from jaxformer.parity.trace.torch_isolated import pull_back
+from jaxformer.parity.trace.torch_isolated import Directions, pull_back
 from jaxformer.parity.trace.torch_recorder import TorchCall, owner_of
 from jaxformer.parity.trace.torch_trace import Trace, exactly
 from jaxformer.porting.mapping.rules import Link
@@ -87,7 +87,7 @@ class ReferenceGradients:
                     with exactly():
                         found = pull_back(
                             self._module, path, own, forced,
-                            self._cotangents(path, number, _read_outputs(call), entered),
+                            self._directions(path, number, _read_outputs(call), entered),
                         )  # fmt: skip
                 except (ValueError, RuntimeError) as error:
                     self.unknown[pair.path or "the model"] = str(error).partition("\n")[0]
@@ -97,9 +97,9 @@ class ReferenceGradients:
         self._gradients = {name: totals[key] for key in totals for name in names.get(key, ())}
         return True
 
-    def _cotangents(
+    def _directions(
         self, path: str, number: int, outputs: set[int], entered: Mapping[int, MatchedCall]
-    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    ) -> Directions:
         """Returns what makes a gradient in every direction, so that no difference can hide."""
         random = random_of_call(path, number)
 
@@ -114,7 +114,10 @@ class ReferenceGradients:
             same = {call.identities[n] for n in read if n is not None}
             return draw(array) if call.identities[place] in same else None
 
-        return of_result, of_entered
+        def is_compared(call: TorchCall, place: int) -> bool:
+            return place in _read_outputs(entered[id(call)])
+
+        return Directions(of_result, of_entered, is_compared)
 
     def remarks(self) -> Iterator[str]:
         """Yields what is to be said of the gradients that were compared."""

@@ -13,7 +13,7 @@ from jaxformer.parameters import abstract_module, join_path, merge
 from jaxformer.parity.matching.positions import give_tables, table_difference
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
 from jaxformer.parity.trace import torch_trace
-from jaxformer.parity.trace.torch_isolated import pull_back
+from jaxformer.parity.trace.torch_isolated import Directions, pull_back
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.positions import Rotary
@@ -56,7 +56,7 @@ def run_reference(
         )  # fmt: skip
         gradients: dict[str, np.ndarray] = {}
         if backward:
-            found = pull_back(wide, "", trace.calls[""], {}, (cotangent, None))
+            found = pull_back(wide, "", trace.calls[""], {}, Directions(cotangent))
             named = wide.named_parameters(remove_duplicate=False)
             gradients = {name: found[id(p)] for name, p in named if id(p) in found}
     return trace, gradients

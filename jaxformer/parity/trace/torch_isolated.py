@@ -1,7 +1,8 @@
 """A PyTorch module run by itself, while its submodules return given tensors."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,22 @@ ALIKE, SAMPLE = 1e-7, 1 << 16
 Pick = Callable[[list[Any], Mapping[str, list[list[Any]]]], list[Any]]
 # The calls of submodules that return what they returned, by path within the module.
 Forced = Mapping[str, Sequence[TorchCall]]
-# Given a float tensor, the gradient to pull back from it; None for zero.
-Cotangents = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Directions:
+    """The gradients to pull back through a call, and what they are compared with.
+
+    Attributes:
+        of_result: makes the gradient of a result, given its place and the array; None for zero.
+        of_entered: the same of what enters a call inside it, given the call too.
+        is_compared: whether the gradient of a result of a call inside it is compared, given the
+            call and the place.
+    """
+
+    of_result: Callable[[int, np.ndarray], np.ndarray | None]
+    of_entered: Callable[[TorchCall, int, np.ndarray], np.ndarray | None] = lambda *_: None
+    is_compared: Callable[[TorchCall, int], bool] = lambda *_: True
 
 
 class NotRepeatableError(ValueError):
@@ -42,7 +57,7 @@ def _replaced(
     for path in paths:
         owner, name = resolve(module, path)
         owners.append((owner, name, vars(owner).get(name)))
-        vars(owner)[name] = functools.partial(called, path)
+        vars(owner)[name] = functools.partial(called, path, getattr(owner, name))
     try:
         return run()
     finally:
@@ -53,7 +68,13 @@ def _replaced(
 
 
 def _run(
-    part: tuple[Any, str], path: str, call: TorchCall, inner: Forced, given: Mapping[int, Any]
+    part: tuple[Any, str],
+    path: str,
+    call: TorchCall,
+    inner: Forced,
+    given: Mapping[int, Any],
+    whole: Collection[int] = (),
+    ran: dict[int, tuple[list[Any], list[Any]]] | None = None,
 ) -> tuple[list[Any], dict[str, list[list[Any]]]]:
     """Returns the float tensors of a module's result, and those that entered its submodules.
 
@@ -63,16 +84,24 @@ def _run(
         call: of the module.
         inner: calls in it whose results are given.
         given: what stands for each recorded tensor, by its identity.
+        whole: identities of calls in it that are made nevertheless.
+        ran: collects the float tensors that entered each of these, and those of its result.
     """
     owner, name = part
     entered: dict[str, list[list[Any]]] = {}
 
-    def force(inner_path: str, *args: Any, **kwargs: Any) -> Any:
+    def force(inner_path: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         seen = entered.setdefault(inner_path, [])
         calls = inner[inner_path]
         known = calls[min(len(seen), len(calls) - 1)]
         tensors = [*tensors_in_order((args, kwargs))]
         seen.append([x for x in tensors if is_float(x)])
+        if id(known) in whole and ran is not None:
+            args, kwargs = copied((args, kwargs), lambda x: x.view_as(x))
+            output = original(*args, **kwargs)
+            own = [x for x in tensors_in_order((args, kwargs)) if is_float(x)]
+            ran[id(known)] = own, floats(output)
+            return output
         # What a submodule only passes on is what entered it this time.
         recorded = tensors_in_order((known.args, known.kwargs))
         passed = {id(before): x for before, x in zip(recorded, tensors, strict=False)}
@@ -134,7 +163,7 @@ def isolate(
 
 
 def pull_back(
-    module: Any, path: str, call: TorchCall, inner: Forced, cotangents: tuple[Any, Any]
+    module: Any, path: str, call: TorchCall, inner: Forced, directions: Directions
 ) -> dict[int, np.ndarray]:
     """Runs one call of a part of a model again, and pulls gradients back through it alone.
 
@@ -146,8 +175,7 @@ def pull_back(
         path: of the part.
         call: of the part, in float64.
         inner: calls in it whose results are given.
-        cotangents: make the gradient of each result, given the result and its place; and of what
-            enters the calls in it, given the call too.
+        directions: what to pull back.
 
     Returns:
         The gradients of the parameters that were read, by the identity of the parameter.
@@ -155,54 +183,97 @@ def pull_back(
     Raises:
         NotRepeatableError: the part does something else this time.
     """
-    torch = require_torch()
-    recorded = _recorded(call, inner)
-    taken = {one: x.detach().requires_grad_() for one, x in recorded.items() if is_float(x)}
-    of_result, of_entered = cotangents
-    parameters: dict[int, Any] = {}
-    with wide_parameters(module, parameters), torch.enable_grad():
-        # A leaf may not be written to, its copy may.
-        given = {one: taken.get(one, x).clone() for one, x in recorded.items()}
-        results, entered = _run(resolve(module, path), path, call, inner, given)
-        pulled: list[tuple[Any, Any]] = []
+    made = _Pulled(module, path, call, inner, directions)
+    if derived := made.derived():
+        # A submodule makes of a result that is compared another one, which is used as well.
+        made = _Pulled(module, path, call, inner, directions, derived)
+    return made.leave()
 
-        def pull(tensor: Any, cotangent: np.ndarray | None) -> np.ndarray | None:
-            if cotangent is not None and tensor.requires_grad:
-                pulled.append((tensor, torch.from_numpy(cotangent)))
-            return cotangent
 
-        call.output_gradients = [pull(x, of_result(n, view(x))) for n, x in enumerate(results)]
-        reached = [
-            (each, arrays)
-            for path, calls in inner.items()
-            for each, arrays in zip(calls, entered.get(path, ()), strict=False)
-        ]
-        for each, arrays in reached:
-            each.input_gradients = [
-                pull(x, of_entered(each, n, view(x))) for n, x in enumerate(arrays)
+class _Pulled:
+    """One run of a call, forward and backward. For the arguments see ``pull_back``.
+
+    Args:
+        whole: identities of calls in it that are made, in place of returning what they returned.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        path: str,
+        call: TorchCall,
+        inner: Forced,
+        directions: Directions,
+        whole: Collection[int] = (),
+    ):
+        torch = require_torch()
+        self._call, self._directions = call, directions
+        recorded = _recorded(call, inner)
+        leaves = {one: x.detach().requires_grad_() for one, x in recorded.items() if is_float(x)}
+        parameters: dict[int, Any] = {}
+        # Of calls that are made: what entered them, and their results.
+        self._ran: dict[int, tuple[list[Any], list[Any]]] = {}
+        with wide_parameters(module, parameters), torch.enable_grad():
+            given = {one: leaves.get(one, x) for one, x in recorded.items()}
+            if call.is_copied:
+                # A leaf may not be written to, its copy may.
+                given = {one: x.clone() for one, x in given.items()}
+            part = resolve(module, path)
+            results, entered = _run(part, path, call, inner, given, whole, self._ran)
+            self._reached = [
+                (each, arrays)
+                for inner_path, calls in inner.items()
+                for each, arrays in zip(calls, entered.get(inner_path, ()), strict=False)
             ]
-        leaves = [*taken.values(), *parameters.values()]
-        found: Sequence[Any] = [None] * len(leaves)
-        if pulled and leaves:
-            found = torch.autograd.grad(
-                [x for x, _ in pulled], leaves, [c for _, c in pulled], allow_unused=True
-            )
-    known = dict(zip(taken, found, strict=False))
+            pulled = [(x, directions.of_result(n, view(x))) for n, x in enumerate(results)]
+            self._of_results = [cotangent for _, cotangent in pulled]
+            self._of_entered: dict[int, list[np.ndarray | None]] = {}
+            for each, arrays in self._reached:
+                if id(each) not in whole:
+                    own = [directions.of_entered(each, n, view(x)) for n, x in enumerate(arrays)]
+                    self._of_entered[id(each)] = own
+                    pulled += zip(arrays, own, strict=True)
+            asked = leaves | parameters
+            asked |= {id(x): x for both in self._ran.values() for x in (*both[0], *both[1])}
+            asked = {one: x for one, x in asked.items() if x.requires_grad}
+            known = [(x, c) for x, c in pulled if c is not None and x.requires_grad]
+            found: Sequence[Any] = [None] * len(asked)
+            if known and asked:
+                found = torch.autograd.grad(
+                    [x for x, _ in known], [*asked.values()],
+                    [torch.from_numpy(c) for _, c in known], allow_unused=True,
+                )  # fmt: skip
+        self._found = {
+            one: each.numpy() for one, each in zip(asked, found, strict=True) if each is not None
+        }
+        self._parameters = [*parameters]
 
-    def gradients(tensors: Sequence[Any]) -> Iterator[np.ndarray]:
-        seen = set()
-        for tensor in tensors:
-            gradient = None if id(tensor) in seen else known.get(id(tensor))
-            seen.add(id(tensor))
-            zero = np.broadcast_to(0.0, tuple(tensor.shape))
-            yield zero if gradient is None else gradient.numpy()
+    def derived(self) -> set[int]:
+        """Returns the identities of calls with a result that is used, but not compared."""
+        return {
+            id(each)
+            for each, _ in self._reached
+            for n, x in enumerate(floats(each.output))
+            if id(x) in self._found and not self._directions.is_compared(each, n)
+        }
 
-    arguments = [x for x in tensors_in_order((call.args, call.kwargs)) if is_float(x)]
-    call.input_gradients = [*gradients(arguments)]
-    for each, _ in reached:
-        each.output_gradients = [*gradients(floats(each.output))]
-    return {
-        one: gradient.numpy()
-        for one, gradient in zip(parameters, found[len(taken) :], strict=True)
-        if gradient is not None
-    }
+    def leave(self) -> dict[int, np.ndarray]:
+        """Leaves the gradients in the calls, and returns those of the parameters."""
+        arguments = tensors_in_order((self._call.args, self._call.kwargs))
+        self._call.input_gradients = self._gradients([x for x in arguments if is_float(x)])
+        self._call.output_gradients = self._of_results
+        for each, _ in self._reached:
+            own, results = self._ran.get(id(each), ([], floats(each.output)))
+            each.output_gradients = self._gradients(results)
+            each.input_gradients = self._of_entered.get(id(each)) or self._gradients(own)
+        return {one: self._found[one] for one in self._parameters if one in self._found}
+
+    def _gradients(self, tensors: Sequence[Any]) -> list[np.ndarray | None]:
+        """Returns the gradient of each tensor; if one stands twice, the first has all of it."""
+        found: dict[int, np.ndarray] = {}
+        made: list[np.ndarray | None] = []
+        for x in tensors:
+            zero = np.broadcast_to(0.0, tuple(x.shape))
+            made.append(zero if id(x) in found else self._found.get(id(x), zero))
+            found[id(x)] = zero
+        return made

@@ -36,6 +36,7 @@ class TorchCall:
         integer_outputs: its integer arrays: which experts a router chose.
         input_gradients: of each input, through this call alone; empty where they are not known.
         output_gradients: of each output, None for zero; empty where they are not known.
+        is_copied: whether what was recorded are copies, because something writes to the tensors.
         weights: of its attention, if it computed any.
         allowed: of each attention in it, (B, N, T, S): 1 where a query may attend to a key, -1
             where it may not, 0 where the score does not tell.
@@ -54,6 +55,7 @@ class TorchCall:
     integer_outputs: list[np.ndarray] = dataclasses.field(default_factory=list)
     input_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
     output_gradients: list[np.ndarray | None] = dataclasses.field(default_factory=list)
+    is_copied: bool = False
     weights: RecordedWeights | None = None
     allowed: list[np.ndarray] = dataclasses.field(default_factory=list)
     later: list["TorchCall"] = dataclasses.field(default_factory=list)
@@ -201,7 +203,8 @@ class CallRecorder:
             given[id(tensor)] = self._kept(tensor), tensor._version
             return given[id(tensor)][0]
 
-        made = TorchCall(self.count, *copied((args, kwargs), keep))
+        own_args, own_kwargs = copied((args, kwargs), keep)
+        made = TorchCall(self.count, own_args, own_kwargs, is_copied=self.copying)
         self._given.append(given)
         self.count += 1
         self.running.append(made)
