@@ -26,6 +26,7 @@ from jaxformer.errors import Setting, UsageError
 from jaxformer.generation import stream
 from jaxformer.hardware.units import format_count
 from jaxformer.inspection.attention_maps import AttentionMaps, Head, Kind, attention
+from jaxformer.inspection.expert_load import experts
 from jaxformer.inspection.inspected_model import InspectedModel
 from jaxformer.parameters import get_parameters, merge, split
 from jaxformer.porting.api import build
@@ -231,17 +232,42 @@ class Model:
                 "with return_weights=True"
             )
         self._check_reads_tokens()
-        source = self._source
-        targets = ([], None) if source is None else source.target_ids()
+        return AttentionMaps(
+            attention(
+                self._inspected(), text=text, target=target, kind=kind, layer=layer, head=head,
+                unknown=unknown,
+            )
+        )  # fmt: skip
+
+    def expert_load(self, text: str | None = None, *, unknown: Unknown = "error") -> dict[str, Any]:
+        """Returns which experts compute a text: the numbers of ``jaxformer inspect experts``.
+
+        Args:
+            text: what the model reads; None lets it write one.
+            unknown: what to do with characters that the model does not know.
+
+        Returns:
+            ``layers`` (L), those with experts; ``load`` (L, E), the share of tokens that each
+            expert computes; ``probability`` (L, E), its mean probability; ``choices`` and
+            ``weights`` (L, T, C) of each token; ``balance`` (L), C where all experts are used
+            alike; ``text`` and its ``tokens`` (T).
+
+        Raises:
+            UsageError: the model has no experts or no tokenizer, or the text is too long.
+            TextError: the text has a character that the tokenizer does not know.
+        """
+        if not isinstance(self.module, TransformerLM):
+            raise UsageError(
+                f"experts are inspected in language models: this is {type(self.module).__name__}"
+            )
+        return experts(self._inspected(), text=text, unknown=unknown)
+
+    def _inspected(self) -> InspectedModel:
+        targets = ([], None) if self._source is None else self._source.target_ids()
         # A copy that shares the arrays: the module itself may be in training mode.
         module = merge(*split(self.module))
         module.eval()
-        run = InspectedModel(module, self.tokenizer, targets, tuple(self._last_ids()))
-        return AttentionMaps(
-            attention(
-                run, text=text, target=target, kind=kind, layer=layer, head=head, unknown=unknown
-            )
-        )
+        return InspectedModel(module, self.tokenizer, targets, tuple(self._last_ids()))
 
     def save(
         self,

@@ -15,9 +15,9 @@ from jaxformer.errors import CheckpointError, TextError, UsageError
 from jaxformer.porting.dialects import check_class, choose_dialect, find_dialect
 from jaxformer.porting.dialects.multimodal import text_part
 from jaxformer.porting.formats.raw_checkpoints import (
-    TOKEN_IDS,
     Moments,
     RawCheckpoint,
+    known_token_ids,
     read_config,
     read_meta,
     read_raw_checkpoint,
@@ -43,7 +43,8 @@ class Checkpoint:
         config: settings of the source (a mapping), a config of jaxformer, or None.
         vocabulary: the characters in the order of their ids, if they are known.
         tokenizer_file: a ``tokenizer.json``, if there is one.
-        token_ids: ``bos_token_id``, ``eos_token_id``, ``pad_token_id``, if they are known.
+        token_ids: ``bos_token_id``, ``eos_token_id``, ``pad_token_id``, if they are known;
+            those of texts in a model of two halves begin with ``text_config.``.
         ignore: patterns of names to leave out.
         force: whether the dialect may contradict the config.
         adapter: of PEFT, which goes with this model.
@@ -277,7 +278,7 @@ def open_checkpoint(
         config,
         vocabulary or None,
         files[0] if files else None,
-        {k: v for k, v in record.get("token_ids", {}).items() if k in TOKEN_IDS},
+        known_token_ids(record.get("token_ids", {})),
         tuple(ignore),
         force,
     )

@@ -133,14 +133,25 @@ def _write_hugging_face(output: Output, folder: Path, progress: Progress) -> dic
             for k, v in output.source_config.items()
             if k not in ("torch_dtype", "_name_or_path")
         },
-        **settings,
-        **output.token_ids,
+        **_with_token_ids(settings, output.token_ids),
         "dtype": dtypes.pop() if len(dtypes) == 1 else "float32",
     }
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     atomic_write_bytes(folder / "config.json", text.encode())
     _copy(output.companions, folder)
     return digests
+
+
+def _with_token_ids(settings: Mapping[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with the ids of special tokens, nested ones where settings are nested."""
+    found = dict(settings)
+    for name, value in ids.items():
+        part, dot, last = name.rpartition(".")
+        if not dot:
+            found[name] = value
+        elif isinstance(found.get(part), Mapping):
+            found[part] = {**found[part], last: value}
+    return found
 
 
 def _write_peft(output: Output, folder: Path, progress: Progress) -> dict[str, str]:

@@ -33,6 +33,9 @@ VISION = jaxformer.VisionTransformerConfig(
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("clip") / "hf"
     randomize(build_case(CASES["clip"])).float().save_pretrained(path)
+    settings = json.loads((path / "config.json").read_text())
+    settings["text_config"] |= {"bos_token_id": 2, "pad_token_id": 1}
+    (path / "config.json").write_text(json.dumps(settings))
     return path
 
 
@@ -51,6 +54,9 @@ def test_a_pair_is_loaded_saved_and_writes_no_text(folder, tmp_path, capsys):
     assert np.abs(logits - expected).max() < 1e-5 * scale
     saved = jaxformer.load(model.save(tmp_path / "run"))
     assert saved.config == model.config
+    exported = saved.save(tmp_path / "hf", "hf", dialect="clip")
+    texts = json.loads((exported / "config.json").read_text())["text_config"]
+    assert (texts["bos_token_id"], texts["pad_token_id"]) == (2, 1)
     assert bits_of(jaxformer.to_torch(saved.module, "clip")) == bits_of(source.state_dict())
     with pytest.raises(UsageError, match="this DualEncoder reads images, and writes no text"):
         model.generate("text")

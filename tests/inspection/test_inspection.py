@@ -21,8 +21,6 @@ from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
 from jaxformer.experts import balance_loss
 from jaxformer.inspection.charts import _model_order
-from jaxformer.inspection.expert_load import experts
-from jaxformer.inspection.inspected_model import InspectedModel
 from jaxformer.inspection.maps import visible
 from jaxformer.inspection.pictures import save_picture
 from jaxformer.porting.api import build
@@ -177,13 +175,13 @@ def test_the_load_of_experts_is_that_of_the_routers(tmp_path):
         vocab_size=37, d_model=20, num_heads=2, num_layers=2, context_length=29, num_experts=5,
         experts_per_token=2, activation="swiglu", dense_layers=(0,), initialization="torch",
     )  # fmt: skip
-    run = InspectedModel(jf.TransformerLM(config, rngs=nnx.Rngs(0)), CharTokenizer(LETTERS))
+    module = jf.TransformerLM(config, rngs=nnx.Rngs(0))
     text = "the cat sat on that hat"
-    found = experts(run, text=text)
+    found = jf.Model(module, CharTokenizer(LETTERS)).expert_load(text)
     assert (found["layers"], "".join(found["tokens"])) == ([1], text)
     ids = CharTokenizer(LETTERS).encode(text)
     hidden = nnx.jit(lambda model, ids: model.hidden(ids, return_routing=True))
-    _, routings = hidden(run.module, jnp.asarray(ids)[None])
+    _, routings = hidden(module, jnp.asarray(ids)[None])
     for layer, routing in enumerate(routings):
         assert (found["choices"][layer] == routing.experts).all()
         # One by one, as the definition says it.

@@ -39,6 +39,8 @@ TOKEN_IDS = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
     "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens",
 )  # fmt: skip
+# Where a model of two halves has those of its texts.
+TEXTS = "text_config"
 # The name of jaxformer's record in the metadata of a safetensors file.
 RECORD = "jaxformer"
 # What a record may hold, and of which type; anything else in it is ignored.
@@ -174,7 +176,9 @@ def _read_folder(path: Path) -> RawCheckpoint:
 
 def _with_sidecars(raw: RawCheckpoint, folder: Path, config: dict[str, Any]) -> RawCheckpoint:
     """Adds the config.json and the tokenizer that lie beside the weights."""
-    ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
+    texts = config.get(TEXTS)
+    nested = {f"{TEXTS}.{k}": v for k, v in texts.items()} if isinstance(texts, dict) else {}
+    ids = known_token_ids(config | nested)
     record = {k: v for k, v in raw.record.items() if k in ("vocabulary", "step")}
     return dataclasses.replace(
         raw,
@@ -182,6 +186,12 @@ def _with_sidecars(raw: RawCheckpoint, folder: Path, config: dict[str, Any]) -> 
         record={**record, "config": config, "token_ids": ids},
         companions=tuple(folder / name for name in COMPANIONS if (folder / name).is_file()),
     )
+
+
+def known_token_ids(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the ids of special tokens among settings; ``text_config.`` is before nested ones."""
+    known = {*TOKEN_IDS, *(f"{TEXTS}.{name}" for name in TOKEN_IDS)}
+    return {k: v for k, v in settings.items() if k in known and v is not None}
 
 
 def _read_safetensors(path: Path, kind: Kind) -> RawCheckpoint:
