@@ -119,7 +119,12 @@ class TeacherForcedRunner:
             yield False
             return
         matched = self.matched_calls[pair.candidate]
-        inner = [self.isolate(pair, number, 0).given_calls for number in range(len(matched))]
+        inner = []
+        for number, outer in enumerate(matched):
+            calls = self.isolate(pair, number, 0).given_calls
+            # What is called beside the candidate's module is no part of its gradients.
+            place = outer.candidate[0].order
+            inner.append([call for call in calls if place in call.candidate[0].around])
         with self.gradients.of(pair, matched, inner) as known:
             yield known
 

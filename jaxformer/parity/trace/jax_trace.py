@@ -31,6 +31,7 @@ class JaxCall:
         args: positional arguments.
         kwargs: arguments by name.
         order: its place among all calls of the pass.
+        around: the places of the calls that it was made in.
         output: whatever it returned.
         weights: of its attention, if it computed any.
         state: what the module's variables that are no parameters held before, by path within it.
@@ -46,6 +47,7 @@ class JaxCall:
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
     writes: bool = False
     later: list["JaxCall"] = dataclasses.field(default_factory=list)
+    around: tuple[int, ...] = ()
 
     @property
     def inputs(self) -> list[Any]:
@@ -214,7 +216,8 @@ def trace(
             return original(*args, **kwargs)
         # A cache may be written to later.
         given, named = _copy_containers((args, kwargs))
-        made = JaxCall(given, named, count, state=state_of(path))
+        around = tuple(call.order for call in running)
+        made = JaxCall(given, named, count, state=state_of(path), around=around)
         count += 1
         if path in calls:
             calls[path].later.append(made)

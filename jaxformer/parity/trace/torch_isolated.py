@@ -18,6 +18,12 @@ ALIKE, SAMPLE = 1e-7, 1 << 16
 Pick = Callable[[list[Any], Mapping[str, list[list[Any]]]], list[Any]]
 # The calls of submodules that return what they returned, by path within the module.
 Forced = Mapping[str, Sequence[TorchCall]]
+# Given a call and the place of a result: whether its gradient is compared.
+IsCompared = Callable[[TorchCall, int], bool]
+
+
+def _all_compared(call: TorchCall, place: int) -> bool:
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Directions:
 
     of_result: Callable[[int, np.ndarray], np.ndarray | None]
     of_entered: Callable[[TorchCall, int, np.ndarray], np.ndarray | None] = lambda *_: None
-    is_compared: Callable[[TorchCall, int], bool] = lambda *_: True
+    is_compared: IsCompared = _all_compared
 
 
 class NotRepeatableError(ValueError):
@@ -73,6 +79,7 @@ def _run(
     call: TorchCall,
     inner: Forced,
     given: Mapping[int, Any],
+    is_compared: IsCompared,
     whole: Collection[int] = (),
     ran: dict[int, tuple[list[Any], list[Any]]] | None = None,
 ) -> tuple[list[Any], dict[str, list[list[Any]]]]:
@@ -84,6 +91,7 @@ def _run(
         call: of the module.
         inner: calls in it whose results are given.
         given: what stands for each recorded tensor, by its identity.
+        is_compared: see ``Directions``.
         whole: identities of calls in it that are made nevertheless.
         ran: collects the float tensors that entered each of these, and those of its result.
     """
@@ -105,6 +113,9 @@ def _run(
         # What a submodule only passes on is what entered it this time.
         recorded = tensors_in_order((known.args, known.kwargs))
         passed = {id(before): x for before, x in zip(recorded, tensors, strict=False)}
+        for n, x in enumerate(floats(known.output)):
+            if is_compared(known, n):
+                passed.pop(id(x), None)
         return copied(known.output, lambda x: passed[id(x)] if id(x) in passed else given[id(x)])
 
     args, kwargs = copied((call.args, call.kwargs), lambda x: given[id(x)])
@@ -119,11 +130,15 @@ def _run(
     return results, entered
 
 
-def _recorded(call: TorchCall, inner: Forced) -> dict[int, Any]:
+def _recorded(call: TorchCall, inner: Forced, is_compared: IsCompared) -> dict[int, Any]:
     """Returns the tensors that a call is given, and those that calls in it return."""
     leaves = require_torch().utils._pytree.tree_leaves
-    outputs = [each.output for calls in inner.values() for each in calls]
-    passed = {id(x) for calls in inner.values() for c in calls for x in leaves((c.args, c.kwargs))}
+    made = [each for calls in inner.values() for each in calls]
+    outputs = [each.output for each in made]
+    passed = {id(x) for each in made for x in leaves((each.args, each.kwargs))}
+    passed -= {
+        id(x) for each in made for n, x in enumerate(floats(each.output)) if is_compared(each, n)
+    }
     found = {id(x): x for x in leaves((call.args, call.kwargs)) if _is_tensor(x)}
     return found | {id(x): x for x in leaves(outputs) if _is_tensor(x) and id(x) not in passed}
 
@@ -145,7 +160,7 @@ def isolate(
         pick: chooses the results.
     """
     torch = require_torch()
-    recorded = _recorded(call, inner)
+    recorded = _recorded(call, inner, _all_compared)
     owner, name = resolve(module, path)
 
     class Isolated(torch.nn.Module):  # type: ignore[name-defined]
@@ -157,7 +172,7 @@ def isolate(
         def forward(self, *tensors: Any) -> list[Any]:
             (part,) = self.children()
             given = dict(zip(recorded, tensors, strict=True))
-            return pick(*_run((part, name), path, call, inner, given))
+            return pick(*_run((part, name), path, call, inner, given, _all_compared))
 
     return Isolated(), list(recorded.values())
 
@@ -208,7 +223,8 @@ class _Pulled:
     ):
         torch = require_torch()
         self._call, self._directions = call, directions
-        recorded = _recorded(call, inner)
+        is_compared = directions.is_compared
+        recorded = _recorded(call, inner, is_compared)
         leaves = {one: x.detach().requires_grad_() for one, x in recorded.items() if is_float(x)}
         parameters: dict[int, Any] = {}
         # Of calls that are made: what entered them, and their results.
@@ -219,7 +235,7 @@ class _Pulled:
                 # A leaf may not be written to, its copy may.
                 given = {one: x.clone() for one, x in given.items()}
             part = resolve(module, path)
-            results, entered = _run(part, path, call, inner, given, whole, self._ran)
+            results, entered = _run(part, path, call, inner, given, is_compared, whole, self._ran)
             self._reached = [
                 (each, arrays)
                 for inner_path, calls in inner.items()
