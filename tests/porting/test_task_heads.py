@@ -251,3 +251,19 @@ def test_verify_compares_an_encoder_and_decoder_that_classifies(tmp_path, capsys
     assert "equal (rounding)" in capsys.readouterr().out
     assert main(["sample", folder, "--prompt-ids", "1,2"]) == 2
     assert "only a causal model with a head writes text" in capsys.readouterr().err
+
+
+@pytest.mark.tier("full")
+def test_verify_compares_answers_to_questions(tmp_path, capsys):
+    """The reference's logits of first and last tokens are two arrays, the candidate's are one."""
+    source = make("bert", "QuestionAnswering").float()
+    source.save_pretrained(tmp_path / "folder")
+    folder, file = str(tmp_path / "folder"), str(tmp_path / "ported.safetensors")
+    assert main(["port", folder, file]) == 0
+    asked = ["--mode", "forward", "--length", "16"]
+    assert main(["verify", folder, file, *asked]) == 0
+    assert "equal (rounding)" in capsys.readouterr().out
+    source.qa_outputs.weight.data[:] = source.qa_outputs.weight.data.flip(0)
+    source.save_pretrained(tmp_path / "swapped")
+    assert main(["verify", str(tmp_path / "swapped"), file, *asked]) == 1
+    assert "classifier.out_proj" in capsys.readouterr().out
