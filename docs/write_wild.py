@@ -38,9 +38,10 @@ ENVIRONMENTS = {
          "equimo==1.1.0", "transformers==5.23.0"],
         ["esm2quinox", "equimo"],
     ),
+    "tunix": (["google-tunix==0.1.7", "transformers==5.12.1"], ["google-tunix"]),
 }  # fmt: skip
 KEY = ("library", "family", "setting", "mode")
-NAMED = ("transformers", "esm2quinox", "equimo", "jax", "flax", "torch")
+NAMED = ("transformers", "esm2quinox", "equimo", "google-tunix", "jax", "flax", "torch")
 
 
 def main() -> int:

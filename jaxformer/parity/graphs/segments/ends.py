@@ -16,6 +16,7 @@ from jaxformer.parity.graphs.matching.layouts import (
 from jaxformer.parity.graphs.matching.values import largest, rounding_allowed
 from jaxformer.parity.graphs.matching.weight_uses import KINDS
 from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator, Value, run_again
+from jaxformer.parity.graphs.segments.constants import constant_rounding
 from jaxformer.parity.graphs.segments.effects import depending
 
 # How many steps of a wrong segment are tried as its end, for each size.
@@ -52,8 +53,9 @@ def earliest_end(
         for made in operator.outputs:
             if made.data.dtype.kind == "f" and made.index not in anchors.reached:
                 by_size[made.data.size].append(made)
-    limit = rounding_allowed(wanted.data)
     known = anchors.arrays_before(operators)
+    # What follows a wrong value may have numbers that were rounded to float32, such as a scale.
+    limit = rounding_allowed(wanted.data) + constant_rounding(operators, value, known)
     first = None
     inherited = _inherited(anchors, operators)
     for end, other, tried in _ends(anchors, operators, value, by_size, inherited):
@@ -172,7 +174,6 @@ def wrong_factors(
 
     Queries and keys may both be wrong, and then neither alone makes the scores right.
     """
-    limit = rounding_allowed(wanted.data)
     inherited = _inherited(anchors, operators)
     for operator in reversed(operators):
         factors = [v for v in operator.inputs if v.is_activation]
@@ -182,13 +183,15 @@ def wrong_factors(
         if all(_is_plain(anchors, factor) for factor in factors):
             continue
         later = [op for op in operators if op.index >= operator.index]
+        known = anchors.arrays_before(later)
+        limit = rounding_allowed(wanted.data) + constant_rounding(later, value, known)
         for pair in _pairs(anchors, factors, reference_operators):
             among = [
                 [(v, layout) for v in others for layout in _tried(anchors, inherited, factor, v)]
                 for factor, others in zip(factors, pair, strict=True)
             ]
             for one, other in itertools.product(*among):
-                trial = anchors.arrays_before(later) | {
+                trial = known | {
                     factor.index: chosen[1].apply(chosen[0].data)
                     for factor, chosen in zip(factors, (one, other), strict=True)
                 }
