@@ -75,56 +75,52 @@ def test_the_cause_is_named(changes, text):
 
 
 class Rotated(torch.nn.Module):
-    """Attention whose queries and keys are rotated."""
+    """Attention whose queries and keys are rotated; a key serves two queries."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.tokens = torch.nn.Embedding(11, 8)
         self.query, self.key = torch.nn.Linear(8, 40), torch.nn.Linear(8, 20)
+        self.register_buffer("frequencies", 10000.0 ** -(torch.arange(5) / 5), persistent=False)
 
-    def forward(self, ids):
+    def forward(self, ids, positions):
         x = self.tokens(ids)
-        frequencies = 10000.0 ** -(torch.arange(5, dtype=x.dtype) / 5)
-        angles = torch.arange(ids.shape[1])[:, None] * frequencies
-        cos, sin = angles.cos()[None, None], angles.sin()[None, None]
-        q, k = (part(x).unflatten(-1, (-1, 10)) for part in (self.query, self.key))
-        q, k = (
-            (part * (part.square().mean(-1, True) + 1e-6).rsqrt()).transpose(1, 2)
-            for part in (q, k)
-        )
-        q, k = (
-            torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-            for a, b in (part.chunk(2, -1) for part in (q, k))
-        )
+        angles = positions[:, None, :, None].float() * self.frequencies
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+        def rotate(y):
+            a, b = y.unflatten(-1, (-1, 10)).transpose(1, 2).chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        q, k = rotate(self.query(x)), rotate(self.key(x))
         scores = q @ k.repeat_interleave(2, 1).transpose(2, 3) * 10**-0.5
         return torch.softmax(scores, -1) @ x[:, None]
 
 
-def rotated(params, ids):
-    """The same with another base, heads in groups, and the scale in float32."""
+def rotated(params, ids, positions, base=10000.0):
+    """The same: heads in groups, and angles that are made anew for the queries and the keys."""
 
-    def heads(name):
-        y = (x @ params[f"{name}.weight"].T + params[f"{name}.bias"]).reshape(*ids.shape, -1, 10)
-        return y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-6)
+    def rotate(name):
+        y = x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
+        a, b = jnp.split(y.reshape(*ids.shape, -1, 10), 2, -1)
+        angles = positions[..., None, None] / base ** (jnp.arange(5) / 5)
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     x = params["tokens.weight"][ids]
-    timescale = 500.0 ** (jnp.arange(5) / 5)
-    angles = (jnp.arange(ids.shape[1])[:, None] / timescale)[:, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    q, k = (
-        jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-        for a, b in (jnp.split(heads(name), 2, -1) for name in ("query", "key"))
-    )
-    q = q.reshape(*ids.shape, 2, 2, 10)
+    q, k = rotate("query").reshape(*ids.shape, 2, 2, 10), rotate("key")
     scores = jnp.einsum("BTHGD,BSHD->BHGTS", q, k) * 10**-0.5
     return (jax.nn.softmax(scores) @ x[:, None, None]).reshape(len(ids), 4, *x.shape[1:])
 
 
-def test_a_wrong_base_is_found_in_queries_and_keys_of_grouped_heads():
+def test_a_wrong_base_is_found_in_queries_and_keys_and_float32_tables_are_no_bug():
     reference = Rotated()
     arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}
-    report = compare(reference, (rotated, arrays), IDS)
+    inputs = {"ids": IDS, "positions": np.maximum(np.arange(7) - [[0], [2]], 0)}
+    report = compare(reference, (rotated, arrays), inputs)
+    assert report.verdict == "rounding", str(report)
+    report = compare(reference, (lambda p, **i: rotated(p, **i, base=500.0), arrays), inputs)
     assert report.verdict == "bug"
     expected = "the number 500 in pow must be 10000"
     assert {expected} == {cause.diagnosis for cause in report.root_causes}, str(report)

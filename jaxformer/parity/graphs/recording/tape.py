@@ -28,6 +28,8 @@ class Value:
         name: of an input or a parameter.
         is_constant: whether it depends on no input and no parameter.
         is_weight: whether it depends on parameters and on no input.
+        is_table: whether it depends on no parameter and on no input of floats: what is made of
+            positions and constants, which may be rounded to float32.
         consumers: the operators that read it.
     """
 
@@ -38,6 +40,7 @@ class Value:
     name: str = ""
     is_constant: bool = False
     is_weight: bool = False
+    is_table: bool = False
     consumers: list["Operator"] = dataclasses.field(default_factory=list)
 
     @property
@@ -102,6 +105,7 @@ class Tape:
         value = Value(len(self.values), np.asarray(data), None, kind, name)
         value.is_constant = kind == "constant"
         value.is_weight = kind == "parameter"
+        value.is_table = not value.is_weight and (value.is_constant or value.data.dtype.kind != "f")
         self.values.append(value)
         if kind == "input":
             self.inputs.append(value)
@@ -119,9 +123,11 @@ class Tape:
         self.operators.append(operator)
         is_constant = all(value.is_constant for value in inputs)
         is_weight = not is_constant and all(v.is_constant or v.is_weight for v in inputs)
+        is_table = all(value.is_table for value in inputs)
         for array in arrays:
             value = Value(len(self.values), np.asarray(array), operator)
             value.is_constant, value.is_weight = is_constant, is_weight
+            value.is_table = is_table
             self.values.append(value)
             operator.outputs.append(value)
             if self._observe is not None:

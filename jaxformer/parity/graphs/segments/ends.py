@@ -17,6 +17,7 @@ from jaxformer.parity.graphs.matching.values import largest, rounding_allowed
 from jaxformer.parity.graphs.matching.weight_uses import KINDS
 from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator, Value, run_again
 from jaxformer.parity.graphs.segments.constants import constant_rounding
+from jaxformer.parity.graphs.segments.divergences import REMAINS
 from jaxformer.parity.graphs.segments.effects import depending
 
 # How many steps of a wrong segment are tried as its end, for each size.
@@ -54,8 +55,7 @@ def earliest_end(
             if made.data.dtype.kind == "f" and made.index not in anchors.reached:
                 by_size[made.data.size].append(made)
     known = anchors.arrays_before(operators)
-    # What follows a wrong value may have numbers that were rounded to float32, such as a scale.
-    limit = rounding_allowed(wanted.data) + constant_rounding(operators, value, known)
+    limit = _allowed(anchors, operators, value, wanted)
     first = None
     inherited = _inherited(anchors, operators)
     for end, other, tried in _ends(anchors, operators, value, by_size, inherited):
@@ -79,6 +79,19 @@ def earliest_end(
     # Between values that have little in common any layout may be the nearest.
     found = nearest_layout(wanted.data, anchors.array(value), gain=0.5)
     return None if found is None else (value, wanted, found[0])
+
+
+def _allowed(anchors: Anchors, operators: Sequence[Operator], value: Value, wanted: Value) -> float:
+    """Returns what may be left of an error once its cause is put right.
+
+    What follows the cause may have numbers that were rounded to float32, such as a scale. They
+    count where they are a small part of the error: else nothing need be put right.
+    """
+    exact, scale = rounding_allowed(wanted.data), largest(wanted.data)
+    near = nearest_layout(wanted.data, anchors.array(value), is_plain=True)
+    rounded = constant_rounding(operators, value, anchors.arrays_before(operators))
+    is_small = near is None or rounded <= REMAINS * near[1] * scale
+    return exact + rounded if is_small else exact
 
 
 def _follows_alike(
@@ -184,7 +197,7 @@ def wrong_factors(
             continue
         later = [op for op in operators if op.index >= operator.index]
         known = anchors.arrays_before(later)
-        limit = rounding_allowed(wanted.data) + constant_rounding(later, value, known)
+        limit = _allowed(anchors, later, value, wanted)
         for pair in _pairs(anchors, factors, reference_operators):
             among = [
                 [(v, layout) for v in others for layout in _tried(anchors, inherited, factor, v)]

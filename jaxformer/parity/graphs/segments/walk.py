@@ -128,18 +128,15 @@ class Walk(Anchors):
         if end is None:
             return
         found = self._segment(*end, value, wanted, operators)
-        own, reference_own = found.operators, found.reference_operators
         if self._put_factors_right(found):
             self._put_right_after(operators)
             self.require(value, wanted)
             return
         scale = largest(found.reference_value.data) or 1.0
         error = found.error * scale
-        if error <= self.allowed(own, found.value, scale):
+        if error <= self.allowed(found.operators, found.value, scale):
             pass
-        elif error <= constant_rounding(own, found.value, self.arrays) + constant_rounding(
-            reference_own, found.reference_value, {}
-        ):
+        elif error <= self._rounding_of_constants(found.value, found.reference_value):
             self.tables.append(Table(found.value, found.reference_value, found.error))
         else:
             earlier = None if self._is_backward else false_anchor(self, found)
@@ -151,6 +148,20 @@ class Walk(Anchors):
         self._put_right(found.value, found.reference_value, found.layout, operators)
         if found.value is not value:
             self.require(value, wanted)
+
+    def _rounding_of_constants(self, value: Value, wanted: Value) -> float:
+        """Returns how far apart constants in float32 may bring a value and the reference's.
+
+        Tables that were put right count too: a candidate may make them once for the queries and
+        once more for the keys, and of the second ones the reference has no own.
+        """
+        own, _ = region_before([value], lambda v: v.index in self.matches and not v.is_table)
+        reference_own, _ = region_before(
+            [wanted], lambda v: v.index in self.reached and not v.is_table
+        )
+        return constant_rounding(own, value, self.arrays) + constant_rounding(
+            reference_own, wanted, {}
+        )
 
     def _put_factors_right(self, found: Divergence) -> bool:
         """Finds out what is wrong with both factors of a product, once for each segment's end."""
