@@ -81,10 +81,8 @@ def _make_histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram |
     if not all(a.size for a in both):
         return None
     low, high = min(float(a.min()) for a in both), max(float(a.max()) for a in both)
-    ends = low, high if high > low else low + 1.0
-    # With the ends alone numpy sorts nothing.
-    (own, edges), (other, _) = (np.histogram(a, BINS, ends) for a in both)
-    counts = [tuple(found.tolist()) for found in (own, other)]
+    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+    counts = [tuple(np.histogram(a, edges)[0].tolist()) for a in both]
     return Histogram(tuple(edges.tolist()), *counts)
 
 
