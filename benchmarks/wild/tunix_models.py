@@ -5,9 +5,9 @@ import tempfile
 from functools import partial
 
 import numpy as np
+import torch
 
 from benchmarks.wild import inputs
-from benchmarks.wild.flax_pairs import Decode
 from benchmarks.wild.hugging_face import First
 from benchmarks.wild.settings import Pair, Setting, perturb
 
@@ -72,6 +72,25 @@ def settings():
                 modes |= {f"padding {side}": partial(build, side) for side in ("right", "left")}
                 modes["cache"] = partial(build, decodes=True)
             yield Setting("google-tunix", family, name, modes)
+
+
+class Decode(torch.nn.Module):
+    """Reads a prompt, and then one token at a time with a cache."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask):
+        cache, start, found = None, 0, []
+        for end in range(inputs.PROMPT, input_ids.shape[1] + 1):
+            output = self.model(
+                input_ids[:, start:end], attention_mask=attention_mask[:, :end],
+                past_key_values=cache, use_cache=True,
+            )  # fmt: skip
+            cache, start = output.past_key_values, end
+            found.append(output.logits)
+        return found
 
 
 def _pair(kind, module, own, other, side="", decodes=False):
