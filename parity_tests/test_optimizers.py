@@ -28,6 +28,7 @@ from jaxformer.training.state_arrays import moments_of
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.harness import perturbed
 from parity_tests.twins import copy_to_torch
+from tests.support.tiers import full_after
 
 EPS = np.finfo(np.float64).eps
 MODEL = TransformerLMConfig(
@@ -184,6 +185,7 @@ def test_the_same_parameters_decay(pair):
     assert {group["weight_decay"] for group in groups} == {0.3, 0.0}
 
 
+@pytest.mark.tier("full")
 def test_decay_shrinks_matrices_alone_and_by_rate_times_decay(pair):
     module, twin = pair
     copy_to_torch(module, twin)
@@ -313,7 +315,7 @@ def build_wide():
     return module, twin
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", full_after(2, OTHERS))
 def test_sixty_steps_of_the_other_optimizers_agree_with_torch(name):
     module, twin = build_wide()
     config = dataclasses.replace(

@@ -194,6 +194,7 @@ def test_a_text_is_read_with_the_vocabulary_of_either(nano, tmp_path):
     assert set("abc hid\n") <= set(VOCABULARY)
 
 
+@pytest.mark.tier("full")
 def test_the_other_rotary_layout_is_no_bug_where_the_weights_fit_it(llamas, tmp_path):
     """Neighbours turned, with the weights of each head in that order: the same model."""
 

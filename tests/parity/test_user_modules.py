@@ -355,6 +355,7 @@ def test_attention_to_another_sequence():
     assert "cross_attention" in {node.path for node in report}
 
 
+@pytest.mark.tier("full")
 def test_a_mask_that_the_model_makes_wrongly_is_the_models_bug():
     found = subject("encdec")
     wrong = [*found.jax_inputs[:2], padded() & (np.arange(13) > 0), found.jax_inputs[3]]

@@ -125,6 +125,7 @@ def test_planning_allocates_nothing_big():
     assert run_python(LARGE) < 1e9
 
 
+@pytest.mark.tier("full")
 def test_a_plan_as_json_and_as_a_table(text, capsys):
     flags = ["--data", text, *TINY]
     facts = plan(capsys, *flags)

@@ -87,6 +87,7 @@ def first_saved(out):
     return folder.restore(folder.steps()[0])
 
 
+@pytest.mark.tier("full")
 def test_a_run_continues_with_the_weights_moments_and_step_of_a_checkpoint(
     checkpoint, text, tmp_path
 ):

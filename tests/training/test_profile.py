@@ -28,6 +28,7 @@ def test_a_profile_traces_the_steps_asked_for(whole, whole_text, capsys):
     assert max(map(int, traced)) <= last
 
 
+@pytest.mark.tier("full")
 def test_a_run_too_short_to_profile_says_so(text, capsys):
     assert train(text, "run", "--steps", 1, "--profile", 3) == 0
     assert "no profile: the run ended before its warm-up did" in capsys.readouterr().out
