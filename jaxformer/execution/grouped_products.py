@@ -69,7 +69,8 @@ rows_as_before.defvjp(
 
 
 def _take(x: Array, places: Array) -> Array:
-    return x.at[places].get(mode="promise_in_bounds")
+    # Values that are known while a function is traced may be arrays of numpy.
+    return jnp.asarray(x).at[places].get(mode="promise_in_bounds")
 
 
 class _Groups(NamedTuple):

@@ -60,7 +60,11 @@ def assert_same(streamed, whole):
     """Checks that two reports say the same, up to the rounding of their numbers."""
     assert [node.path for node in streamed] == [node.path for node in whole]
     assert streamed.settings == whole.settings
-    assert streamed.remarks == whole.remarks
+    # Why a bug has no lines is another reason where the model is never in memory as a whole.
+    said = [
+        [r for r in x.remarks if not r.startswith("no lines of code")] for x in (streamed, whole)
+    ]
+    assert said[0] == said[1]
     assert (streamed.mode, streamed.dtype) == (whole.mode, whole.dtype)
     for found, expected in zip(streamed, whole, strict=True):
         for field in dataclasses.fields(found):

@@ -11,7 +11,7 @@ from jaxformer.errors import UsageError
 from jaxformer.parity.comparison.pair_nodes import in_context
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
-from jaxformer.parity.comparison.verdicts import judge_node
+from jaxformer.parity.comparison.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.comparison.weights import (
     describe_places,
     describe_wrong_weights,
@@ -95,12 +95,23 @@ class StreamedComparison:
             looks |= result.looks
         wrong = describe_places(looks, sides.own, sides.wanted)
         parameters = {pair.candidate: pair.parameters for pair in self.layout.pairs}
+        ordered = self._in_order(sides, results, outer)
         judged = [
             judge_node(
                 node, describe_wrong_weights(wrong, parameters.get(key, ()), node.path)
             )
-            for key, node in self._in_order(sides, results, outer).items()
+            for key, node in ordered.items()
         ]  # fmt: skip
+        around = [
+            node.path or "the model"
+            for key, node in zip(ordered, judged, strict=True)
+            if key in outer and node.is_root_cause and arithmetic_stage(node)
+        ]
+        if around:
+            said.append(
+                f"no lines of code of {', '.join(around)}: only blocks are compared operator by "
+                "operator where models are read block by block"
+            )
         said += [remark for result in results.values() for remark in result.remarks]
         remarks = [*said, *find_swapped_layers(wrong)]
         self._advance()
