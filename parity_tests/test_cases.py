@@ -6,7 +6,7 @@ from parity_tests.cases import CASES
 from parity_tests.harness import DTYPES, Pair
 from parity_tests.table import float64_figures, rounding_figures, save_figures
 from parity_tests.verdict import judge_float64
-from tests.support.tiers import SLOW, first_of_each, full_except
+from tests.support.tiers import SLOW, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
 # lengths, and all else of the first case of each component, models with less.
@@ -30,7 +30,11 @@ SOME_MODELS = (
 LARGE_PARTS = ("blocks", "pooling", "latent_attention", "disentangled", "experts")
 SOME_VARIANTS = ("multi-head", "grouped-query", "additive-bias", "soft-cap", "query-key-norm")
 SOME_EXPERTS = ("mixture", "mixture-sigmoid-groups", "linear")
-SOME_CASES = first_of_each(CASES, lambda case: case.component)
+SOME_CASES = full_except(
+    CASES,
+    lambda case: case.component not in MODELS or case.name.partition("/")[2] in SOME_MODELS,
+    SLOW,
+)
 FIRST = {case.component: case for case in reversed(CASES)}
 FIRST_DROPOUT = {case.component: case for case in reversed(CASES) if case.dropout}.values()
 

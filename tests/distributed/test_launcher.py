@@ -12,6 +12,7 @@ import pytest
 from jaxformer.cli.arguments import without
 from jaxformer.distributed import launcher
 from tests.support.several import lines
+from tests.support.tiers import FULL, SLOW
 from tests.support.tiny import losses, start, train_arguments
 
 KILLED = "import os; os.kill(os.getpid(), 9)"
@@ -78,8 +79,7 @@ def children(process):
     return [int(word) for word in path.read_text().split()]
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=SLOW), pytest.param(1, marks=FULL)])
 def test_a_killed_process_costs_only_the_steps_since_the_last_save(text, victim):
     arguments = train_arguments(text, "run", "--steps", 400, "--steps-per-call", 1)
     here = ["--num-processes", 2, "--max-restarts", 2, "--peer-timeout", 20]

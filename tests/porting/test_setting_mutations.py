@@ -201,7 +201,7 @@ def check(dialect, changes):
     return counts
 
 
-def own_changes(dialect, count=2):
+def own_changes(dialect, count=1):
     """The mutations of a type's own settings, but of sizes: each of those is compiled anew.
 
     Args:

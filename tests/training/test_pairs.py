@@ -15,6 +15,7 @@ from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.training.config import PairTrainConfig
 from jaxformer.training.run_folder import stored_config
+from tests.support.tiers import SLOW
 from tests.support.tiny import losses, manifest, records, resume
 from tests.support.tokens import END, SIZE, tokenizer, write_t5
 
@@ -120,7 +121,7 @@ def test_cut_and_resumed_it_is_the_run_uncut(folder, whole, tmp_path, capsys):
     [
         ["--devices", 4],
         ["--devices", 4, "--strategy", "mesh", "--fsdp", 2],
-        ["--accumulation", 2],
+        pytest.param(["--accumulation", 2], marks=SLOW),
         ["--remat", "full", "--scan-layers"],
     ],
     ids=lambda flags: " ".join(map(str, flags)),
