@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import pytest
 
 from tests.support.tiny import DROPOUT, losses, same_run, train
 
