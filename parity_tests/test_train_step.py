@@ -87,7 +87,7 @@ def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, mon
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("logits_at_once", full_after(1, [2000, chunked_loss.LOGITS_AT_ONCE]))
+@pytest.mark.parametrize("logits_at_once", full_after(0, [2000, chunked_loss.LOGITS_AT_ONCE]))
 def test_losses_averages_and_noise_agree_with_torch(logits_at_once, monkeypatch):
     """Fifty steps with z-loss and label smoothing, an average of weights, and norms of parts."""
     monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", logits_at_once)

@@ -25,7 +25,7 @@ from jaxformer.porting import export_arrays
 from jaxformer.train_step import TrainState, train_step
 from jaxformer.transformer_lm import TransformerLM
 from parity_tests.verdict import rms
-from tests.support.tiers import FULL
+from tests.support.tiers import SLOW
 
 pytestmark = pytest.mark.optimized
 
@@ -152,7 +152,7 @@ def run_torch(dataset, config, dtype, seed=4):
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param("without dropout", marks=FULL), "with dropout"]
+    scope="module", params=[pytest.param("without dropout", marks=SLOW), "with dropout"]
 )
 def config(request):
     return dataclasses.replace(CONFIG, **(DROPOUTS if request.param == "with dropout" else {}))

@@ -38,6 +38,7 @@ def test_every_number_is_drawn():
     assert len(NAMES) > 45
 
 
+@pytest.mark.tier("full")
 @settings(OFTEN, max_examples=30)
 @given(SETTINGS)
 def test_the_command_lines_parser(given_settings):
@@ -53,6 +54,7 @@ def test_the_command_lines_parser(given_settings):
     assert message.isprintable()
 
 
+@pytest.mark.tier("full")
 @settings(OFTEN, max_examples=400)
 @given(JSON_SETTINGS, st.sampled_from(["nano", "gpt2-small"]))
 def test_a_stored_config(given_settings, preset):

@@ -151,7 +151,7 @@ def test_weights_that_were_rounded_once_are_no_bug(gpt2, tmp_path):
     "mode",
     [
         ("train", "--steps", 2, "--dropout"),
-        ("generate", "--tokens", 4),
+        pytest.param(("generate", "--tokens", 4), marks=FULL),
         pytest.param(("train", "--steps", 3), marks=FULL),
     ],
 )

@@ -21,7 +21,7 @@ from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.cases.rotary import LONG
 from tests.support.hugging_face.folders import change_config, save_folder
 from tests.support.hugging_face.running import build_case
-from tests.support.tiers import full_except
+from tests.support.tiers import SLOW, first_of_each, full_except
 
 
 def config_of(name, settings):
@@ -157,7 +157,11 @@ def test_settings_without_effect_are_named_to_be_ignored(folder, changed, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "dialect", full_except(HUGGING_FACE, lambda name: name in ("gpt2", "mistral"))
+    "dialect",
+    full_except(
+        first_of_each(HUGGING_FACE, lambda name: HUGGING_FACE[name], SLOW),
+        lambda name: name in ("gpt2", "mistral"),
+    ),
 )
 def test_a_setting_that_is_missing_has_the_default_of_transformers(dialect):
     kind = next(case.kind for case in CASES.values() if case.dialect == dialect)
