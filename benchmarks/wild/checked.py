@@ -43,6 +43,20 @@ CHECKED: dict[tuple[str, str], str] = {
         "default: `act_layer='exactgelu'` makes them equal."
     ),
     **{
+        ("google-tunix", f"tunix/models/{place}"): (
+            "the layers call `apply_rope` without a base, so it is always the default, 1,000,000; "
+            "`rope_theta` of the configuration is not read. Llama 3 has 500,000."
+        )
+        for place in ("llama3/model.py:253", "qwen3/model.py:376")
+    },
+    **{
+        ("google-tunix", f"tunix/models/llama3/model.py:{line}"): (
+            "the frequencies are those of Llama 3.0; the configuration has no setting for the "
+            "stretched ones of Llama 3.1 and 3.2, of which presets exist."
+        )
+        for line in (256, 265)
+    },
+    **{
         ("equimo", f"equimo/{place}"): (
             "the model's default `eps` is 1e-5, timm's is 1e-6. With `eps=1e-6` they are equal."
         )

@@ -19,7 +19,7 @@ This is how the page was made, on {date}:
 {command}
 ```
 
-It makes two environments with uv, outside the repository, and installs {versions}.
+It makes three environments with uv, outside the repository, and installs {versions}.
 
 - The models are small, their weights random, and every trained weight differs from its first value.
   So nothing is downloaded, and no weight hides a bug by being zero or one.
