@@ -116,7 +116,7 @@ def initialize(module: nnx.Module, scheme: str, num_layers: int, rngs: nnx.Rngs)
             raise ValueError(f"unknown initialization {scheme!r}")
         key = rngs.params()
         if key is None:
-            # Only shapes are wanted, and all have theirs.
+            # Only shapes are wanted, and each parameter has its shape.
             return
         # Through an index it would ask for the sharding, which is slow to miss while tracing.
         parameter.set_value(init(key, shape))

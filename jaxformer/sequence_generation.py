@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.attention import LayerCache
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution import lengths
+from jaxformer.execution.token_window import TokenRows
 from jaxformer.generation import SamplingSettings, choose_tokens, make_cache
 from jaxformer.logits import check_sampling
 from jaxformer.parameters import Parameters, merge, split
@@ -145,7 +146,7 @@ def _suppressed(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
-class _Target:
+class _Target(TokenRows):
     """The targets so far, and what the decoder remembers.
 
     Attributes:
@@ -159,16 +160,6 @@ class _Target:
     ended_B: Bool[Array, "B"]  # noqa: N815
     length: Int[Array, ""]
     cache: list[LayerCache] | None
-
-    def append(self, token_B: Int[Array, "B"], stop_tokens: Int[Array, "n"]) -> None:
-        """Writes one more token into every row; a row that has ended repeats its last."""
-        last_B1 = jax.lax.dynamic_slice_in_dim(self.tokens_BS, self.length - 1, 1, axis=1)
-        token_B1 = jnp.where(self.ended_B[:, None], last_B1, token_B[:, None].astype(jnp.int32))
-        self.tokens_BS = jax.lax.dynamic_update_slice_in_dim(
-            self.tokens_BS, token_B1, self.length, axis=1
-        )
-        self.ended_B = self.ended_B | jnp.any(token_B1 == stop_tokens[None, :], axis=1)
-        self.length = self.length + 1
 
 
 @functools.lru_cache(maxsize=16)

@@ -169,7 +169,8 @@ class Model:
             seed: the same seed makes the same text.
             unknown: what to do with characters that the model does not know.
             draft: a smaller language model with the same tokens, which proposes what this one
-                checks: the same greedy text, samples of the same probabilities, in less time.
+                checks: the same greedy text, and samples of the same probabilities. It saves time
+                where a pass over a few tokens costs little more than one over a token.
             draft_tokens: how many tokens it proposes at a time.
 
         Raises:

@@ -15,9 +15,33 @@ if TYPE_CHECKING:
     from jaxformer.transformer_lm import TransformerLM
 
 
+class TokenRows:
+    """Rows of tokens that grow by one token at a time; what else is kept of them, a subclass says.
+
+    Attributes:
+        tokens_BS: ids, in a buffer.
+        ended_B: which rows have made a stop token.
+        length: how many slots are filled.
+    """
+
+    tokens_BS: Int[Array, "B S"]  # noqa: N815
+    ended_B: Bool[Array, "B"]  # noqa: N815
+    length: Int[Array, ""]
+
+    def append(self, token_B: Int[Array, "B"], stop_tokens: Int[Array, "n"]) -> None:
+        """Writes one more token into every row; a row that has ended repeats its last."""
+        last_B1 = jax.lax.dynamic_slice_in_dim(self.tokens_BS, self.length - 1, 1, axis=1)
+        token_B1 = jnp.where(self.ended_B[:, None], last_B1, token_B[:, None].astype(jnp.int32))
+        self.tokens_BS = jax.lax.dynamic_update_slice_in_dim(
+            self.tokens_BS, token_B1, self.length, axis=1
+        )
+        self.ended_B = self.ended_B | jnp.any(token_B1 == stop_tokens[None, :], axis=1)
+        self.length = self.length + 1
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
-class Window:
+class Window(TokenRows):
     """What the model sees, in buffers of a fixed length, and the tokens that it makes there.
 
     Attributes:
@@ -72,16 +96,6 @@ class Window:
         )
         assert not isinstance(hidden, tuple)
         return hidden
-
-    def append(self, token_B: Int[Array, "B"], stop_tokens: Int[Array, "n"]) -> None:
-        """Writes one more token into every row; a row that has ended repeats its last."""
-        last_B1 = jax.lax.dynamic_slice_in_dim(self.tokens_BS, self.length - 1, 1, axis=1)
-        token_B1 = jnp.where(self.ended_B[:, None], last_B1, token_B[:, None].astype(jnp.int32))
-        self.tokens_BS = jax.lax.dynamic_update_slice_in_dim(
-            self.tokens_BS, token_B1, self.length, axis=1
-        )
-        self.ended_B = self.ended_B | jnp.any(token_B1 == stop_tokens[None, :], axis=1)
-        self.length = self.length + 1
 
 
 lengthen_window = jax.jit(Window.with_slots, static_argnames="slots")
