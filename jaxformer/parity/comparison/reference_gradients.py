@@ -28,6 +28,8 @@ class ReferenceGradients:
     Attributes:
         untrained: embeddings to whose padding token the reference gives no gradient, unlike the
             candidate.
+        trained_buffers: by name, the parameters of the candidate that are buffers of the reference,
+            which no optimizer moves.
         unknown: pairs whose gradients are not known, and why not.
     """
 
@@ -37,6 +39,12 @@ class ReferenceGradients:
         self._module, self._modules = module, modules
         self._unused = unused_tokens(trace.calls.values(), trace.padding)
         self._links = {name: link for link in links for name in link.target}
+        ported = {name for link in links for name in link.source}
+        # By identity, the names of buffers that are parameters of the candidate.
+        self._buffers = {
+            id(buffer): [name] for name, buffer in module.named_buffers() if name in ported
+        }
+        self.trained_buffers: dict[str, str] = {}
         self.untrained: list[str] = []
         self.unknown: dict[str, str] = {}
         # Of the parameters of the pair that is compared, in both layouts.
@@ -75,7 +83,7 @@ class ReferenceGradients:
         touched: list[TorchCall],
     ) -> bool:
         totals: dict[int, np.ndarray] = {}
-        names: dict[int, list[str]] = {}
+        names = dict(self._buffers)
         for name, parameter in self._module.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         for number, (call, within) in enumerate(zip(matched, inner, strict=True)):
@@ -88,6 +96,7 @@ class ReferenceGradients:
                         found = pull_back(
                             self._module, path, own, forced,
                             self._directions(path, number, _read_outputs(call), entered),
+                            self._buffers,
                         )  # fmt: skip
                 except (ValueError, RuntimeError) as error:
                     self.unknown[pair.path or "the model"] = str(error).partition("\n")[0]
@@ -124,6 +133,11 @@ class ReferenceGradients:
         if self.untrained:
             places = ", ".join(self.untrained)
             yield f"the reference gives padding tokens no gradient, the candidate does: {places}"
+        for name, buffer in self.trained_buffers.items():
+            yield (
+                f"{buffer} is a buffer, which no optimizer of the reference moves; the candidate's "
+                f"{name} is trained"
+            )
         for path, reason in self.unknown.items():
             yield f"gradients of {path} were not compared: {reason}"
 
@@ -152,6 +166,9 @@ class ReferenceGradients:
         if converted is None:
             return None
         gradient = converted.pop(name)
+        buffers = [n for same in self._buffers.values() for n in same if n in names]
+        if buffers and gradient.any():
+            self.trained_buffers[name] = buffers[0]
         padding = getattr(module, "padding_idx", None)
         if padding is not None and name.endswith("embedding"):
             # torch.nn.Embedding never trains the row of its padding token, which is no bug.

@@ -44,6 +44,17 @@ def short(value: float | None) -> str:
     return f"{value:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
+def apart(value: float, other: float) -> str:
+    """Returns a number with six digits, or with as many as show that it is not another one.
+
+    >>> apart(2.0, 1.0), apart(1.0000002, 1.0), apart(0.35355339059327373, 0.35355338)
+    ('2', '1.0000002', '0.3535533906')
+    """
+    far = abs(value - other) / (max(abs(value), abs(other)) or 1.0)
+    digits = 6 if not 0 < far < 1 else max(6, 2 - math.floor(math.log10(far)))
+    return f"{value:.{min(digits, 17)}g}"
+
+
 def number(value: float) -> str:
     """Returns a loss with six digits, or a token as an integer."""
     return str(int(value)) if float(value).is_integer() else f"{value:.6g}"

@@ -178,7 +178,12 @@ def isolate(
 
 
 def pull_back(
-    module: Any, path: str, call: TorchCall, inner: Forced, directions: Directions
+    module: Any,
+    path: str,
+    call: TorchCall,
+    inner: Forced,
+    directions: Directions,
+    buffers: Collection[int] = (),
 ) -> dict[int, np.ndarray]:
     """Runs one call of a part of a model again, and pulls gradients back through it alone.
 
@@ -191,6 +196,7 @@ def pull_back(
         call: of the part, in float64.
         inner: calls in it whose results are given.
         directions: what to pull back.
+        buffers: identities of buffers that have gradients too.
 
     Returns:
         The gradients of the parameters that were read, by the identity of the parameter.
@@ -198,10 +204,10 @@ def pull_back(
     Raises:
         NotRepeatableError: the part does something else this time.
     """
-    made = _Pulled(module, path, call, inner, directions)
+    made = _Pulled(module, path, call, inner, directions, buffers)
     if derived := made.derived():
         # A submodule makes of a result that is compared another one, which is used as well.
-        made = _Pulled(module, path, call, inner, directions, derived)
+        made = _Pulled(module, path, call, inner, directions, buffers, derived)
     return made.leave()
 
 
@@ -219,6 +225,7 @@ class _Pulled:
         call: TorchCall,
         inner: Forced,
         directions: Directions,
+        buffers: Collection[int],
         whole: Collection[int] = (),
     ):
         torch = require_torch()
@@ -229,7 +236,7 @@ class _Pulled:
         parameters: dict[int, Any] = {}
         # Of calls that are made: what entered them, and their results.
         self._ran: dict[int, tuple[list[Any], list[Any]]] = {}
-        with wide_parameters(module, parameters), torch.enable_grad():
+        with wide_parameters(module, parameters, buffers), torch.enable_grad():
             given = {one: leaves.get(one, x) for one, x in recorded.items()}
             if call.is_copied:
                 # A leaf may not be written to, its copy may.

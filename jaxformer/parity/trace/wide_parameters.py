@@ -5,7 +5,7 @@ All weights of a large model in float64 would be the largest thing in memory.
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jaxformer.parity.trace.torch_values import finish_float64, is_float
@@ -25,33 +25,42 @@ def with_shared_parameters(module: Any) -> Any:
 
 
 @contextlib.contextmanager
-def wide_parameters(module: Any, leaves: dict[int, Any] | None = None) -> Iterator[None]:
+def wide_parameters(
+    module: Any, leaves: dict[int, Any] | None = None, buffers: Collection[int] = ()
+) -> Iterator[None]:
     """Gives a model's code its parameters in float64, inside the ``with`` block.
 
     Args:
         module: the model.
         leaves: collects, by the identity of each parameter that is read, the tensor that stands for
             it and needs a gradient; None for a run without gradients.
+        buffers: identities of buffers that are treated like parameters.
     """
-    before = [(inner, inner._parameters) for inner in module.modules()]
-    for inner, own in before:
-        vars(inner)["_parameters"] = _Wide(own, leaves)
+    before = [(inner, "_parameters", inner._parameters) for inner in module.modules()]
+    before += [
+        (inner, "_buffers", inner._buffers)
+        for inner in module.modules()
+        if any(id(buffer) in buffers for buffer in inner._buffers.values())
+    ]
+    for inner, kind, own in before:
+        asked = {id(x) for x in own.values() if kind == "_parameters" or id(x) in buffers}
+        vars(inner)[kind] = _Wide(own, leaves, asked)
     try:
         yield
     finally:
-        for inner, own in before:
-            vars(inner)["_parameters"] = own
+        for inner, kind, own in before:
+            vars(inner)[kind] = own
 
 
 class _Wide(dict[str, Any]):
-    """A module's parameters by name, in float64."""
+    """A module's parameters or buffers by name; those whose identities are given in float64."""
 
-    def __init__(self, own: dict[str, Any], leaves: dict[int, Any] | None):
+    def __init__(self, own: dict[str, Any], leaves: dict[int, Any] | None, asked: Collection[int]):
         super().__init__(own)
-        self._leaves = leaves
+        self._leaves, self._asked = leaves, asked
 
     def _wide(self, parameter: Any) -> Any:
-        if not is_float(parameter):
+        if not is_float(parameter) or id(parameter) not in self._asked:
             return parameter
         if self._leaves is None:
             return parameter.detach().double()

@@ -36,13 +36,15 @@ REFERENCE = Scored()
 ARRAYS = {n: p.detach().numpy() for n, p in REFERENCE.named_parameters()}
 
 
-def forward(params, ids, kind=0, has_term=True, is_bent=False):
+def forward(params, ids, kind=0, has_term=True, is_bent=False, factor=1):
     def linear(name, x):
         return x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
 
     kinds = jnp.full_like(ids, kind)
     x = params["tokens.weight"][ids] + params["types.weight"][kinds]
     q = linear("query", x)
+    if factor != 1:
+        q = q * factor
     scores = q @ q.swapaxes(1, 2)
     if has_term:
         scores = scores + jnp.tanh(linear("far", x))
@@ -62,6 +64,7 @@ def test_what_has_no_effect_on_either_side_is_no_gap():
         ({"kind": 2}, "looks up rows 2 alone of types.weight; the reference 0 alone"),
         ({"has_term": False}, "the tanh of the model is missing: the reference's add"),
         ({"is_bent": True}, "comes in by add: the reference has no such step"),
+        ({"factor": 1.0000042}, "the number 1.0000042 in mul must be 1: the reference has no"),
     ],
 )
 def test_the_cause_is_named(changes, text):

@@ -124,6 +124,32 @@ def test_copies_of_a_shared_parameter_and_equal_parameters_are_told_apart():
     assert "has no effect" not in str(report)
 
 
+class ReturnsTwice(torch.nn.Module):
+    """Returns one tensor in two places, as encoder-decoders do with what the encoder made."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 7)
+
+    def forward(self, x):
+        y = torch.tanh(self.linear(x))
+        return y, y
+
+
+def test_a_tensor_that_is_returned_twice_has_one_gradient():
+    reference = perturbed(ReturnsTwice())
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+
+    def function(params, x):
+        y = jnp.tanh(x @ params["linear.weight"].T + params["linear.bias"])
+        return y, y
+
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    report = compare(reference, (function, params), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (3, 3)
+
+
 def test_a_parameter_of_its_own_and_an_input_named_as_a_parameter():
     class Scaled(torch.nn.Module):
         def __init__(self):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformer.parity.graphs.diagnosis.evidence import (
+    FITS,
     Diagnosis,
     fits,
     numbers_of,
@@ -13,8 +14,9 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
 )
 from jaxformer.parity.graphs.matching.layouts import find_layout
 from jaxformer.parity.graphs.matching.values import largest, rounding_allowed
-from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.divergences import REMAINS, Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
+from jaxformer.parity.report.text import apart
 
 
 def simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
@@ -25,7 +27,8 @@ def simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     if own.shape != right.shape or not both.all():
         return None
     factor = float((own * right).sum() / ((own * own).sum() or 1.0))
-    if factor and fits(own * factor, right):
+    # Near to 1, a factor explains only what it makes smaller.
+    if factor and fits(own * factor, right, min(FITS, REMAINS * divergence.error)):
         return Diagnosis(f"the reference's value is {_as_number(factor, right)} times this")
     missing = right - own
     for name, value in walk.reference.parameters.items():
@@ -56,7 +59,7 @@ def _as_number(factor: float, array: np.ndarray) -> str:
         for power, name in ((0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (1.0, "{}"), (-1.0, "1/{}")):
             if abs(factor - size**power) <= 1e-9 * abs(factor):
                 return f"{factor:.6g} = {name.format(size)}"
-    return f"{factor:.6g}"
+    return apart(factor, 1.0)
 
 
 def _is_broadcast(array: np.ndarray, row: np.ndarray) -> bool:

@@ -17,6 +17,7 @@ from jaxformer.parity.graphs.matching.layouts import layouts
 from jaxformer.parity.graphs.recording.tape import Operator
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
+from jaxformer.parity.report.text import apart
 
 # The number with which an operator does nothing.
 NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
@@ -37,7 +38,7 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     # A step that is too many may look like a wrong number in another.
     neutral = [(op, NEUTRAL[op.name]) for op in divergence.operators if op.name in NEUTRAL]
     for operator, number in neutral:
-        found = _replaced(divergence, operator, {number: f"{number:g}"})
+        found = _replaced(divergence, operator, {number: ""})
         if found is not None:
             return Diagnosis(f"{found}: the reference has no such step", operator)
     substitutes = _reference_numbers(divergence)
@@ -51,7 +52,13 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 def _replaced(
     divergence: Divergence, operator: Operator, substitutes: Mapping[float, str]
 ) -> str | None:
-    """Returns which number of an operator must be another one, if that makes the segment right."""
+    """Returns which number of an operator must be another one, if that makes the segment right.
+
+    Args:
+        divergence: the segment.
+        operator: one of its operators.
+        substitutes: the other numbers, each with a formula for it or "".
+    """
     for value in operator.inputs:
         data = value.data
         if not (value.is_constant and value.producer is None and data.size == 1):
@@ -69,12 +76,16 @@ def _replaced(
             except (TypeError, ValueError, IndexError):
                 continue
             if is_right:
-                return f"the number {number:g} in {operator.name} must be {name}"
+                formula = f" = {name}" if name else ""
+                return (
+                    f"the number {apart(number, other)} in {operator.name} must be "
+                    f"{apart(other, number)}{formula}"
+                )
     return None
 
 
 def _reference_numbers(divergence: Divergence) -> dict[float, str]:
-    """Returns the numbers of the reference's segment, and simple functions of them, with names."""
+    """Returns the numbers of the reference's segment and functions of them, with formulas."""
     numbers = dict.fromkeys(
         (
             *numbers_of(divergence.reference_operators),
@@ -83,17 +94,16 @@ def _reference_numbers(divergence: Divergence) -> dict[float, str]:
         )
     )
     sizes = {n for v in divergence.boundary for n in v.data.shape if n > 1}
-    found = {number: f"{number:g}" for number in numbers if math.isfinite(number)}
+    found = {number: "" for number in numbers if math.isfinite(number)}
     for number in [*found]:
         for other in (-number, number + 1, number - 1):
-            found.setdefault(other, f"{other:g}")
+            found.setdefault(other, "")
         if number > 0:
             for other in (1 / number, math.sqrt(number), 1 / math.sqrt(number), number**2):
-                found.setdefault(other, f"{other:g}")
+                found.setdefault(other, "")
     for size in sizes:
         for power, name in ((0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (1.0, "{}"), (-1.0, "1/{}")):
-            number = float(size) ** power
-            found[number] = f"{number:.6g} = {name.format(size)}" if power != 1 else f"{number:g}"
+            found[float(size) ** power] = name.format(size) if power != 1 else ""
     return found
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxformer.parity.graphs.matching.content import fingerprint, fingerprints_of_parts
 from jaxformer.parity.graphs.matching.layouts import Layout, nearest_layout
+from jaxformer.parity.report.text import apart
 
 # Two arrays whose numbers differ by less than this share of their size are the same parameter.
 RELATED = 0.5
@@ -155,5 +156,5 @@ def _describe(
     else:
         ratio = array[wanted != 0] / wanted[wanted != 0]
         if ratio.size and np.ptp(ratio) < 1e-5 * abs(ratio.mean()):
-            message = f"it is {ratio.mean():.6g} times the reference's"
+            message = f"it is {apart(float(ratio.mean()), 1.0)} times the reference's"
     return WrongParameter(name, source_name, message, float(far.max()), layout, share)

@@ -78,10 +78,15 @@ class TorchRun:
             module cannot be differentiated; ``no_gradients`` then says why.
         """
         torch = require_torch()
-        given = [
-            (tensor, torch.from_numpy(np.array(cotangents[value.index])))
+        # A tensor that is returned twice has its cotangent once.
+        outputs = {
+            value.index: tensor
             for tensor, value in zip(self._outputs, self.tape.outputs, strict=True)
-            if value.index in cotangents and tensor.requires_grad
+        }
+        given = [
+            (tensor, torch.from_numpy(np.array(cotangents[index])))
+            for index, tensor in outputs.items()
+            if index in cotangents and tensor.requires_grad
         ]
         if not given:
             self.no_gradients = "no result of the reference depends on a parameter or a float input"
