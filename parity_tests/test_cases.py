@@ -59,8 +59,9 @@ def is_quick_rounding(case, dtype):
 
 
 def is_rarely_rounded(case, dtype):
-    """Whether its parts are rounded to that dtype elsewhere, and so are models like it."""
-    return dtype != "float32" and case.component in MODELS and not is_quick(case)
+    """Whether it is a further case of its component, which the first one stands for there."""
+    is_some_model = case.component in MODELS and is_quick(case)
+    return dtype != "float32" and case is not FIRST[case.component] and not is_some_model
 
 
 PARTS_AND_SOME_MODELS = full_except(CASES, is_quick)

@@ -99,7 +99,7 @@ def verify(*arguments):
     """Runs ``jaxformer verify`` and returns its exit code and the lines of standard output."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["verify", *map(str, arguments)])
+        code = main(["verify", "--debug", *map(str, arguments)])
     assert err.getvalue() == "", err.getvalue()
     return code, out.getvalue().splitlines()
 
