@@ -35,7 +35,8 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
     and backward takes three times as many.
 
     Args:
-        block: without cross-attention; relative positions' own products are not counted.
+        block: what its cross-attention adds is in ``count_cross_operations``; relative positions'
+            own products are not counted.
         length: T, in tokens.
     """
     matrices = (node.weight.numel() for node in block.modules() if isinstance(node, Linear))
@@ -50,6 +51,25 @@ def count_operations(block: Block, length: int) -> dict[str, int]:
     return {
         "attention": 2 * length**2 * attention.num_heads * (attention.head_dim + value_dim),
         "dense": 2 * length * (sum(matrices) + sum(experts)),
+    }
+
+
+def count_cross_operations(block: Block, length: int, source_length: int) -> dict[str, int]:
+    """Returns what a block's cross-attention adds to its ``count_operations``, per target.
+
+    ``attention`` is 4 · T · S · N · H; ``dense`` is 2 · (S - T) · the number of elements in the
+    matrices of keys and values, which are made of the source, and not of the target.
+
+    Args:
+        block: with cross-attention.
+        length: T, in tokens of the target.
+        source_length: S, in tokens of the source.
+    """
+    cross: Any = block.cross_attention
+    made_of_source = cross.k_proj.weight.numel() + cross.v_proj.weight.numel()
+    return {
+        "attention": 4 * length * source_length * cross.num_heads * cross.head_dim,
+        "dense": 2 * (source_length - length) * made_of_source,
     }
 
 
@@ -80,20 +100,13 @@ def count_training_operations(
 
 
 def _count_pair(model: EncoderDecoder, length: int, source_length: int) -> int:
-    """The operations in matrix products of a step, for a source and its target.
-
-    Keys and values of a cross-attention are made of the source, and its scores are T · S.
-    """
+    """The operations in matrix products of a step, for a source and its target."""
     encoder: list[Any] = list(model.encoder.blocks)
     decoder: list[Any] = list(model.decoder.blocks)
     counts = [count_operations(block, source_length) for block in encoder]
     counts += [count_operations(block, length) for block in decoder]
+    counts += [count_cross_operations(block, length, source_length) for block in decoder]
     forward = sum(sum(count.values()) for count in counts)
-    for block in decoder:
-        cross = block.cross_attention
-        made_of_source = cross.k_proj.weight.numel() + cross.v_proj.weight.numel()
-        forward += 2 * (source_length - length) * made_of_source
-        forward += 4 * length * source_length * cross.num_heads * cross.head_dim
     if model.config.head.tie_embeddings:
         forward += 2 * length * model.target_embedding.weight.numel()
     elif isinstance(model.lm_head, Linear):

@@ -6,7 +6,8 @@ of them imports this one. An error is one line on standard error;
 docs/reference/exit_codes.md lists exit codes.
 
 - ``main``: the table of commands, and how errors are reported.
-- ``arguments``: reads arguments into options; ``progress``: bars over bytes.
+- ``arguments``: reads arguments into options; ``starting``: what ``--init-from`` names;
+  ``progress``: bars over bytes.
 - ``train``, ``tokenize``, ``sample``, ``port``, ``verify``, ``inspect``, ``plan``, ``completions``:
   the commands; ``verify_code`` is ``verify`` for models that people's own code makes.
 """

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxformer.cli.arguments import Preset, Switch, join_mixture, parse, read_settings
+from jaxformer.cli.starting import read_start
 from jaxformer.errors import DoesNotFitError
-from jaxformer.training.config import TrainConfig
+from jaxformer.training.config import PairTrainConfig, TrainConfig
 
 if TYPE_CHECKING:
     from jaxformer.planning.resources import ResourceEstimate
@@ -29,6 +30,16 @@ class PlanOptions:
     """Where the settings below come from."""
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """A TOML file with settings, see jaxformer train."""
+    init_from: Path | None = None
+    """Plan a run that starts from the model in a checkpoint, see jaxformer train. Its weights are
+    not read. An encoder and decoder needs no --data: rows are then as long as --block-size and
+    --source-length say, by default the model's context."""
+    fresh_optimizer: Switch = False
+    """With --init-from: plan a run that begins at step 0."""
+    meta: Path | None = None
+    """With --init-from: nanoGPT's meta.pkl, or a tokenizer.json; default what lies beside it."""
+    ignore: tuple[str, ...] = ()
+    """With --init-from: arrays to leave out, by name or pattern, and settings without effect."""
     topology: str | None = None
     """Devices that need not be here: a TPU slice (v5e:2x2, v5p:2x2x1, v6e:4x4), for which the steps
     are compiled (needs the extra tpu), or GPUs (H100:8), which are estimated by a model."""
@@ -44,6 +55,17 @@ class PlanOptions:
     """Show the traceback of an error."""
 
 
+@dataclass(frozen=True)
+class PairPlanOptions(PlanOptions):
+    """Estimate what training an encoder and decoder takes, without training it.
+
+    The step and the evaluation are compiled, and nothing is computed. Settings are those of
+    jaxformer train --init-from.
+    """
+
+    config: tyro.conf.OmitArgPrefixes[PairTrainConfig]
+
+
 def run(arguments: Sequence[str]) -> None:
     """Prints the resources that a training run would take.
 
@@ -52,8 +74,13 @@ def run(arguments: Sequence[str]) -> None:
         JaxformerError: one of its kinds, for whatever training would reject before its first step.
     """
     arguments = join_mixture(arguments)
-    default = PlanOptions(config=read_settings(arguments))
-    options: PlanOptions = parse(PlanOptions, "jaxformer plan", arguments, default)
+    start, config = read_start(arguments, read_settings(arguments), with_arrays=False)
+    default = (
+        PairPlanOptions(config=config)
+        if isinstance(config, PairTrainConfig)
+        else PlanOptions(config=config)
+    )
+    options: PlanOptions = parse(type(default), "jaxformer plan", arguments, default)
 
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.planning.plan import find_plan
@@ -62,6 +89,7 @@ def run(arguments: Sequence[str]) -> None:
     use_compilation_cache(options.compilation_cache)
     estimate = find_plan(
         options.config,
+        start=start,
         topology=options.topology,
         model_only=options.model_only,
         download=options.download,

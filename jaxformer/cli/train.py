@@ -21,16 +21,16 @@ from jaxformer.cli.arguments import (
     join_mixture,
     parse,
     peek,
-    peek_all,
     preset_name,
     read_settings,
     run_folder,
     without,
 )
+from jaxformer.cli.starting import read_start
 from jaxformer.distributed.settings import ProcessSettings
 from jaxformer.errors import UsageError
 from jaxformer.training.config import PairTrainConfig, TrainConfig
-from jaxformer.training.presets import check_tokenizer, fine_tuning, fit_vocabulary
+from jaxformer.training.presets import check_tokenizer, fit_vocabulary
 
 if TYPE_CHECKING:
     from jaxformer.training.experiment import Experiment
@@ -197,7 +197,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
     preset, out = preset_name(arguments), run_folder(arguments)
     resume = "--resume" in arguments
     source = peek(arguments, "--init-from")
-    start = tokenizer = None
+    tokenizer = None
     if resume and source is not None:
         raise UsageError("--resume continues the run that is there: leave out --init-from")
     if resume and peek(arguments, "--config") is not None:
@@ -209,18 +209,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[TrainOptions, Path, "Experiment"
         config = before = stored_config(out)
     else:
         config = read_settings(arguments)
-    if source is not None:
-        from jaxformer.porting.train_states import read_warm_start
-
-        start = read_warm_start(
-            Path(source),
-            fresh="--fresh-optimizer" in arguments,
-            ignore=peek_all(arguments, "--ignore"),
-            meta=None if (meta := peek(arguments, "--meta")) is None else Path(meta),
-        )
-        config = config.with_model(start.model)
-        if peek(arguments, "--preset") is None and not start.step:
-            config = fine_tuning(config)
+    start, config = read_start(arguments, config)
     default = (
         PairTrainOptions(config=config)
         if isinstance(config, PairTrainConfig)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxformer.config import TransformerLMConfig
+from jaxformer.config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class BlockWidths:
     routed: int
 
     @classmethod
-    def of(cls, config: TransformerLMConfig, tensor: int, *, experts: bool) -> "BlockWidths":
+    def of(cls, config: TransformerConfig, tensor: int, *, experts: bool) -> "BlockWidths":
         """Returns those of a block of a model.
 
         Args:
@@ -54,3 +54,13 @@ class BlockWidths:
             return self.model + projections
         # Also the results of both norms, the attention's output and the activation.
         return 3 * self.model + projections + self.queries + self.hidden + self.routed
+
+    def kept_across(self, remat: str) -> int:
+        """Returns the elements of a token that its attention to a source keeps beside those.
+
+        Keys and values are of the source's tokens, and not counted.
+        """
+        if remat == "full":
+            return 0
+        # Also the results of the norm and of the attention.
+        return (self.queries + self.model) * (1 if remat == "dots" else 2)

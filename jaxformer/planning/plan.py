@@ -3,7 +3,8 @@
 import dataclasses
 from typing import Any
 
-from jaxformer.errors import UsageError
+from jaxformer.data.corpora import Corpus
+from jaxformer.data.tokenizers import TokenNumbers
 from jaxformer.planning.gpu_topologies import describe_gpus
 from jaxformer.planning.programs import compile_for_topology, compile_run, describe_tpu_slice
 from jaxformer.planning.remedies import find_remedy
@@ -15,7 +16,7 @@ from jaxformer.planning.resources import (
 from jaxformer.planning.topologies import Topology
 from jaxformer.porting.data import load_data
 from jaxformer.training.config import PairTrainConfig, TrainConfig
-from jaxformer.training.experiment import Experiment
+from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.memory import check_countable
 from jaxformer.training.parallel.devices import check_devices, choose_devices
 
@@ -23,6 +24,7 @@ from jaxformer.training.parallel.devices import check_devices, choose_devices
 def find_plan(
     config: TrainConfig,
     *,
+    start: WarmStart | None = None,
     topology: str | None = None,
     model_only: bool = False,
     download: bool = False,
@@ -33,7 +35,8 @@ def find_plan(
     not be here. Where JAX has no compiler for those, and on request, a model of a step is used.
 
     Args:
-        config: of the run.
+        config: of the run. An encoder and decoder needs no ``data``, see ``_of_pairs``.
+        start: what it starts from; its arrays are not used.
         topology: such as ``v5e:2x2`` or ``H100:8``; None stands for this machine.
         model_only: compile nothing for the topology.
         download: see ``load_data``.
@@ -41,16 +44,17 @@ def find_plan(
     Raises:
         JaxformerError: one of its kinds, for whatever training would reject before its first step.
     """
-    if isinstance(config, PairTrainConfig):
-        raise UsageError("plan counts language models, and this is an encoder and decoder")
     wanted = None if topology is None else Topology.parse(topology)
     if topology is None or wanted is None:
         devices: list[Any] = list(choose_devices(config))
     else:
         check_devices(config, wanted.count)
         devices = [] if model_only else _abstract_devices(topology, wanted)
-    corpus = load_data(config, download=download)
-    experiment = Experiment.prepare(config, corpus)
+    if isinstance(config, PairTrainConfig) and config.data == TrainConfig.data:
+        experiment = _of_pairs(config)
+    else:
+        corpus = load_data(config, download=download)
+        experiment = Experiment.prepare(config, corpus, start=start)
     check_countable(experiment.config)
     if wanted is not None and not devices:
         estimate = estimate_from_model(experiment, wanted)
@@ -68,3 +72,12 @@ def _abstract_devices(name: str, topology: Topology) -> list[Any]:
     """Returns devices that can be compiled for; none where JAX has no compiler for them here."""
     described = describe_tpu_slice(name) if topology.is_tpu else describe_gpus(topology)
     return [] if described is None else list(described.devices)
+
+
+def _of_pairs(config: PairTrainConfig) -> Experiment:
+    """A run of pairs of which the lengths alone are known: those of the settings.
+
+    Rows are read from the disk, and so none lies on a device.
+    """
+    tokenizer = TokenNumbers(config.model.target_vocab_size)
+    return Experiment(config, Corpus("pairs", "", ""), tokenizer, None, None, (), "pairs")

@@ -28,18 +28,22 @@ def compile_training(experiment: Experiment, devices: Sequence[jax.Device]) -> A
 def compile_run(experiment: Experiment, devices: Sequence[jax.Device]) -> dict[str, Any]:
     """Returns the compiled ``training`` loop and ``evaluation`` of a run on local devices.
 
+    Without a validation set the evaluation is of a full batch.
+
     Raises:
         DeviceError: the mesh or the batch does not divide over the devices.
     """
-    config, first = experiment.config, experiment.validation[0]
-    if first.rows is None or first.rows.stride > 1:
-        windows = len(evaluation_windows(first.tokens, config.window)[0])
-    else:
-        windows = len(first.rows)
-    corpus = None if first.ids is None else len(first.ids)
     strategy = _make_strategy(experiment, devices)
+    batch_size = strategy.evaluation_batch_size
+    windows, corpus = len(devices) * batch_size, None
+    for first in experiment.validation[:1]:
+        if first.rows is None or first.rows.stride > 1:
+            windows = len(evaluation_windows(first.tokens, experiment.config.window)[0])
+        else:
+            windows = len(first.rows)
+        corpus = None if first.ids is None else len(first.ids)
     parameters = strategy.spec.state_shapes().parameters
-    shapes = strategy.evaluation_shapes(parameters, corpus, windows, strategy.evaluation_batch_size)
+    shapes = strategy.evaluation_shapes(parameters, corpus, windows, batch_size)
     return {
         "training": _compile_steps(experiment, strategy),
         "evaluation": strategy.compile_evaluation(*shapes),

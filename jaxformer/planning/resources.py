@@ -39,7 +39,7 @@ class ResourceEstimate:
             always a model's estimate.
         training: temporary bytes of the training program: gradients, activations and the rest.
         evaluation: temporary bytes of the evaluation; None where it was not compiled.
-        tokens_per_step: over all devices.
+        tokens_per_step: over all devices; of pairs those of sources too.
         operations_per_step: over all devices, as ``costs.count_training_operations`` counts.
         peak: of all devices together, in operations per second; None where unknown.
         capacity: bytes that a device has to offer; None where unknown.
@@ -181,7 +181,7 @@ def _counted(experiment: Experiment, mesh: dict[str, int], step: StepEstimate) -
         "activations": step.activations,
         "corpus": getattr(experiment.train_ids, "nbytes", 0)
         + sum(getattr(one.ids, "nbytes", 0) for one in experiment.validation),
-        "tokens_per_step": config.batch_size * config.window,
+        "tokens_per_step": config.batch_size * config.tokens_per_row,
         "operations_per_step": step.model_operations,
     }
 

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxformer.adapters import trained_parameters
-from jaxformer.costs import count_operations, count_training_operations
+from jaxformer.config import EncoderDecoderConfig
 from jaxformer.execution.chunked_loss import positions_at_once
+from jaxformer.layers import Linear
 from jaxformer.optimizers import make_optimizer
-from jaxformer.parameters import abstract_module, join_path
-from jaxformer.planning.block_widths import BlockWidths
+from jaxformer.parameters import join_path
+from jaxformer.planning.block_kinds import BlockKind, find_kinds
 from jaxformer.planning.collectives import Collective, merge
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.parallel.sharding_rules import (
@@ -29,7 +30,6 @@ from jaxformer.training.parallel.sharding_rules import (
     sharding_table,
 )
 from jaxformer.training.state_arrays import moments_of
-from jaxformer.transformer_lm import TransformerLM
 
 FLOAT32 = 4
 # What the backward pass of one block holds, fitted to the compilations of benchmarks/scale.py.
@@ -93,34 +93,16 @@ class _StepModel:
     """The arithmetic of one step on one device of a mesh."""
 
     def __init__(self, config: TrainConfig, mesh: Mapping[str, int]):
-        model = config.model
-        # One block stands for all of its kind: to trace 80 of them takes a minute.
-        dense = len(model.layers.dense_layers)
-        both = 0 < dense < model.num_layers
-        one = model.replace(
-            num_layers=2 if both else 1,
-            full_attention_layers=(),
-            layers_without_rotary=(),
-            dense_layers=(0,) if dense else (),
-            layer_groups=None,
-            layers_in_group=1,
-        )
-        self.module = abstract_module(lambda rngs: TransformerLM(one, rngs=rngs))
+        self.config, self.mesh = config, mesh
+        self.module, self.kinds = find_kinds(config, mesh)
         flat = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
         shapes = {join_path(path): variable.get_value() for path, variable in flat}
         self.table = sharding_table(shapes, mesh)
-        self.config, self.mesh = config, mesh
-        # Of each kind how many layers there are, and how many blocks: fewer where layers share
-        # their weights.
-        self.layers = [dense, model.num_layers - dense] if both else [model.num_layers]
-        self.blocks = self.layers if both else [model.num_blocks]
         self.width = 2 if config.dtype == "bfloat16" else FLOAT32
-        self.kinds = [
-            BlockWidths.of(model, mesh["tensor"], experts=one.has_experts(kind))
-            for kind in range(one.num_layers)
-        ]
-        batches = config.accumulation * math.prod(mesh.values()) // mesh["tensor"]
-        self.tokens = config.batch_size * config.window // batches
+        # Those of targets, which have logits, come last.
+        self.tokens = self.kinds[-1].tokens
+        # Of all stacks, each once.
+        self.all_tokens = sum(kind.tokens for kind in self._stacks())
         self.stored = self._elements(lambda row: math.prod(row.part))
         trained: Any = trained_parameters(shapes)
         self.trained = self._elements(lambda r: math.prod(r.part) if r.name in trained else 0)
@@ -129,19 +111,33 @@ class _StepModel:
             sum(
                 math.prod(r.part) * (mesh["fsdp"] if r.is_cut("fsdp") else 1)
                 for r in self.table
-                if _kind_of(r) == kind
+                if r.name.startswith(kind.prefix)
             )
-            for kind in range(len(self.kinds))
+            for kind in self.kinds
         ]
+
+    def _stacks(self) -> list[BlockKind]:
+        """Returns a kind of each stack."""
+        stacks = {kind.prefix.partition("blocks")[0]: kind for kind in self.kinds}
+        return list(stacks.values())
 
     def _elements(self, count: Callable[[ShardedParameter], int]) -> int:
         """Returns a sum over all parameters."""
-        return sum(count(row) * self._times(row, self.blocks) for row in self.table)
+        return sum(count(row) * self._blocks(row) for row in self.table)
 
-    def _times(self, row: ShardedParameter, counts: Sequence[int]) -> int:
-        """Returns how often a parameter is there, or is used, by the counts of each kind."""
-        kind = _kind_of(row)
-        return 1 if kind is None else counts[kind]
+    def _kind_of(self, row: ShardedParameter) -> BlockKind | None:
+        """Returns the kind of block that a parameter is of, None of what is around the blocks."""
+        return next((kind for kind in self.kinds if row.name.startswith(kind.prefix)), None)
+
+    def _blocks(self, row: ShardedParameter) -> int:
+        """Returns how often a parameter is there."""
+        kind = self._kind_of(row)
+        return 1 if kind is None else kind.blocks
+
+    def _layers(self, row: ShardedParameter) -> int:
+        """Returns how often a parameter is used by a pass."""
+        kind = self._kind_of(row)
+        return 1 if kind is None else kind.layers
 
     def _active(self, row: ShardedParameter) -> int:
         """Returns how many numbers of a parameter compute a token."""
@@ -160,7 +156,8 @@ class _StepModel:
             parameters=FLOAT32 * self.stored,
             moments=self._moments(),
             gradients=self._gradient_sum() + self._gradients(),
-            activations=self._kept(self.config.remat) + self.tokens * self.width * self._d_model(),
+            activations=self._kept(self.config.remat)
+            + self.all_tokens * self.width * self._d_model(),
             temporary=self._temporary(),
             traffic=self._traffic(),
             model_operations=model_operations,
@@ -177,7 +174,7 @@ class _StepModel:
         moments = moments_of(state)
         counts = len(jax.tree.leaves(state)) - len(jax.tree.leaves(moments))
         kept = sum(
-            self._times(rows[name], self.blocks)
+            self._blocks(rows[name])
             # What has another shape than its parameter lies whole on every device.
             * math.prod(rows[name].part if leaf.shape == rows[name].shape else leaf.shape)
             for group in moments.values()
@@ -187,23 +184,14 @@ class _StepModel:
 
     def _kept(self, remat: str) -> int:
         """Returns the bytes of a micro-batch that all blocks keep."""
-        kept = [self._kept_of_token(block, remat) for block in self.kinds]
-        return self.tokens * self._over_layers(kept)
+        return self._over_layers([kind.kept(remat, self.width) for kind in self.kinds])
 
     def _over_layers(self, of_kinds: Sequence[int]) -> int:
         """Returns the sum over all layers of what a layer of each kind has."""
-        return sum(count * each for count, each in zip(self.layers, of_kinds, strict=True))
+        return sum(kind.layers * each for kind, each in zip(self.kinds, of_kinds, strict=True))
 
     def _d_model(self) -> int:
         return self.config.model.d_model
-
-    def _kept_of_token(self, block: BlockWidths, remat: str) -> int:
-        model = self.config.model
-        kept = self.width * block.kept(remat)
-        if remat == "none":
-            # A fused kernel keeps one number for each query, the plain one all its weights.
-            kept += FLOAT32 * block.heads * (1 if self.width == 2 else model.context_length)
-        return kept
 
     def _gradient_sum(self) -> int:
         """Returns the bytes of the sum of the micro-batches' gradients, in float32."""
@@ -228,17 +216,23 @@ class _StepModel:
         gathers = self.mesh["fsdp"] > 1
         blocks = []
         for kind, whole in zip(self.kinds, self.whole_blocks, strict=True):
-            arrays = ARRAYS_AT_ONCE * self._kept_of_token(kind, "none")
-            arrays -= self._kept_of_token(kind, self.config.remat)
+            arrays = ARRAYS_AT_ONCE * kind.kept("none", self.width)
+            arrays -= kind.kept(self.config.remat, self.width)
             weights = WEIGHTS_AT_ONCE * self.width * whole if gathers else 0
-            blocks.append(self.tokens * arrays + weights)
+            blocks.append(arrays + weights)
         loss = self.tokens * self.width * self._vocabulary() / self._chunks()
         if gathers:
             loss += self.width * self._tables()
         return copies + int(max(*blocks, loss - self._gradients()))
 
     def _vocabulary(self) -> int:
-        size = self.config.model.vocab_size or 0
+        """Returns how many logits of a token a device has."""
+        model: Any = self.config.model
+        is_pair = isinstance(model, EncoderDecoderConfig)
+        size = (model.target_vocab_size if is_pair else model.vocab_size) or 0
+        return self._part_of(size)
+
+    def _part_of(self, size: int) -> int:
         return size // self.mesh["tensor"] if size % self.mesh["tensor"] == 0 else size
 
     def _chunks(self) -> int:
@@ -251,17 +245,24 @@ class _StepModel:
 
     def _operations(self) -> tuple[int, int]:
         """Returns a step's operations on all devices: of the model, and with what is repeated."""
-        config = self.config
-        tokens = config.batch_size * config.window
-        length = config.window
-        forward = [count_operations(block, length) for block in self.module.blocks]
+        forward = [kind.operations() for kind in self.kinds]
         both = [sum(each.values()) for each in forward]
         repeated = {"none": [0] * len(both), "full": both}
         repeated["dots"] = [each["attention"] for each in forward]
-        again = self._over_layers(repeated[config.remat])
-        head = count_training_operations(self.module, length) - 3 * (sum(both) // length)
-        once = tokens * head + 3 * config.batch_size * self._over_layers(both)
-        return once, once + config.batch_size * again
+        again = self._over_layers(repeated[self.config.remat])
+        once = 3 * (self._over_layers(both) + 2 * self.config.window * self._head_elements())
+        return self.config.batch_size * once, self.config.batch_size * (once + again)
+
+    def _head_elements(self) -> int:
+        """Returns the elements of the matrices that a target's logits are multiplied with."""
+        module = self.module
+        transform = getattr(module, "head_transform", None)
+        heads = [transform and transform.proj, module.lm_head]
+        elements = sum(part.kernel.size for part in heads if isinstance(part, Linear))
+        if self.config.model.head.tie_embeddings:
+            table = getattr(module, "target_embedding", None) or module.token_embedding
+            elements += table.embedding.size
+        return int(elements)
 
     def _traffic(self) -> int:
         """Returns the bytes through a device's memory: of update, weights and activations.
@@ -283,8 +284,11 @@ class _StepModel:
         return update + self.config.accumulation * (weights + 2 * made * passes)
 
     def _tables(self) -> int:
-        """Returns the elements of the embedding and the head, as one device computes with them."""
-        return 2 * self._vocabulary() * self._d_model()
+        """Returns the elements of embeddings and the head, as one device computes with them."""
+        model, rows = self.config.model, 2 * self._vocabulary()
+        if isinstance(model, EncoderDecoderConfig) and not model.embedding.shared_embedding:
+            rows += self._part_of(model.source_vocab_size)
+        return rows * self._d_model()
 
     def _collectives(self) -> list[Collective]:
         """Returns the collectives that ``sharding_rules`` makes necessary."""
@@ -294,14 +298,10 @@ class _StepModel:
             # Gathered for the forward pass and once more for the backward pass; each device sums
             # the part of the gradient that it keeps.
             cut = [row for row in self.table if row.is_cut("fsdp")]
-            inside = [row for row in cut if _kind_of(row) is not None]
-            times, again = (
-                count * sum(self._times(row, self.layers) for row in rows) for rows in (cut, inside)
-            )
+            inside = [row for row in cut if self._kind_of(row) is not None]
+            times, again = (count * sum(map(self._layers, rows)) for rows in (cut, inside))
             payload, once_more = (
-                count
-                * width
-                * sum(self._times(row, self.layers) * math.prod(row.part) for row in rows)
+                count * width * sum(self._layers(row) * math.prod(row.part) for row in rows)
                 for rows in (cut, inside)
             )
             uncut = self._elements(lambda r: 0 if r.is_cut("fsdp") else math.prod(r.part))
@@ -314,7 +314,7 @@ class _StepModel:
             ]
         if (devices := mesh.get("expert", 1)) > 1:
             # Rows go to all experts and their outputs come back, on the way forward and back.
-            layers = sum(n for n, each in zip(self.layers, self.kinds, strict=True) if each.routed)
+            layers = sum(kind.layers for kind in self.kinds if kind.widths.routed)
             times, rows = 2 * count * layers, width * self.tokens * self._d_model()
             shared = self._elements(lambda r: 0 if r.is_cut("expert") else math.prod(r.part))
             found += [
@@ -326,16 +326,12 @@ class _StepModel:
             payload = FLOAT32 * self.trained
             found.append(Collective("all-reduce", ("data",), mesh["data"], 1, payload))
         if mesh["tensor"] > 1:
-            # Two in each pass of a block, the embedding's rows, the gradient of the head's input.
+            # One of each branch in each pass of a block, and two of each stack: the embedding's
+            # rows, and the gradient of the head's input or of what a decoder reads.
             passes = 3 if self.config.remat == "full" else 2
-            times = count * (2 * passes * sum(self.layers) + 2)
-            payload = width * self.tokens * self._d_model()
-            axes = ("tensor",)
-            found.append(Collective("all-reduce", axes, mesh["tensor"], times, times * payload))
+            sums = [(kind.sums * passes * kind.layers, kind.tokens) for kind in self.kinds]
+            sums += [(2, kind.tokens) for kind in self._stacks()]
+            times = count * sum(number for number, _ in sums)
+            payload = count * width * self._d_model() * sum(n * tokens for n, tokens in sums)
+            found.append(Collective("all-reduce", ("tensor",), mesh["tensor"], times, payload))
         return merge(found)
-
-
-def _kind_of(row: ShardedParameter) -> int | None:
-    """Returns the kind of block that a parameter is of, None of what is around the blocks."""
-    first, *rest = row.name.split(".")
-    return int(rest[0]) if first == "blocks" else None

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.config import EncoderDecoderConfig, OptimizerConfig
+from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
 from jaxformer.config_optimizers import OPTIMIZERS
 from jaxformer.errors import UsageError
 from jaxformer.parameters import Parameters, get_parameters
 from jaxformer.porting.api import build, export_plan, import_plan
-from jaxformer.porting.checkpoint import open_checkpoint, plan_text_model
+from jaxformer.porting.checkpoint import open_checkpoint
 from jaxformer.porting.formats.arrays import to_torch_like
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.optimizer_state import (
@@ -28,7 +28,12 @@ from jaxformer.training.state_arrays import fill_state, moments_of
 
 
 def read_warm_start(
-    path: Path, *, fresh: bool, ignore: Sequence[str] = (), meta: Path | None = None
+    path: Path,
+    *,
+    fresh: bool,
+    ignore: Sequence[str] = (),
+    meta: Path | None = None,
+    with_arrays: bool = True,
 ) -> WarmStart:
     """Reads the whole model of a checkpoint, for a training run that starts from it.
 
@@ -37,18 +42,29 @@ def read_warm_start(
         fresh: whether to leave out the state of its optimizer.
         ignore: see ``open_checkpoint``.
         meta: see ``open_checkpoint``.
+        with_arrays: whether to read the weights; without them it is a start for a plan alone.
 
     Raises:
-        UsageError: it is neither a language model nor an encoder and decoder, or its tokenizer is
-            unknown.
+        UsageError: it is neither a language model nor an encoder and decoder of tokens, or its
+            tokenizer is unknown.
         CheckpointError: it is missing, damaged or incomplete.
     """
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
-    plan = plan_text_model(checkpoint)
-    model = plan.module.config
-    if not model.causal or model.head.head != "linear":
-        raise UsageError(f"{path} holds a model that does not predict the next token")
+    plan = checkpoint.plan()
+    model = getattr(plan.module, "config", None)
     reads_source = isinstance(model, EncoderDecoderConfig)
+    reason = None
+    if reads_source and model.reads_features:
+        reason = "reads features and no tokens"
+    elif not isinstance(model, TransformerLMConfig | EncoderDecoderConfig):
+        reason = "is no language model"
+    elif not model.causal or model.head.head != "linear":
+        reason = "does not predict the next token"
+    if model is None or reason is not None:
+        raise UsageError(
+            f"{path} holds a {plan.origin.kind}, which {reason}: train it in Python, with "
+            "jaxformer.load and a training step of your own"
+        )
     size = model.target_vocab_size if reads_source else model.vocab_size
     tokenizer = checkpoint.tokenizer(size)
     if tokenizer is None:
@@ -56,11 +72,13 @@ def read_warm_start(
             f"{path} does not say what its tokens are: name its meta.pkl or tokenizer.json with "
             "--meta"
         )
-    arrays: dict[str, Any] = {"parameters": {n: t.read() for n, t in plan.tensors.items()}}
+    tensors = plan.tensors.items() if with_arrays else ()
+    arrays: dict[str, Any] = {"parameters": {name: tensor.read() for name, tensor in tensors}}
     optimizer = None if fresh else checkpoint.optimizer_state(plan)
-    if optimizer is not None:
+    if optimizer is not None and with_arrays:
         for group, kept in optimizer.moments.items():
             arrays[group] = {name: tensor.read() for name, tensor in kept.items()}
+    if optimizer is not None:
         arrays["step"] = optimizer.count
     files = checkpoint.files_beside()
     if checkpoint.vocabulary is not None:

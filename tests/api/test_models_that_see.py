@@ -56,6 +56,7 @@ def test_images_of_another_size_are_rejected(folder):
         (["sample", "FOLDER", "--prompt", "a"], "is no language model"),
         (["verify", "FOLDER", "FOLDER", "--mode", "generate"], "holds a model that sees"),
         (["inspect", "masks", "FOLDER", "--out", "OUT"], "is no language model"),
+        (["plan", "--init-from", "FOLDER"], "is no language model: train it in Python"),
     ],
 )
 def test_commands_of_texts_reject_it_in_a_line(folder, tmp_path, capsys, command, words):

@@ -68,6 +68,8 @@ def test_a_model_that_hears_reads_no_tokens(folder, tmp_path, capsys):
     for command in (
         ["sample", str(folder), "--prompt-ids", "1,2"],
         ["inspect", "attention", str(folder), "--out", str(tmp_path / "out.json")],
+        ["plan", "--init-from", str(folder)],
+        ["train", "--init-from", str(folder), "--out", str(tmp_path / "run")],
     ):
         assert main(command) == 2
         error = capsys.readouterr().err

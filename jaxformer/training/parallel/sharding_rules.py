@@ -25,6 +25,10 @@ RULES: dict[str, tuple[Axis | tuple[Axis, ...] | None, ...]] = {
     "token_embedding.embedding": ("tensor", "fsdp"),
     "token_type_embedding.embedding": (None, "fsdp"),
     "task_type_embedding.embedding": (None, "fsdp"),
+    # Between a narrow table and the model.
+    "embedding_projection.kernel": ("fsdp", None),
+    "embedding_projection.bias": (None,),
+    "output_projection.kernel": ("fsdp", None),
     "source_embedding.embedding": ("tensor", "fsdp"),
     "target_embedding.embedding": ("tensor", "fsdp"),
     "position_embedding.embedding": (None, "fsdp"),

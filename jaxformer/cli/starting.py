@@ -1,0 +1,43 @@
+"""What a run starts from, as ``--init-from`` names it, and the settings that follow from it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxformer.cli.arguments import peek, peek_all
+from jaxformer.training.config import TrainConfig
+from jaxformer.training.presets import fine_tuning
+
+if TYPE_CHECKING:
+    from jaxformer.training.experiment import WarmStart
+
+
+def read_start(
+    arguments: Sequence[str], config: TrainConfig, *, with_arrays: bool = True
+) -> tuple["WarmStart | None", TrainConfig]:
+    """Returns the model of ``--init-from``, if that is given, and the settings of a run with it.
+
+    Args:
+        arguments: of the command.
+        config: the settings without it.
+        with_arrays: see ``read_warm_start``.
+
+    Raises:
+        JaxformerError: one of its kinds, see ``read_warm_start``.
+    """
+    source, meta = peek(arguments, "--init-from"), peek(arguments, "--meta")
+    if source is None:
+        return None, config
+    from jaxformer.porting.train_states import read_warm_start
+
+    start = read_warm_start(
+        Path(source),
+        fresh="--fresh-optimizer" in arguments,
+        ignore=peek_all(arguments, "--ignore"),
+        meta=None if meta is None else Path(meta),
+        with_arrays=with_arrays,
+    )
+    config = config.with_model(start.model)
+    if peek(arguments, "--preset") is None and not start.step:
+        config = fine_tuning(config)
+    return start, config
