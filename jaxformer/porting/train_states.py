@@ -51,7 +51,7 @@ def read_warm_start(
     """
     checkpoint = open_checkpoint(path, ignore=ignore, meta=meta)
     plan = checkpoint.plan()
-    model = getattr(plan.module, "config", None)
+    model: Any = getattr(plan.module, "config", None)
     reads_source = isinstance(model, EncoderDecoderConfig)
     reason = None
     if reads_source and model.reads_features:
@@ -60,7 +60,7 @@ def read_warm_start(
         reason = "is no language model"
     elif not model.causal or model.head.head != "linear":
         reason = "does not predict the next token"
-    if model is None or reason is not None:
+    if reason is not None:
         raise UsageError(
             f"{path} holds a {plan.origin.kind}, which {reason}: train it in Python, with "
             "jaxformer.load and a training step of your own"
