@@ -10,17 +10,25 @@
   stands before them. While training it drops whole layers, which is not done here.
 - ``blenderbot`` (arXiv 2004.13637) normalises before, and learns positions.
 
+``*ForCausalLM`` of all but M2M-100 is the decoder alone, a language model. Its files hold the
+attention to a source too, which nothing there uses: leave it out by ``--ignore``.
+
 The bias of the logits is a buffer in transformers, which no optimizer moves. Here it is trained.
 So is the row of the padding token where it is looked up, which PyTorch leaves out
 (``padding_idx``): Marian's and Pegasus's targets begin with it. All other gradients are the same.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import (
+    decoder_mapping,
+    language_model,
+    stack_rules,
+)
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
@@ -31,6 +39,7 @@ from jaxformer.porting.mapping.packings import AsRow, Shape
 from jaxformer.porting.mapping.position_tables import install_table
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import (
+    BOOLEAN,
     Conversion,
     Mapped,
     Repeated,
@@ -73,6 +82,15 @@ BODY = (
     *under("decoder", "decoder", STACK),
     *under("decoder.blocks.*.cross_attention", "decoder.layers.*.encoder_attn", ATTENTION),
 )
+# Of the decoder alone: its layers' attention to a source is never used, and left out.
+DECODER = (
+    *names(
+        token_embedding="embed_tokens",
+        position_embedding="embed_positions",
+        embedding_norm="layernorm_embedding",
+    ),
+    *STACK,
+)
 
 
 def own_of_encoder(
@@ -111,15 +129,13 @@ def _settings(*more: Row, is_scaled: bool = False, **kind: Any) -> tuple[Row, ..
         kind: fields that it always has.
     """
     return (
-        Mapped(("d_model", "hidden_size"), "d_model"),
-        Mapped("decoder_attention_heads", "num_heads"),
+        *_of_each_stack(is_scaled),
         own_of_encoder(
             ("encoder_attention_heads", "num_attention_heads"),
             "encoder_num_heads",
             "num_heads",
             lambda encoder: encoder.attention.num_heads,
         ),
-        Mapped("decoder_ffn_dim", "d_ff", written_from="feed_forward_width"),
         own_of_encoder(
             "encoder_ffn_dim",
             "encoder_d_ff",
@@ -128,15 +144,26 @@ def _settings(*more: Row, is_scaled: bool = False, **kind: Any) -> tuple[Row, ..
         ),
         Mapped(("encoder_layers", "num_hidden_layers"), "num_encoder_layers"),
         Mapped("decoder_layers", "num_decoder_layers"),
+        Required("is_encoder_decoder", True, is_written=True),
+        # Without it transformers 5 has three embeddings, and transformers 4 one.
+        Required("tie_word_embeddings", True, is_written=True),
+        *fixed(causal=True, tie_embeddings=True, shared_embedding=True, **kind),
+        *more,
+    )
+
+
+def _of_each_stack(is_scaled: bool) -> tuple[Row, ...]:
+    """Returns the rows of a decoder, with an encoder or alone."""
+    return (
+        Mapped(("d_model", "hidden_size"), "d_model"),
+        Mapped("decoder_attention_heads", "num_heads"),
+        Mapped("decoder_ffn_dim", "d_ff", written_from="feed_forward_width"),
         Mapped("max_position_embeddings", "context_length"),
         Mapped("activation_function", "activation", translation=ACTIVATIONS),
         scaled_embedding(is_scaled),
         ATTENTION_DROPOUT,
         Mapped("dropout", ("residual_dropout", "embedding_dropout"), 0.1),
         Mapped("activation_dropout", "hidden_dropout", 0.0),
-        Required("is_encoder_decoder", True, is_written=True),
-        # Without it transformers 5 has three embeddings, and transformers 4 one.
-        Required("tie_word_embeddings", True, is_written=True),
         # Of the first files; no version reads them.
         Inert(
             (
@@ -146,7 +173,27 @@ def _settings(*more: Row, is_scaled: bool = False, **kind: Any) -> tuple[Row, ..
                 "static_position_embeddings",
             )
         ),
-        *fixed(causal=True, tie_embeddings=True, shared_embedding=True, **kind),
+    )  # fmt: skip
+
+
+def _decoder_settings(*more: Row, **kind: Any) -> tuple[Row, ...]:
+    """Returns the table of a decoder alone: see ``_settings``."""
+    return (
+        *_of_each_stack(False),
+        Mapped("decoder_layers", "num_layers"),
+        Mapped("vocab_size", "vocab_size"),
+        Mapped("tie_word_embeddings", "tie_embeddings", True, BOOLEAN),
+        Required("decoder_layerdrop", 0.0),
+        Unforced(),
+        # Of the encoder, which is not there. The class changes the last three as it needs them.
+        Inert(
+            (
+                "encoder_layers", "num_hidden_layers", "encoder_attention_heads",
+                "num_attention_heads", "encoder_ffn_dim", "encoder_layerdrop",
+                "share_encoder_decoder_embeddings", "is_encoder_decoder", "is_decoder",
+            )
+        ),
+        *fixed(**kind),
         *more,
     )  # fmt: skip
 
@@ -162,6 +209,7 @@ MARIAN: dict[str, Any] = {
 }
 POST_NORM: dict[str, Any] = {"block": "post_norm", "final_norm": False}
 PRE_NORM: dict[str, Any] = {"block": "pre_norm", "final_norm": True}
+NORMED: dict[str, Any] = {"position_offset": 2, "embedding_norm": True}
 BART = _settings(
     *NO_LAYER_DROP, **LEARNED, **POST_NORM, position_offset=2, embedding_norm=True, head_bias=True
 )
@@ -201,11 +249,11 @@ def sinusoids(stack: str, of: str = "position_embedding") -> Buffer:
         of: which of the target's modules computes it.
     """
 
-    def values(module: EncoderDecoder, shape: Shape | None) -> np.ndarray | None:
+    def values(module: Any, shape: Shape | None) -> np.ndarray | None:
         rows = getattr(module, of)
         return rows.rows() if isinstance(rows, SinusoidalPositions) else None
 
-    def install(module: EncoderDecoder, array: np.ndarray) -> None:
+    def install(module: Any, array: np.ndarray) -> None:
         install_table([getattr(module, of)], "table", array)
 
     # Of a model that was bfloat16 before it has its rounding.
@@ -218,12 +266,13 @@ TABLES = (sinusoids("encoder"), sinusoids("decoder"))
 def _adapter(
     name: str,
     settings: tuple[Row, ...],
+    decoder: tuple[str, tuple[Row, ...]] | None = None,
     *,
     vocabulary: tuple[Row, ...] = VOCABULARY,
     head: Rules = HEAD,
     buffers: tuple[Buffer, ...] = (),
 ) -> StateDictAdapter:
-    return language_model(
+    whole = language_model(
         name,
         settings,
         BODY,
@@ -238,18 +287,45 @@ def _adapter(
         buffers=buffers,
         superfluous=("*.version",),
     )
+    if decoder is None:
+        return whole
+    kind, own = decoder
+    alone = decoder_mapping(
+        name,
+        kind,
+        own,
+        DECODER,
+        buffers=tuple(
+            dataclasses.replace(each, source=f"model.{each.source}")
+            for each in buffers
+            if each.source.startswith("decoder.")
+        ),
+    )
+    return dataclasses.replace(whole, module_mappings=(*whole.module_mappings, alone))
 
 
+ROWS: dict[str, Any] = {"positions": "learned"}
 DIALECTS = (
-    _adapter("bart", BART),
-    _adapter("mbart", MBART),
+    _adapter("bart", BART, ("BartForCausalLM", _decoder_settings(**ROWS, **POST_NORM, **NORMED))),
+    _adapter("mbart", MBART, ("MBartForCausalLM", _decoder_settings(**ROWS, **PRE_NORM, **NORMED))),
     _adapter(
         "marian",
         _settings(*NO_LAYER_DROP, **MARIAN, **POST_NORM, head_bias=True),
+        (
+            "MarianForCausalLM",
+            _decoder_settings(Repeated("decoder_vocab_size", "vocab_size"), **MARIAN, **POST_NORM),
+        ),
         vocabulary=MARIAN_VOCABULARY,
         buffers=TABLES,
     ),
-    _adapter("pegasus", PEGASUS, buffers=TABLES),
+    _adapter(
+        "pegasus",
+        PEGASUS,
+        ("PegasusForCausalLM", _decoder_settings(**MARIAN, **PRE_NORM)),
+        buffers=TABLES,
+    ),
     _adapter("m2m_100", M2M_100, head=names(lm_head="lm_head")),
-    _adapter("blenderbot", BLENDERBOT),
+    _adapter(
+        "blenderbot", BLENDERBOT, ("BlenderbotForCausalLM", _decoder_settings(**ROWS, **PRE_NORM))
+    ),
 )

@@ -16,6 +16,7 @@ from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.encoder_decoder_classifier import EncoderDecoderClassifier
+from jaxformer.errors import Setting, UsageError
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.task_heads import TaskHead, pair_task_heads, task_heads
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
@@ -273,6 +274,57 @@ def encoder_mapping(
         settings=write,
         prefix=start,
         outside=() if head is None else head.outside,
+    )
+
+
+def decoder_mapping(
+    name: str,
+    kind: str,
+    settings: tuple[Row, ...],
+    body: Rules,
+    *,
+    buffers: tuple[Buffer, ...] = (),
+) -> ModuleMapping:
+    """Returns the mapping of the decoder of an encoder and decoder, as a class of its own.
+
+    Args:
+        name: the dialect's.
+        kind: the class.
+        settings: the rows of all settings.
+        body: rules of the decoder.
+        buffers: of it.
+    """
+    known = TRANSFORMERS_TYPES[name]
+    start = f"{known.prefix}decoder"
+
+    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+        if any(".encoder_attn" in name for name in source_model.shapes):
+            raise UsageError(
+                f"{kind} holds an attention to a source, and uses it nowhere: leave out "
+                "'*.encoder_attn*' with ",
+                Setting("ignore"),
+            )
+        if "model_type" in source_model.config:
+            source_model = source_model.with_defaults(known.defaults)
+        fields = read_settings((*settings, *SHARED), source_model)
+        check_all_read(source_model, DEFAULTS, name)
+        return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
+
+    def write(module: Any) -> dict[str, Any]:
+        about = {"model_type": name, "architectures": [kind], "is_encoder_decoder": False}
+        about |= {"is_decoder": True, **NO_SPECIAL_TOKENS}
+        return {**about, **write_settings(settings, module.config)}
+
+    return ModuleMapping(
+        (kind,),
+        TransformerLM,
+        build,
+        (*under("", start, body), *HEAD),
+        aliases={"lm_head.weight": f"{start}.{EMBEDDED}"},
+        buffers=buffers,
+        settings=write,
+        prefix=known.prefix,
+        outside=("lm_head.",),
     )
 
 

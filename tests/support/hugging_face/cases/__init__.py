@@ -7,7 +7,7 @@ the default tier runs: the plainest that still has what makes the type different
 import importlib
 import pkgutil
 
-from tests.support.hugging_face import multimodal
+from tests.support.hugging_face import decoders, multimodal
 from tests.support.hugging_face.case import Case
 
 
@@ -21,5 +21,5 @@ def _all() -> dict[str, Case]:
 
 
 CASES = _all()
-# Those of models of which a part is ported too.
-ALL_CASES = {**CASES, **multimodal.CASES}
+# Those too of models of which a part is ported.
+ALL_CASES = {**CASES, **decoders.CASES, **multimodal.CASES}
