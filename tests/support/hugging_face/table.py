@@ -57,7 +57,7 @@ their labels; of BART, mBART and T5's kin those of texts and questions become an
 (`tests/porting/test_task_heads.py`).
 
 Random settings, drawn from those that each class of transformers really has, make no difference
-either: 300 configurations are drawn anew in every run of the slow tier.
+either: 405 configurations are drawn anew in every run of the slow tier.
 
 Differences are the largest of all configurations, relative to the largest number that is compared.
 `python docs/write_models.py` measures all of it and writes this page.
