@@ -1,5 +1,7 @@
 """A bug of paired modules has its lines of code on both sides, and what would make it right."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from tests.parity.test_user_modules import NAMES, CandidateMlp, ReferenceMlp
 from tests.support import mutants
 from tests.support.subjects import hidden, randomize, subject
 
+FULL = pytest.mark.tier("full")
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -76,6 +79,61 @@ def test_the_same_bug_in_every_layer_is_looked_into_once(monkeypatch):
     diagnoses = {cause.diagnosis for cause in report.root_causes}
     assert len(diagnoses) == 1
     assert "must be" in diagnoses.pop()
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("mistral", ", by one: at the edge of a window of"),
+        pytest.param("gpt2", ": it is not causal", marks=FULL),
+    ],
+)
+def test_a_mask_that_the_model_makes(name, pattern):
+    """The candidate's is of numpy, or none: its line is the one where it goes to the blocks."""
+
+    def change(found, candidate, random):
+        window = candidate.config.attention.sliding_window
+        wrong = {"causal": False} if window is None else {"sliding_window": window + 1}
+        candidate.config = dataclasses.replace(candidate.config, **wrong)
+        return found.mutated("", "forward", "mask")
+
+    cause, _ = found_in(name, change)
+    assert cause.jax_source.rpartition(":")[0].endswith("jaxformer/blocks.py")
+    assert "call(" in line_of(cause.jax_source)
+    assert "masking_utils.py" in cause.torch_source
+    assert cause.diagnosis.startswith(f"the mask differs{pattern}")
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neox", marks=FULL)])
+def test_a_norm_that_is_not_called(name):
+    """Of a parallel block the other norm reads what this one must have read."""
+    cause, _ = found_in(name, mutants.no_norm)
+    assert cause.jax_source.rpartition(":")[0].endswith("jaxformer/blocks.py")
+    assert "self.attention(" in line_of(cause.jax_source)
+    assert "modeling_gpt" in cause.torch_source
+    assert "it equals the input 0; it must be the add of" in cause.diagnosis
+
+
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neox", marks=FULL)])
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_one_of_several_modules_that_do_the_work_of_one(name, stage):
+    """The reference fuses its projections, one after the other or head by head."""
+
+    def call(original, self, x):
+        return 1.25 * original(x) if stage == "forward" else jax.lax.stop_gradient(original(x))
+
+    def change(found, candidate, random):
+        mutants.replace_methods(candidate.blocks[1].attention.k_proj, __call__=call)
+        return found.mutated("blocks.1.attention.k_proj", stage, "changed")
+
+    cause, _ = found_in(name, change)
+    assert cause.path.count(" + ") == 2
+    assert "original(x)" in line_of(cause.jax_source)
+    expected = {
+        "forward": "the number 1.25 in mul must be 1: the reference has no such step",
+        "backward": "no gradient arrives here in the candidate; in the reference one does",
+    }
+    assert cause.diagnosis == expected[stage]
 
 
 def test_a_reference_that_fills_a_cache_is_run_again_as_it_was(monkeypatch):

@@ -1,7 +1,7 @@
 """Compares a PyTorch module with a candidate of any framework, with no names given."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ def compare_graphs(
     inputs: Any,
     jax_inputs: Any = None,
     backward: bool = True,
+    line_that_reads: Callable[[int], str] = lambda place: "",
 ) -> Report:
     """Runs both models once, in float64, and compares them operator by operator.
 
@@ -45,6 +46,9 @@ def compare_graphs(
             Arrays of numpy, PyTorch and JAX are taken.
         jax_inputs: of the candidate; default the same.
         backward: whether to compare the backward pass too.
+        line_that_reads: returns "path:line" of the code that a result of the candidate, given its
+            place, goes to; known of parts of a model. It is the source of a result that no operator
+            of the candidate makes.
 
     Raises:
         UsageError: the candidate is of no known kind, or torch is missing.
@@ -58,7 +62,7 @@ def compare_graphs(
     sources = {name: value.data for name, value in tape.parameters.items()} | buffers
     targets = candidate_arrays(model)
     parameters = match_parameters(sources, targets, buffers)
-    walk = Walk(tape)
+    walk = Walk(tape, line_that_reads)
     walk.index.add(tape.values)
     run = JaxRun(
         model, jax_args, jax_kwargs, walk.candidate,
@@ -264,8 +268,9 @@ def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> R
     named = [op for op in divergence.operators if op.source]
     operator = found.operator or (named[-1] if named else divergence.value.producer)
     reference = _reference_operator(divergence)
+    source = _source(operator, found.is_operand, walk) if operator else ""
     return RootCause(
-        _source(operator, found.is_operand, walk) if operator else "",
+        source or _line_that_reads(divergence, walk),
         reference.source,
         found.text,
         divergence.error,
@@ -277,6 +282,14 @@ def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> R
         effect=effect,
         jax_after=_source_before(divergence, found.read),
     )
+
+
+def _line_that_reads(divergence: Divergence, walk: Walk) -> str:
+    """Returns the line that reads a wrong result, if it is one; see ``compare_graphs``."""
+    pairs = zip(walk.candidate.outputs, walk.reference.outputs, strict=False)
+    required, wanted = divergence.required, divergence.required_reference
+    places = (n for n, (own, right) in enumerate(pairs) if own is required and right is wanted)
+    return next((walk.line_that_reads(place) for place in places), "")
 
 
 def _source_before(divergence: Divergence, read: Value | None) -> str:

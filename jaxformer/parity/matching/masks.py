@@ -5,6 +5,7 @@ the reference allows is read off its scores. A wrong mask of the candidate is th
 module that makes it, not in every attention that it reaches.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from jaxformer.parity.matching.modules import PairKey
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.trace import jax_trace
 from jaxformer.parity.trace.attention import RecordedWeights
+from jaxformer.parity.trace.torch_recorder import BLOCKED
+from jaxformer.parity.trace.torch_values import require_torch
 
 # (B, N, T, S): 1 where a query may attend to a key, -1 where it may not, 0 where the score does not
 # tell.
@@ -26,6 +29,8 @@ MaskState = np.ndarray
 # Of each pair, call by call: the reference's mask by the name of the candidate's parameter.
 Masks = dict[PairKey, list[dict[str, MaskState]]]
 
+# What a mask adds to scores that a query may not see.
+HIDDEN = -1e9
 # A block's mask parameters and the attention that it passes each one to.
 PASSED_ON = {"mask": "attention", "memory_mask": "cross_attention"}
 
@@ -125,6 +130,38 @@ def with_masks(
         if (wrong := wrong_entries(given[name], state)).any()
     }
     return jax_trace.replace_arguments(owner, call, corrected) if corrected else call
+
+
+def right_mask(mask: Any, state: MaskState) -> np.ndarray:
+    """Returns a candidate's mask with every wrong entry put right."""
+    return _expand(mask, state) ^ wrong_entries(mask, state)
+
+
+def scores_of_mask(mask: Any, shape: Sequence[int]) -> Any:
+    """Returns what a candidate's mask adds to scores of a shape: 0 or ``HIDDEN``."""
+    if mask is None:
+        return jnp.zeros(shape, jnp.float64)
+    allowed = jnp.broadcast_to(expand_mask(jnp.asarray(mask)), shape)
+    return jnp.where(allowed, 0.0, HIDDEN)
+
+
+def scores_of_torch_mask(tensors: Sequence[Any], allowed: np.ndarray) -> Any:
+    """Returns what the reference's mask adds to scores: 0 or ``HIDDEN``.
+
+    Args:
+        tensors: that entered the reference's module; the mask may be one of them.
+        allowed: the mask, which is taken where none of them is.
+    """
+    torch = require_torch()
+    wanted = torch.from_numpy(np.where(allowed, 0.0, HIDDEN))
+    for tensor in tensors:
+        if tensor.ndim < 2 or tensor.shape[-1] != allowed.shape[-1]:
+            continue
+        with contextlib.suppress(RuntimeError):
+            made = torch.where(tensor > BLOCKED, 0.0, HIDDEN).expand(allowed.shape)
+            if torch.equal(made.double(), wanted):
+                return made.double()
+    return wanted
 
 
 def _expand(mask: Any, state: MaskState) -> np.ndarray:

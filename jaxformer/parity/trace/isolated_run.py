@@ -1,6 +1,7 @@
 """One JAX module run by itself: given inputs, and submodules that return given outputs."""
 
 import dataclasses
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,8 @@ class IsolatedModule:
         given: the float arrays that submodules return, call by call, by path.
         arguments: of the last run: of each submodule, call by call, all its arguments by name.
         integers: the integer arrays of the last result.
+        callers: of the last run: of each submodule, call by call, the frames of code that called
+            it, the innermost first: path and line.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class IsolatedModule:
         self.given = {p: [list(one.arrays) for one in calls] for p, calls in forced_outputs.items()}
         self.arguments: dict[str, list[dict[str, Any]]] = {}
         self.integers: list[Any] = []
+        self.callers: dict[str, list[list[tuple[str, int]]]] = {}
 
     def cast(self, tree: Any) -> Any:
         """Returns a tree with its float arrays in the dtype of the run."""
@@ -123,7 +127,7 @@ class IsolatedModule:
         """
         inner = merge(self._definition, {**own, **self._unused}, self._rest)
         entered: dict[str, list[list[Any]]] = {}
-        self.arguments = {}
+        self.arguments, self.callers = {}, {}
 
         def return_forced(
             path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
@@ -134,6 +138,9 @@ class IsolatedModule:
             entered.setdefault(path, []).append(jax_trace.float_arrays((args, kwargs)))
             bound = jax_trace.bind_arguments(owner, args, kwargs)
             self.arguments.setdefault(path, []).append(bound)
+            frames = traceback.walk_stack(None)
+            called = [(frame.f_code.co_filename, line) for frame, line in frames]
+            self.callers.setdefault(path, []).append(called)
             forced = self._forced[path][number]
             template = jax_trace.refill_integers(self.cast(forced.template), forced.integers)
             return jax_trace.refill(template, given[path][number])

@@ -150,6 +150,27 @@ def test_a_tensor_that_is_returned_twice_has_one_gradient():
     assert report.coverage.gradients == (3, 3)
 
 
+class ReturnsTwo(ReturnsTwice):
+    def forward(self, x):
+        y, _ = super().forward(x)
+        return y, -y
+
+
+@pytest.mark.parametrize("signs", [(1, -1), (1, 1), (-1, -1), (-1, 1)])
+def test_each_result_is_one_of_the_reference(signs):
+    """They may stand in another order, but none stands for two."""
+    reference = perturbed(ReturnsTwo())
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+
+    def function(params, x):
+        y = jnp.tanh(x @ params["linear.weight"].T + params["linear.bias"])
+        return [sign * y for sign in signs]
+
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    report = compare(reference, (function, params), x)
+    assert report.verdict == ("bug" if len(set(signs)) == 1 else "rounding"), str(report)
+
+
 def test_a_parameter_of_its_own_and_an_input_named_as_a_parameter():
     class Scaled(torch.nn.Module):
         def __init__(self):

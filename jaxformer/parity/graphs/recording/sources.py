@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 # Code of these is not the user's.
@@ -35,6 +35,11 @@ def caller_of(equation: Any) -> str:
     found = _sources(equation)
     next(found, "")
     return next(found, "")
+
+
+def line_of_frames(frames: Iterable[tuple[str, int]]) -> str:
+    """Returns "path:line" of the first frame, path and line, that is the user's code, or ""."""
+    return next((f"{path}:{line}" for path, line in frames if _is_users(path)), "")
 
 
 def _sources(equation: Any) -> Iterator[str]:

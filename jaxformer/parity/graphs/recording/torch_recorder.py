@@ -175,9 +175,11 @@ _TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
 _MODULES = os.path.join("torch", "nn", "modules") + os.sep
+# What calls a module, whichever it is.
+_CALLS = os.path.join(_MODULES, "module.py")
 _SMALL_MODULES = tuple(
     os.sep + name + ".py"
-    for name in ("module", "container", "linear", "normalization", "sparse", "dropout", "conv")
+    for name in ("container", "linear", "normalization", "sparse", "dropout", "conv")
 )
 
 
@@ -193,7 +195,7 @@ def _source() -> str:
                 return inside or innermost
         elif _TORCH not in name:
             return f"{name}:{frame.f_lineno}"
-        elif _MODULES in name:
+        elif _MODULES in name and not name.endswith(_CALLS):
             # The line of torch's own model, where the model is torch's, or a module by itself.
             innermost = innermost or f"{name}:{frame.f_lineno}"
             if not inside and not name.endswith(_SMALL_MODULES):

@@ -9,7 +9,7 @@ reference's value takes its place, so that what follows is judged by itself.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Walk(Anchors):
 
     Args:
         reference: its tape.
+        line_that_reads: see ``compare_graphs``.
 
     Attributes:
         divergences: what was found, in the order of the run.
@@ -59,8 +60,9 @@ class Walk(Anchors):
         remarks: what a reader should know of how the results were compared.
     """
 
-    def __init__(self, reference: Tape):
+    def __init__(self, reference: Tape, line_that_reads: Callable[[int], str] = lambda place: ""):
         super().__init__(reference)
+        self.line_that_reads = line_that_reads
         self.divergences: list[Divergence] = []
         self.checked: set[int] = set()
         self.expected: set[int] = set()
@@ -269,8 +271,21 @@ class Walk(Anchors):
     def require_results(self) -> None:
         """Compares the results of the candidate with those of the reference."""
         wanted = list(self.reference.outputs)
+        # Of as many results, each is first what has its place, and no other one takes that.
+        right: Sequence[Value | None] = wanted
+        if len(wanted) != len(self.candidate.outputs):
+            right = [None] * len(self.candidate.outputs)
+        matches = [self.matches.get(value.index, ()) for value in self.candidate.outputs]
+        taken = {
+            match.value.index
+            for found, own in zip(matches, right, strict=True)
+            for match in found
+            if match.value is own
+        }
         for place, value in enumerate(self.candidate.outputs):
-            found = [m for m in self.matches.get(value.index, ()) if m.value in wanted]
+            found = [m for m in matches[place] if m.value is right[place]] or [
+                m for m in matches[place] if m.value in wanted and m.value.index not in taken
+            ]
             if found:
                 self.results[place] = ComparedResult(value, found[0].value, found[0].layout)
                 continue
