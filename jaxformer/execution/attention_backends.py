@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Kernel = Literal["plain", "cudnn", "splash"]
 KernelChoice = Literal["auto", "plain", "cudnn", "splash"]
 
+# Positions that add something to the scores.
+ADDED_TO_SCORES = ("alibi", "relative", "relative_buckets", "disentangled")
 # Splash attention works on blocks of queries and keys; the largest that divides the length.
 SPLASH_BLOCKS = (512, 256, 128)
 
@@ -219,7 +221,7 @@ def slowed_by_dropout(config: "TransformerLMConfig", dtype: str) -> str | None:
         queries=config.context_length,
         keys=config.context_length,
         pattern=MaskPattern(config.causal, config.attention.sliding_window),
-        bias=config.position.positions in ("alibi", "relative"),
+        bias=config.position.positions in ADDED_TO_SCORES,
         soft_cap=config.attention.score_soft_cap is not None,
         precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     )

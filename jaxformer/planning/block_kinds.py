@@ -8,14 +8,13 @@ from typing import Any
 from jaxformer.blocks import Block
 from jaxformer.costs import count_cross_operations, count_operations
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.execution.attention_backends import ADDED_TO_SCORES
 from jaxformer.parameters import abstract_module
 from jaxformer.planning.block_widths import BlockWidths
 from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.transformer_lm import TransformerLM
 
 FLOAT32 = 4
-# Their scores have something added, which no fused kernel takes here.
-ADDED_TO_SCORES = ("relative_buckets", "relative", "alibi", "disentangled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +89,8 @@ def find_kinds(config: TrainConfig, mesh: Mapping[str, int]) -> tuple[Any, list[
         mesh: sizes of the axes data, fsdp and tensor, and expert where there is one.
     """
     batches = config.accumulation * math.prod(mesh.values()) // mesh["tensor"]
-    bfloat16 = config.dtype == "bfloat16"
     if isinstance(config, PairTrainConfig):
-        return _of_stacks(config, mesh["tensor"], batches, is_fused=bfloat16)
+        return _of_stacks(config, mesh["tensor"], batches)
     model = config.model
     # The first block may lack its norm, and some layers may have one feed-forward.
     keys = [
@@ -121,21 +119,26 @@ def find_kinds(config: TrainConfig, mesh: Mapping[str, int]) -> tuple[Any, list[
             tokens=config.batch_size * config.window // batches,
             length=config.window,
             source_length=0,
-            is_fused=bfloat16 and model.position.positions not in ADDED_TO_SCORES,
+            is_fused=_may_be_fused(config),
         )
         for place, key in enumerate(found)
     ]
     return module, kinds
 
 
-def _of_stacks(
-    config: PairTrainConfig, tensor: int, batches: int, *, is_fused: bool
-) -> tuple[Any, list[BlockKind]]:
+def _may_be_fused(config: TrainConfig) -> bool:
+    """Whether a fused kernel may compute the attention, on devices that have one."""
+    part = config.model.attention
+    is_plain = part.attention_dropout or part.score_soft_cap is not None
+    is_plain = is_plain or config.model.position.positions in ADDED_TO_SCORES
+    return config.dtype == "bfloat16" and not is_plain and config.attention_kernel != "plain"
+
+
+def _of_stacks(config: PairTrainConfig, tensor: int, batches: int) -> tuple[Any, list[BlockKind]]:
     """The same of an encoder and decoder: each stack is of one kind."""
     model = config.model
     one = model.replace(num_encoder_layers=1, num_decoder_layers=1)
     module = abstract_module(lambda rngs: EncoderDecoder(one, rngs=rngs))
-    is_fused = is_fused and model.position.positions not in ADDED_TO_SCORES
     length, source_length = config.row_lengths
     encoder = BlockKind(
         prefix="encoder.blocks.0.",
@@ -146,7 +149,7 @@ def _of_stacks(
         tokens=config.batch_size * source_length // batches,
         length=source_length,
         source_length=0,
-        is_fused=is_fused,
+        is_fused=_may_be_fused(config),
     )
     decoder = dataclasses.replace(
         encoder,

@@ -333,6 +333,7 @@ DROPPING = TransformerLMConfig(
         ("H100", "float32", {}, None),
         ("H100", "bfloat16", {"attention_dropout": 0.0}, None),
         ("H100", "bfloat16", {"positions": "alibi"}, None),
+        ("H100", "bfloat16", {"positions": "relative_buckets"}, None),
         ("H100", "bfloat16", {"score_soft_cap": 30.0}, None),
     ],
 )

@@ -139,6 +139,20 @@ def test_a_plan_of_a_folder_needs_no_data(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["source"] == "model"
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"attention_dropout": 0.1}, {"score_soft_cap": 3.0}, {"attention_kernel": "plain"},
+     {"positions": "alibi"}, {"dtype": "float32"}],
+    ids=str,
+)  # fmt: skip
+def test_what_no_fused_kernel_computes_keeps_its_weights(changed):
+    config = PRESETS["gpt2-small"]().replace(attention_dropout=0.0, dtype="bfloat16")
+    one = {"data": 1, "fsdp": 1, "tensor": 1}
+    fused, plain = (estimate_step(each, one) for each in (config, config.replace(**changed)))
+    # Twelve heads, in twelve layers, of each token: a weight for every key.
+    assert plain.activations - fused.activations >= 8 * 1024 * 12 * 12 * 1023 * 4
+
+
 def test_a_run_that_does_not_fit_gets_flags():
     large = {**T5, "d_model": 4096, "num_heads": 32, "num_encoder_layers": 24, "d_ff": 16384,
              "num_decoder_layers": 24, "context_length": 2048}  # fmt: skip
