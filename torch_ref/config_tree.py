@@ -159,7 +159,9 @@ def _field_values(
                 continue
             values[field.name] = part(**_field_values(part, settings, inner))
         elif field.name in settings:
-            values[field.name] = settings[field.name]
+            value = settings[field.name]
+            # A config is a key of caches, so it holds no list.
+            values[field.name] = tuple(value) if isinstance(value, list) else value
         elif default is not MISSING:
             values[field.name] = default
     return values

@@ -23,11 +23,10 @@ from jaxformer.adapters import is_adapter, merge_adapters
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_parts import LINEAR_LAYERS
 from jaxformer.errors import CheckpointError, UsageError
-from jaxformer.parameters import abstract_module
 from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
+from jaxformer.porting.mapping.abstract_modules import abstract_model, parameter_shapes
 from jaxformer.porting.mapping.packings import (
     ONE_TO_ONE,
     SHARED,
@@ -144,8 +143,7 @@ def add_adapter(plan: Plan, adapter: Adapter) -> Plan:
         )
     except (TypeError, ValueError) as error:
         raise UsageError(f"{adapter.path / SETTINGS}: {error}") from error
-    build = MODEL_OF_CONFIG[type(config)]
-    module = abstract_module(lambda rngs: build(config, rngs=rngs))
+    module = abstract_model(config)
     shapes = {name: s for name, s in parameter_shapes(module).items() if is_adapter(name)}
     links, unmatched = link(_rules(layers), shapes)
     problems = [f"no array for {name}" for name in unmatched]
@@ -250,7 +248,6 @@ def merge_plan(plan: Plan) -> Plan:
     lora = plan.module.config.lora
     scale = lora.lora_alpha / lora.lora_rank
     config = plan.module.config.replace(lora_rank=None)
-    build = MODEL_OF_CONFIG[type(config)]
 
     def merge(owner: str) -> np.ndarray:
         kernel = plan.tensors[f"{owner}.kernel"]
@@ -270,7 +267,7 @@ def merge_plan(plan: Plan) -> Plan:
             tensors[f"{owner}.kernel"] = StoredTensor(kernel.shape, kernel.dtype, read)
     return dataclasses.replace(
         plan,
-        module=abstract_module(lambda rngs: build(config, rngs=rngs)),
+        module=abstract_model(config),
         links=[each for each in plan.links if not is_adapter(each.target[0])],
         tensors=tensors,
     )

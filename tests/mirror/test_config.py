@@ -261,3 +261,12 @@ def test_every_setting_is_read_by_something():
     parts = "(config|part|rotary|norm|optimizer|experts|router|latent)"
     unread = {n for n in names if not re.search(rf"{parts}\.(\w+\.)*{n}\b", sources)}
     assert unread == set()
+
+
+def test_lists_become_tuples_so_that_a_config_can_be_a_key():
+    config = TransformerLMConfig(
+        vocab_size=11, d_model=8, num_heads=2, num_layers=2, context_length=6, sliding_window=3,
+        full_attention_layers=[1],
+    )  # fmt: skip
+    assert config.settings()["full_attention_layers"] == (1,)
+    assert hash(config) == hash(config.replace(full_attention_layers=(1,)))

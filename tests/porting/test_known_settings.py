@@ -3,18 +3,20 @@
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
 import transformers
 from flax import nnx
 
 from jaxformer.cli.main import main
+from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.parity import compare
 from jaxformer.porting import from_torch, open_checkpoint
 from jaxformer.porting.api import export_plan
 from jaxformer.porting.dialects import HUGGING_FACE, detect_dialect, find_dialect
-from jaxformer.porting.mapping.abstract_modules import build_abstract
+from jaxformer.porting.mapping.abstract_modules import abstract_model, build_abstract
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.hugging_face.cases import CASES
@@ -181,3 +183,17 @@ def test_a_setting_that_is_missing_has_the_default_of_transformers(dialect):
         fewer = {k: v for k, v in settings.items() if k != name}
         assert config_of(dialect, fewer) == expected, name
     assert config_of(dialect, {"model_type": dialect, **small}) == expected
+
+
+def test_abstract_models_of_equal_settings_are_apart():
+    config = TransformerLMConfig(
+        vocab_size=7, d_model=8, num_heads=2, num_layers=1, context_length=5
+    )
+    first, second = abstract_model(config), abstract_model(config)
+    first.token_embedding.embedding.set_value(np.zeros((7, 8)))
+    first.blocks[0].attention.scale = 3.0
+    for other in (second, abstract_model(config)):
+        assert isinstance(other.token_embedding.embedding.get_value(), jax.ShapeDtypeStruct)
+        assert other.blocks[0].attention.scale != 3.0
+    with pytest.raises(TypeError):
+        abstract_model(config.replace(num_layers=1.0))

@@ -15,14 +15,17 @@ from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
-from jaxformer.parameters import abstract_module
 from jaxformer.parity.comparison.weights import weight_difference
 from jaxformer.parity.sources.transformers_folders import from_transformers
 from jaxformer.parity.trace.torch_trace import require_torch
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor
-from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
+from jaxformer.porting.mapping.abstract_modules import (
+    MODEL_OF_CONFIG,
+    abstract_model,
+    parameter_shapes,
+)
 from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.porting.mapping.packings import RotaryPermutation
 from jaxformer.porting.mapping.plans import Plan
@@ -192,7 +195,7 @@ def in_rotary_layout_of(reference: Source, candidate: Source) -> Source:
     if reordered <= as_it_is:
         return candidate
     same = config.replace(rotary_interleaved=not config.position.rotary.rotary_interleaved)
-    module = abstract_module(lambda rngs: MODEL_OF_CONFIG[type(same)](same, rngs=rngs))
+    module = abstract_model(same)
     plan = dataclasses.replace(candidate.plan, module=module, tensors=tensors)
     note = ", queries and keys reordered to A's rotary layout"
     return dataclasses.replace(candidate, plan=plan, note=note)

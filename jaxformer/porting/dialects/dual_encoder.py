@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flax import nnx
-
 from jaxformer.config import TransformerLMConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_vision import VisionTransformerConfig
@@ -32,7 +30,7 @@ from jaxformer.porting.dialects.common.buffers import position_ids
 from jaxformer.porting.dialects.common.hugging_face import NO_SPECIAL_TOKENS
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
-from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import ConfigReader, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import Reshaped
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import (
@@ -191,10 +189,10 @@ def _adapter(
     (kind,) = TRANSFORMERS_TYPES[name].classes
     rows = (*settings, *SHARED)
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> DualEncoder:
+    def read_config(source_model: SourceModel) -> DualEncoderConfig:
         fields = read_settings(rows, source_model)
         check_all_read(source_model, DEFAULTS, name)
-        return DualEncoder(DualEncoderConfig(**fields), rngs=rngs)
+        return DualEncoderConfig(**fields)
 
     def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
         source_model = SourceModel({}, kind=kind, config=config)
@@ -221,7 +219,9 @@ def _adapter(
         position_ids(f"{tower}_model.embeddings.position_ids", of=tower)
         for tower in ("text", "vision")
     )
-    mapping = ModuleMapping((kind,), DualEncoder, build, rules, buffers=buffers, settings=write)
+    mapping = ModuleMapping(
+        (kind,), DualEncoder, ConfigReader(read_config), rules, buffers=buffers, settings=write
+    )
     return StateDictAdapter(name, (mapping,), model_types=(name,), overlooks=overlooks)
 
 

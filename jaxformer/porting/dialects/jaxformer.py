@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from flax import nnx
-
 from jaxformer.config_tree import from_dict, setting_types
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, parameter_shapes
-from jaxformer.porting.mapping.adapter import ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import ConfigReader, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rule, Rules
 from jaxformer.porting.mapping.source_model import SourceModel
 
@@ -18,18 +16,18 @@ def _rules(module: Any) -> Rules:
 
 def _module_mapping(model: Any, config: type) -> ModuleMapping:
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+    def read_config(source_model: SourceModel) -> Any:
         values = {
             name: source_model.config[name]
             for name in setting_types(config)
             if name in source_model.config
         }
-        return model(from_dict(config, values), rngs=rngs)
+        return from_dict(config, values)
 
     return ModuleMapping(
         (model.__name__,),
         model,
-        build,
+        ConfigReader(read_config),
         _rules,
         settings=lambda module: module.config.settings(),
     )

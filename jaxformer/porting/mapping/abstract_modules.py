@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 
 from jaxformer.config import (
@@ -23,7 +24,7 @@ from jaxformer.encoder_decoder_classifier import EncoderDecoderClassifier
 from jaxformer.errors import JaxformerError, UsageError
 from jaxformer.layers import Dropout
 from jaxformer.parameters import abstract_module, join_path
-from jaxformer.porting.mapping.adapter import ModuleMapping
+from jaxformer.porting.mapping.adapter import ConfigReader, ModuleMapping
 from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.validation import check_config
@@ -82,6 +83,24 @@ def as_config(settings: Mapping[str, Any]) -> Any:
     return dict(settings)
 
 
+def abstract_model(config: Any) -> Any:
+    """Returns the model of a config, with a ``jax.ShapeDtypeStruct`` for every array.
+
+    Equal settings are traced once: that takes most of the time of porting a small model.
+    """
+    # 2.0 equals 2, and makes another model, or none: only what is written alike is the same.
+    written = repr(config.settings())
+    return nnx.merge(*_trace(config, written, jax.dtypes.canonicalize_dtype(float)), copy=True)
+
+
+# Of a large model, what is kept takes a few hundred kilobytes.
+@functools.lru_cache(maxsize=256)
+def _trace(config: Any, written: str, widest: Any) -> tuple[nnx.GraphDef[Any], Any]:
+    """Returns a model's structure and shapes; the other arguments are part of what is the same."""
+    build = MODEL_OF_CONFIG[type(config)]
+    return nnx.split(abstract_module(lambda rngs: build(config, rngs=rngs)))
+
+
 def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, config: Any) -> Any:
     """Builds the target module with shapes in place of weights.
 
@@ -96,11 +115,13 @@ def build_abstract(module_mapping: ModuleMapping, source_model: SourceModel, con
     if isinstance(config, nnx.Module):
         return config
     try:
+        build = module_mapping.build
         if type(config) in MODEL_OF_CONFIG:
-            build = MODEL_OF_CONFIG[type(config)]
-            module = abstract_module(lambda rngs: build(config, rngs=rngs))
+            module = abstract_model(config)
+        elif isinstance(build, ConfigReader):
+            module = abstract_model(build.read(source_model))
         else:
-            module = abstract_module(functools.partial(module_mapping.build, source_model))
+            module = abstract_module(functools.partial(build, source_model))
     except JaxformerError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

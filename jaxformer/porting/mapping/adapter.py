@@ -77,13 +77,25 @@ class Buffer:
 
 
 @dataclasses.dataclass(frozen=True)
+class ConfigReader:
+    """Reads the config of a target from source settings.
+
+    Attributes:
+        read: returns a config of jaxformer.
+    """
+
+    read: Callable[[SourceModel], Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class ModuleMapping:
     """Source classes and the jaxformer class that computes the same.
 
     Attributes:
         source: names of the source classes; export goes to the first.
         target: the jaxformer class that ``build`` makes.
-        build: makes the target module from source settings; called without drawing weights.
+        build: makes the target module from source settings, called without drawing weights; or
+            reads the settings of a target that has a config.
         rules: which arrays are the same, or a function of the target module that returns that.
         aliases: second source names of an array, by its first name: a tied head. Either may be
             missing on import; both are exported.
@@ -101,7 +113,7 @@ class ModuleMapping:
 
     source: tuple[str, ...]
     target: type
-    build: Callable[[SourceModel, nnx.Rngs], Any]
+    build: Callable[[SourceModel, nnx.Rngs], Any] | ConfigReader
     rules: Rules | Callable[[Any], Rules]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     buffers: tuple[Buffer, ...] = ()

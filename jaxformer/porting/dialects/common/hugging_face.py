@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from flax import nnx
-
 from jaxformer.config import (
     EncoderDecoderConfig,
     TransformerClassifierConfig,
@@ -20,7 +18,7 @@ from jaxformer.errors import Setting, UsageError
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.task_heads import TaskHead, pair_task_heads, task_heads
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
-from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import Buffer, ConfigReader, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import FusedByHead, RotaryPermutation
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import BOOLEAN, Mapped, Row, read_settings, write_settings
@@ -119,11 +117,11 @@ def language_model(
         check_all_read(source_model, DEFAULTS, name)
         return fields
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+    def read_config(source_model: SourceModel) -> Any:
         fields = read_fields(source_model, rows)
         if source_model.kind == body_class:
             fields |= NO_HEAD
-        return model(CONFIGS[model](**fields), rngs=rngs)
+        return CONFIGS[model](**fields)
 
     def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
         source_model = SourceModel({}, kind=whole_class, config=config).with_defaults(defaults)
@@ -161,7 +159,7 @@ def language_model(
         return ModuleMapping(
             kinds,
             model,
-            build,
+            ConfigReader(read_config),
             rules(body, start, behind),
             aliases={start + second: start + name for second, name in (shared or {}).items()}
             | dict(second_names),
@@ -186,12 +184,11 @@ def language_model(
         kind = f"{body_class.removesuffix('Model')}For{head.task}"
         start = prefix if head.prefix is None else head.prefix
 
-        def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+        def read_task(source_model: SourceModel) -> Any:
             fields = read_fields(source_model, (*rows, *head.settings)) | NO_HEAD
             if model is EncoderDecoder:
-                config = EncoderDecoderClassifierConfig(**fields)
-                return EncoderDecoderClassifier(config, rngs=rngs)
-            return TransformerClassifier(TransformerClassifierConfig(**fields), rngs=rngs)
+                return EncoderDecoderClassifierConfig(**fields)
+            return TransformerClassifierConfig(**fields)
 
         def write_task(module: Any) -> dict[str, Any]:
             own = write_settings(head.settings, module.config)
@@ -201,7 +198,7 @@ def language_model(
             body_alone,
             source=(kind,),
             target=EncoderDecoderClassifier if model is EncoderDecoder else TransformerClassifier,
-            build=build,
+            build=ConfigReader(read_task),
             rules=rules(body, start, head.rules),
             aliases={start + second: start + name for second, name in (shared or {}).items()},
             buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
@@ -248,14 +245,12 @@ def encoder_mapping(
     start = "" if head is None or head.prefix is None else head.prefix
     own = (*settings, *(() if head is None else head.settings))
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+    def read_config(source_model: SourceModel) -> Any:
         if "model_type" in source_model.config:
             source_model = source_model.with_defaults(known.defaults)
         fields = read_settings((*own, *SHARED), source_model)
         check_all_read(source_model, DEFAULTS, name)
-        if head is None:
-            return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
-        return TransformerClassifier(TransformerClassifierConfig(**fields), rngs=rngs)
+        return (TransformerLMConfig if head is None else TransformerClassifierConfig)(**fields)
 
     def rules(module: Any) -> Rules:
         behind = () if head is None else head.rules
@@ -268,7 +263,7 @@ def encoder_mapping(
     return ModuleMapping(
         (kind,),
         TransformerLM if head is None else TransformerClassifier,
-        build,
+        ConfigReader(read_config),
         rules,
         aliases={f"{start}encoder.{EMBEDDED}": f"{start}{known.embedding}.weight"},
         settings=write,

@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flax import nnx
-
 from jaxformer.config_vision import PatchConfig, VisionTransformerConfig
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
-from jaxformer.porting.mapping.adapter import Buffer, ModuleMapping, StateDictAdapter
+from jaxformer.porting.mapping.adapter import Buffer, ConfigReader, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import Reshaped
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import (
@@ -164,7 +162,7 @@ def image_model(
     class_of_two = known.classes[2] if heads else None
     rows = (*settings, *SHARED)
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> VisionTransformer:
+    def read_config(source_model: SourceModel) -> VisionTransformerConfig:
         if "model_type" in source_model.config:
             source_model = source_model.with_defaults(known.defaults)
         fields = read_settings(rows, source_model)
@@ -173,7 +171,7 @@ def image_model(
             fields |= body_head
         if source_model.kind == class_of_two:
             fields |= {"distillation_head": True}
-        return VisionTransformer(VisionTransformerConfig(**fields), rngs=rngs)
+        return VisionTransformerConfig(**fields)
 
     def overlooks(config: Mapping[str, Any]) -> dict[str, Any]:
         source_model = SourceModel({}, kind=whole_class, config=config)
@@ -197,7 +195,7 @@ def image_model(
         return ModuleMapping(
             (kind,),
             VisionTransformer,
-            build,
+            ConfigReader(read_config),
             rules(body),
             published=None if published is None else rules(published),
             buffers=tuple(replace(b, source=start + b.source) for b in buffers),
