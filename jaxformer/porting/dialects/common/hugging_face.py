@@ -292,7 +292,7 @@ def decoder_mapping(
     known = TRANSFORMERS_TYPES[name]
     start = f"{known.prefix}decoder"
 
-    def build(source_model: SourceModel, rngs: nnx.Rngs) -> Any:
+    def read_config(source_model: SourceModel) -> TransformerLMConfig:
         if any(".encoder_attn" in name for name in source_model.shapes):
             raise UsageError(
                 f"{kind} holds an attention to a source, and uses it nowhere: leave out "
@@ -303,7 +303,7 @@ def decoder_mapping(
             source_model = source_model.with_defaults(known.defaults)
         fields = read_settings((*settings, *SHARED), source_model)
         check_all_read(source_model, DEFAULTS, name)
-        return TransformerLM(TransformerLMConfig(**fields), rngs=rngs)
+        return TransformerLMConfig(**fields)
 
     def write(module: Any) -> dict[str, Any]:
         about = {"model_type": name, "architectures": [kind], "is_encoder_decoder": False}
@@ -313,7 +313,7 @@ def decoder_mapping(
     return ModuleMapping(
         (kind,),
         TransformerLM,
-        build,
+        ConfigReader(read_config),
         (*under("", start, body), *HEAD),
         aliases={"lm_head.weight": f"{start}.{EMBEDDED}"},
         buffers=buffers,
