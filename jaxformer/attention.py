@@ -14,7 +14,7 @@ from jaxformer.attention_core import by_row, scaled_dot_product_attention
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import share_heads
 from jaxformer.layers import Dropout, Linear, in_float32
-from jaxformer.masks import combine_masks
+from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import NoPositions
 
@@ -268,12 +268,12 @@ class MultiHeadAttention(nnx.Module):
                 q_BTNH,
                 k_BSKH,
                 v_BSKH,
-                mask=mask,
+                mask=None if mask is None else expand_mask(mask),
                 bias=bias,
                 scale=self.scale,
                 soft_cap=self.score_soft_cap,
-                dropout=dropout.active,
-                weights=return_weights,
+                dropout=dropout,
+                weights=return_weights or dropout.recording,
             )
             if out_BTNH is not None:
                 return out_BTNH, None

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,12 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
+
+# Where a part of an array begins along each dimension, and its shape.
+Part = tuple[Sequence[Int[Array, ""]], tuple[int, ...]]
 
 
 def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -116,26 +120,45 @@ class Dropout(nnx.Module):
         """Returns the mask of an array of this shape, True = keep; None keeps everything."""
         if not self.active:
             return None
-        if self.keep_mask is not None:
-            keep = self.keep_mask
-        elif self.key is not None:
-            keep = random_bits(self.key, shape, self.first_row) < np.uint32(
-                min((1 - self.rate) * 2**32, 2**32 - 1)
-            )
-        else:
-            raise ValueError("dropout in training mode needs a key: call seed_dropout(model, key)")
+        keep = self._draw(shape) if self.keep_mask is None else self.keep_mask
         if self.recording:
             self.last_keep = keep
         return keep
 
+    def keep_part(
+        self, shape: tuple[int, ...], starts: Sequence[Int[Array, ""]], sizes: tuple[int, ...]
+    ) -> Bool[Array, "..."] | None:
+        """Returns a part of ``keep(shape)`` without making the whole; it is not recorded.
+
+        Args:
+            shape: of the whole array.
+            starts: where the part begins along each dimension; may be unknown while tracing.
+            sizes: the shape of the part.
+        """
+        if not self.active:
+            return None
+        if self.keep_mask is not None:
+            return cut_part(self.keep_mask, starts, sizes)
+        return self._draw(shape, (starts, sizes))
+
+    def _draw(self, shape: tuple[int, ...], part: Part | None = None) -> Bool[Array, "..."]:
+        if self.key is None:
+            raise ValueError("dropout in training mode needs a key: call seed_dropout(model, key)")
+        bits = random_bits(self.key, shape, self.first_row, part)
+        return bits < np.uint32(min((1 - self.rate) * 2**32, 2**32 - 1))
+
 
 def random_bits(
-    key: Array, shape: tuple[int, ...], first_row: Int[Array, ""] | None = None
+    key: Array,
+    shape: tuple[int, ...],
+    first_row: Int[Array, ""] | None = None,
+    part: Part | None = None,
 ) -> UInt32[Array, "..."]:
     """Returns random 32-bit numbers: a hash of each element's index and the key's two words.
 
     Rows, along the first axis, count from ``first_row``: so the parts of a batch that several
-    devices hold get what one device would draw for the whole.
+    devices hold get what one device would draw for the whole. With ``part``, which is where a part
+    begins and its shape, those of the part alone are made.
 
     For dropout, where speed counts more than what a test for random numbers can find: two rounds
     of MurmurHash3's 32-bit finaliser are 12 operations that fuse with their surroundings, where
@@ -145,7 +168,12 @@ def random_bits(
     first, second = jax.random.key_data(key)
     strides = [np.uint32(math.prod(shape[axis + 1 :]) % 2**32) for axis in range(len(shape))]
     start = np.uint32(0) if first_row is None else first_row.astype(jnp.uint32)
-    index = jnp.full(shape, start * strides[0])
+    start = start * strides[0]
+    if part is not None:
+        places, shape = part
+        for place, stride in zip(places, strides, strict=True):
+            start = start + jnp.asarray(place).astype(jnp.uint32) * stride
+    index = jnp.full(shape, start)
     for axis, stride in enumerate(strides):
         index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
     return _mix(_mix(index ^ first) + second)

@@ -26,8 +26,8 @@ def causal_mask(queries: Positions, keys: Positions | None = None) -> Bool[Array
     >>> causal_mask(3)[0, 0].astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
-    distance = _distance(queries, keys)
-    return (distance <= 0)[None, None]
+    queries_T1, keys_1S = _places(queries, keys)
+    return (keys_1S <= queries_T1)[None, None]
 
 
 def window_mask(queries: Positions, keys: Positions | None, window: int) -> Bool[Array, "1 1 T S"]:
@@ -36,13 +36,17 @@ def window_mask(queries: Positions, keys: Positions | None, window: int) -> Bool
     Together with ``causal_mask`` it is the sliding window of Mistral (arXiv 2310.06825,
     section 2). Arguments as there.
     """
-    distance = _distance(queries, keys)
-    return (abs(distance) < window)[None, None]
+    queries_T1, keys_1S = _places(queries, keys)
+    # Not by way of distances: of 8,192 positions they would be half a gibibyte of integers.
+    seen = (keys_1S < queries_T1 + window) & (keys_1S > queries_T1 - window)
+    return seen[None, None]
 
 
-def _distance(queries: Positions, keys: Positions | None) -> Int[Array, "T S"]:
+def _places(
+    queries: Positions, keys: Positions | None
+) -> tuple[Int[Array, "T 1"], Int[Array, "1 S"]]:
     keys_S = _positions(queries if keys is None else keys)
-    return keys_S[None, :] - _positions(queries)[:, None]
+    return _positions(queries)[:, None], keys_S[None, :]
 
 
 def _positions(given: Positions) -> Any:

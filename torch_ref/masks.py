@@ -18,8 +18,8 @@ def causal_mask(
     >>> causal_mask(3)[0, 0].int().tolist()
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
-    distance = _distance(queries, keys)
-    return (distance <= 0)[None, None]
+    queries_T1, keys_1S = _places(queries, keys)
+    return (keys_1S <= queries_T1)[None, None]
 
 
 def window_mask(
@@ -30,16 +30,19 @@ def window_mask(
     Itself is included. Together with ``causal_mask`` it is the sliding window of Mistral
     (arXiv 2310.06825, section 2). Arguments as there.
     """
-    distance = _distance(queries, keys)
-    return (distance.abs() < window)[None, None]
+    queries_T1, keys_1S = _places(queries, keys)
+    seen = (keys_1S < queries_T1 + window) & (keys_1S > queries_T1 - window)
+    return seen[None, None]
 
 
-def _distance(queries: int | torch.Tensor, keys: int | torch.Tensor | None) -> torch.Tensor:
+def _places(
+    queries: int | torch.Tensor, keys: int | torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     keys = queries if keys is None else keys
     device = next((x.device for x in (queries, keys) if isinstance(x, torch.Tensor)), None)
     queries = torch.arange(queries, device=device) if isinstance(queries, int) else queries
     keys = torch.arange(keys, device=device) if isinstance(keys, int) else keys
-    return keys[None, :] - queries[:, None]
+    return queries[:, None], keys[None, :]
 
 
 def padding_mask(tokens: torch.Tensor, pad_token: int = 0) -> torch.Tensor:

@@ -6,7 +6,8 @@ which look up what is in effect. The numbers stay the same, up to rounding. Noth
 is imported here at run time: what a file needs of it comes in as an argument.
 
 - ``attention_backends``: which kernel computes an attention, and why another cannot.
-- ``fused_attention``: calls cuDNN's and splash attention's kernels.
+- ``fused_attention``: calls cuDNN's and splash attention's kernels, or that of the next line.
+- ``blockwise_attention``: attention over long texts on a CPU, with few scores in memory at a time.
 - ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.
 - ``chunked_loss``: the loss of a large vocabulary, with few logits in memory at a time.
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.

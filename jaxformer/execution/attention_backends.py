@@ -1,4 +1,4 @@
-"""The choice of the kernel that computes attention: the plain core, cuDNN's or splash attention.
+"""The choice of the kernel: the plain core, block by block, cuDNN's or splash attention.
 
 It is no part of a model's settings: the same checkpoint runs with each kernel.
 """
@@ -21,11 +21,16 @@ from jaxformer.execution.scopes import check_known, set_within
 if TYPE_CHECKING:
     from jaxformer.config import TransformerLMConfig
 
-Kernel = Literal["plain", "cudnn", "splash"]
+Kernel = Literal["plain", "blockwise", "cudnn", "splash"]
 KernelChoice = Literal["auto", "plain", "cudnn", "splash"]
 
 # Positions that add something to the scores.
 ADDED_TO_SCORES = ("alibi", "relative", "relative_buckets", "disentangled")
+
+# On a CPU up to as many scores of a head the plain core computes them: the numbers of every preset,
+# and so what its runs resume from, are the core's. Beyond, its backward pass would need gibibytes.
+MOST_PLAIN_SCORES = 4096**2
+
 # Splash attention works on blocks of queries and keys; the largest that divides the length.
 SPLASH_BLOCKS = (512, 256, 128)
 
@@ -71,9 +76,11 @@ class MaskPattern:
         return rule if window != 0 and np.array_equal(seen_TS, rule._array(queries, keys)) else None
 
     def _array(self, queries: int, keys: int) -> np.ndarray:
-        distance_TS = np.arange(keys)[None, :] - np.arange(queries)[:, None]
-        seen_TS = distance_TS <= 0 if self.causal else np.ones_like(distance_TS, bool)
-        return seen_TS if self.window is None else seen_TS & (abs(distance_TS) < self.window)
+        query_T1, key_1S = np.arange(queries)[:, None], np.arange(keys)[None, :]
+        seen_TS = key_1S <= query_T1 if self.causal else np.ones((queries, keys), bool)
+        if self.window is not None:
+            seen_TS &= (key_1S < query_T1 + self.window) & (key_1S > query_T1 - self.window)
+        return seen_TS
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ def choose_kernel(
         return "plain"
     target = CompilationTarget.here() if target is None else target
     if choice == "auto":
-        fused: tuple[Kernel, ...] = ("cudnn", "splash")
+        fused: tuple[Kernel, ...] = ("cudnn", "splash", "blockwise")
         return next(
             (kernel for kernel in fused if unsupported_reason(kernel, call, target) is None),
             "plain",
@@ -187,6 +194,9 @@ def unsupported_reason(
     """Returns why a kernel cannot compute a call; None if it can."""
     if kernel == "plain":
         return None
+    if kernel == "blockwise":
+        checks = _blockwise_checks(call, target)
+        return next((reason for reason, applies in checks.items() if applies), None)
     checks = _cudnn_checks(call, target) if kernel == "cudnn" else _splash_checks(call, target)
     checks |= {
         "has no bias": call.bias,
@@ -226,13 +236,24 @@ def slowed_by_dropout(config: "TransformerLMConfig", dtype: str) -> str | None:
         precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     )
     kernel = choose_kernel(call)
-    if kernel == "plain":
+    if kernel in ("plain", "blockwise"):
         return None
     return (
         f"attention_dropout={config.attention.attention_dropout} keeps attention out of the fused "
         f"kernel ({kernel}), which drops no weights; without it a step takes far less memory and "
         "time"
     )
+
+
+def _blockwise_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bool]:
+    """Reasons against the core block by block (``blockwise_attention``), if they apply."""
+    return {
+        "is for a CPU": target.platform != "cpu",
+        f"is for more than {MOST_PLAIN_SCORES:,} scores of a head": call.queries * call.keys
+        <= MOST_PLAIN_SCORES,
+        "has no bias": call.bias,
+        "returns no weights": call.weights,
+    }
 
 
 def _cudnn_checks(call: AttentionCall, target: CompilationTarget) -> dict[str, bool]:

@@ -1,11 +1,11 @@
-"""Attention computed by cuDNN's kernel or by splash attention's.
+"""Attention computed by another kernel than the plain core: cuDNN's, splash, or block by block.
 
-The mathematics is that of ``attention.scaled_dot_product_attention``. A fused kernel keeps no
-(T, S) array in memory. It rounds the weights to the dtype of its inputs, so it is used only for
-bfloat16 and float16.
+The mathematics is that of ``attention_core.scaled_dot_product_attention``. A fused kernel keeps no
+(T, S) array in memory. cuDNN's and splash attention round the weights to the dtype of their inputs,
+so they are used only for bfloat16 and float16.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,10 @@ from jaxformer.execution.attention_backends import (
     MaskPattern,
     choose_kernel,
 )
+from jaxformer.execution.blockwise_attention import blockwise_attention
+
+if TYPE_CHECKING:
+    from jaxformer.layers import Dropout
 
 
 def try_fused_attention(
@@ -29,7 +33,7 @@ def try_fused_attention(
     bias: Float[Array, "B N T S"] | None,
     scale: float,
     soft_cap: float | None,
-    dropout: bool,
+    dropout: "Dropout",
     weights: bool,
 ) -> Float[Array, "B T N H"] | None:
     """Returns the output of a fused kernel, or None if the plain core must compute it.
@@ -43,8 +47,8 @@ def try_fused_attention(
         bias: likewise.
         scale: what scores are multiplied by.
         soft_cap: see ``scaled_dot_product_attention``.
-        dropout: whether weights are dropped.
-        weights: whether the weights are to be returned.
+        dropout: applied to the weights.
+        weights: whether the weights are to be returned, or what was dropped of them.
 
     Raises:
         KernelError: the kernel of ``attention_kernel`` cannot compute this call.
@@ -59,11 +63,22 @@ def try_fused_attention(
         pattern=pattern,
         bias=bias is not None,
         soft_cap=soft_cap is not None,
-        dropout=dropout,
+        dropout=dropout.active,
         weights=weights,
         precision=jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
     )
     kernel = choose_kernel(call)
+    if kernel == "blockwise":
+        return blockwise_attention(
+            q_BTNH,
+            k_BSKH,
+            v_BSKH,
+            mask=mask,
+            pattern=pattern,
+            scale=scale,
+            soft_cap=soft_cap,
+            dropout=dropout,
+        )
     if kernel == "plain" or pattern is None:
         return None
     return fused_attention(

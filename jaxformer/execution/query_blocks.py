@@ -1,10 +1,12 @@
 """Blocks of queries, each with the keys that the mask allows, so that the core skips the others."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 # The least queries of a block, and the most blocks: small blocks skip more keys and stay in a CPU's
 # cache, many blocks take long to compile.
@@ -56,3 +58,18 @@ def cut(x: Array, queries: slice, keys: slice) -> Array:
     """Returns rows and columns of an array that is broadcastable to (B, N, T, S)."""
     rows = slice(None) if x.shape[2] == 1 else queries
     return x[:, :, rows, slice(None) if x.shape[3] == 1 else keys]
+
+
+def cut_part(x: Array, starts: Sequence[Int[Array, ""]], sizes: Sequence[int]) -> Array:
+    """Returns a part of an array; of dimensions that are 1 all, as they are broadcast.
+
+    Args:
+        x: any array.
+        starts: where the part begins, along each dimension; may be unknown while tracing.
+        sizes: the shape of the part.
+    """
+    here = zip(starts, sizes, x.shape, strict=True)
+    cuts = [
+        (jnp.zeros_like(start), 1) if length == 1 else (start, size) for start, size, length in here
+    ]
+    return jax.lax.dynamic_slice(x, [start for start, _ in cuts], [size for _, size in cuts])

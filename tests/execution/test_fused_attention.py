@@ -86,6 +86,15 @@ TARGETS = {
         ("TPU", {"precision": "default"}, "splash"),
         ("H100", {"precision": "highest"}, "cudnn"),
         ("H100", {"queries": 1000, "keys": 1000}, "cudnn"),
+        ("cpu", {"queries": 4096, "keys": 4096}, "plain"),
+        ("cpu", {"queries": 4097, "keys": 4096}, "blockwise"),
+        ("cpu", {"queries": 8192, "keys": 8192, "dtype": jnp.float32}, "blockwise"),
+        ("cpu", {"queries": 8192, "keys": 8192, "dropout": True, "pattern": None}, "blockwise"),
+        ("cpu", {"queries": 8192, "keys": 8192, "soft_cap": True}, "blockwise"),
+        ("cpu", {"queries": 8192, "keys": 8192, "bias": True}, "plain"),
+        ("cpu", {"queries": 8192, "keys": 8192, "weights": True}, "plain"),
+        ("cpu", {"queries": 1, "keys": 8192}, "plain"),
+        ("H100", {"queries": 8192, "keys": 8192, "dtype": jnp.float32}, "plain"),
     ],
 )
 def test_the_kernel_chosen(target, changes, kernel):
@@ -152,7 +161,7 @@ def test_what_is_asked_for_reaches_the_kernel(monkeypatch):
     x = jnp.zeros((2, 64, 3, 16), jnp.bfloat16)
     arguments = {
         "mask": self_attention_mask(64, 64, causal=True, window=9), "bias": None, "scale": 0.3,
-        "soft_cap": None, "dropout": False, "weights": False,
+        "soft_cap": None, "dropout": Dropout(0.0), "weights": False,
     }  # fmt: skip
 
     def attend(x=x, **changes):
@@ -163,7 +172,8 @@ def test_what_is_asked_for_reaches_the_kernel(monkeypatch):
     attend(mask=None)
     assert calls.pop()["pattern"] == MaskPattern(causal=False)
     attend(x.astype(jnp.float32))
-    for name, value in (("soft_cap", 5.0), ("dropout", True), ("weights", True), ("bias", x)):
+    others = {"soft_cap": 5.0, "dropout": Dropout(0.1), "weights": True, "bias": x}
+    for name, value in others.items():
         attend(**{name: value})
     attend(mask=jnp.ones((1, 1, 64, 64), bool))
     assert calls == []
@@ -335,6 +345,7 @@ DROPPING = TransformerLMConfig(
         ("H100", "bfloat16", {"positions": "alibi"}, None),
         ("H100", "bfloat16", {"positions": "relative_buckets"}, None),
         ("H100", "bfloat16", {"score_soft_cap": 30.0}, None),
+        ("cpu", "bfloat16", {"context_length": 8192}, None),
     ],
 )
 def test_a_run_is_told_that_dropout_alone_keeps_it_from_a_kernel(target, dtype, changes, kernel):

@@ -69,3 +69,15 @@ def test_a_rate_near_zero_or_one_is_still_a_rate():
         dropout = Dropout(rate)
         dropout.key = jax.random.key(1)
         assert dropout.keep((1000,)).mean() == round(1 - rate)
+
+
+def test_a_part_of_the_mask_is_that_of_the_whole():
+    dropout, shape, first, sizes = Dropout(0.4), (4, 3, 11, 13), (2, 1, 5, 6), (1, 2, 4, 7)
+    dropout.key, dropout.first_row = jax.random.key(3), jnp.int32(6)
+    places = tuple(slice(start, start + size) for start, size in zip(first, sizes, strict=True))
+    part = jax.jit(lambda starts: dropout.keep_part(shape, starts, sizes))
+    whole = dropout.keep(shape)
+    assert (part([jnp.int32(start) for start in first]) == whole[places]).all()
+    dropout.keep_mask = ~whole
+    assert (dropout.keep_part(shape, [jnp.int32(n) for n in first], sizes) == ~whole[places]).all()
+    assert Dropout(0.0).keep_part(shape, first, sizes) is None
