@@ -12,6 +12,8 @@ from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.report.report import Report
 from tests.parity.test_user_modules import NAMES, CandidateMlp, ReferenceMlp
 from tests.support import mutants
+from tests.support.hugging_face.proof import Proof
+from tests.support.hugging_face.running import tokens
 from tests.support.subjects import hidden, randomize, subject
 
 FULL = pytest.mark.tier("full")
@@ -134,6 +136,20 @@ def test_one_of_several_modules_that_do_the_work_of_one(name, stage):
         "backward": "no gradient arrives here in the candidate; in the reference one does",
     }
     assert cause.diagnosis == expected[stage]
+
+
+@FULL
+def test_a_gradient_behind_a_router_has_no_wrong_line():
+    """Mixtral's router gives scores, and weights that it makes of them."""
+    proof = Proof("mixtral")
+    mutants.replace_methods(
+        proof.target.blocks[0].feed_forward,
+        __call__=lambda original, self, x: jax.tree.map(jax.lax.stop_gradient, original(x)),
+    )
+    report = compare(proof.source, proof.target, [tokens(0, (2, 11))], dtype="float64")
+    (cause,) = report.root_causes
+    assert (cause.path, cause.stage, cause.jax_source) == ("blocks.0.feed_forward", "backward", "")
+    assert any("has a second result, made of the one" in remark for remark in report.remarks)
 
 
 def test_a_reference_that_fills_a_cache_is_run_again_as_it_was(monkeypatch):

@@ -104,6 +104,10 @@ def _find_cause(
     """Returns the first cause that a call of a pair shows, or why there is none."""
     if len(pair.reference) > 1:
         return "several modules of the reference do the work of one"
+    gradients = runner.gradients
+    if stage == "backward" and gradients is not None and pair.candidate in gradients.derived:
+        # As an input of its own it would have a gradient that the candidate's has not.
+        return "a submodule of the reference has a second result, made of the one that is compared"
     why = "it was not run by itself"
     for number in range(min(MOST_CALLS, len(runner.matched_calls[pair.candidate]))):
         calls = [runner.isolate(pair, number, place) for place in range(len(pair.candidate))]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.matching.calls import MatchedCall, calls_inside
-from jaxformer.parity.matching.modules import TIED_HEAD, Pair
+from jaxformer.parity.matching.modules import TIED_HEAD, Pair, PairKey
 from jaxformer.parity.trace.padding import unused_tokens, without_unused
 from jaxformer.parity.trace.torch_isolated import Directions, pull_back
 from jaxformer.parity.trace.torch_recorder import TorchCall, owner_of
@@ -30,6 +30,8 @@ class ReferenceGradients:
             candidate.
         trained_buffers: by name, the parameters of the candidate that are buffers of the reference,
             which no optimizer moves.
+        derived: pairs in which a submodule of the reference has a second result, made of the one
+            that is compared: a router's weights, made of its scores.
         unknown: pairs whose gradients are not known, and why not.
     """
 
@@ -46,6 +48,7 @@ class ReferenceGradients:
         }
         self.trained_buffers: dict[str, str] = {}
         self.untrained: list[str] = []
+        self.derived: set[PairKey] = set()
         self.unknown: dict[str, str] = {}
         # Of the parameters of the pair that is compared, in both layouts.
         self._gradients: dict[str, np.ndarray] = {}
@@ -101,7 +104,9 @@ class ReferenceGradients:
                 except (ValueError, RuntimeError) as error:
                     self.unknown[pair.path or "the model"] = str(error).partition("\n")[0]
                     return False
-                for key, gradient in found.items():
+                if found.has_derived:
+                    self.derived.add(pair.candidate)
+                for key, gradient in found.parameters.items():
                     totals[key] = totals[key] + gradient if key in totals else gradient
         self._gradients = {name: totals[key] for key in totals for name in names.get(key, ())}
         return True

@@ -56,7 +56,7 @@ def run_reference(
         )  # fmt: skip
         gradients: dict[str, np.ndarray] = {}
         if backward:
-            found = pull_back(wide, "", trace.calls[""], {}, Directions(cotangent))
+            found = pull_back(wide, "", trace.calls[""], {}, Directions(cotangent)).parameters
             named = wide.named_parameters(remove_duplicate=False)
             gradients = {name: found[id(p)] for name, p in named if id(p) in found}
     return trace, gradients

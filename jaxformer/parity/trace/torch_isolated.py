@@ -42,6 +42,20 @@ class Directions:
     is_compared: IsCompared = _all_compared
 
 
+@dataclasses.dataclass(frozen=True)
+class PulledBack:
+    """What came of pulling gradients back through a call.
+
+    Attributes:
+        parameters: the gradients of those that were read, by the identity of the parameter.
+        has_derived: whether a submodule makes of a result that is compared another one, which is
+            used as well.
+    """
+
+    parameters: dict[int, np.ndarray]
+    has_derived: bool
+
+
 class NotRepeatableError(ValueError):
     """A module does something else when it is run again; the message says which."""
 
@@ -184,7 +198,7 @@ def pull_back(
     inner: Forced,
     directions: Directions,
     buffers: Collection[int] = (),
-) -> dict[int, np.ndarray]:
+) -> PulledBack:
     """Runs one call of a part of a model again, and pulls gradients back through it alone.
 
     The gradients of its arguments and results, and of those of the calls in it, are left in the
@@ -198,17 +212,13 @@ def pull_back(
         directions: what to pull back.
         buffers: identities of buffers that have gradients too.
 
-    Returns:
-        The gradients of the parameters that were read, by the identity of the parameter.
-
     Raises:
         NotRepeatableError: the part does something else this time.
     """
     made = _Pulled(module, path, call, inner, directions, buffers)
     if derived := made.derived():
-        # A submodule makes of a result that is compared another one, which is used as well.
         made = _Pulled(module, path, call, inner, directions, buffers, derived)
-    return made.leave()
+    return PulledBack(made.leave(), bool(derived))
 
 
 class _Pulled:
