@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxformer.parity.comparison.isolated_calls import IsolatedCall
+from jaxformer.parity.comparison.reference_gradients import read_outputs
 from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import arithmetic_stage
 from jaxformer.parity.graphs.compare import compare_graphs
@@ -230,9 +231,12 @@ class _Isolated:
             made = [_Made(outputs, entered)]
             return [right(made) for right in self._right]
 
+        given_calls = self._calls[0].given_calls
+        compared = {id(each): read_outputs(one) for one in given_calls for each in one.reference}
         module, tensors = isolate(
-            self._reference.module, self._path, matched.reference[0], self._inner, pick
-        )
+            self._reference.module, self._path, matched.reference[0], self._inner, pick,
+            lambda call, place: place in compared[id(call)],
+        )  # fmt: skip
         functions = [call.as_function() for call in self._calls]
         first = functions[0]
         if any(len(f.call.inputs) != len(first.call.inputs) for f in functions):

@@ -98,7 +98,7 @@ class ReferenceGradients:
                     with exactly():
                         found = pull_back(
                             self._module, path, own, forced,
-                            self._directions(path, number, _read_outputs(call), entered),
+                            self._directions(path, number, read_outputs(call), entered),
                             self._buffers,
                         )  # fmt: skip
                 except (ValueError, RuntimeError) as error:
@@ -129,7 +129,7 @@ class ReferenceGradients:
             return draw(array) if call.identities[place] in same else None
 
         def is_compared(call: TorchCall, place: int) -> bool:
-            return place in _read_outputs(entered[id(call)])
+            return place in read_outputs(entered[id(call)])
 
         return Directions(of_result, of_entered, is_compared)
 
@@ -202,7 +202,7 @@ def random_of_call(path: str, number: int) -> np.random.Generator:
     return np.random.default_rng([zlib.crc32(path.encode()), number])
 
 
-def _read_outputs(call: MatchedCall) -> set[int]:
+def read_outputs(call: MatchedCall) -> set[int]:
     """Returns which results of the reference's modules the candidate has too."""
     if len(call.reference) > 1 or len(call.candidate) > 1:
         return {0}

@@ -162,7 +162,12 @@ def _is_tensor(leaf: Any) -> bool:
 
 
 def isolate(
-    module: Any, path: str, call: TorchCall, inner: Forced, pick: Pick
+    module: Any,
+    path: str,
+    call: TorchCall,
+    inner: Forced,
+    pick: Pick,
+    is_compared: IsCompared,
 ) -> tuple[Any, list[Any]]:
     """Returns a module that makes one call of a part of a model, and the tensors that it takes.
 
@@ -172,9 +177,10 @@ def isolate(
         call: of the part, in float64.
         inner: calls in it whose results are given.
         pick: chooses the results.
+        is_compared: whether a result of a call in it is given, even if the call only passes it on.
     """
     torch = require_torch()
-    recorded = _recorded(call, inner, _all_compared)
+    recorded = _recorded(call, inner, is_compared)
     owner, name = resolve(module, path)
 
     class Isolated(torch.nn.Module):  # type: ignore[name-defined]
@@ -186,7 +192,7 @@ def isolate(
         def forward(self, *tensors: Any) -> list[Any]:
             (part,) = self.children()
             given = dict(zip(recorded, tensors, strict=True))
-            return pick(*_run((part, name), path, call, inner, given, _all_compared))
+            return pick(*_run((part, name), path, call, inner, given, is_compared))
 
     return Isolated(), list(recorded.values())
 
