@@ -173,3 +173,18 @@ def test_factors_that_make_up_for_each_other_are_no_bug():
 def test_numbers_near_zero_have_moments():
     assert np.isfinite(moments(np.full(5, 1e-200))).all()
     assert np.isfinite(moments(np.full(5, 5e-324))).all()
+
+
+@pytest.mark.parametrize("name", ["add_any", "reshape of add_any"])
+def test_a_sum_is_no_more_exact_than_what_it_adds(name):
+    anchors = Anchors(Tape())
+    tape = anchors.candidate
+    one, other = tape.add(np.full(3, 0.85), "input"), tape.add(np.full(3, -0.85 + 1e-15), "input")
+    (end,) = tape.record(
+        "add_any", [one, other], [one.data + other.data], lambda a, b: [np.add(a, b)]
+    )
+    if "reshape" in name:
+        (end,) = tape.record("reshape", [end], [end.data[None]], lambda a: [a[None]])
+    # In float32 both are the same number, and nothing is left of them.
+    allowed = anchors.allowed(tape.operators, end, float(np.abs(end.data).max()))
+    assert 1e-14 < allowed < 1e-11

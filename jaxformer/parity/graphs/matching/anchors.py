@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.graphs.matching.layouts import distance
-from jaxformer.parity.graphs.matching.values import Index, Match
-from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, run_again
+from jaxformer.parity.graphs.matching.values import Index, Match, largest
+from jaxformer.parity.graphs.recording.tape import LAYOUT_ONLY, Operator, Tape, Value, run_again
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
 
 # A constant that differs by less than this, per position, is a table in float32.
 TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
+SUMS = {"add", "add_any", "sub", "reduce_sum"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,21 @@ class Anchors:
         low = in_float32.get(end.index)
         far = 0.0 if low is None else distance(low.astype(np.float32), self.array(end))
         amplified = far if np.isfinite(far) else 0.0
-        return MIDDLE * max(ROUNDOFF["float32"] * scale, amplified)
+        return MIDDLE * max(ROUNDOFF["float32"] * max(scale, self._addends(end)), amplified)
+
+    def _addends(self, value: Value) -> float:
+        """Returns the largest number that a sum is made of; 0 if a value is no sum.
+
+        A sum is no more exact than what it adds. Numbers that cancel, x and -x, are rounded alike,
+        so that float32 does not show it: the gradient of a key's bias, over several calls.
+        """
+        producer = value.producer
+        while producer is not None and producer.name in LAYOUT_ONLY:
+            producer = producer.inputs[0].producer
+        if producer is None or producer.name not in SUMS:
+            return 0.0
+        arrays = [self.array(v) for v in producer.inputs if v.data.dtype.kind == "f"]
+        return max(map(largest, arrays), default=0.0)
 
     def _observe(self, value: Value) -> None:
         """Looks up a value that was just recorded."""
