@@ -32,7 +32,7 @@ TARGETS = (
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
     "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
-    "growth",
+    "families", "growth",
 )  # fmt: skip
 Result = dict[str, Any]
 
