@@ -1,8 +1,11 @@
 """Frequencies, sinusoids and slopes against the functions of transformers."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
@@ -16,8 +19,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
+from jaxformer.disentangled import DisentangledPositions
 from jaxformer.position_tables import RotaryScaling, rotary_frequencies, sinusoidal_table
-from jaxformer.positions import ALiBi, Rotary, alibi_slopes
+from jaxformer.positions import ALiBi, RelativeBuckets, Rotary, alibi_slopes
 
 HALF, ORIGINAL = 24, 512
 SHORT, LONG = (tuple(1 + step * i for i in range(HALF)) for step in (0.05, 0.7))
@@ -128,3 +132,23 @@ def test_the_bias_in_bfloat16_is_that_of_falcon_to_the_bit(heads):
 def test_longrope_wants_a_factor_for_each_pair():
     with pytest.raises(ValueError, match="one factor for each pair: got 2 for 3"):
         rotary_frequencies(6, 10000.0, RotaryScaling("longrope", short_factors=(1.0, 2.0)))
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_buckets_are_the_same_in_both_modes_of_jax(is_wide):
+    position = RelativeBuckets(8, 2, max_distance=20, rngs=nnx.Rngs(0))
+    other = DisentangledPositions(12, 2, 6, span=5, max_distance=30, rngs=nnx.Rngs(0))
+
+    def run(distance):
+        return position.bias(None, distance), other._buckets(distance)
+
+    def distance():
+        return jnp.arange(7)[None] - jnp.arange(7)[:, None]
+
+    # While a program of the other mode holds the tables.
+    with jax.enable_x64(not is_wide):
+        program = jax.make_jaxpr(run)(distance())
+        found = run(distance())
+    with jax.enable_x64(is_wide):
+        jax.tree.map(np.testing.assert_array_equal, run(distance()), found)
+    del program

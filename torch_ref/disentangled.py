@@ -129,7 +129,7 @@ class DisentangledPositions(NoPositions):
         """The row of each pair: that of query - key position."""
         if self.max_distance is None:
             return (self.span - distance_TS).clamp(0, 2 * self.span - 1)
-        table = torch.as_tensor(log_buckets(self.span, self.max_distance))
+        table = torch.as_tensor(log_buckets(self.span, self.max_distance), dtype=torch.long)
         far = self.max_distance
         bucket = table.to(distance_TS.device)[(-distance_TS).clamp(-far, far) + far]
         return (bucket + self.span).clamp(0, 2 * self.span - 1)

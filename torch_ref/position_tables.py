@@ -1,7 +1,8 @@
 """Tables of positions, in numpy: sinusoids, and rotary angles with their scaling for long texts.
 
 Each operation is rounded to float32, as in the PyTorch originals: at position 5000 one bit of a
-frequency is 3e-4 of an angle.
+frequency is 3e-4 of an angle. What is kept has 32 bits: JAX 0.10 may take an array of 64 bits for
+the one of 32 that it made of the same object when 64 bits were not enabled.
 """
 
 import dataclasses
@@ -121,7 +122,7 @@ def sinusoidal_table(
 
 @functools.lru_cache(maxsize=32)
 def log_buckets(span: int, max_distance: int) -> np.ndarray:
-    """Returns the bucket of each distance from -max_distance to max_distance, int64.
+    """Returns the bucket of each distance from -max_distance to max_distance, int32.
 
     A distance is query - key position. Those up to half of the span have a bucket each, those
     beyond share buckets that grow with the logarithm, and there are span to each side (DeBERTa V2's
@@ -134,12 +135,13 @@ def log_buckets(span: int, max_distance: int) -> np.ndarray:
     widest = rounded(np.log, np.asarray((max_distance - 1) / middle, np.float32))
     share = rounded(np.log, ratio) / widest * np.float32(middle - 1)
     far = (np.ceil(share) + np.float32(middle)).astype(np.int64)
-    return np.where(np.abs(distance) <= middle, distance, far * np.sign(distance))
+    buckets = np.where(np.abs(distance) <= middle, distance, far * np.sign(distance))
+    return buckets.astype(np.int32)
 
 
 @functools.lru_cache(maxsize=32)
 def distance_buckets(num_buckets: int, max_distance: int, causal: bool) -> np.ndarray:
-    """Returns the bucket of each distance from -max_distance to max_distance, int64.
+    """Returns the bucket of each distance from -max_distance to max_distance, int32.
 
     A distance is key - query position. Half of the buckets are for one distance each, the other
     half for spans that grow with the logarithm up to ``max_distance``. Where later keys are seen
@@ -153,7 +155,8 @@ def distance_buckets(num_buckets: int, max_distance: int, causal: bool) -> np.nd
     ratio = np.maximum(away, 1).astype(np.float32) / np.float32(exact)
     span = rounded(np.log, ratio) / np.float32(math.log(max_distance / exact))
     far = exact + (span * np.float32(count - exact)).astype(np.int64)
-    return later + np.where(away < exact, away, np.minimum(far, count - 1))
+    buckets = later + np.where(away < exact, away, np.minimum(far, count - 1))
+    return buckets.astype(np.int32)
 
 
 @functools.lru_cache(maxsize=32)

@@ -15,6 +15,7 @@ from jaxformer.parity.streaming.products import FewRows, candidate_slices
 from jaxformer.parity.streaming.state import State
 from jaxformer.parity.trace import jax_trace
 from jaxformer.parity.trace.memory import release
+from jaxformer.parity.trace.torch_values import in_dtype
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.casts import DTYPES
@@ -133,7 +134,7 @@ class EmptyCandidate:
 
         calls, output = jax_trace.trace(
             self.module,
-            lambda module: call(module, inputs),
+            lambda module: call(module, in_dtype(inputs, dtype)),
             keep=lambda path: not self.layout.is_inner(path),
             handle=handle,
         )

@@ -87,12 +87,19 @@ def as_numpy(value: Any) -> Any:
 
 
 def in_dtype(inputs: Sequence[Any], dtype: str) -> list[Any]:
-    """Returns inputs with their float arrays in another dtype."""
+    """Returns inputs with their float arrays in another dtype; no array is one of the inputs.
+
+    JAX 0.10 may take an array of 64 bits, in its mode of 64 bits, for the one of 32 that it made of
+    the same object in the other mode.
+    """
     wanted = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    return [
-        x.astype(wanted) if isinstance(x, np.ndarray) and _is_float_dtype(x.dtype) else x
-        for x in inputs
-    ]
+
+    def cast(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        return x.astype(wanted if _is_float_dtype(x.dtype) else x.dtype)
+
+    return [cast(x) for x in inputs]
 
 
 def first_float(output: Any) -> Any:
