@@ -218,6 +218,8 @@ ALL_PARTS = [
     {"lora_rank": 2, "lora_targets": "q_proj"},
     {**BERT, "num_task_types": 3},
     {"attention_sinks": True},
+    {**BERT, "embedding_width": 12},
+    {"embedding_width": 12, "projected_embeddings": "tokens"},
     {
         "activation": "swiglu",
         "feed_forward_bias": False,
