@@ -117,6 +117,7 @@ class Peers:
         """
         self._main_ends.set()
         with self._leaving:
+            shutdown.end_aborts_with(code)
             self._call_with_timeout(lambda: self._announce(code, message, already_reported))
             _exit(code)
 
@@ -224,6 +225,7 @@ class Peers:
             error = self._as_error(ending)
             if not error.already_reported:
                 shutdown.print_error(str(error))
+            shutdown.end_aborts_with(error.exit_code)
             if ending.process != 0:
                 self._call_with_timeout(lambda: self._announce(error.exit_code, "", True))
             _exit(error.exit_code)

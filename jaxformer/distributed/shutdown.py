@@ -18,6 +18,7 @@ from jaxformer.errors import DeviceError
 
 _HANDLER = ctypes.CFUNCTYPE(None, ctypes.c_int)
 _why: Callable[[], str | None] | None = None
+_code: int | None = None
 _before: Any = None
 
 
@@ -31,6 +32,16 @@ def explain_aborts(why: Callable[[], str | None]) -> None:
     _why = why
     if _before is None:
         _before = _signal(signal.SIGABRT, ctypes.cast(_handler, ctypes.c_void_p))
+
+
+def end_aborts_with(code: int) -> None:
+    """Makes an abort end this process with a code and without a word.
+
+    For a process that is leaving and has said why: once the others know, the coordinator may be
+    gone before it has ended itself.
+    """
+    global _code
+    _code = code
 
 
 def quiet_runtime() -> None:
@@ -85,6 +96,9 @@ def _signal(number: int, handler: Any) -> int:
 
 @_HANDLER
 def _handler(number: int) -> None:
+    if _code is not None:
+        flush_output()
+        os._exit(_code)
     line = None if _why is None else _why()
     if line is not None:
         print_error(line)
