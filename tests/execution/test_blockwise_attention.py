@@ -74,7 +74,7 @@ def test_it_is_torchs_on_both_passes(case, spread):
     keep = dropout.keep((BATCH, heads, queries, keys))
 
     @jax.jit
-    def ours(q, k, v, weight):
+    def candidate(q, k, v, weight):
         def total(q, k, v):
             out = blockwise_attention(
                 q, k, v, mask=mask, pattern=MaskPattern.read(mask, queries, keys), scale=SCALE,
@@ -98,7 +98,7 @@ def test_it_is_torchs_on_both_passes(case, spread):
     )  # fmt: skip
     (reference * torch.tensor(arrays[3])).sum().backward()
     expected = [x.detach().numpy() for x in (reference, q.grad, k.grad, v.grad)]
-    for found, value in zip(ours(*arrays), expected, strict=True):
+    for found, value in zip(candidate(*arrays), expected, strict=True):
         np.testing.assert_allclose(found, value, rtol=0, atol=1e-12 * np.abs(value).max())
 
 

@@ -109,16 +109,8 @@ def language_model(
     of_vocabulary = usual if vocabulary is None else vocabulary
     rows = (*settings, *of_vocabulary, *SHARED)
 
-    def read_fields(source_model: SourceModel, rows: tuple[Row, ...]) -> dict[str, Any]:
-        if "model_type" in source_model.config:
-            # Arrays without a config.json do not show that their model has the usual settings.
-            source_model = source_model.with_defaults(defaults)
-        fields = read_settings(rows, source_model)
-        check_all_read(source_model, DEFAULTS, name)
-        return fields
-
     def read_config(source_model: SourceModel) -> Any:
-        fields = read_fields(source_model, rows)
+        fields = read_fields(name, rows, source_model)
         if source_model.kind == body_class:
             fields |= NO_HEAD
         return CONFIGS[model](**fields)
@@ -185,7 +177,7 @@ def language_model(
         start = prefix if head.prefix is None else head.prefix
 
         def read_task(source_model: SourceModel) -> Any:
-            fields = read_fields(source_model, (*rows, *head.settings)) | NO_HEAD
+            fields = read_fields(name, (*rows, *head.settings), source_model) | NO_HEAD
             if model is EncoderDecoder:
                 return EncoderDecoderClassifierConfig(**fields)
             return TransformerClassifierConfig(**fields)
@@ -225,6 +217,20 @@ def language_model(
     )
 
 
+def read_fields(name: str, rows: tuple[Row, ...], source_model: SourceModel) -> dict[str, Any]:
+    """Returns the fields of a config that a table of a dialect reads from source settings.
+
+    Raises:
+        UsageError: a setting is missing, unsupported or unknown.
+    """
+    if "model_type" in source_model.config:
+        # Arrays without a config.json do not show that their model has the usual settings.
+        source_model = source_model.with_defaults(TRANSFORMERS_TYPES[name].defaults)
+    fields = read_settings(rows, source_model)
+    check_all_read(source_model, DEFAULTS, name)
+    return fields
+
+
 def encoder_mapping(
     name: str,
     kind: str,
@@ -246,10 +252,7 @@ def encoder_mapping(
     own = (*settings, *(() if head is None else head.settings))
 
     def read_config(source_model: SourceModel) -> Any:
-        if "model_type" in source_model.config:
-            source_model = source_model.with_defaults(known.defaults)
-        fields = read_settings((*own, *SHARED), source_model)
-        check_all_read(source_model, DEFAULTS, name)
+        fields = read_fields(name, (*own, *SHARED), source_model)
         return (TransformerLMConfig if head is None else TransformerClassifierConfig)(**fields)
 
     def rules(module: Any) -> Rules:
@@ -299,11 +302,7 @@ def decoder_mapping(
                 "'*.encoder_attn*' with ",
                 Setting("ignore"),
             )
-        if "model_type" in source_model.config:
-            source_model = source_model.with_defaults(known.defaults)
-        fields = read_settings((*settings, *SHARED), source_model)
-        check_all_read(source_model, DEFAULTS, name)
-        return TransformerLMConfig(**fields)
+        return TransformerLMConfig(**read_fields(name, (*settings, *SHARED), source_model))
 
     def write(module: Any) -> dict[str, Any]:
         about = {"model_type": name, "architectures": [kind], "is_encoder_decoder": False}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer.config_vision import PatchConfig, VisionTransformerConfig
+from jaxformer.porting.dialects.common.hugging_face import read_fields
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, ConfigReader, ModuleMapping, StateDictAdapter
@@ -18,7 +19,7 @@ from jaxformer.porting.mapping.settings import (
     write_settings,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
-from jaxformer.porting.mapping.unread_settings import check_all_read, find_unread
+from jaxformer.porting.mapping.unread_settings import find_unread
 from jaxformer.vision_transformer import VisionTransformer
 
 # Of a model without its head.
@@ -163,10 +164,7 @@ def image_model(
     rows = (*settings, *SHARED)
 
     def read_config(source_model: SourceModel) -> VisionTransformerConfig:
-        if "model_type" in source_model.config:
-            source_model = source_model.with_defaults(known.defaults)
-        fields = read_settings(rows, source_model)
-        check_all_read(source_model, DEFAULTS, name)
+        fields = read_fields(name, rows, source_model)
         if source_model.kind == body_class:
             fields |= body_head
         if source_model.kind == class_of_two:
