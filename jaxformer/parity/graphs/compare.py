@@ -20,7 +20,11 @@ from jaxformer.parity.graphs.recording.torch_run import TorchRun
 from jaxformer.parity.graphs.recording.tracing import candidate_arrays
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.effects import NO_EFFECT, effect_of
-from jaxformer.parity.graphs.segments.gradients import Gradients, compare_gradients
+from jaxformer.parity.graphs.segments.gradients import (
+    Gradients,
+    buffers_with_gradients,
+    compare_gradients,
+)
 from jaxformer.parity.graphs.segments.walk import Walk
 from jaxformer.parity.report.model import Coverage, Difference, Node, RootCause
 from jaxformer.parity.report.report import Report
@@ -55,12 +59,13 @@ def compare_graphs(
     """
     model = as_candidate(candidate)
     args, kwargs = arguments(inputs)
-    reference = _run_torch(torch_module, args, kwargs, backward)
+    targets = candidate_arrays(model)
+    asked = buffers_with_gradients(torch_module, targets) if backward else []
+    reference = _run_torch(torch_module, args, kwargs, backward, asked)
     tape = reference.tape
     jax_args, jax_kwargs = (args, kwargs) if jax_inputs is None else arguments(jax_inputs)
-    buffers = {v.name: v.data for v in tape.values if v.kind == "constant" and v.name}
+    buffers = {name: value.data for name, value in tape.buffers.items()}
     sources = {name: value.data for name, value in tape.parameters.items()} | buffers
-    targets = candidate_arrays(model)
     parameters = match_parameters(sources, targets, buffers)
     walk = Walk(tape, line_that_reads)
     walk.index.add(tape.values)
@@ -80,17 +85,23 @@ def compare_graphs(
         return _report(model, reference, walk, parameters, causes, gradients, backward)
 
 
-def _run_torch(module: Any, args: Any, kwargs: Any, backward: bool) -> TorchRun:
-    """Runs the reference; without a backward pass if it writes over what that would read."""
-    if backward:
+def _run_torch(
+    module: Any, args: Any, kwargs: Any, backward: bool, buffers: Sequence[str]
+) -> TorchRun:
+    """Runs the reference; without a backward pass if it writes over what that would read.
+
+    PyTorch does not differentiate by every buffer: the means of a batch norm have no gradients.
+    """
+    reason = ""
+    for asked in dict.fromkeys([tuple(buffers), ()]) if backward else ():
         try:
-            return TorchRun(module, args, kwargs)
+            return TorchRun(module, args, kwargs, buffers=asked)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            run = TorchRun(module, args, kwargs, backward=False)
-            run.no_gradients = f"the reference cannot be differentiated: {reason}"
-            return run
-    return TorchRun(module, args, kwargs, backward=False)
+    run = TorchRun(module, args, kwargs, backward=False)
+    if reason:
+        run.no_gradients = f"the reference cannot be differentiated: {reason}"
+    return run
 
 
 def _in_reference_numbers(

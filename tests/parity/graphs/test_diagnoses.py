@@ -127,3 +127,35 @@ def test_a_wrong_base_is_found_in_queries_and_keys_and_float32_tables_are_no_bug
     assert report.verdict == "bug"
     expected = "the number 500 in pow must be 10000"
     assert {expected} == {cause.diagnosis for cause in report.root_causes}, str(report)
+
+
+def convolved(params, x, is_shifted=False, factor=None):
+    def convolve(name, x, stride):
+        made = jax.lax.conv_general_dilated(x, params[f"{name}.weight"], (stride,), [(1, 1)])
+        return made + params[f"{name}.bias"][:, None]
+
+    x = jnp.tanh(convolve("0", x, 1))
+    if is_shifted:
+        x = jnp.pad(x[..., :-1], ((0, 0), (0, 0), (1, 0)))
+    if factor is not None:
+        x = x.at[..., 2].multiply(factor)
+    return convolve("2", x, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"is_shifted": True}, "its entries along axis 2 are shifted by 1"),
+        ({"factor": 1.01}, "scatter-mul is one step too many"),
+    ],
+)
+def test_what_a_convolution_reads_is_compared(changes, text):
+    layers = torch.nn.Conv1d(6, 8, 3, padding=1), torch.nn.Conv1d(8, 5, 3, 2, padding=1)
+    reference = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1])
+    arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 6, 12))
+    report = compare(reference, (convolved, arrays), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.operators == (2, 2)
+    report = compare(reference, (lambda p, x: convolved(p, x, **changes), arrays), x)
+    assert [text in cause.diagnosis for cause in report.root_causes] == [True], str(report)

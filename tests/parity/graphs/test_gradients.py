@@ -192,6 +192,61 @@ def test_a_parameter_of_its_own_and_an_input_named_as_a_parameter():
     assert "log_scale" in report.remarks[0]
 
 
+class Buffered(torch.nn.Module):
+    """Has numbers in buffers that a port may have as parameters, and the other way round."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 7)
+        self.register_buffer("scale", torch.linspace(1, 2, 7))
+        self.shift = torch.nn.Parameter(torch.linspace(0, 1, 7))
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)) * self.scale + self.shift
+
+
+def test_a_parameter_that_is_a_buffer_of_the_other_side_has_a_gradient():
+    reference = perturbed(Buffered())
+    params = {n: a.detach().numpy() for n, a in reference.state_dict().items()}
+    shift = params.pop("shift")
+
+    def port(p, x, scale=None):
+        scale = p["scale"] if scale is None else scale
+        return jnp.tanh(x @ p["linear.weight"].T + p["linear.bias"]) * scale + shift
+
+    def stopped(p, x):
+        return port(p, x, jax.lax.stop_gradient(p["scale"]))
+
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    report = compare(reference, (port, params), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (4, 4)
+    (remark,) = report.remarks
+    assert remark.startswith("the candidate has no gradient for 1 parameter of the reference")
+    assert remark.endswith("shift")
+    report = compare(reference, (stopped, params), x)
+    assert report.verdict == "bug"
+    assert report.root_causes[0].is_backward
+
+
+def test_the_statistics_of_a_batch_norm_have_no_gradients():
+    reference = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
+    reference[1].running_mean.uniform_(-1, 1)
+    params = {
+        n: a.detach().numpy() for n, a in reference.state_dict().items() if a.is_floating_point()
+    }
+
+    def port(p, x):
+        x = (x @ p["0.weight"].T + p["0.bias"] - p["1.running_mean"]) * p["1.weight"]
+        return x / jnp.sqrt(p["1.running_var"] + 1e-5) + p["1.bias"]
+
+    report = compare(perturbed(reference), (port, params), np.eye(5))
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (5, 7)
+    assert report.remarks[0].startswith("2 gradients were not compared")
+    assert "1.running_mean, 1.running_var" in report.remarks[0]
+
+
 def test_what_cannot_be_differentiated_is_said():
     linear = torch.nn.Linear(4, 4)
     params = {"w": linear.weight.detach().numpy(), "b": linear.bias.detach().numpy()}

@@ -33,3 +33,10 @@ def build_port(name, reference, folder, old="", new=""):
     spec.loader.exec_module(module)
     arrays = {n: np.asarray(t.detach()) for n, t in reference.state_dict().items()}
     return module.build(arrays), source
+
+
+def line_of(path, text):
+    """Returns "path:line" of the one line of a file that is this text."""
+    lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    assert lines.count(text) == 1, f"{text!r} is {lines.count(text)} lines of {path}"
+    return f"{path}:{lines.index(text) + 1}"

@@ -18,7 +18,11 @@ import contextlib
 
 import numpy as np
 
-from jaxformer.parity.graphs.diagnosis.ablations import extra_step, missing_step
+from jaxformer.parity.graphs.diagnosis.ablations import (
+    extra_step,
+    extra_write,
+    missing_step,
+)
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
 from jaxformer.parity.graphs.diagnosis.formulas import (
     other_combination,
@@ -44,7 +48,7 @@ from jaxformer.parity.graphs.segments.walk import Walk
 # The most specific first.
 ATTEMPTS = (
     other_lookup, other_function, other_norm, other_softmax, other_combination, other_mask,
-    other_number, other_rotation, simple_relation, other_axes, other_rows, extra_step,
+    extra_write, other_number, other_rotation, simple_relation, other_axes, other_rows, extra_step,
     missing_step, other_reduction, other_input, other_value,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.

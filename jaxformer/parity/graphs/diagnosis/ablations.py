@@ -18,9 +18,23 @@ from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
 
 
+def extra_write(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Leaves out each operator that writes to a part of an array, as ``.at[…]`` does.
+
+    Another index may be outside of the array, and then nothing is written either: so this is tried
+    before other numbers.
+    """
+    writes = [op for op in divergence.operators if op.name.startswith("scatter")]
+    return _extra(divergence, walk, writes)
+
+
 def extra_step(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Leaves out each operator of the candidate that keeps a shape, and sees whether that helps."""
-    for operator, kept, term in _steps(divergence.operators):
+    return _extra(divergence, walk, divergence.operators)
+
+
+def _extra(divergence: Divergence, walk: Walk, operators: Sequence[Operator]) -> Diagnosis | None:
+    for operator, kept, term in _steps(operators):
         array = divergence.arrays.get(kept.index, kept.data)
         helps = divergence.agrees({operator.outputs[0].index: array}, FITS)
         if helps:

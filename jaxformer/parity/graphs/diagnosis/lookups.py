@@ -26,10 +26,12 @@ def other_lookup(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         pairs = zip(rows[0], rows[1], strict=True)
         first = next(i for i, (one, other) in enumerate(pairs) if one != other)
         at = slice(first // length * length, first // length * length + length)
+        maker = _maker_of_rows(divergence)
         return Diagnosis(
             f"the candidate looks up rows {_short(rows[0][at])} of {name}; the reference "
             f"{_short(rows[1][at])}",
-            _maker_of_rows(divergence),
+            maker,
+            is_operand=maker is not None and maker.name == "gather",
         )
     return None
 

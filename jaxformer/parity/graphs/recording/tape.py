@@ -84,6 +84,7 @@ class Tape:
         operators: all of them, in the order of the run.
         inputs: values of the arguments.
         parameters: values of the parameters, by path.
+        buffers: values of named constants, by path.
         outputs: float values that the run returned, in order.
         opaque: names of operators that cannot be computed in float64.
 
@@ -97,6 +98,7 @@ class Tape:
         self.operators: list[Operator] = []
         self.inputs: list[Value] = []
         self.parameters: dict[str, Value] = {}
+        self.buffers: dict[str, Value] = {}
         self.outputs: list[Value] = []
         self.opaque: set[str] = set()
 
@@ -111,6 +113,8 @@ class Tape:
             self.inputs.append(value)
         elif kind == "parameter":
             self.parameters[name] = value
+        elif name:
+            self.buffers[name] = value
         if self._observe is not None:
             self._observe(value)
         return value

@@ -15,7 +15,10 @@ DECOMPOSED = (
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Returns a function of smaller operators for each operator that is taken apart."""
+    """Returns a function of smaller operators for each operator that is taken apart.
+
+    It returns ``NotImplemented`` of a call that has no smaller ones.
+    """
     torch = require_torch()
     from torch._decomp import get_decompositions
 
@@ -25,7 +28,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     found[aten.native_group_norm.default] = _group_norm
     # PyTorch's own way imports its compiler, which takes five seconds.
     found[aten.gelu.default] = _gelu
+    found[aten.convolution.default] = _convolution
     return found
+
+
+def _convolution(x: Any, weight: Any, bias: Any, *settings: Any) -> Any:
+    """Returns a convolution, and then its bias added: the product is seen by itself."""
+    if bias is None:
+        return NotImplemented
+    made = require_torch().ops.aten.convolution.default(x, weight, None, *settings)
+    return made + bias.reshape(-1, *(1 for _ in weight.shape[2:]))
 
 
 def _group_norm(

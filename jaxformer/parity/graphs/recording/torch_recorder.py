@@ -93,7 +93,9 @@ def make_recorder(tape: Tape) -> Any:
             args = tuple(widen(value) for value in args)
             if func in table:
                 with self:
-                    return table[func](*args, **kwargs)
+                    made = table[func](*args, **kwargs)
+                if made is not NotImplemented:
+                    return made
             flat, rebuild = _flatten(args, kwargs)
             inputs = [self.value(tensor) for tensor in flat]
             written = [

@@ -1,6 +1,6 @@
 """The ATen operators of a PyTorch module, run in float64, with source lines and module paths."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ class TorchRun:
         args: positional arguments; numpy arrays become tensors.
         kwargs: named arguments.
         backward: whether to prepare the backward pass.
+        buffers: paths of buffers that have gradients too.
 
     Attributes:
         tape: the operators.
@@ -28,7 +29,12 @@ class TorchRun:
     """
 
     def __init__(
-        self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], backward: bool = True
+        self,
+        module: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        backward: bool = True,
+        buffers: Collection[str] = (),
     ):
         torch = require_torch()
         wide = in_float64(module)
@@ -43,7 +49,8 @@ class TorchRun:
             self._name(parameter, name, "parameter")
         for name, buffer in wide.named_buffers():
             if buffer.dtype.is_floating_point:
-                self._recorder.name(buffer, name, "constant")
+                buffer.requires_grad_(backward and name in buffers)
+                self._name(buffer, name, "constant")
         given = [_tensor(value) for value in args]
         named = {name: _tensor(value) for name, value in kwargs.items()}
         for name, value in [*enumerate(given), *named.items()]:
@@ -74,8 +81,9 @@ class TorchRun:
             cotangents: of outputs, by the index of their value; the others have none.
 
         Returns:
-            the gradient of each parameter and float input, by the index of its value. Empty if the
-            module cannot be differentiated; ``no_gradients`` then says why.
+            the gradient of each parameter, of each float input and of the buffers that were asked
+            for, by the index of its value. Empty if the module cannot be differentiated;
+            ``no_gradients`` then says why.
         """
         torch = require_torch()
         # A tensor that is returned twice has its cotangent once.

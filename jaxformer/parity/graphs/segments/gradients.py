@@ -9,9 +9,11 @@ parameter and of each input of floats.
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.graphs.matching.content import fingerprint
 from jaxformer.parity.graphs.matching.layouts import Layout, find_layout
 from jaxformer.parity.graphs.matching.parameters import ParameterMatches
 from jaxformer.parity.graphs.matching.parts import assemble, find_pieces
@@ -21,6 +23,7 @@ from jaxformer.parity.graphs.recording.tape import Value
 from jaxformer.parity.graphs.recording.torch_run import TorchRun
 from jaxformer.parity.graphs.segments.effects import seen_positions
 from jaxformer.parity.graphs.segments.walk import Walk
+from jaxformer.parity.trace.torch_values import require_torch
 
 SEED = 20
 
@@ -38,6 +41,35 @@ class Gradients:
     compared: int = 0
     expected: int = 0
     remarks: tuple[str, ...] = ()
+
+
+def buffers_with_gradients(module: Any, targets: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns the buffers of the reference that are parameters of the candidate.
+
+    Args:
+        module: the reference.
+        targets: floats of the candidate by path.
+    """
+    norms = {
+        id(buffer)
+        for inner in module.modules()
+        if isinstance(inner, require_torch().nn.modules.batchnorm._NormBase)
+        for buffer in inner.buffers(recurse=False)
+    }
+    buffers = {
+        name: buffer.detach().cpu().double().numpy()
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point() and id(buffer) not in norms
+    }
+    sizes = {array.size for array in buffers.values()}
+    held = {fingerprint(array) for array in targets.values() if array.size in sizes}
+    # What a parameter holds too is that parameter in the candidate.
+    others = {
+        fingerprint(parameter.detach().cpu().double().numpy())
+        for parameter in module.parameters()
+        if parameter.is_floating_point() and parameter.numel() in sizes
+    }
+    return [name for name, array in buffers.items() if fingerprint(array) in held - others]
 
 
 def compare_gradients(
@@ -101,8 +133,9 @@ class _Comparison:
         own: Mapping[int, Value],
     ):
         self._walk, self._parameters = walk, parameters
-        named = walk.reference.parameters
-        self._right = {n: right[v.index] for n, v in named.items() if v.index in right}
+        named = [*walk.reference.parameters.values(), *walk.reference.buffers.values()]
+        self._sources = {v.name: v for v in named if v.index in right}
+        self._right = {name: right[v.index] for name, v in self._sources.items()}
         self._right_of_inputs = {
             v.index: right[v.index] for v in walk.reference.inputs if v.index in right
         }
@@ -123,26 +156,45 @@ class _Comparison:
             groups[tuple(n for n in twins if n in self._right)].append(name)
         for wrong in self._parameters.wrong:
             groups[wrong.reference,].append(wrong.candidate)
+        buffers = []
         for twins, names in groups.items():
             names = [name for name in names if name in has_effect]
             if twins and names:
                 self._compare_group(twins, names)
+            else:
+                buffers += names
         for name, owners in self._parameters.in_parts.items():
             if name in has_effect:
                 self._compare_parts(name, owners)
         for value in self._walk.candidate.inputs:
             self._compare_input(value)
         self._left += [name for name in self._parameters.unmatched if name in has_effect]
-        remarks = []
-        if self._left:
-            listed = ", ".join(self._left[:3]) + (" …" if len(self._left) > 3 else "")
-            count = len(self._left)
-            what = "gradient was" if count == 1 else "gradients were"
-            remarks.append(
-                f"{count} {what} not compared, because none or several parameters "
-                f"of the reference have the same numbers in the same order: {listed}"
-            )
-        return Gradients(self._compared, self._compared + len(self._left), tuple(remarks))
+        remarks = [
+            _not_compared(
+                self._left,
+                "because none or several parameters of the reference have the same numbers in the "
+                "same order",
+            ),
+            _not_compared(
+                buffers, "because the reference has these numbers in buffers without gradients"
+            ),
+            self._without_gradients(),
+        ]
+        count = self._compared + len(self._left) + len(buffers)
+        return Gradients(self._compared, count, tuple(filter(None, remarks)))
+
+    def _without_gradients(self) -> str:
+        """Returns which parameters of the reference are none of the candidate, "" if all are."""
+        tape = self._walk.reference
+        needed = tape.ancestors(tape.outputs)
+        names = [n for n in self._parameters.missing if tape.parameters[n].index in needed]
+        if not names:
+            return ""
+        what = "parameter" if len(names) == 1 else "parameters"
+        return (
+            f"the candidate has no gradient for {len(names)} {what} of the reference, whose "
+            f"numbers are in none of its own: {_listed(names)}"
+        )
 
     def _gradient(self, name: str) -> Value:
         return self._own[self._walk.candidate.parameters[name].index]
@@ -190,7 +242,7 @@ class _Comparison:
     def _layout(self, twin: str, name: str) -> Layout | None:
         """Returns the layout from a parameter of the reference to one of the candidate, if any."""
         if (twin, name) not in self._layouts:
-            source = self._walk.reference.parameters[twin].data
+            source = self._sources[twin].data
             target = self._walk.candidate.parameters[name].data
             found = find_layout(source, target, rounding_allowed(source))
             self._layouts[twin, name] = None if found is None else found[0]
@@ -213,7 +265,7 @@ class _Comparison:
         """Compares the gradient of a parameter that is made of parts of others."""
         own, walk = self._gradient(name), self._walk
         names = [n for n in owners if n in self._right]
-        sources = {n: walk.reference.parameters[n].data for n in names}
+        sources = {n: self._sources[n].data for n in names}
         pieces = find_pieces(walk.candidate.parameters[name].data, sources)
         if pieces is None:
             self._left.append(name)
@@ -244,3 +296,15 @@ class _Comparison:
     def _require(self, own: Value, right: Value) -> None:
         self._walk.require(own, right)
         self._compared += 1
+
+
+def _not_compared(names: Sequence[str], reason: str) -> str:
+    """Returns how many gradients were not compared, and why; "" if there are none."""
+    if not names:
+        return ""
+    what = "gradient was" if len(names) == 1 else "gradients were"
+    return f"{len(names)} {what} not compared, {reason}: {_listed(names)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")

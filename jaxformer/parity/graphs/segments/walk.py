@@ -78,21 +78,20 @@ class Walk(Anchors):
         """Goes through the operators that were recorded on both tapes since the last time."""
         operators = self.candidate.operators[self._done :]
         expected = self._uses.of_reference(self.reference.operators[self._reference_done :])
-        self.expected |= {op.index for uses in expected.values() for op, _ in uses}
-        partners = {pair[0].index: pair for pair in self._uses.pairs(operators, expected)}
+        self.expected |= {use.operator.index for uses in expected.values() for use in uses}
+        pairing = self._uses.pairing(operators, expected)
         for operator in operators:
             self._done = operator.index
-            pair = partners.get(operator.index)
+            pair = pairing.partner(operator)
             if pair is None:
                 self.compute(operator)
                 continue
-            _, read, other, reference_read = pair
-            for value, wanted in zip(read, reference_read, strict=False):
+            own, right = pair
+            for value, wanted in zip(own.read, right.read, strict=False):
                 self.require(value, wanted)
             self.compute(operator)
-            if operator.outputs[0].data.size == other.outputs[0].data.size:
-                self.require(operator.outputs[0], other.outputs[0])
-                self.checked.add(other.index)
+            self.require(own.made, right.made)
+            self.checked.add(right.operator.index)
         self._done = len(self.candidate.operators)
         self._reference_done = len(self.reference.operators)
 
