@@ -8,7 +8,6 @@ compiles has its state donated, but for the naive NNX model.
 """
 
 import dataclasses
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +109,10 @@ class Jaxformer(Side):
         return generate(self.model, prompt, count, greedy=True)
 
     def reset(self) -> None:
-        from jaxformer.training.initial_state import draw_parameters
+        from jaxformer.training.initial_state import plan_parameters
 
         config = self.task.config
-        first = functools.partial(draw_parameters, config.model, config.seed)
+        first = plan_parameters(config.model, config.seed)
         self.side.state = self.side.parallel.initial_state(first)
 
 

@@ -303,13 +303,10 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _draw_weights(path: Path, config: TrainConfig) -> None:
-    import jax
-
     from jaxformer.porting import export_arrays
     from jaxformer.training.initial_state import draw_parameters
 
-    drawn = jax.jit(lambda: draw_parameters(config.model, config.seed))()
-    np.savez(path, **export_arrays(drawn))
+    np.savez(path, **export_arrays(draw_parameters(config.model, config.seed)))
 
 
 MEASURED = {

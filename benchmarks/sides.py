@@ -97,14 +97,14 @@ class Jaxformer:
     """Runs jaxformer as ``train.py`` does: calls of up to half a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
-        from jaxformer.training.initial_state import draw_parameters
+        from jaxformer.training.initial_state import plan_parameters
         from jaxformer.training.parallel import StepSpec, make_strategy
         from jaxformer.training.parallel.devices import choose_devices
         from jaxformer.training.step_scheduler import SECONDS_PER_CALL
 
         spec = StepSpec.from_config(config)
         self.parallel = make_strategy(config, spec, choose_devices(config))
-        self.state = self.parallel.initial_state(lambda: draw_parameters(config.model, config.seed))
+        self.state = self.parallel.initial_state(plan_parameters(config.model, config.seed))
         self.tokens = self.parallel.place_tokens(ids)
         self.evaluation_batch = self.parallel.evaluation_batch_size
         self._seconds_per_call, self._count = SECONDS_PER_CALL, 1
@@ -143,7 +143,6 @@ class TorchRef:
     """Runs torch_ref, eager or under ``torch.compile``, from the same initial weights."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray, name: str):
-        import jax
         import torch
 
         import torch_ref.config
@@ -156,7 +155,7 @@ class TorchRef:
         model = torch_ref.transformer_lm.TransformerLM(
             torch_ref.config.TransformerLMConfig(**config.model.settings())
         )
-        arrays = export_arrays(jax.jit(lambda: draw_parameters(config.model, config.seed))())
+        arrays = export_arrays(draw_parameters(config.model, config.seed))
         model.load_state_dict({path: torch.from_numpy(a.copy()) for path, a in arrays.items()})
         model.to(self.device)
         torch.manual_seed(config.seed)

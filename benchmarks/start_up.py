@@ -119,7 +119,7 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     from jaxformer.data.corpora import load_corpus
     from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.training.experiment import Experiment
-    from jaxformer.training.initial_state import draw_parameters
+    from jaxformer.training.initial_state import plan_parameters
     from jaxformer.training.parallel import StepSpec, make_strategy
     from jaxformer.training.parallel.devices import choose_devices
     from jaxformer.training.presets import PRESETS
@@ -131,7 +131,7 @@ def candidate_stages(arguments: argparse.Namespace) -> dict[str, float]:
     devices = choose_devices(config)
     stage.done("corpus")
     parallel = make_strategy(config, StepSpec.from_config(config), devices)
-    state = parallel.initial_state(lambda: draw_parameters(config.model, config.seed))
+    state = parallel.initial_state(plan_parameters(config.model, config.seed))
     tokens = parallel.place_tokens(experiment.train_ids)
     stage.done("model")
     starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)

@@ -68,7 +68,7 @@ def time_steps(arguments, path: Path) -> tuple[list[dict], dict[str, int]]:
     from jaxformer.data.token_folders import open_tokens
     from jaxformer.training.batches import ResidentBatches, StreamedBatches
     from jaxformer.training.experiment import Experiment
-    from jaxformer.training.initial_state import draw_parameters
+    from jaxformer.training.initial_state import plan_parameters
     from jaxformer.training.parallel import StepSpec, make_strategy
     from jaxformer.training.parallel.devices import choose_devices
     from jaxformer.training.presets import PRESETS
@@ -84,7 +84,7 @@ def time_steps(arguments, path: Path) -> tuple[list[dict], dict[str, int]]:
     experiment = Experiment.prepare(config, open_tokens(path))
     config, split = experiment.config, experiment.train_rows.split
     strategy = make_strategy(config, StepSpec.from_config(config), choose_devices(config))
-    state = strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
+    state = strategy.initial_state(plan_parameters(config.model, config.seed))
     ids = split.read(0, min(len(split), RESIDENT))
     resident = ResidentBatches(strategy, config, ids)
     del ids

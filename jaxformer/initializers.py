@@ -5,9 +5,10 @@ of ``schemes`` maps (path, shape, fan_in, fan_out) to an initializer, so a whole
 initialised by one walk over its parameters.
 """
 
-import functools
+import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,40 +16,57 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-# Takes a key, or None where only the shape is wanted (``parameters.abstract``).
-Initializer = Callable[[Array | None, tuple[int, ...]], Float[Array, "..."]]
+from jaxformer.execution.delayed_draws import DelayedDraw, DelayedKey
+
+# Takes a key, or None where only the shape is wanted (``parameters.abstract``), or a key whose
+# array is drawn later.
+Initializer = Callable[[Array | DelayedKey | None, tuple[int, ...]], Any]
 # Outside of ``jax.jit``, arrays of up to so many numbers are cut from vectors of few lengths.
 _SMALL, _LARGE = 2**12, 2**20
 
 
+@dataclasses.dataclass(frozen=True)
+class _Law:
+    """A distribution: ``scale`` times U(-bound, bound), or times N(0, 1) without a bound.
+
+    Called with a key or with what stands for one, it is an ``Initializer``.
+    """
+
+    scale: float = 1.0
+    bound: float | None = None
+
+    def __call__(self, key: Array | DelayedKey | None, shape: tuple[int, ...]) -> Any:
+        """Returns an array of this distribution; without a key zeros.
+
+        JAX draws each number from the key and the number's place in row-major order. So the first
+        numbers of a longer vector are the same. Outside of ``jax.jit`` each shape would be
+        compiled, which takes seconds for a model; the longer vectors have few lengths.
+        """
+        if key is None:
+            return jnp.zeros(shape)
+        if isinstance(key, DelayedKey):
+            return DelayedDraw(self, key.key, shape)
+        size = math.prod(shape)
+        if isinstance(key, jax.core.Tracer) or size > _LARGE:
+            return self.scale * self._sample(key, shape)
+        length = max(_SMALL, 1 << max(size - 1, 0).bit_length())
+        drawn = np.asarray(self._sample(key, (length,)))[:size].reshape(shape)
+        return jax.device_put(float(self.scale) * drawn, may_alias=False)
+
+    def _sample(self, key: Array, shape: tuple[int, ...]) -> Float[Array, "..."]:
+        if self.bound is None:
+            return jax.random.normal(key, shape)
+        return jax.random.uniform(key, shape, minval=-self.bound, maxval=self.bound)
+
+
 def uniform(bound: float) -> Initializer:
     """Returns the initializer of U(-bound, bound)."""
-    sample = functools.partial(jax.random.uniform, minval=-bound, maxval=bound)
-    return lambda key, shape: _draw(sample, key, shape)
+    return _Law(bound=bound)
 
 
 def normal(std: float) -> Initializer:
     """Returns the initializer of N(0, std²)."""
-    return lambda key, shape: _draw(jax.random.normal, key, shape, std)
-
-
-def _draw(
-    sample: Callable[..., Array], key: Array | None, shape: tuple[int, ...], scale: float = 1.0
-) -> Float[Array, "..."]:
-    """Returns ``scale * sample(key, shape)``; without a key zeros, as only the shape is wanted.
-
-    JAX draws each number from the key and the number's place in row-major order. So the first
-    numbers of a longer vector are the same. Outside of ``jax.jit`` each shape would be compiled,
-    which takes seconds for a model; the longer vectors have few lengths.
-    """
-    size = math.prod(shape)
-    if key is None:
-        return jnp.zeros(shape)
-    if isinstance(key, jax.core.Tracer) or size > _LARGE:
-        return scale * sample(key, shape)
-    length = max(_SMALL, 1 << max(size - 1, 0).bit_length())
-    drawn = np.asarray(sample(key, (length,)))[:size].reshape(shape)
-    return jax.device_put(float(scale) * drawn, may_alias=False)
+    return _Law(std)
 
 
 def constant(value: float) -> Initializer:

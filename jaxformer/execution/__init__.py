@@ -13,6 +13,7 @@ is imported here at run time: what a file needs of it comes in as an argument.
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.
 - ``lengths``: how long prompts and caches are when text is generated, so that few programs compile.
 - ``token_window``: the rows of a generating program, in buffers, with their cache.
+- ``delayed_draws``: initial weights, drawn by one program for each kind of array.
 - ``rematerialization``: what the forward pass keeps for the backward pass.
 - ``sharding``: where arrays lie among many devices; ``training.parallel`` decides it.
 - ``all_reduce``: sums over devices, always added in the same order.

@@ -14,12 +14,14 @@ from jaxformer.checkpoints import GROUPS, Arrays, Cast, Manifest
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.distributed import processes
 from jaxformer.errors import UsageError
+from jaxformer.execution.delayed_draws import DelayedKeys, draw_arrays
 from jaxformer.parameters import Parameters, split
 from jaxformer.train_step import TrainState
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment, WarmStart
 from jaxformer.training.parallel import StepSpec, Strategy
 from jaxformer.training.parallel.step_spec import make_model
+from jaxformer.training.parallel.strategy import PlannedParameters
 from jaxformer.training.resume_checks import check_resumable
 from jaxformer.training.run_folder import RunFolder
 from jaxformer.training.state_arrays import (
@@ -50,7 +52,7 @@ def first_state(
     """
     config, start = experiment.config, experiment.start
     if start is None:
-        return strategy.initial_state(lambda: draw_parameters(config.model, config.seed)), []
+        return strategy.initial_state(plan_parameters(config.model, config.seed)), []
     start, notes = _widen(start, dtypes)
     start = _draw_adapters(start, config, strategy.spec)
     return _load_warm_start(start, config.steps, strategy, cast), notes
@@ -90,8 +92,16 @@ def restore_state(
 
 
 def draw_parameters(config: TransformerLMConfig | EncoderDecoderConfig, seed: int) -> Parameters:
-    """Returns a model's initial parameters; to be compiled, as one by one they take much longer."""
-    return split(make_model(config, nnx.Rngs(seed)))[1]
+    """Returns a model's initial parameters, on the default device; not to be compiled."""
+    return draw_arrays(plan_parameters(config, seed))
+
+
+def plan_parameters(
+    config: TransformerLMConfig | EncoderDecoderConfig, seed: int
+) -> PlannedParameters:
+    """Returns a model's initial parameters before they are drawn, for ``draw_arrays``."""
+    planned: Any = split(make_model(config, DelayedKeys(nnx.Rngs(seed))))[1]
+    return planned
 
 
 def _widen(start: WarmStart, dtypes: Mapping[str, np.dtype]) -> tuple[WarmStart, list[str]]:
@@ -135,12 +145,9 @@ def _draw_adapters(start: WarmStart, config: TrainConfig, spec: StepSpec) -> War
             "weights alone with --fresh-optimizer"
         )
 
-    def draw() -> Parameters:
-        parameters = draw_parameters(config.model, config.seed)
-        return {name: parameters[name] for name in missing}
-
-    # What is not returned is not computed.
-    arrays = {**start.arrays, "parameters": {**given, **jax.jit(draw)()}}
+    planned = plan_parameters(config.model, config.seed)
+    drawn = draw_arrays({name: planned[name] for name in missing})
+    arrays = {**start.arrays, "parameters": {**given, **drawn}}
     return dataclasses.replace(start, arrays=arrays)
 
 

@@ -232,7 +232,7 @@ def test_a_lack_of_memory_or_disk_is_code_7(text, capsys, monkeypatch, error, wo
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("jaxformer.training.initial_state.draw_parameters", fail)
+    monkeypatch.setattr("jaxformer.training.initial_state.plan_parameters", fail)
     assert main(train_arguments(text, "out")) == 7
     err = capsys.readouterr().err
     assert words in err

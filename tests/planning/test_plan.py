@@ -33,7 +33,7 @@ from jaxformer.training.presets import PRESETS
 from jaxformer.data.corpora import load_corpus
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.parallel import StepSpec, make_strategy
-from jaxformer.training.initial_state import draw_parameters
+from jaxformer.training.initial_state import plan_parameters
 use_compilation_cache()
 config = dataclasses.replace(PRESETS["nano"](), devices=1)
 experiment = Experiment.prepare(config, load_corpus("python-docs"))
@@ -42,7 +42,7 @@ estimate = estimate_from_programs(experiment, devices, compile_run(experiment, d
 config = experiment.config
 parallel = make_strategy(config, StepSpec.from_config(config), devices)
 state = parallel.fetch(
-    parallel.initial_state(lambda: draw_parameters(config.model, config.seed))
+    parallel.initial_state(plan_parameters(config.model, config.seed))
 )
 starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
 def run():

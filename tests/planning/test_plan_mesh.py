@@ -41,7 +41,7 @@ from jaxformer.data.corpora import load_corpus
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.parallel import StepSpec, make_strategy
 from jaxformer.training.presets import PRESETS
-from jaxformer.training.initial_state import draw_parameters
+from jaxformer.training.initial_state import plan_parameters
 config = PRESETS["llama-style"]()
 model = dataclasses.replace(config.model, num_layers=2, d_model=512, num_heads=8, d_ff=1536)
 config = dataclasses.replace(
@@ -53,7 +53,7 @@ estimate = estimate_from_programs(experiment, devices, compile_run(experiment, d
 config = experiment.config
 strategy = make_strategy(config, StepSpec.from_config(config), devices)
 state = strategy.fetch(
-    strategy.initial_state(lambda: draw_parameters(config.model, config.seed))
+    strategy.initial_state(plan_parameters(config.model, config.seed))
 )
 starts = np.zeros((2, config.batch_size), np.int32)
 def run():

@@ -16,7 +16,7 @@ from jaxformer.errors import DeviceError
 from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import abstract
-from jaxformer.training.initial_state import draw_parameters
+from jaxformer.training.initial_state import plan_parameters
 from jaxformer.training.parallel import sharding_rules
 from jaxformer.training.parallel.devices import check_mesh
 from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
@@ -158,11 +158,7 @@ def test_each_device_holds_its_part_and_no_more(mesh):
 
 def test_the_first_state_is_drawn_in_parts_and_is_the_same():
     one, many = make(LLAMA, "mesh of one"), make(LLAMA, "data 2 x fsdp 2 x tensor 2")
-
-    def draw():
-        return draw_parameters(LLAMA, 3)
-
-    expected, found = one.initial_state(draw), many.initial_state(draw)
+    expected, found = (s.initial_state(plan_parameters(LLAMA, 3)) for s in (one, many))
     assert len(set(held(found).values())) == 1
     assert max(held(found).values()) < max(held(expected).values()) / 3
     for a, b in zip(

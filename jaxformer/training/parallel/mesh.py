@@ -11,14 +11,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from jaxformer.checkpoints import Arrays
+from jaxformer.execution.delayed_draws import draw_arrays
 from jaxformer.execution.sharding import layout
-from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.devices import check_batch_size, check_mesh
 from jaxformer.training.parallel.mesh_layout import MeshLayout
 from jaxformer.training.parallel.sharding_rules import ACTIVATIONS, AXES, check_rules
 from jaxformer.training.parallel.step_spec import StepSpec
-from jaxformer.training.parallel.strategy import Strategy, place_array
+from jaxformer.training.parallel.strategy import PlannedParameters, Strategy, place_array
 from jaxformer.training.state_arrays import to_arrays
 
 
@@ -115,14 +115,17 @@ class MeshStrategy(Strategy):
         """
         return jax.tree.map(place_array, tree, self._shardings_of(tree))
 
-    def initial_state(self, draw: Callable[[], Parameters]) -> TrainState:
+    def initial_state(self, planned: PlannedParameters) -> TrainState:
         """See ``Strategy``; every device draws its own parts."""
-
-        def create() -> TrainState:
-            return TrainState.create(draw(), self.spec.optimizer)
-
-        state: TrainState = jax.jit(create, out_shardings=self._state_shardings)()
-        return state
+        shardings = self._state_shardings.parameters
+        drawn = draw_arrays(planned, shardings)
+        parameters = {name: place_array(drawn[name], shardings[name]) for name in drawn}
+        create = jax.jit(
+            lambda parameters: TrainState.create(parameters, self.spec.optimizer).optimizer_state,
+            out_shardings=self._state_shardings.optimizer_state,
+        )
+        step = place_array(np.int32(0), self._state_shardings.step)
+        return TrainState(parameters, create(parameters), step)
 
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
         """See ``Strategy``."""

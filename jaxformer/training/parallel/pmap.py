@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,11 +14,11 @@ from jaxtyping import Array, Int
 
 from jaxformer.checkpoints import Arrays
 from jaxformer.execution.all_reduce import sum_over
-from jaxformer.parameters import Parameters
+from jaxformer.execution.delayed_draws import draw_arrays
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.devices import check_batch_size
 from jaxformer.training.parallel.step_spec import StepSpec
-from jaxformer.training.parallel.strategy import Strategy, place_array
+from jaxformer.training.parallel.strategy import PlannedParameters, Strategy, place_array
 from jaxformer.training.state_arrays import to_arrays
 
 AXIS = "data"
@@ -68,10 +68,10 @@ class PmapStrategy(Strategy):
 
         return jax.tree.map(replicate, tree)
 
-    def initial_state(self, draw: Callable[[], Parameters]) -> TrainState:
+    def initial_state(self, planned: PlannedParameters) -> TrainState:
         """See ``Strategy``; parameters are drawn on one device."""
-        parameters = jax.jit(draw)()
-        placed: TrainState = self.place(TrainState.create(parameters, self.spec.optimizer))
+        state = TrainState.create(draw_arrays(planned), self.spec.optimizer)
+        placed: TrainState = self.place(state)
         return placed
 
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:

@@ -2,7 +2,7 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.checkpoints import Arrays
+from jaxformer.execution.delayed_draws import DelayedDraw
 from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.device_loop import DeviceLoop
@@ -22,6 +23,10 @@ CPU_OPTIONS: dict[str, str | bool] = {"xla_cpu_copy_insertion_use_region_analysi
 # In tokens that one call takes on each device. What a layer of nano or baby makes of so many stays
 # in a CPU's cache: the evaluation is 1.4 times as fast as with 4 or 8 times as many.
 CPU_EVALUATION_TOKENS, EVALUATION_TOKENS = 1024, 16384
+
+
+# Of a model whose arrays are drawn later.
+PlannedParameters = Mapping[str, Array | DelayedDraw]
 
 
 class Strategy(abc.ABC):
@@ -96,8 +101,8 @@ class Strategy(abc.ABC):
         """
 
     @abc.abstractmethod
-    def initial_state(self, draw: Callable[[], Parameters]) -> TrainState:
-        """Returns the state before the first step, placed; ``draw`` is traced."""
+    def initial_state(self, planned: PlannedParameters) -> TrainState:
+        """Returns the state before the first step, placed, of parameters that are drawn now."""
 
     @abc.abstractmethod
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
