@@ -13,7 +13,7 @@ import jaxformer.masks
 import torch_ref.masks
 from jaxformer.attention import MultiHeadAttention, scaled_dot_product_attention
 from jaxformer.config import TransformerLMConfig
-from jaxformer.execution.query_blocks import query_blocks
+from jaxformer.execution.query_blocks import large_query_blocks, query_blocks
 from jaxformer.layers import Dropout
 from jaxformer.masks import padding_mask
 from jaxformer.parameters import get_parameters, set_parameters
@@ -79,6 +79,9 @@ def test_a_block_has_only_the_keys_that_its_queries_see():
         ((128, 150), (119, 150)),
     ]
     assert next(query_blocks(np.ones((1, 1, 1, 3), bool), 2, 3)).mask is None
+    with large_query_blocks():
+        counts = [len(list(query_blocks(mask, n, 150))) for n in (150, 512, 600, 8192)]
+    assert counts == [1, 1, 2, 8]
 
 
 @pytest.mark.parametrize("positions", SOME_SCHEMES)

@@ -1,17 +1,27 @@
 """Blocks of queries, each with the keys that the mask allows, so that the core skips the others."""
 
+import contextvars
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxformer.execution.scopes import set_within
+
 # The least queries of a block, and the most blocks: small blocks skip more keys and stay in a CPU's
 # cache, many blocks take long to compile.
 SMALLEST_BLOCK = 64
 MOST_BLOCKS = 8
+# The least queries where operators are compiled one by one, each block's with shapes of its own.
+SMALLEST_LARGE_BLOCK = 512
+
+_smallest: contextvars.ContextVar[int] = contextvars.ContextVar(
+    "smallest_query_block", default=SMALLEST_BLOCK
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +39,11 @@ class QueryBlock:
     mask: Bool[Array, "B N t s"] | None
 
 
+def large_query_blocks() -> AbstractContextManager[None]:
+    """Makes the core cut queries into larger blocks, for models that run outside of ``jax.jit``."""
+    return set_within(_smallest, SMALLEST_LARGE_BLOCK)
+
+
 def query_blocks(
     mask: Bool[Array, "B N T S"] | None, queries: int, keys: int
 ) -> Iterator[QueryBlock]:
@@ -42,7 +57,7 @@ def query_blocks(
     if not isinstance(mask, np.ndarray):
         yield QueryBlock((0, queries), (0, keys), mask)
         return
-    size = max(SMALLEST_BLOCK, -(-queries // MOST_BLOCKS))
+    size = max(_smallest.get(), -(-queries // MOST_BLOCKS))
     for start in range(0, queries, size):
         rows = slice(start, min(start + size, queries))
         part = cut(mask, rows, slice(None))

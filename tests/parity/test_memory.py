@@ -1,5 +1,6 @@
 """Memory that is freed during a comparison changes nothing in the report."""
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -67,6 +68,26 @@ def test_each_use_of_a_tied_weight_has_its_own_gradient(in_place):
     # What entered the head is not what it was before the operation in place.
     assert (calls["inner"].outputs[0] < 0).any()
     assert not (calls["head"].inputs[0] < 0).any()
+
+
+def test_nothing_that_was_recorded_outlives_a_comparison(monkeypatch):
+    found = subject("gpt2")
+    recorded = []
+    original = comparison.TeacherForcedRunner
+
+    def runner(module, calls, trace, *args):
+        recorded.append((calls, trace))
+        return original(module, calls, trace, *args)
+
+    monkeypatch.setattr(comparison, "TeacherForcedRunner", runner)
+    compare(found.torch_module, found.fresh(), found.inputs)
+    ((calls, trace),) = recorded
+    made = [call for first in calls.values() for call in first.all]
+    # Dropout is in no pair.
+    assert any(path.endswith("dropout") for path in calls)
+    assert not [leaf for call in made for leaf in jax.tree.leaves((call.args, call.output))]
+    assert not [call for first in trace.calls.values() for call in first.all if call.outputs]
+    assert not trace.outputs
 
 
 @pytest.mark.tier("full")

@@ -6,7 +6,6 @@ error hides no later one, and a bug shows in the module that has it and in none 
 are compared separately.
 """
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
+from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.comparison.code_lines import find_lines
 from jaxformer.parity.comparison.pair_nodes import PairNodes, in_context
 from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
@@ -168,7 +168,7 @@ class ModuleComparison:
 
     def report(self, about: Mapping[str, Any]) -> Report:
         """Runs both sides and returns what was found."""
-        with match_alibi_slopes(self.reference.module):
+        with match_alibi_slopes(self.reference.module), large_query_blocks():
             return self._report(about)
 
     def _report(self, about: Mapping[str, Any]) -> Report:
@@ -180,16 +180,19 @@ class ModuleComparison:
         # cast when they are needed.
         working_dtype = None if reference.size > LARGE else "float64"
         candidate = jax_trace.in_dtype(self.module, working_dtype)
-        first_pass = functools.cache(lambda: self._trace(candidate, "float64"))
+        calls: dict[str, jax_trace.JaxCall] | None = None
         if reference.size > LARGE:
             # Before the reference's values are in memory.
-            first_pass()
+            calls = self._trace(candidate, "float64")
         trace = reference.trace
         tables = share_tables(candidate, reference.module, trace)
         if self.call is None:
             self.positions = position_ids_from_mask(self.module, self.pairs, trace)
-        is_changed = tables or self.positions
-        calls = (self._trace(candidate, "float64") if is_changed else first_pass())[0]
+        if tables or self.positions:
+            # What was recorded without them goes before the next pass.
+            calls = None
+        if calls is None:
+            calls = self._trace(candidate, "float64")
         different = {name for name, difference in self.weights.items() if difference.error}
         if different and reference.plan is not None:
             tensors = reference.plan.tensors
@@ -208,6 +211,10 @@ class ModuleComparison:
                 f"the models cannot be compared: {runner.unmatched[whole].message}; torch_call= "
                 "and jax_call= say how each is called, given it and its inputs"
             )
+        runner.free_unmatched(calls)
+        if reference.is_single_use:
+            # The calls have the outputs too, as long as they are needed.
+            trace.outputs.clear()
         ordered = in_call_order(self.pairs, self.parents, calls, trace.calls)
 
         def free(pair: Pair, node: Node | None) -> None:
@@ -219,6 +226,7 @@ class ModuleComparison:
         contexts = maker.contexts(
             runner, self._low_pass, lambda: reference.low_trace(self.dtype).calls
         )
+        release(reference.size)
         nodes = in_context(maker.compare(runner, ordered, trace, tables, after=free), contexts)
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = {
@@ -264,11 +272,11 @@ class ModuleComparison:
             )
         yield from find_swapped_layers(self.wrong_weights)
 
-    def _trace(self, module: Any, dtype: str) -> tuple[dict[str, jax_trace.JaxCall], Any]:
-        """Returns one pass of the candidate."""
+    def _trace(self, module: Any, dtype: str) -> dict[str, jax_trace.JaxCall]:
+        """Returns the calls of one pass of the candidate."""
         inputs = torch_trace.in_dtype(self.inputs, dtype)
         cast = jax_trace.in_dtype(module, dtype)
-        found = jax_trace.trace(cast, lambda module: self._call(module, inputs))
+        found, _ = jax_trace.trace(cast, lambda module: self._call(module, inputs))
         del cast
         release(self.reference.size)
         return found
@@ -281,4 +289,4 @@ class ModuleComparison:
     def _low_pass(self) -> dict[str, jax_trace.JaxCall]:
         """Returns the pass of the candidate in the dtype under test."""
         with jax.enable_x64(False):
-            return self._trace(self.module, self.dtype)[0]
+            return self._trace(self.module, self.dtype)

@@ -117,6 +117,8 @@ class ReferenceRun:
 
     def low_trace(self, dtype: str) -> torch_trace.Trace:
         """Returns the pass in another dtype, forward only."""
+        # Of the candidate's own pass, which is over.
+        release(self.size)
         module = torch_trace.in_narrow(self.module, dtype)
         inputs = torch_trace.in_dtype(self.inputs, dtype)
         low = torch_trace.run(module, inputs, call=self.call, keep=self._is_recorded, weights=False)

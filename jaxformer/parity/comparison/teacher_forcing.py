@@ -175,6 +175,23 @@ class TeacherForcedRunner:
             for recorded in matched.reference:
                 recorded.free()
 
+    def free_unmatched(self, calls: Mapping[str, jax_trace.JaxCall]) -> None:
+        """Frees what was recorded of the candidate's modules that are in no matched pair.
+
+        Args:
+            calls: of the candidate's modules, which nothing else will read.
+        """
+        read = {
+            id(call)
+            for calls_of_pair in self.matched_calls.values()
+            for matched in calls_of_pair
+            for call in matched.candidate
+        }
+        for first in calls.values():
+            for call in first.all:
+                if id(call) not in read:
+                    call.free()
+
     def isolate(
         self, pair: Pair, number: int, place: int, *, backward: bool = False
     ) -> IsolatedCall:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
+from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.comparison.pair_nodes import in_context
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
@@ -81,7 +82,7 @@ class StreamedComparison:
 
     def report(self) -> Report:
         """Runs both sides and returns what was found."""
-        with match_alibi_slopes(self.empty.module):
+        with match_alibi_slopes(self.empty.module), large_query_blocks():
             return self._report()
 
     def _report(self) -> Report:
