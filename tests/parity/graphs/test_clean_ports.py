@@ -36,7 +36,11 @@ def ports():
 
 PORTS = ports()
 # Of every model one, with many choices that are not the plainest.
-FEW = tuple([name for name, _ in PORTS].index(model) + 1 for model in MODELS)
+FEW = (
+    *([name for name, _ in PORTS].index(model) + 1 for model in MODELS),
+    # A product in the place of a convolution, whose patches are no layout of the image.
+    PORTS.index(("vit", {"patches": "product"})),
+)
 
 
 @functools.cache

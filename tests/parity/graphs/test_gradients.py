@@ -192,6 +192,34 @@ def test_a_parameter_of_its_own_and_an_input_named_as_a_parameter():
     assert "log_scale" in report.remarks[0]
 
 
+class Turned(torch.nn.Module):
+    """Turns pairs of numbers as complex ones; their gradients are conjugates."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 6)
+
+    def forward(self, x):
+        pairs = torch.view_as_complex(self.linear(x).unflatten(-1, (3, 2)))
+        angles = torch.arange(1.0, 4.0)
+        return torch.view_as_real(pairs * torch.polar(torch.ones(3), angles)).flatten(-2)
+
+
+def test_gradients_through_complex_numbers_are_compared():
+    reference = perturbed(Turned())
+    params = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+
+    def port(p, x):
+        y = (x @ p["linear.weight"].T + p["linear.bias"]).reshape(-1, 3, 2)
+        cos, sin = jnp.cos(jnp.arange(1.0, 4.0)), jnp.sin(jnp.arange(1.0, 4.0))
+        one, two = y[..., 0] * cos - y[..., 1] * sin, y[..., 0] * sin + y[..., 1] * cos
+        return jnp.stack([one, two], -1).reshape(-1, 6)
+
+    report = compare(reference, (port, params), np.random.default_rng(0).normal(size=(4, 5)))
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (3, 3)
+
+
 class Buffered(torch.nn.Module):
     """Has numbers in buffers that a port may have as parameters, and the other way round."""
 

@@ -1,5 +1,7 @@
 """Calls of one weight belong together by their values: their order is the author's choice."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,3 +215,43 @@ def test_a_bug_in_one_of_two_texts_is_found():
     (cause,) = report.root_causes
     assert cause.jax_source == line_of(__file__, "first = encode(p, other)  # planted")
     assert "looks up rows" in cause.diagnosis
+
+
+class ScaledHeads(torch.nn.Module):
+    """Scales what the tied head reads, as T5 does, and what a layer with a bias gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.layer = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        x = x + torch.relu(self.layer(x))
+        return x * 6**-0.5 @ self.tokens.weight.T, 3.5 * self.layer(x)
+
+
+def scaled_elsewhere(p, ids, activation=jax.nn.relu, shift=3.5, factor=None):
+    x = p["tokens.weight"][ids]
+    x = x + activation(dense(p, "layer", x))
+    if factor is not None:
+        x = factor * x
+    made = (3.5 * x) @ p["layer.weight"].T + shift * p["layer.bias"]
+    return x @ p["tokens.weight"].T * 6**-0.5, made
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, ""),
+        ({"activation": jax.nn.silu}, "computes SiLU; the reference computes ReLU"),
+        ({"factor": 1.02}, "1.02 in mul must be 1"),
+        ({"shift": 1.0}, ""),
+    ],
+)
+def test_a_scale_before_a_product_is_one_after_it(changes, text):
+    model = perturbed(ScaledHeads())
+    port = functools.partial(scaled_elsewhere, **changes)
+    report = compare(model, (port, arrays_of(model)), IDS[0])
+    assert report.verdict == ("bug" if changes else "rounding"), str(report)
+    assert len(report.root_causes) == bool(changes), str(report)
+    assert all(text in cause.diagnosis for cause in report.root_causes)

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxformer.parity.graphs.matching.anchors import Anchors
 from jaxformer.parity.graphs.matching.layouts import nearest_layout
+from jaxformer.parity.graphs.matching.moved_scales import unscaled
 from jaxformer.parity.graphs.recording.tape import Operator, Value
 
 # What an operator does with a parameter, in both frameworks' words. Products and sums number by
@@ -46,6 +47,16 @@ class Use:
     def made(self) -> Value:
         """What it gives."""
         return self.operator.outputs[0]
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is a convolution."""
+        return self.operator.name.startswith("conv")
+
+    @property
+    def unscaled(self) -> list[Value]:
+        """What it reads, and what that is a multiple of."""
+        return [step.value for value in self.read for step in unscaled(value)]
 
 
 # By the weight, what is done with it, and the count of numbers that this gives.
@@ -158,7 +169,7 @@ class _Calls:
         self._makers: dict[int, list[Use]] = defaultdict(list)
         for use in expected:
             self._makers[use.made.index].append(use)
-            for value in use.read:
+            for value in use.unscaled:
                 self._readers[value.index].append(use)
 
     def take(self, use: Use) -> Use | None:
@@ -175,7 +186,7 @@ class _Calls:
 
     def _twins(self, use: Use) -> list[Use]:
         """Returns the reference's calls that read what a call reads, then those that give it."""
-        pairs = [*((value, self._readers) for value in use.read), (use.made, self._makers)]
+        pairs = [*((value, self._readers) for value in use.unscaled), (use.made, self._makers)]
         found = [
             other
             for value, uses in pairs

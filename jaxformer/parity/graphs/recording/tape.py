@@ -12,7 +12,7 @@ Run = Callable[..., Sequence[Any]]
 LAYOUT_ONLY = {
     "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "view", "unsqueeze",
     "_unsafe_view", "expand", "permute", "t", "clone", "copy", "convert_element_type", "_to_copy",
-    "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
+    "to", "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
 }  # fmt: skip
 
 

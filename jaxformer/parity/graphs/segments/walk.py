@@ -15,8 +15,9 @@ import numpy as np
 
 from jaxformer.parity.graphs.matching.anchors import Anchors, Table
 from jaxformer.parity.graphs.matching.layouts import Layout, distance, find_layout, nearest_layout
+from jaxformer.parity.graphs.matching.moved_scales import without_moved_scale
 from jaxformer.parity.graphs.matching.values import Match, largest, rounding_allowed
-from jaxformer.parity.graphs.matching.weight_uses import WeightUses
+from jaxformer.parity.graphs.matching.weight_uses import Use, WeightUses
 from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, region_before
 from jaxformer.parity.graphs.segments.constants import constant_rounding
 from jaxformer.parity.graphs.segments.divergences import Divergence
@@ -80,18 +81,19 @@ class Walk(Anchors):
         expected = self._uses.of_reference(self.reference.operators[self._reference_done :])
         self.expected |= {use.operator.index for uses in expected.values() for use in uses}
         pairing = self._uses.pairing(operators, expected)
+        later: dict[int, list[tuple[Value, Value]]] = {}
         for operator in operators:
             self._done = operator.index
             pair = pairing.partner(operator)
-            if pair is None:
-                self.compute(operator)
-                continue
-            own, right = pair
-            for value, wanted in zip(own.read, right.read, strict=False):
-                self.require(value, wanted)
+            if pair is not None:
+                entering, (made, wanted) = _required(*pair)
+                for value, other in entering:
+                    self.require(value, other)
+                later.setdefault(_place(made), []).append((made, wanted))
+                self.checked.add(pair[1].operator.index)
             self.compute(operator)
-            self.require(own.made, right.made)
-            self.checked.add(right.operator.index)
+            for value, other in later.pop(operator.index, ()):
+                self.require(value, other)
         self._done = len(self.candidate.operators)
         self._reference_done = len(self.reference.operators)
 
@@ -313,3 +315,22 @@ def _is_last_entry(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     """Returns whether a shape has one entry along an axis where another has several."""
     pairs = list(zip(shape, whole, strict=False))
     return len(shape) == len(whole) and [m for m, n in pairs if m != n] == [1]
+
+
+def _required(own: Use, right: Use) -> tuple[list[tuple[Value, Value]], tuple[Value, Value]]:
+    """Returns what must be equal before two uses of a weight, and what after them.
+
+    A convolution reads an image, a product that stands for it the patches: too far for a layout.
+    """
+    entering = list(zip(own.read, right.read, strict=False))
+    if own.is_convolution != right.is_convolution:
+        entering = []
+    if len(entering) != 1:
+        return entering, (own.made, right.made)
+    (value, other) = entering[0]
+    pair, wanted = without_moved_scale((value, own.made), (other, right.made))
+    return [(pair[0], wanted[0])], (pair[1], wanted[1])
+
+
+def _place(value: Value) -> int:
+    return -1 if value.producer is None else value.producer.index
