@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from jaxformer.parity.comparison import modules as comparison
+from jaxformer.parity.comparison import products
 from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.trace import torch_trace
 from jaxformer.parity.trace.torch_isolated import Directions, pull_back
@@ -90,6 +91,32 @@ def test_nothing_that_was_recorded_outlives_a_comparison(monkeypatch):
     assert not trace.outputs
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_large_head_is_compared_in_slices(name, monkeypatch):
+    found = subject(name)
+    expected = compare(found.torch_module, found.fresh(), found.inputs)
+    monkeypatch.setattr(products, "LARGE", 0)
+    monkeypatch.setattr(products, "SLICE", 7 * F)
+    sliced = []
+    original = comparison.compare_held_product
+
+    def compare_product(pair, *args):
+        sliced.append(pair.path)
+        return original(pair, *args)
+
+    monkeypatch.setattr(comparison, "compare_held_product", compare_product)
+    report = compare(found.torch_module, found.fresh(), found.inputs)
+    # A linear layer inside a block is as good as a head.
+    (head,) = [path for path in sliced if not path.startswith("blocks.")]
+    assert head == ("token_embedding.attend" if name == "gpt2" else "lm_head")
+    for path in sliced:
+        (one,), (other,) = ([n for n in nodes if n.path == path] for nodes in (report, expected))
+        assert (one.verdict, one.stage) == (other.verdict, other.stage)
+        assert one.differences.keys() == other.differences.keys()
+        for place, difference in one.differences.items():
+            assert difference.scale == pytest.approx(other.differences[place].scale, rel=1e-12)
+
+
 @pytest.mark.tier("full")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_large_model_is_compared_as_a_small_one(name, monkeypatch):
@@ -99,6 +126,7 @@ def test_a_large_model_is_compared_as_a_small_one(name, monkeypatch):
     expected = compare(found.torch_module, candidate, found.inputs, dtype="float32")
     # Every model counts as large, so that all measures to save memory are taken.
     monkeypatch.setattr(comparison, "LARGE", 0)
+    monkeypatch.setattr(products, "LARGE", 0)
     report = compare(found.torch_module, candidate, found.inputs, dtype="float32")
     assert_named(report, mutated)
     assert [node.path for node in report] == [node.path for node in expected]

@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxformer.parity.comparison import products
 from jaxformer.parity.report.model import Difference
 from jaxformer.parity.session import ParitySession
 from jaxformer.parity.sources.checkpoints import open_source
-from jaxformer.parity.streaming import layout, products
+from jaxformer.parity.streaming import layout
 from jaxformer.parity.streaming import session as streaming
 from jaxformer.parity.streaming.choice import Streaming
 from tests.support.memory import run_python

@@ -8,6 +8,7 @@ for every step of training or generation.
 - ``training``, ``generation``: ``compare_training`` and ``compare_generation``, step by step.
 - ``reference_run``: the reference, run once for any number of candidates.
 - ``teacher_forcing``, ``isolated_calls``: pairs run on the reference's inputs, isolated.
+- ``products``: a large output head, in slices of the vocabulary.
 - ``pair_nodes``: what was recorded of a pair, as a node of the report.
 - ``reference_gradients``: the same modules of the reference, run backward by themselves.
 - ``weights``, ``settings``: what is compared in addition to outputs and gradients.

@@ -16,10 +16,11 @@ from jaxformer.errors import UsageError
 from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.comparison.code_lines import find_lines
 from jaxformer.parity.comparison.pair_nodes import PairNodes, in_context
+from jaxformer.parity.comparison.products import compare_held_product, is_large_product
 from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
+from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.comparison.weights import (
     WrongWeight,
@@ -222,12 +223,20 @@ class ModuleComparison:
                 runner.free(pair, is_wrong=node is not None and bool(arithmetic_stage(node)))
             release(reference.size)
 
+        def run(pair: Pair) -> PairDifferences:
+            module = reference.modules[pair.reference[0]]
+            if reference.plan is not None and is_large_product(pair, runner, module):
+                return compare_held_product(pair, runner, module)
+            return runner.run(pair)
+
         maker = PairNodes(self.module, reference.modules, self.parents, self.weights, self.dtype)
         contexts = maker.contexts(
             runner, self._low_pass, lambda: reference.low_trace(self.dtype).calls
         )
         release(reference.size)
-        nodes = in_context(maker.compare(runner, ordered, trace, tables, after=free), contexts)
+        nodes = in_context(
+            maker.compare(runner, ordered, trace, tables, run=run, after=free), contexts
+        )
         own_parameters = {pair.candidate: pair.parameters for pair in self.pairs}
         judged = {
             key: judge_node(

@@ -13,7 +13,7 @@ Last comes what is around the blocks: embeddings, final norm, head.
 - ``layout``: which modules are blocks, and which arrays are too large to be held whole.
 - ``empty_reference``: the reference's modules without weights.
 - ``reference_side``, ``candidate_side``: passes of a model whose weights come and go.
-- ``products``: a large output head, in slices of the vocabulary.
+- ``products``: large embeddings and heads, of which a pass holds a part at a time.
 - ``blocks``: what is found of one block.
 - ``state``: what a run that was killed resumes from.
 - ``choice``: whether a comparison is made block by block, and why.

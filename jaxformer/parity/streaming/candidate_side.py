@@ -10,8 +10,9 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.parameters import join_path, merge
+from jaxformer.parity.comparison.products import candidate_slices
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
-from jaxformer.parity.streaming.products import FewRows, candidate_slices
+from jaxformer.parity.streaming.products import FewRows, arrays_of
 from jaxformer.parity.streaming.state import State
 from jaxformer.parity.trace import jax_trace
 from jaxformer.parity.trace.memory import release
@@ -146,10 +147,8 @@ class EmptyCandidate:
 
     def _product(self, path: str, owner: Any, x: Any, tensors: Tensors, dtype: str) -> Any:
         method = jax_trace.resolve(self.module, path)[1]
-        name = path.removesuffix(".attend")
-        parts = [
-            getattr(own, method)(x) for _, own in candidate_slices(owner, tensors, name, dtype)
-        ]
+        arrays = arrays_of(path.removesuffix(".attend"), tensors)
+        parts = [getattr(own, method)(x) for _, own in candidate_slices(owner, arrays, dtype)]
         return jnp.concatenate(parts, axis=-1)
 
     def run_unit(self, path: str, call: jax_trace.JaxCall) -> dict[str, jax_trace.JaxCall]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxformer.errors import UsageError
 from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.comparison.pair_nodes import in_context
+from jaxformer.parity.comparison.products import compare_product
 from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.comparison.verdicts import arithmetic_stage, judge_node
@@ -27,7 +28,7 @@ from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import Layout
-from jaxformer.parity.streaming.products import compare_product
+from jaxformer.parity.streaming.products import arrays_of
 from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
 from jaxformer.parity.trace import jax_trace
@@ -202,8 +203,9 @@ class StreamedComparison:
                 return runner.run(pair)
             reference = sides.reference
             path = pair.reference[0]
+            arrays = arrays_of(pair.candidate[0].removesuffix(".attend"), sides.wanted)
             return compare_product(
-                pair, runner, sides.wanted, reference.modules[path],
+                pair, runner, arrays, reference.modules[path],
                 reference.read_head(path.removesuffix(".attend")), reference.to_tensor,
             )  # fmt: skip
 
