@@ -5,6 +5,11 @@ ELECTRA = "transformers/models/electra/modeling_flax_electra.py"
 GPT2 = "transformers/models/gpt2/modeling_flax_gpt2.py"
 LLAMA = "transformers/models/llama/modeling_flax_llama.py"
 MISTRAL = "transformers/models/mistral/modeling_flax_mistral.py"
+BART = "transformers/models/bart/modeling_flax_bart.py"
+BLENDERBOT_SMALL = "transformers/models/blenderbot_small/modeling_flax_blenderbot_small.py"
+DINOV2 = "transformers/models/dinov2/modeling_flax_dinov2.py"
+MARIAN = "transformers/models/marian/modeling_flax_marian.py"
+RESNET = "transformers/models/resnet/modeling_flax_resnet.py"
 # By package, and line of the root cause.
 CHECKED: dict[tuple[str, str], str] = {
     ("transformers", f"{ELECTRA}:796"): (
@@ -38,6 +43,46 @@ CHECKED: dict[tuple[str, str], str] = {
     ("transformers", f"{MISTRAL}:326"): (
         "line 243, `triu(k=-window)`, keeps a token more than the window; the reference does not."
     ),
+    ("transformers", f"{MISTRAL}:243"): (
+        "with `sliding_window=None`, this line takes `triu(k=0)` of a lower triangle, the "
+        "diagonal: a token sees itself alone."
+    ),
+    ("transformers", f"{MISTRAL}:345"): (
+        "it follows from line 243, whose mask is a diagonal with `sliding_window=None`; with "
+        "`sliding_window=31` all is equal."
+    ),
+    ("transformers", f"{LLAMA}:693"): (
+        "`tie_word_embeddings` is not read in the file: the head has a kernel of its own, which a "
+        "tied checkpoint does not have, so it keeps its random numbers."
+    ),
+    **{
+        ("transformers", f"{MARIAN}:{line}"): (
+            "`share_encoder_decoder_embeddings` is not read in the file: encoder and decoder have "
+            "one table (line 809), which the checkpoint does not have, so it keeps its random "
+            "numbers."
+        )
+        for line in (711, 717, 770, 777)
+    },
+    ("transformers", f"{BART}:807"): (
+        "in generation, line 1973 counts positions from the first token that is no padding; the "
+        "reference's decoder counts from the first one (`position_ids=cache_position`)."
+    ),
+    ("transformers", f"{BLENDERBOT_SMALL}:770"): (
+        "the decoder multiplies by `embed_scale`; the reference's has the attribute (line 849) and "
+        "does not use it. The norm that follows hides it, but for its eps."
+    ),
+    ("transformers", f"{DINOV2}:178"): (
+        "line 166 adds 0.1 to height and width before it takes the scale, as an older reference "
+        "did; and the bicubic kernel of JAX has -0.5 where PyTorch's has -0.75."
+    ),
+    **{
+        ("transformers", f"{RESNET}:{line}"): (
+            "the two convolutions of a basic layer have no `name` (line 188), unlike those of a "
+            "bottleneck: they are called `layer_0` and `layer_1`, the checkpoint's `layer.0` and "
+            "`layer.1` are not loaded, and they keep their random numbers."
+        )
+        for line in (118, 177)
+    },
     ("equimo", "equimo/layers/ffn.py:282"): (
         "`gelu` is `jax.nn.gelu`, whose default is the tanh form; timm's `nn.GELU` is erf. It is a "
         "default: `act_layer='exactgelu'` makes them equal."

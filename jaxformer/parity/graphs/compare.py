@@ -68,6 +68,7 @@ def compare_graphs(
     sources = {name: value.data for name, value in tape.parameters.items()} | buffers
     parameters = match_parameters(sources, targets, buffers)
     walk = Walk(tape, line_that_reads)
+    walk.unknown, walk.missing = set(parameters.unmatched), set(parameters.missing)
     walk.index.add(tape.values)
     run = JaxRun(
         model, jax_args, jax_kwargs, walk.candidate,
@@ -82,7 +83,8 @@ def compare_graphs(
             walk.keep_corrections()
             gradients = compare_gradients(reference, run, walk, parameters)
             causes = _with_backward(causes, walk, run)
-        return _report(model, reference, walk, parameters, causes, gradients, backward)
+        found = _report(model, reference, walk, parameters, causes, gradients, backward)
+        return dataclasses.replace(found, casts=tuple(_describe_casts(run)))
 
 
 def _run_torch(
@@ -272,6 +274,12 @@ def _describe_table(table: Table) -> str:
     where = shorten(producer.source) if producer is not None else "a constant of the function"
     shape = tuple(table.value.data.shape)
     return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
+
+
+def _describe_casts(run: JaxRun) -> Iterator[str]:
+    for (source, dtype), count in run.narrow_casts().items():
+        where = shorten(source) if source else "a line unknown"
+        yield f"{where}, to {dtype}" + (f" in {count} places" if count > 1 else "")
 
 
 def _cause(divergence: Divergence, walk: Walk, effect: float | None = None) -> RootCause:

@@ -39,7 +39,7 @@ FORMAT_1_OUTPUT = re.compile(r"^what (.*) gave$")
 # What holds names that a user gave, such as those of parameters: they are no keys of the format.
 NAMED_BY_USER = ("parameters", "backward")
 # Fields of a report that older ones have not.
-SENTENCES = ("weights", "tables", "incomplete")
+SENTENCES = ("weights", "tables", "casts", "incomplete")
 # What ``print`` shows: two screens.
 MOST_LINES = 96
 
@@ -60,6 +60,8 @@ class Report:
         causes: the lines of code where operators differ.
         weights: a sentence for each wrong parameter that belongs to no node.
         tables: a sentence for each constant that is only rounded to float32.
+        casts: a sentence for each line that rounds to a dtype narrower than float32, which is left
+            out of the comparison.
         incomplete: a sentence for each part that was not compared, and why.
         coverage: how much was compared; None where modules were paired by name.
     """
@@ -74,6 +76,7 @@ class Report:
     causes: tuple[RootCause, ...] = ()
     weights: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    casts: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()
     coverage: Coverage | None = None
 

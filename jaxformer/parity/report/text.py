@@ -159,6 +159,7 @@ def sentences(report: "Report") -> Iterator[tuple[str, tuple[str, ...]]]:
     for title, found in (
         ("Wrong parameters", report.weights),
         ("Constants in float32 (no bug)", report.tables),
+        ("Rounded to fewer bits than float32 (left out, no bug)", report.casts),
         ("Not compared", report.incomplete),
     ):
         if found:

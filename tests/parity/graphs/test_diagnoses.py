@@ -159,3 +159,107 @@ def test_what_a_convolution_reads_is_compared(changes, text):
     assert report.coverage.operators == (2, 2)
     report = compare(reference, (lambda p, x: convolved(p, x, **changes), arrays), x)
     assert [text in cause.diagnosis for cause in report.root_causes] == [True], str(report)
+
+
+def test_numbers_that_were_not_loaded_are_named():
+    """Where nothing is alike, the axes have the order that they have before."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 4, 1), *(torch.nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))]
+    reference = torch.nn.Sequential(*(part for one in layers for part in (one, torch.nn.ReLU())))
+    params = {
+        name: array.detach().numpy().transpose(2, 3, 1, 0) if array.ndim == 4 else array.numpy()
+        for name, array in reference.state_dict().items()
+    }
+    random = np.random.default_rng(0)
+    params["4.weight"] = random.normal(size=params["4.weight"].shape)
+
+    def port(params, x):
+        for i in range(0, 8, 2):
+            letters = ("NHWC", "HWIO", "NHWC")
+            x = jax.lax.conv_general_dilated(
+                x, params[f"{i}.weight"], (1, 1), "SAME", dimension_numbers=letters
+            )
+            x = jax.nn.relu(x + params[f"{i}.bias"])
+        return x
+
+    x = random.normal(size=(2, 3, 5, 5))
+    report = compare(reference, (port, params), x, jax_inputs=x.transpose(0, 2, 3, 1))
+    (cause,) = report.root_causes
+    assert cause.diagnosis == (
+        "4.weight has numbers that the reference does not have; the candidate has none of 4.weight"
+    )
+
+
+class Turned(torch.nn.Module):
+    """Scores of queries and keys whose halves are turned by a table."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16)
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1])[:, None] * 10000.0 ** -(torch.arange(4) / 4)
+        angles = torch.cat([angles, angles], -1).to(x.dtype)
+
+        def turn(y):
+            y = y.unflatten(-1, (2, 8)).transpose(1, 2)
+            one, two = y.chunk(2, -1)
+            return y * angles.cos() + torch.cat([-two, one], -1) * angles.sin()
+
+        return turn(self.query(x)) @ turn(self.key(x)).transpose(-1, -2)
+
+
+def turned(frequencies, pairs="halves", factor=1.0, is_mixed=False):
+    """Returns a port whose tables are constants in float32."""
+    angles = (np.arange(7)[:, None] * frequencies).astype(np.float32)
+    join = np.concatenate if (pairs == "halves") is not is_mixed else np.stack
+    table = join([angles, angles], -1).reshape(7, 1, 8)
+    cos, sin = factor * np.cos(table), factor * np.sin(table)
+
+    def port(params, x):
+        def turn(name):
+            y = x @ params[f"{name}.weight"].T + params[f"{name}.bias"]
+            y = y.reshape(*x.shape[:2], 2, 8)
+            if pairs == "halves":
+                one, two = jnp.split(y, 2, -1)
+                return y * cos + jnp.concatenate([-two, one], -1) * sin
+            return y * cos + jnp.stack([-y[..., 1::2], y[..., ::2]], -1).reshape(y.shape) * sin
+
+        return jnp.einsum("bqhd,bkhd->bhqk", turn("query"), turn("key"))
+
+    return port
+
+
+POWERS = np.arange(4) / 4
+RIGHT = "the reference rotates halves with base 10000, the first position 0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"frequencies": 12345.0**-POWERS}, "rotates halves with base 12345, the first position 0"),
+        *(
+            pytest.param(*case, marks=pytest.mark.tier("full"))
+            for case in (
+                ({"frequencies": 1e4**-POWERS / 2}, "with base 10000, 2 times as slowly, the"),
+                ({"frequencies": 1e4**-POWERS, "pairs": "neighbours"}, "rotates neighbours with"),
+                ({"frequencies": 1e4**-POWERS, "factor": 1.1}, "position 0, multiplied by 1.1;"),
+                ({"frequencies": np.array([1, 0.1, 0.02, 0.001])}, "frequencies 1, 0.1, 0.02, 0."),
+                ({"frequencies": 1e4**-POWERS, "is_mixed": True}, "does not rotate pairs by one"),
+            )
+        ),
+    ],
+)
+def test_a_rotation_by_other_tables_is_named(changes, text):
+    reference = Turned()
+    arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    x = np.random.default_rng(0).normal(size=(2, 7, 8))
+    right = turned(10000.0**-POWERS)
+    assert compare(reference, (right, arrays), x, backward=False).verdict == "rounding"
+    report = compare(reference, (turned(**changes), arrays), x, backward=False)
+    assert report.root_causes, str(report)
+    for cause in report.root_causes:
+        assert text in cause.diagnosis, str(report)
+        assert RIGHT in cause.diagnosis
+        assert cause.jax_source.startswith(__file__)

@@ -12,6 +12,7 @@ from jaxformer.parity.graphs.matching.anchors import Anchors
 from jaxformer.parity.graphs.matching.values import moments
 from jaxformer.parity.graphs.recording.numpy_operators import numpy_function
 from jaxformer.parity.graphs.recording.tape import Tape
+from jaxformer.parity.report.text import shorten
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5)).astype(np.float32)
@@ -188,3 +189,20 @@ def test_a_sum_is_no_more_exact_than_what_it_adds(name):
     # In float32 both are the same number, and nothing is left of them.
     allowed = anchors.allowed(tape.operators, end, float(np.abs(end.data).max()))
     assert 1e-14 < allowed < 1e-11
+
+
+def test_rounding_to_fewer_bits_is_left_out_and_said():
+    linear = torch.nn.Linear(5, 7)
+    params = {"w": linear.weight.detach().numpy(), "b": linear.bias.detach().numpy()}
+
+    def port(p, x):
+        made = x.astype(jnp.bfloat16) @ p["w"].T.astype(jnp.bfloat16)
+        return made.astype(jnp.float32) + p["b"]
+
+    report = compare(linear, (port, params), np.random.default_rng(0).normal(size=(3, 5)))
+    assert report.verdict in ("exact", "rounding"), str(report)
+    (cast,) = report.casts
+    assert cast.startswith(f"{shorten(__file__ + ':1').rpartition(':')[0]}:")
+    assert cast.endswith(", to bfloat16 in 2 places")
+    assert "Rounded to fewer bits than float32" in str(report)
+    assert type(report).from_dict(report.to_dict()).casts == report.casts

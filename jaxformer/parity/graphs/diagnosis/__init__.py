@@ -4,12 +4,14 @@ A diagnosis is tried, never guessed: it is given only if the substitution makes 
 segment agree with the reference's value, or if the formula gives what that side computes.
 
 - ``evidence``: both sides of a segment, what enters it, and its numbers.
-- ``formulas``: the function, norm, softmax or rotation that each side computes.
+- ``formulas``: the function, norm or softmax that each side computes.
 - ``lookups``: which rows of a table are read.
 - ``masks``: which keys each query may attend to.
 - ``substitutions``: another number or input.
 - ``ablations``: a step that only one side has.
+- ``parameters``: numbers that were never loaded.
 - ``relations``: factors, missing terms, axes and order.
+- ``rotations``: layout, base and first position of rotary positions.
 - ``reductions``: the numbers over which a mean or an extreme is taken.
 - ``gradients``: what only a backward pass has.
 """
@@ -28,12 +30,12 @@ from jaxformer.parity.graphs.diagnosis.formulas import (
     other_combination,
     other_function,
     other_norm,
-    other_rotation,
     other_softmax,
 )
 from jaxformer.parity.graphs.diagnosis.gradients import stopped_gradient
 from jaxformer.parity.graphs.diagnosis.lookups import other_lookup
 from jaxformer.parity.graphs.diagnosis.masks import other_mask
+from jaxformer.parity.graphs.diagnosis.parameters import unknown_parameter
 from jaxformer.parity.graphs.diagnosis.reductions import other_reduction
 from jaxformer.parity.graphs.diagnosis.relations import (
     other_axes,
@@ -41,15 +43,16 @@ from jaxformer.parity.graphs.diagnosis.relations import (
     other_value,
     simple_relation,
 )
+from jaxformer.parity.graphs.diagnosis.rotations import no_rotation, other_rotation
 from jaxformer.parity.graphs.diagnosis.substitutions import other_input, other_number
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
 
 # The most specific first.
 ATTEMPTS = (
-    other_lookup, other_function, other_norm, other_softmax, other_combination, other_mask,
-    extra_write, other_number, other_rotation, simple_relation, other_axes, other_rows, extra_step,
-    missing_step, other_reduction, other_input, other_value,
+    unknown_parameter, other_lookup, other_function, other_norm, other_softmax, other_combination,
+    other_mask, extra_write, other_number, other_rotation, simple_relation, other_axes, other_rows,
+    extra_step, missing_step, other_reduction, other_input, other_value, no_rotation,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)

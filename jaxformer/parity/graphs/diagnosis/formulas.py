@@ -1,4 +1,4 @@
-"""Names the function, norm, softmax or rotation that each side of a segment computes."""
+"""Names the function, norm or softmax that each side of a segment computes."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,6 @@ from jaxformer.parity.graphs.diagnosis.evidence import (
     name_both,
     numbers_of,
 )
-from jaxformer.parity.graphs.matching.values import largest
 from jaxformer.parity.graphs.segments.divergences import Divergence
 from jaxformer.parity.graphs.segments.walk import Walk
 
@@ -198,54 +197,3 @@ def _is_norm(norm: _Norm, x: np.ndarray, wanted: np.ndarray, rows: Sequence[Any]
         return False
     flat = wanted.reshape(inverse.shape)
     return any(fits(form, flat) for form in (inverse, 1 / inverse, inverse**-2))
-
-
-def other_rotation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
-    """Names the layout, base and first position of rotary positions."""
-    numbers = {*numbers_of(divergence.operators), *numbers_of(divergence.reference_operators)}
-    bases = sorted({n for n in numbers if n >= 100} | {1e4, 5e5, 1e6})
-    found = activations_of(divergence, walk)
-    # Heads may stand before tokens at the end, and after them where they enter.
-    for x in (*found, *(x.swapaxes(1, 2) for x in found if x.ndim == 4)):
-        # A segment may end where pairs of neighbours have an axis of their own.
-        paired = (*x.shape[:-1], x.shape[-1] // 2, 2)
-        if divergence.array.shape not in (x.shape, paired) or x.ndim < 3 or x.shape[-1] % 2:
-            continue
-
-        def identify(wanted: np.ndarray, x: Any = x) -> str:
-            wanted = wanted.reshape(x.shape)
-            if fits(x, wanted):
-                return "nothing"
-            for axis in range(x.ndim - 1):
-                for base, start, sign, is_interleaved in itertools.product(
-                    bases, (0, 1, -1), (1, -1), (False, True)
-                ):
-                    # The base's own tables may be in float32.
-                    turned = _rotate(x, axis, base, start, sign, is_interleaved)
-                    if np.abs(turned - wanted).max() <= 1e-5 * largest(wanted):
-                        pairs = "neighbours" if is_interleaved else "halves"
-                        back = " backwards" if sign < 0 else ""
-                        return f"{pairs}{back} with base {base:g}, the first position {start}"
-            return ""
-
-        named = name_both(divergence, identify, "rotates")
-        if named is not None:
-            return named
-    return None
-
-
-def _rotate(
-    x: np.ndarray, axis: int, base: float, start: int, sign: int, is_interleaved: bool
-) -> np.ndarray:
-    size = x.shape[-1]
-    inverse = base ** -(np.arange(0, size, 2) / size)
-    angles = sign * (start + np.arange(x.shape[axis]))[:, None] * inverse
-    shape = [1] * x.ndim
-    shape[axis], shape[-1] = angles.shape
-    cos, sin = (f(angles).reshape(shape) for f in (np.cos, np.sin))
-    if is_interleaved:
-        one, two = x[..., ::2], x[..., 1::2]
-        pair = np.stack([one * cos - two * sin, two * cos + one * sin], -1)
-        return pair.reshape(x.shape)
-    one, two = np.split(x, 2, -1)
-    return np.concatenate([one * cos - two * sin, two * cos + one * sin], -1)

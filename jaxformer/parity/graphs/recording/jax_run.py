@@ -6,6 +6,7 @@ difference is no rounding. Arrays that were computed before the call, such as ta
 stay as they are.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from jaxformer.parity.graphs.recording.equations import (
 )
 from jaxformer.parity.graphs.recording.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.graphs.recording.tape import Tape, Value
-from jaxformer.parity.graphs.recording.tracing import leaf_names, stops, trace
+from jaxformer.parity.graphs.recording.tracing import leaf_names, narrow_casts, stops, trace
 
 # Operators that call a jaxpr, with the name of the argument that holds it.
 CALLS = {
@@ -126,6 +127,16 @@ class JaxRun:
     def stops(self) -> list[str]:
         """Returns "path:line" of each place where the user's code stops gradients."""
         return list(dict.fromkeys(stops(self._traced.plain().jaxpr)))
+
+    def narrow_casts(self) -> dict[tuple[str, str], int]:
+        """Returns "path:line" and dtype where floats are rounded to fewer bits than float32.
+
+        Returns:
+            how often each is so.
+        """
+        found = narrow_casts(self._traced.forward.jaxpr)
+        bits = jnp.finfo(np.float32).nmant
+        return dict(Counter(one for one in found if jnp.finfo(one[1]).nmant < bits))
 
 
 def _constants(tape: Tape, arrays: Sequence[Any]) -> list[Value]:

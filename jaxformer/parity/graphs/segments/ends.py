@@ -78,7 +78,31 @@ def earliest_end(
         return value, wanted, layout
     # Between values that have little in common any layout may be the nearest.
     found = nearest_layout(wanted.data, anchors.array(value), gain=0.5)
-    return None if found is None else (value, wanted, found[0])
+    if found is None:
+        return None
+    usual = _permuted(anchors, operators, wanted, value)
+    if usual is not None and usual[1] < 2 * found[1]:
+        found = usual
+    return value, wanted, found[0]
+
+
+def _permuted(
+    anchors: Anchors, operators: Sequence[Operator], wanted: Value, value: Value
+) -> tuple[Layout, float] | None:
+    """Returns the order of axes that values have which enter a segment, and how far it is off."""
+    shape, own = _without_ones(wanted.data.shape), _without_ones(value.data.shape)
+    array, best = anchors.array(value), None
+    for entering, found in _inherited(anchors, operators).items():
+        for layout in found:
+            is_same = layout.split == entering and len(entering) == len(shape)
+            if not is_same or tuple(shape[axis] for axis in layout.order) != own:
+                continue
+            one = Layout(shape, layout.order, value.data.shape)
+            right = one.apply(wanted.data)
+            far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
+            if best is None or far < best[1]:
+                best = one, far
+    return best
 
 
 def _allowed(anchors: Anchors, operators: Sequence[Operator], value: Value, wanted: Value) -> float:

@@ -59,6 +59,8 @@ class Walk(Anchors):
         results: the candidate's results that were compared, by their place.
         uncompared: results of the candidate that could not be compared, with the reason.
         remarks: what a reader should know of how the results were compared.
+        unknown: paths of parameters of the candidate whose numbers the reference does not have.
+        missing: paths of parameters of the reference whose numbers the candidate does not have.
     """
 
     def __init__(self, reference: Tape, line_that_reads: Callable[[int], str] = lambda place: ""):
@@ -70,6 +72,8 @@ class Walk(Anchors):
         self.results: dict[int, ComparedResult] = {}
         self.uncompared: list[str] = []
         self.remarks: list[str] = []
+        self.unknown: set[str] = set()
+        self.missing: set[str] = set()
         self._uses = WeightUses(self)
         self._done, self._reference_done = 0, 0
         self._is_backward = False
