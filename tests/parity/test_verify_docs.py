@@ -27,6 +27,26 @@ CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"^\$ jaxformer (.*)$", PAGE, re.MULTILINE)
 
 
+def measured(name):
+    """Returns a result of a benchmark."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"verify-{name}.json").read_text("utf-8"))
+
+
+def test_its_figures_are_those_that_were_measured():
+    found = measured("cpu")
+    cost = f"takes {found['cpu_seconds']:.0f} s of processor time and {found['peak_gib']:.1f} GiB"
+    assert cost in PAGE
+    for name in ("llama-3.2-1b", "llama-3-8b"):
+        found = measured(name)
+        minutes, cpu = (found[key] / 60 for key in ("seconds", "cpu_seconds"))
+        row = (
+            f"| {name} | {found['layers']} of {found['layers']} "
+            f"| {found['parameters'] / 1e9:.2f} billion | {found['peak_gib']:.1f} GiB "
+            f"| {minutes:.0f} minutes | {cpu:.0f} minutes |"
+        )
+        assert row in PAGE
+
+
 def code(words):
     """Returns the one block of Python that contains these words."""
     (found,) = (block for block in CODE if words in block)
