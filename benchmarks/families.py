@@ -9,13 +9,16 @@ Dropout is off, as Mixtral has none. jaxformer makes its steps as ``train.py`` d
 greedy and written with a cache, transformers' by its own ``generate``. Right before each timed
 turn a side makes one step, or its texts, untimed: XLA takes memory for temporary arrays anew in
 each call, and while the others had their turns the machine took back what it had. Peak memory is
-that of a process that runs only one side, ten steps or the texts of one call.
+that of a process that knows only one side, and so reads the weights from a folder and imports
+nothing of the other: ten steps, or the texts of one call.
 """
 
 import argparse
 import functools
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,12 +52,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="to write")
     parser.add_argument("--steps", type=int, default=3, help="in a turn")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
-    parser.add_argument("--only", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
     if arguments.only is not None:
-        model, kind, name, rows = arguments.only
-        run_once(Family(model), kind, name, int(rows), arguments.tokens)
+        model, folder, kind, name, rows = arguments.only
+        run_once(Family(model, folder, name), kind, name, int(rows), arguments.tokens)
         print(json.dumps(measure.peak_memory()))
         return
     results: list[dict[str, Any]] = []
@@ -64,10 +67,12 @@ def main() -> None:
         rows = time_steps(family, arguments)
         for count in arguments.texts:
             rows += time_texts(family, count, arguments)
-        for row in rows:
-            if not arguments.no_memory:
-                only = ["--only", model, row["kind"], row["side"], str(row["rows"])]
-                row["peak_memory"] = measure.child([__file__, *sys.argv[1:], *only])
+        if not arguments.no_memory:
+            with tempfile.TemporaryDirectory() as folder:
+                family.reference.save_pretrained(folder)
+                for row in rows:
+                    only = [model, folder, row["kind"], row["side"], str(row["rows"])]
+                    row["peak_memory"] = measure.child([__file__, *sys.argv[1:], "--only", *only])
         speedups[model] = speedups_of(rows)
         results += rows
     measure.write("families", arguments, results, COLUMNS, shapes=SHAPES, speedup=speedups)
@@ -76,34 +81,33 @@ def main() -> None:
 class Family:
     """A model of transformers, the same ported, and random ids.
 
-    Attributes:
+    Args:
         name: t5 or mixtral.
+        folder: where transformers has written the model; None makes a new one.
+        side: the one side to read from the folder.
+
+    Attributes:
         rows: of a step.
-        reference: of transformers.
-        candidate: of jaxformer.
+        reference: of transformers, if this side was asked for.
+        candidate: of jaxformer, likewise.
     """
 
-    def __init__(self, name: str):
-        import torch
-        from transformers import (
-            MixtralConfig,
-            MixtralForCausalLM,
-            T5Config,
-            T5ForConditionalGeneration,
-        )
-
-        from jaxformer.porting import from_torch
-
-        measure.torch_device()  # pins torch's threads
-        torch.manual_seed(0)
+    def __init__(self, name: str, folder: str | None = None, side: str | None = None):
         self.name = name
         self.rows, self.source_length, self.length = SHAPES[name]
-        if name == "t5":
-            self.reference: Any = T5ForConditionalGeneration(T5Config(**T5))
-        else:
-            self.reference = MixtralForCausalLM(MixtralConfig(**MIXTRAL))
-        self.vocabulary = self.reference.config.vocab_size
-        self.candidate = from_torch(self.reference)
+        self.vocabulary = (T5 if name == "t5" else MIXTRAL)["vocab_size"]
+        self.reference: Any = None
+        self.candidate: Any = None
+        if folder is not None and side == sides.JAXFORMER:
+            import jaxformer
+
+            self.candidate = jaxformer.load(folder).module
+            return
+        self.reference = _reference(name, folder)
+        if folder is None:
+            from jaxformer.porting import from_torch
+
+            self.candidate = from_torch(self.reference)
 
     def ids(self, seed: int, *shape: int) -> np.ndarray:
         """Returns random ids, int32; 0 is T5's padding, and 1 its end of a text."""
@@ -115,6 +119,24 @@ class Family:
         if self.source_length:
             return self.ids(1, self.rows, self.source_length), self.ids(2, self.rows, self.length)
         return (self.ids(1, self.rows, self.length + 1),)
+
+
+def _reference(name: str, folder: str | None) -> Any:
+    """The model of transformers, read from a folder or with random weights."""
+    import torch
+    from transformers import (
+        MixtralConfig,
+        MixtralForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    kind: Any = T5ForConditionalGeneration if name == "t5" else MixtralForCausalLM
+    if folder is not None:
+        return kind.from_pretrained(folder)
+    torch.manual_seed(0)
+    return kind(T5Config(**T5) if name == "t5" else MixtralConfig(**MIXTRAL))
 
 
 def time_steps(family: Family, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -158,18 +180,22 @@ def _jax_step(family: Family) -> Callable[[int], float]:
     from jaxformer.training.parallel import PmapStrategy, StepSpec
 
     definition, parameters = split(family.candidate)
+    shapes = jax.eval_shape(lambda: parameters)
+    if family.reference is None:
+        family.candidate = None  # nothing else is done in this process
     optimizer = OptimizerConfig(
         learning_rate=1e-4, min_learning_rate=1e-4, warmup_steps=0, decay_steps=1_000_000
     )
     batch = family.batch()
     spec = StepSpec(
-        definition=definition, shapes=parameters, optimizer=optimizer, seed=0,
+        definition=definition, shapes=shapes, optimizer=optimizer, seed=0,
         batch_size=family.rows, context_length=family.length, uses_dropout=False,
         row="pairs" if family.source_length else "ids", source_length=family.source_length,
     )  # fmt: skip
     parallel = PmapStrategy(spec, jax.local_devices()[:1])
-    # Steps write over their state; the candidate's own arrays stay.
+    # Copies, as steps write over their state.
     state = parallel.place(TrainState.create(jax.tree.map(np.asarray, parameters), optimizer))
+    del parameters
     if family.source_length:
         sources, targets = batch
         inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
@@ -191,7 +217,9 @@ def _torch_step(family: Family, is_compiled: bool) -> Callable[[int], float]:
 
     import torch
 
-    model = copy.deepcopy(family.reference).train()
+    # Steps write over their model; texts are written by the one before them.
+    model = family.reference if family.candidate is None else copy.deepcopy(family.reference)
+    model = model.train()
     batch = [torch.from_numpy(ids).long() for ids in family.batch()]
     if family.source_length:
         given = {"input_ids": batch[0], "labels": batch[1]}

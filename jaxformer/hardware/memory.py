@@ -1,5 +1,6 @@
 """How much memory devices and this machine have, and how much of it is in use, in bytes."""
 
+import ctypes
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,18 @@ def free_memory() -> int:
         return min(host_memory(), int(found["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):
         return host_memory()
+
+
+def release_freed() -> None:
+    """Returns freed memory to the system, where the C library keeps it (glibc's, on Linux).
+
+    It keeps freed arrays of up to 32 MB and what a compiler has used, in pieces that the large
+    arrays of a step do not fit into.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def describe_memory_in_use() -> str:

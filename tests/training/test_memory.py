@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import numpy as np
 import pytest
 
 from jaxformer.config import TransformerLMConfig
@@ -20,6 +21,8 @@ from jaxformer.training.memory import (
     too_large_for_samples,
 )
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.meshes import BATCH, IDS, ODD, ONE, make, state_of
+from tests.support.tiers import full_after
 from tests.support.tiny import train, train_arguments
 
 pytestmark = pytest.mark.optimized
@@ -172,3 +175,28 @@ def test_a_containers_limit_counts(monkeypatch, tmp_path):
 def test_a_text_larger_than_memory_is_rejected(refuse, text, monkeypatch):
     monkeypatch.setattr("jaxformer.data.corpora.host_memory", lambda: 1000)
     refuse(train_arguments(text, "out"), 2, "GiB of text need 6 times as much memory")
+
+
+@pytest.mark.parametrize("mesh", full_after(1, [ONE, "mesh of one", "fsdp 8"]))
+def test_a_step_writes_over_a_placed_state_and_not_over_what_was_placed(mesh):
+    """Else the first step would copy the whole state: numpy's memory is not XLA's to write to."""
+    strategy = make(ODD, mesh)
+    given = jax.tree.map(np.asarray, state_of(ODD))
+    before = jax.tree.map(np.array, given)
+    state = strategy.place(given)
+    placed = addresses(state)
+    state, _ = strategy.train(
+        state, strategy.place_tokens(IDS), np.zeros((2, BATCH), np.int32), count=1
+    )
+    assert addresses(state) == placed
+    jax.tree.map(np.testing.assert_array_equal, given, before)
+
+
+def addresses(state):
+    """Where the parts of parameters and moments lie in memory."""
+    return [
+        part.data.unsafe_buffer_pointer()
+        for x in jax.tree.leaves(state)
+        for part in x.addressable_shards
+        if part.data.size > 1
+    ]

@@ -1,7 +1,6 @@
 """Returning freed memory to the system between the passes of large models."""
 
-import ctypes
-import sys
+from jaxformer.hardware.memory import release_freed
 
 # Number of parameters of a model for which memory must be saved.
 LARGE = 1 << 24
@@ -14,8 +13,5 @@ def release(size: int) -> None:
     and just as large. A model in float64 is many such arrays: of GPT-2, two copies would stay in
     memory while a third is made.
     """
-    if size <= LARGE or sys.platform != "linux":
-        return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if size > LARGE:
+        release_freed()

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.checkpoints import Arrays
 from jaxformer.execution.delayed_draws import DelayedDraw
+from jaxformer.hardware.memory import release_freed
 from jaxformer.parameters import Parameters
 from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.device_loop import DeviceLoop
@@ -187,7 +188,9 @@ class Strategy(abc.ABC):
             shaped = self._place_input(starts.reshape(len(starts), *self._batch_shape), 2)
         arguments = (state, tokens, shaped, self._place_input(np.int32(count), None))
         if shaped.shape not in self._programs:
+            release_freed()
             self._programs[shaped.shape] = self.compile_steps(*arguments)
+            release_freed()
         state, history, made = self._programs[shaped.shape](*arguments)
         history, made = self.fetch((history, made))
         return state, {k: v[:made] for k, v in history.items()}
@@ -306,9 +309,13 @@ def place_array(x: Any, sharding: jax.sharding.Sharding) -> Array:
             return x
         if not x.is_fully_addressable:
             return jax.device_put(x, sharding)
-        # Not by ``device_put``: a part may then share its memory with ``x``, and is donated.
-        x = np.array(x)
+    # By way of numpy: a part of an array on a device may share its memory, and is donated.
     x = np.asarray(x)
-    if sharding.is_fully_addressable:
-        return jax.device_put(x, sharding, may_alias=False)
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    if not sharding.is_fully_addressable:
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    placed = jax.device_put(x, sharding)
+    if next(iter(placed.devices())).platform != "cpu":
+        return placed
+    # On a CPU it still lies in numpy's memory, which XLA cannot write over: the first step that
+    # it is donated to would copy the whole state.
+    return jax.device_put(placed, sharding, may_alias=False)
