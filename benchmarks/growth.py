@@ -23,6 +23,7 @@ import numpy as np
 import sides
 
 from jaxformer.config import OptimizerConfig, TransformerLMConfig
+from jaxformer.execution.layer_scan import scanned_layers
 from jaxformer.training.config import TrainConfig
 
 BASE = {"layers": 4, "width": 128, "context": 128, "batch": 4, "devices": 1}
@@ -108,7 +109,8 @@ def run_point(point: Mapping[str, Any]) -> dict[str, Any]:
         else sides.Jaxformer(config, ids)
     )
     batches = side.prepare(starts)
-    compiling = measure.seconds_of(lambda: side.compile(batches))
+    with scanned_layers(config.scan_layers):
+        compiling = measure.seconds_of(lambda: side.compile(batches))
     seconds = [measure.seconds_of(lambda: side.train(batches))]
     while len(seconds) <= 3 or (sum(seconds) < SECONDS and len(seconds) < MOST_STEPS):
         seconds.append(measure.seconds_of(lambda: side.train(batches)))

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.execution.layer_scan import can_scan, scanned_layers
+from jaxformer.execution.layer_scan import _stack, can_scan, scanned_layers
 from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import join_path
 from jaxformer.train_step import language_model_loss
@@ -107,3 +107,33 @@ def test_a_run_on_a_mesh_is_the_same(text, tmp_path):
     one, other = losses(tmp_path / "one"), losses(tmp_path / "other")
     assert one.keys() == other.keys()
     np.testing.assert_allclose(list(other.values()), list(one.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("first", [1.0, -1.0, np.nan])
+def test_gradients_of_stacked_arrays_are_cut_out_at_indices_that_xla_does_not_see(first):
+    arrays = [jnp.full((3, 5), float(layer)) for layer in range(4)]
+    weights = jnp.arange(60.0).reshape(4, 3, 5).at[0, 0, 0].set(first)
+
+    @jax.jit
+    def gradients(arrays):
+        return jax.grad(lambda a: jnp.sum(_stack(*a) * weights))(arrays)
+
+    for found, expected in zip(gradients(arrays), weights, strict=True):
+        assert np.array_equal(found, expected, equal_nan=True)
+
+
+def test_the_update_of_every_layer_is_the_same_computation():
+    """Else each is compiled by itself; read from the program, as equal ones are compiled once."""
+
+    def update(arrays, x):
+        def loss(arrays):
+            return jnp.sum(
+                jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, _stack(*arrays))[0]
+            )
+
+        return [a - 0.1 * g for a, g in zip(arrays, jax.grad(loss)(arrays), strict=True)]
+
+    arrays = [jnp.full((5, 5), 0.1 * layer) for layer in range(4)]
+    text = jax.jit(update).lower(arrays, jnp.ones((3, 5))).compile().as_text()
+    assert text.count(" call(") == 1
+    assert "dynamic-slice" in text
