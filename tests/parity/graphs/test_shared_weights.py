@@ -255,3 +255,32 @@ def test_a_scale_before_a_product_is_one_after_it(changes, text):
     assert report.verdict == ("bug" if changes else "rounding"), str(report)
     assert len(report.root_causes) == bool(changes), str(report)
     assert all(text in cause.diagnosis for cause in report.root_causes)
+
+
+class Repeated(torch.nn.Module):
+    """One layer, several times."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_layer_that_is_read_more_often_is_named(count):
+    model = perturbed(Repeated())
+
+    def port(p, x):
+        return jax.lax.fori_loop(0, count, lambda _, y: jnp.tanh(dense(p, "layer", y)), x)
+
+    report = compare(model, (port, arrays_of(model)), X)
+    if count == 3:
+        assert report.verdict == "rounding", str(report)
+        return
+    text = f"the candidate reads layer.weight {count} times; the reference 3"
+    assert [cause.diagnosis for cause in report.root_causes] == [text], str(report)
+    assert report.remarks == (f"gradients were not compared: {text}",)

@@ -9,6 +9,7 @@ segment agree with the reference's value, or if the formula gives what that side
 - ``masks``: which keys each query may attend to.
 - ``substitutions``: another number or input.
 - ``ablations``: a step that only one side has.
+- ``counts``: weights that one side reads more often.
 - ``parameters``: numbers that were never loaded.
 - ``relations``: factors, missing terms, axes and order.
 - ``rotations``: layout, base and first position of rotary positions.
@@ -25,6 +26,7 @@ from jaxformer.parity.graphs.diagnosis.ablations import (
     extra_write,
     missing_step,
 )
+from jaxformer.parity.graphs.diagnosis.counts import other_count
 from jaxformer.parity.graphs.diagnosis.evidence import Diagnosis
 from jaxformer.parity.graphs.diagnosis.formulas import (
     other_combination,
@@ -51,8 +53,9 @@ from jaxformer.parity.graphs.segments.walk import Walk
 # The most specific first.
 ATTEMPTS = (
     unknown_parameter, other_lookup, other_function, other_norm, other_softmax, other_combination,
-    other_mask, extra_write, other_number, other_rotation, simple_relation, other_axes, other_rows,
-    extra_step, missing_step, other_reduction, other_input, other_value, no_rotation,
+    other_mask, extra_write, other_count, other_number, other_rotation, simple_relation,
+    other_axes, other_rows, extra_step, missing_step, other_reduction, other_input, other_value,
+    no_rotation,
 )  # fmt: skip
 # Errors of an operator that gets an array which it does not take.
 NO_CAUSE = (TypeError, ValueError, IndexError, RuntimeError)

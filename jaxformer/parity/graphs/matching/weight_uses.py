@@ -7,7 +7,7 @@ same there is a bug: then the nearest call counts, or the one that comes at the 
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -59,6 +59,24 @@ class Use:
         return [step.value for value in self.read for step in unscaled(value)]
 
 
+@dataclasses.dataclass(frozen=True)
+class OtherCount:
+    """A weight that the two sides do not read equally often.
+
+    Attributes:
+        weight: its path in the reference.
+        own: how often the candidate reads it.
+        right: how often the reference does.
+    """
+
+    weight: str
+    own: int
+    right: int
+
+    def __str__(self) -> str:
+        return f"the candidate reads {self.weight} {self.own} times; the reference {self.right}"
+
+
 # By the weight, what is done with it, and the count of numbers that this gives.
 Uses = dict[tuple[int, str, int], list[Use]]
 
@@ -86,7 +104,7 @@ class WeightUses:
             expected: the reference's uses.
         """
         own = self._collect(operators, self._of_candidate)
-        return Pairing(self._anchors, [(u, expected.get(k, [])) for k, u in own.items()])
+        return Pairing(self._anchors, own, expected)
 
     def _collect(
         self, operators: Sequence[Operator], identify: Callable[[Value], int | None]
@@ -135,14 +153,31 @@ class Pairing:
 
     Args:
         anchors: which values are equal.
-        groups: the candidate's uses of a weight, and the reference's.
+        own: the candidate's uses.
+        expected: the reference's.
+
+    Attributes:
+        miscounted: which weight operators of the candidate read more often than the reference does.
+        missing: which weight operators of the reference read more often than the candidate does.
     """
 
-    def __init__(self, anchors: Anchors, groups: Iterable[tuple[list[Use], list[Use]]]):
+    def __init__(self, anchors: Anchors, own: Uses, expected: Uses):
+        self.miscounted: dict[int, OtherCount] = {}
+        self.missing: dict[int, OtherCount] = {}
         self._groups: dict[int, tuple[Use, _Calls]] = {}
-        for own, expected in groups:
-            calls = _Calls(anchors, own, expected)
-            self._groups |= {use.operator.index: (use, calls) for use in own}
+        # Several calls may be made as one, with a larger result: then nothing can be counted.
+        joined = {key[:2] for key in own if key not in expected}
+        for key, uses in own.items():
+            others = expected.get(key, [])
+            calls = _Calls(anchors, uses, others)
+            self._groups |= {use.operator.index: (use, calls) for use in uses}
+            count = OtherCount(anchors.reference.values[key[0]].name, len(uses), len(others))
+            if key[:2] in joined:
+                continue
+            if len(uses) > len(others):
+                self.miscounted |= {use.operator.index: count for use in uses}
+            elif len(uses) < len(others):
+                self.missing |= {use.operator.index: count for use in others}
 
     def partner(self, operator: Operator) -> tuple[Use, Use] | None:
         """Returns a use by the candidate and the reference's, if the operator is one and has one.

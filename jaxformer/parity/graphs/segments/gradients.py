@@ -86,6 +86,9 @@ def compare_gradients(
     reason = candidate.no_gradients or reference.no_gradients
     if not reason and not walk.results:
         reason = "no result was compared"
+    counts = list(filter(None, map(walk.other_count, walk.divergences)))
+    if counts:
+        reason = str(counts[0][0])
     if reason:
         return Gradients(remarks=(f"gradients were not compared: {reason}",))
     before = len(walk.reference.values)

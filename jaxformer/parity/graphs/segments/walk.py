@@ -17,7 +17,7 @@ from jaxformer.parity.graphs.matching.anchors import Anchors, Table
 from jaxformer.parity.graphs.matching.layouts import Layout, distance, find_layout, nearest_layout
 from jaxformer.parity.graphs.matching.moved_scales import without_moved_scale
 from jaxformer.parity.graphs.matching.values import Match, largest, rounding_allowed
-from jaxformer.parity.graphs.matching.weight_uses import Use, WeightUses
+from jaxformer.parity.graphs.matching.weight_uses import OtherCount, Use, WeightUses
 from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, region_before
 from jaxformer.parity.graphs.segments.constants import constant_rounding
 from jaxformer.parity.graphs.segments.divergences import Divergence
@@ -61,6 +61,10 @@ class Walk(Anchors):
         remarks: what a reader should know of how the results were compared.
         unknown: paths of parameters of the candidate whose numbers the reference does not have.
         missing: paths of parameters of the reference whose numbers the candidate does not have.
+        extra_calls: operators of the candidate that read a weight, and have no counterpart because
+            it reads the weight more often than the reference.
+        missing_calls: operators of the reference that read a weight which the candidate reads less
+            often.
     """
 
     def __init__(self, reference: Tape, line_that_reads: Callable[[int], str] = lambda place: ""):
@@ -74,6 +78,8 @@ class Walk(Anchors):
         self.remarks: list[str] = []
         self.unknown: set[str] = set()
         self.missing: set[str] = set()
+        self.extra_calls: dict[int, OtherCount] = {}
+        self.missing_calls: dict[int, OtherCount] = {}
         self._uses = WeightUses(self)
         self._done, self._reference_done = 0, 0
         self._is_backward = False
@@ -86,6 +92,7 @@ class Walk(Anchors):
         self.expected |= {use.operator.index for uses in expected.values() for use in uses}
         pairing = self._uses.pairing(operators, expected)
         later: dict[int, list[tuple[Value, Value]]] = {}
+        self.missing_calls |= pairing.missing
         for operator in operators:
             self._done = operator.index
             pair = pairing.partner(operator)
@@ -95,6 +102,8 @@ class Walk(Anchors):
                     self.require(value, other)
                 later.setdefault(_place(made), []).append((made, wanted))
                 self.checked.add(pair[1].operator.index)
+            elif operator.index in pairing.miscounted:
+                self.extra_calls[operator.index] = pairing.miscounted[operator.index]
             self.compute(operator)
             for value, other in later.pop(operator.index, ()):
                 self.require(value, other)
@@ -105,6 +114,19 @@ class Walk(Anchors):
         """Goes through the operators of the backward pass."""
         self._is_backward = True
         self.advance()
+
+    def other_count(self, divergence: Divergence) -> tuple[OtherCount, Operator | None] | None:
+        """Returns which weight one side reads more often in a segment, and the first such operator.
+
+        The operator is the candidate's; None where the reference is the one that reads it more.
+        """
+        for operator in divergence.operators:
+            if operator.index in self.extra_calls:
+                return self.extra_calls[operator.index], operator
+        for operator in divergence.reference_operators:
+            if operator.index in self.missing_calls and operator.index not in self.checked:
+                return self.missing_calls[operator.index], None
+        return None
 
     def require(self, value: Value, wanted: Value, layout: Layout | None = None) -> None:
         """Finds out why a value is not what it must be, and puts it right.
