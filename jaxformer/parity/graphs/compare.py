@@ -368,7 +368,9 @@ def _incomplete(walk: Walk, parameters: ParameterMatches, tape: Tape) -> list[st
     for name, value in tape.parameters.items():
         if value.index in needed or getattr(value.data, "dtype", np.dtype(int)).kind != "f":
             continue
+        named = [walk.reference.parameters.get(twin) for twin in parameters.whole.get(name, ())]
         twins = [match.value for match in walk.matches.get(value.index, ())]
+        twins += [twin for twin in named if twin is not None]
         # What has no effect on either side is no part of the comparison.
         if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
             lines.append(f"the parameter {name} of the candidate has no effect on its results")

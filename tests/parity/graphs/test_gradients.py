@@ -252,7 +252,12 @@ def test_a_parameter_that_is_a_buffer_of_the_other_side_has_a_gradient():
     (remark,) = report.remarks
     assert remark.startswith("the candidate has no gradient for 1 parameter of the reference")
     assert remark.endswith("shift")
+    # The reference does not train it either.
     report = compare(reference, (stopped, params), x)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (4, 4)
+    doubled = (lambda p, x: port(p, x, 2 * p["scale"] - jax.lax.stop_gradient(p["scale"])), params)
+    report = compare(reference, doubled, x)
     assert report.verdict == "bug"
     assert report.root_causes[0].is_backward
 

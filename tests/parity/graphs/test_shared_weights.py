@@ -257,6 +257,26 @@ def test_a_scale_before_a_product_is_one_after_it(changes, text):
     assert all(text in cause.diagnosis for cause in report.root_causes)
 
 
+class Halved(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + 0.5 * self.layer(torch.tanh(x))
+
+
+def test_terms_around_a_product_may_be_added_in_any_order():
+    def port(p, x, factor=0.5):
+        return x + (0.5 * jnp.tanh(x)) @ p["layer.weight"].T + factor * p["layer.bias"]
+
+    reference = perturbed(Halved())
+    report = compare(reference, (port, arrays_of(reference)), X)
+    assert report.verdict == "rounding", str(report)
+    wrong = functools.partial(port, factor=0.4)
+    assert compare(reference, (wrong, arrays_of(reference)), X).verdict == "bug"
+
+
 class Repeated(torch.nn.Module):
     """One layer, several times."""
 

@@ -37,11 +37,17 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Puts each number of the reference in the place of each of the candidate's."""
     # A step that is too many may look like a wrong number in another.
     neutral = [(op, NEUTRAL[op.name]) for op in divergence.operators if op.name in NEUTRAL]
+    substitutes = _reference_numbers(divergence)
     for operator, number in neutral:
         found = _replaced(divergence, operator, {number: ""})
         if found is not None:
+            # An eps of 1e-6 is nearly none.
+            exact = None
+            if _replaced(divergence, operator, {number: ""}, FITS) is None:
+                exact = _replaced(divergence, operator, substitutes, FITS)
+            if exact is not None:
+                return Diagnosis(exact, operator)
             return Diagnosis(f"{found}: the reference has no such step", operator)
-    substitutes = _reference_numbers(divergence)
     for operator in divergence.operators:
         found = _replaced(divergence, operator, substitutes)
         if found is not None:
@@ -50,7 +56,10 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 
 
 def _replaced(
-    divergence: Divergence, operator: Operator, substitutes: Mapping[float, str]
+    divergence: Divergence,
+    operator: Operator,
+    substitutes: Mapping[float, str],
+    allowed: float = NUMBER_FITS,
 ) -> str | None:
     """Returns which number of an operator must be another one, if that makes the segment right.
 
@@ -58,6 +67,8 @@ def _replaced(
         divergence: the segment.
         operator: one of its operators.
         substitutes: the other numbers, each with a formula for it or "".
+        allowed: the largest difference that is left, of scale; the reference may have a table in
+            float32.
     """
     for value in operator.inputs:
         data = value.data
@@ -71,8 +82,7 @@ def _replaced(
                 continue
             given = {value.index: np.full(data.shape, other, data.dtype)}
             try:
-                # The reference may have a table in float32.
-                is_right = divergence.agrees(given, NUMBER_FITS)
+                is_right = divergence.agrees(given, allowed)
             except (TypeError, ValueError, IndexError):
                 continue
             if is_right:

@@ -211,6 +211,14 @@ class _Comparison:
         if not names:
             return
         own = {name: self._gradient(name) for name in names}
+        if all(twin in self._walk.reference.buffers for twin in twins):
+            # The reference does not train a buffer; nor does a candidate that stops its gradient.
+            still = [n for n, value in own.items() if not self._walk.array(value).any()]
+            self._compared += len(still)
+            own = {name: value for name, value in own.items() if name not in still}
+            names = list(own)
+            if not own:
+                return
         if len(twins) == 1 and len(names) > 1:
             # One parameter of the reference, several copies in the candidate: their sum counts.
             layouts = [one for name in names if (one := self._layout(twins[0], name)) is not None]

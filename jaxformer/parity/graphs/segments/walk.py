@@ -18,12 +18,21 @@ from jaxformer.parity.graphs.matching.layouts import Layout, distance, find_layo
 from jaxformer.parity.graphs.matching.moved_scales import without_moved_scale
 from jaxformer.parity.graphs.matching.values import Match, largest, rounding_allowed
 from jaxformer.parity.graphs.matching.weight_uses import OtherCount, Use, WeightUses
-from jaxformer.parity.graphs.recording.tape import Operator, Tape, Value, region_before
+from jaxformer.parity.graphs.recording.tape import (
+    Operator,
+    Tape,
+    Value,
+    region_before,
+    run_again,
+)
 from jaxformer.parity.graphs.segments.constants import constant_rounding
 from jaxformer.parity.graphs.segments.divergences import Divergence
+from jaxformer.parity.graphs.segments.effects import depending
 from jaxformer.parity.graphs.segments.ends import earliest_end, wrong_factors
 from jaxformer.parity.graphs.segments.false_anchors import false_anchor
 
+# How many operators behind a product are looked at.
+MOST_STEPS = 60
 # Factors that are this many times as far off as their product make up for each other.
 COMPENSATED = 1e3
 
@@ -96,7 +105,9 @@ class Walk(Anchors):
         for operator in operators:
             self._done = operator.index
             pair = pairing.partner(operator)
-            if pair is not None:
+            if pair is not None and self._leads_right(*pair):
+                self.checked.add(pair[1].operator.index)
+            elif pair is not None:
                 entering, (made, wanted) = _required(*pair)
                 for value, other in entering:
                     self.require(value, other)
@@ -109,6 +120,28 @@ class Walk(Anchors):
                 self.require(value, other)
         self._done = len(self.candidate.operators)
         self._reference_done = len(self.reference.operators)
+
+    def _leads_right(self, own: Use, right: Use) -> bool:
+        """Returns whether two uses read other values, and what follows them is equal all the same.
+
+        A product is linear: terms and factors may come before it or after it, on either side.
+        """
+        if any(value.index in self.matches for value in (*own.read, own.made)):
+            return False
+        behind = self.reference.operators[right.operator.index :][:MOST_STEPS]
+        wanted = {v.index for step in depending(behind, right.made) for v in step.outputs}
+        first = own.operator.index
+        steps = self.candidate.operators[first : first + MOST_STEPS]
+        again = run_again(steps, self.arrays)
+        for step in depending(steps[1:], own.made):
+            for made in step.outputs:
+                array = again.get(made.index, made.data)
+                if made.is_activation and array.size and np.ptp(array) > 0:
+                    found = self.matches.get(made.index, ())
+                    found = self.index.find(array) if made.index in again else found
+                    if any(match.value.index in wanted for match in found):
+                        return True
+        return False
 
     def advance_backward(self) -> None:
         """Goes through the operators of the backward pass."""
