@@ -12,6 +12,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jaxtyping import Array
 
 from jaxformer.execution.scopes import set_within
+from jaxformer.execution.sharding import current_layout
 
 _scanning: contextvars.ContextVar[bool] = contextvars.ContextVar("scan_layers", default=False)
 
@@ -49,7 +50,9 @@ def scan_layers(
         What leaves the last block, and what ``run`` gave more, block by block; None if nothing.
     """
     definitions, states = zip(*(nnx.split(block) for block in blocks), strict=True)
-    stacked = jax.tree.map(_stack, *states)
+    # Over many devices, finding out an index would gather the gradient that it cuts.
+    stack = _stack if current_layout() is None else lambda *arrays: jnp.stack(arrays)
+    stacked = jax.tree.map(stack, *states)
 
     def step(x: Array, state: Any) -> tuple[Array, Any]:
         result = run(nnx.merge(definitions[0], state), x)
