@@ -51,13 +51,14 @@ class VisionTransformer(nnx.Module):
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         width = config.d_model * (2 if head.pooling == "first_and_mean" else 1)
+        scored = config.d_model if head.classes_from == "patches" else width
         self.pooling = (
             make_attention_pooling(config, rngs=rngs) if head.pooling == "attention" else None
         )
         self.pooler = Linear(width, config.d_model, rngs=rngs) if head.image_pooler else None
         self.pooled_norm = make_model_norm(config, width) if head.pooled_norm else None
         self.classifier = (
-            Linear(width, head.num_labels, use_bias=head.label_bias, rngs=rngs)
+            Linear(scored, head.num_labels, use_bias=head.label_bias, rngs=rngs)
             if head.num_labels
             else None
         )
@@ -136,14 +137,16 @@ class VisionTransformer(nnx.Module):
         return self.embedding_dropout(x)
 
     def logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B O"]:
-        """Returns the logits of the pooled image's classes, or the mean of two tokens'.
+        """Returns the logits of the classes of the pooled image, its patches, or two tokens' mean.
 
         Raises:
             ValueError: there are no classes.
         """
         if self.classifier is None:
             raise ValueError("logits need classes: got num_labels=0")
-        logits = self.classifier(self.pooled(hidden))
+        is_mean = self.config.image_head.classes_from == "patches"
+        scored = self._mean_of_patches(hidden) if is_mean else self.pooled(hidden)
+        logits = self.classifier(scored)
         if self.distillation_classifier is None:
             return logits
         # DeiT (arXiv 2012.12877, section 4), whose mean is that of the scores.
@@ -154,15 +157,17 @@ class VisionTransformer(nnx.Module):
 
         Normalised where the config says so; with a pooler tanh(pooler(x)) of that.
         """
-        part = self.config.patches
         x = hidden[:, 0] if self.pooling is None else self.pooling(hidden)
         if self.config.image_head.pooling == "first_and_mean":
-            patches = hidden[:, part.num_tokens - part.num_patches :]
-            mean = in_float32(lambda h: jnp.mean(h, axis=1), patches)
-            x = jnp.concatenate((x, mean), axis=-1)
+            x = jnp.concatenate((x, self._mean_of_patches(hidden)), axis=-1)
         if self.pooled_norm is not None:
             x = self.pooled_norm(x)
         return x if self.pooler is None else in_float32(jnp.tanh, self.pooler(x))
+
+    def _mean_of_patches(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B D"]:
+        part = self.config.patches
+        patches = hidden[:, part.num_tokens - part.num_patches :]
+        return in_float32(lambda h: jnp.mean(h, axis=1), patches)
 
     @staticmethod
     def _row(token: Embedding, x: Float[Array, "B P D"]) -> Float[Array, "B 1 D"]:

@@ -780,6 +780,9 @@ CASES = [
     Case("vision_transformer/clip", vision(
         patch_bias=False, embedding_norm=True, final_norm=False, pooled_norm=True, num_labels=9,
         label_bias=False, activation="quick_gelu"), given(images=IMAGES)),
+    Case("vision_transformer/classes-of-patches", vision(
+        embedding_norm=True, final_norm=False, num_labels=9, classes_from="patches"),
+        given(images=IMAGES)),
     Case("vision_transformer/siglip", vision(
         pools=True, class_token=False, context_length=12, pooling="attention"),
         given(images=IMAGES)),

@@ -477,6 +477,9 @@ MUTANTS = [
     Mutant("the mean counts the class token", "vision_transformer/dinov2-classes", replace(
         vision_transformer.VisionTransformer, "pooled", lambda _: lambda self, hidden:
         jnp.concatenate((hidden[:, 0], hidden.mean(1)), axis=-1))),
+    Mutant("the class token counts among the patches", "vision_transformer/classes-of-patches",
+          replace(vision_transformer.VisionTransformer, "_mean_of_patches",
+                  lambda _: lambda self, hidden: hidden.mean(1))),
     Mutant("patches that are not masked get the mask token", "vision_transformer/dinov2", replace(
         vision_transformer.VisionTransformer, "embed",
         lambda original: lambda self, images, masked: original(self, images, ~masked))),

@@ -8,6 +8,7 @@ from .config import TransformerConfig
 from .config_tree import Part
 
 ImagePooling = Literal["first", "first_and_mean", "attention"]
+ClassesFrom = Literal["vector", "patches"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,13 @@ class ImageHeadConfig(Part):
     num_labels: int = 0
     """How many classes images are sorted into, or the width that they are projected to; 0 makes
     neither."""
+    image_labels: tuple[str, ...] = ()
+    """The names of the classes, in the order of their scores; default they have none."""
     label_bias: bool = True
     """Whether that projection has a bias (CLIP: not)."""
+    classes_from: ClassesFrom = "vector"
+    """What the classes are scored by: what an image becomes, or the mean of its patches (CLIP and
+    SigLIP, where they sort images)."""
     distillation_head: bool = False
     """Whether the distillation token is projected too, by a matrix of its own; what an image gets
     is the mean of both (DeiT)."""
@@ -88,10 +94,21 @@ class ImageHeadConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(self, "pooling", get_args(ImagePooling))
+        check_choice(self, "classes_from", get_args(ClassesFrom))
         check_not_negative(self, "num_labels")
+        if self.image_labels and len(self.image_labels) != self.num_labels:
+            raise ValueError(
+                f"image_labels must be num_labels={self.num_labels} names, or none: got "
+                f"{self.image_labels!r}"
+            )
         if self.image_pooler and self.num_labels:
             raise ValueError(
                 f"image_pooler is of models without classes: got num_labels={self.num_labels}"
+            )
+        if self.classes_from == "patches" and (not self.num_labels or self.distillation_head):
+            raise ValueError(
+                "classes_from='patches' needs num_labels above 0, and no distillation_head: got "
+                f"num_labels={self.num_labels}, distillation_head={self.distillation_head}"
             )
         if self.distillation_head and (self.pooling != "first" or not self.num_labels):
             raise ValueError(

@@ -51,11 +51,12 @@ class VisionTransformer(nn.Module):
         )
         self.final_norm = make_model_norm(config) if config.norm.final_norm else None
         width = config.d_model * (2 if head.pooling == "first_and_mean" else 1)
+        scored = config.d_model if head.classes_from == "patches" else width
         self.pooling = make_attention_pooling(config) if head.pooling == "attention" else None
         self.pooler = Linear(width, config.d_model) if head.image_pooler else None
         self.pooled_norm = make_model_norm(config, width) if head.pooled_norm else None
         self.classifier = (
-            Linear(width, head.num_labels, use_bias=head.label_bias) if head.num_labels else None
+            Linear(scored, head.num_labels, use_bias=head.label_bias) if head.num_labels else None
         )
         self.distillation_classifier = (
             Linear(width, head.num_labels, use_bias=head.label_bias)
@@ -132,14 +133,16 @@ class VisionTransformer(nn.Module):
         return dropped
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits (B, O) of the pooled image's classes, or the mean of two tokens'.
+        """Returns the logits (B, O) of the pooled image, its patches, or two tokens' mean.
 
         Raises:
             ValueError: there are no classes.
         """
         if self.classifier is None:
             raise ValueError("logits need classes: got num_labels=0")
-        logits: torch.Tensor = self.classifier(self.pooled(hidden))
+        is_mean = self.config.image_head.classes_from == "patches"
+        scored = self._mean_of_patches(hidden) if is_mean else self.pooled(hidden)
+        logits: torch.Tensor = self.classifier(scored)
         if self.distillation_classifier is None:
             return logits
         # DeiT (arXiv 2012.12877, section 4), whose mean is that of the scores.
@@ -150,14 +153,16 @@ class VisionTransformer(nn.Module):
 
         Normalised where the config says so; with a pooler tanh(pooler(x)) of that.
         """
-        part = self.config.patches
         x = hidden[:, 0] if self.pooling is None else self.pooling(hidden)
         if self.config.image_head.pooling == "first_and_mean":
-            patches = hidden[:, part.num_tokens - part.num_patches :]
-            x = torch.cat((x, patches.mean(dim=1)), dim=-1)
+            x = torch.cat((x, self._mean_of_patches(hidden)), dim=-1)
         if self.pooled_norm is not None:
             x = self.pooled_norm(x)
         return x if self.pooler is None else torch.tanh(self.pooler(x))
+
+    def _mean_of_patches(self, hidden: torch.Tensor) -> torch.Tensor:
+        part = self.config.patches
+        return hidden[:, part.num_tokens - part.num_patches :].mean(dim=1)
 
     @staticmethod
     def _row(token: Embedding, x: torch.Tensor) -> torch.Tensor:

@@ -3,10 +3,13 @@
 The models that read and that see are those of ``clip.py``, as a ``DualEncoder``. A config.json has
 the settings of either as an object of its own; what a class takes them to be without one, each of
 those classes says.
+
+``*ForImageClassification`` is what sees alone, with classes of the mean of the patches: a
+``VisionTransformer``. It keeps what makes the vector of an image, which the classes do not use.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
@@ -28,6 +31,7 @@ from jaxformer.porting.dialects.clip import (
 )
 from jaxformer.porting.dialects.common.buffers import position_ids
 from jaxformer.porting.dialects.common.hugging_face import NO_SPECIAL_TOKENS
+from jaxformer.porting.dialects.common.hugging_face_images import Labels
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import ConfigReader, ModuleMapping, StateDictAdapter
@@ -46,6 +50,7 @@ from jaxformer.porting.mapping.settings import (
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.unread_settings import Inert, check_all_read, find_unread
+from jaxformer.vision_transformer import VisionTransformer
 
 # With this id transformers takes the token with the highest one: that of the first files was wrong.
 FIRST_CLIP = 2
@@ -81,6 +86,11 @@ class Tower(Row):
         Raises:
             UsageError: the settings are no object, or a setting is unsupported or unknown.
         """
+        fields, beside = self.fields(source_model)
+        return {self.target: self.config(**fields), **beside}
+
+    def fields(self, source_model: SourceModel) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the fields of the model's config, and those of the pair. Raises as ``read``."""
         name = self.source
         given = source_model.setting(name, default={})
         if self.older is not None and (old := source_model.setting(self.older, default=None)):
@@ -94,7 +104,7 @@ class Tower(Row):
         fields = read_settings(rows, inner)
         beside = read_settings(self.beside, inner)
         check_all_read(inner, DEFAULTS, f"{self.model_type} in {name}")
-        return {self.target: self.config(**{**fields, **self.of_pair}), **beside}
+        return {**fields, **self.of_pair}, beside
 
     def write(self, config: DualEncoderConfig) -> dict[str, Any]:
         """Gives the object."""
@@ -124,6 +134,19 @@ class EndToken(Row):
 
 # Both objects have the width of the projections too, which only half a model reads.
 WIDTH = Mapped("projection_dim", "projection_width", is_read=False)
+CLIP_SIGHT = Tower(
+    "vision_config",
+    "vision",
+    VisionTransformerConfig,
+    "clip_vision_model",
+    CLIP_VISION,
+    {"num_labels": 0},
+    (WIDTH,),
+    older="vision_config_dict",
+)
+SIGLIP_SIGHT = Tower(
+    "vision_config", "vision", VisionTransformerConfig, "siglip_vision_model", SIGLIP_VISION, {}
+)
 CLIP = (
     Tower(
         "text_config",
@@ -135,16 +158,7 @@ CLIP = (
         (EndToken(), WIDTH),
         older="text_config_dict",
     ),
-    Tower(
-        "vision_config",
-        "vision",
-        VisionTransformerConfig,
-        "clip_vision_model",
-        CLIP_VISION,
-        {"num_labels": 0},
-        (WIDTH,),
-        older="vision_config_dict",
-    ),
+    CLIP_SIGHT,
     Mapped("projection_dim", "projection_width", 512, Conversion(projection_width)),
     # Where training begins, and what belongs to half a model.
     Inert(("logit_scale_init_value", "tie_word_embeddings")),
@@ -158,35 +172,99 @@ SIGLIP = (
         (*SIGLIP_TEXT, *VOCABULARY),
         {},
     ),
-    Tower(
-        "vision_config",
-        "vision",
-        VisionTransformerConfig,
-        "siglip_vision_model",
-        # Without its pooling an image has no vector.
-        (*SIGLIP_VISION, Required("vision_use_head", True)),
-        {},
-    ),
+    # Without its pooling an image has no vector.
+    replace(SIGLIP_SIGHT, settings=(*SIGLIP_VISION, Required("vision_use_head", True))),
     *fixed(text_vector="pooler", similarity_bias=True),
     Inert(("tie_word_embeddings",)),
 )
+
+
+@dataclass(frozen=True)
+class Alone(Row):
+    """The settings of the model that sees, where it is alone and has classes.
+
+    Attributes:
+        tower: its row in a pair.
+    """
+
+    tower: Tower
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Gives the fields of the model."""
+        return self.tower.fields(source_model)[0]
+
+    def write(self, config: VisionTransformerConfig) -> dict[str, Any]:
+        """Gives the object."""
+        of_pair = {"num_labels": 0, "image_labels": (), "classes_from": "vector"}
+        alone = VisionTransformerConfig(**{**config.settings(), **of_pair})
+        return {
+            self.tower.source: {
+                "model_type": self.tower.model_type,
+                **write_settings(self.tower.settings, alone),
+            }
+        }
+
+
+def _image_classifier(
+    name: str, kind: str, sight: Tower, body: Callable[[Any], Rules]
+) -> ModuleMapping:
+    """Returns the mapping of what sees, with classes of the mean of its patches.
+
+    Args:
+        name: the dialect's.
+        kind: the class.
+        sight: the settings of the model that sees.
+        body: the rules of it.
+    """
+    # Of what reads, and of what a pair has beside its two models.
+    unused = Inert(
+        (
+            "text_config", "text_config_dict", "projection_dim", "logit_scale_init_value",
+            "tie_word_embeddings",
+        )
+    )  # fmt: skip
+    own = (Alone(sight), Labels(), *fixed(classes_from="patches", label_bias=True))
+
+    def read_config(source_model: SourceModel) -> VisionTransformerConfig:
+        fields = read_settings((*own, unused, *SHARED), source_model)
+        check_all_read(source_model, DEFAULTS, name)
+        return VisionTransformerConfig(**fields)
+
+    def write(module: VisionTransformer) -> dict[str, Any]:
+        about = {"model_type": name, "architectures": [kind]}
+        return {**about, **write_settings(own, module.config)}
+
+    return ModuleMapping(
+        (kind,),
+        VisionTransformer,
+        ConfigReader(read_config),
+        lambda module: (
+            *under("", "vision_model", body(module)),
+            *names(classifier="classifier"),
+        ),
+        buffers=(position_ids("vision_model.embeddings.position_ids"),),
+        settings=write,
+        outside=("classifier.",),
+    )
 
 
 def _adapter(
     name: str,
     settings: tuple[Row, ...],
     seeing: Callable[[Any], Rules],
+    sight: Tower,
     scale: tuple[int, ...],
 ) -> StateDictAdapter:
-    """Returns the adapter of a pair.
+    """Returns the adapter of a pair, and of what sees in it, with classes.
 
     Args:
         name: the dialect's, which is the ``model_type`` in config.json.
         settings: the rows of all settings.
         seeing: the rules of the model that sees.
+        sight: the settings of the model that sees, alone.
         scale: the shape of the array of the scale.
     """
-    (kind,) = TRANSFORMERS_TYPES[name].classes
+    kind, image_kind = TRANSFORMERS_TYPES[name].classes
     rows = (*settings, *SHARED)
 
     def read_config(source_model: SourceModel) -> DualEncoderConfig:
@@ -222,10 +300,11 @@ def _adapter(
     mapping = ModuleMapping(
         (kind,), DualEncoder, ConfigReader(read_config), rules, buffers=buffers, settings=write
     )
-    return StateDictAdapter(name, (mapping,), model_types=(name,), overlooks=overlooks)
+    images = _image_classifier(name, image_kind, sight, seeing)
+    return StateDictAdapter(name, (mapping, images), model_types=(name,), overlooks=overlooks)
 
 
 DIALECTS = (
-    _adapter("clip", CLIP, vision_body, ()),
-    _adapter("siglip", SIGLIP, siglip_vision_body, (1,)),
+    _adapter("clip", CLIP, vision_body, CLIP_SIGHT, ()),
+    _adapter("siglip", SIGLIP, siglip_vision_body, SIGLIP_SIGHT, (1,)),
 )

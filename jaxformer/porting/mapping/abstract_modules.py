@@ -58,7 +58,8 @@ _USED_BY_THE_MODEL = (
     "causal", "sliding_window", "full_attention_layers", "embedding_scale", "logit_soft_cap",
     "logit_scale", "num_layers", "layer_groups", "layers_in_group", "image_height", "image_width",
     "pooling", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
-    "labels", "classified", "text_vector", "end_token", "encoder_length",
+    "labels", "classified", "text_vector", "end_token", "encoder_length", "image_labels",
+    "classes_from",
 )  # fmt: skip
 
 

@@ -57,6 +57,8 @@ class Case:
         embeddings: a factor on its embeddings, see ``randomize``; small ones help a pre-norm model.
         notes: where transformers rounds, for the table of docs/reference/models.md.
         ignore: patterns of arrays that are not ported.
+        unused: the starts of names of parameters that the class keeps and never uses: their
+            gradients are 0.
     """
 
     dialect: str
@@ -74,6 +76,7 @@ class Case:
     embeddings: float = 0.2
     notes: str = ""
     ignore: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     @property
     def makes_text(self) -> bool:
@@ -85,7 +88,7 @@ class Case:
     @property
     def sees(self) -> bool:
         """Whether the class reads images alone."""
-        return "image_size" in self.settings
+        return "image_size" in self.settings or self.kind.endswith("ForImageClassification")
 
     @property
     def hears(self) -> bool:
@@ -95,7 +98,7 @@ class Case:
     @property
     def is_pair(self) -> bool:
         """Whether the class reads texts and images, as two models side by side."""
-        return self.dialect in ("clip", "siglip")
+        return self.kind in ("CLIPModel", "SiglipModel")
 
     @property
     def usual(self) -> dict[str, Any]:

@@ -251,9 +251,10 @@ def read_by(model: Any, ids: np.ndarray) -> np.ndarray:
         return features(model.config.num_mel_bins, 2 * model.config.max_source_positions, ids)
     if model.main_input_name != "pixel_values":
         return ids
-    size = model.config.image_size
+    config = getattr(model.config, "vision_config", model.config)
+    size = config.image_size
     sides = (size, size) if isinstance(size, int) else size
-    return images((model.config.num_channels, *sides), ids)
+    return images((config.num_channels, *sides), ids)
 
 
 def is_pair(model: Any) -> bool:

@@ -55,7 +55,8 @@ far as transformers has them: `*ForSequenceClassification`, `*ForTokenClassifica
 their labels; of BART, mBART and T5's kin those of texts and questions become an
 `EncoderDecoderClassifier`. `RoFormerForMultipleChoice` is rejected: transformers scores the last
 place of a choice there, padding or not. Scores and gradients of all of them are compared in float64
-(`tests/porting/test_task_heads.py`).
+(`tests/porting/test_task_heads.py`). `CLIPForImageClassification` and its like of SigLIP become a
+`VisionTransformer`; what makes the vector of an image has no effect there, and is kept.
 
 Random settings, drawn from those that each class of transformers really has, make no difference
 either: 405 configurations are drawn anew in every run of the slow tier.

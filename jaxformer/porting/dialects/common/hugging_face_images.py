@@ -7,6 +7,7 @@ from typing import Any
 from jaxformer.config_vision import PatchConfig, VisionTransformerConfig
 from jaxformer.porting.dialects.common.hugging_face import read_fields
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
+from jaxformer.porting.dialects.common.labels import read_labels, written_labels
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, ConfigReader, ModuleMapping, StateDictAdapter
 from jaxformer.porting.mapping.packings import Reshaped
@@ -23,7 +24,7 @@ from jaxformer.porting.mapping.unread_settings import find_unread
 from jaxformer.vision_transformer import VisionTransformer
 
 # Of a model without its head.
-BODY_HEAD = {"num_labels": 0, "pooling": "first"}
+BODY_HEAD = {"num_labels": 0, "image_labels": (), "pooling": "first"}
 
 
 @dataclass(frozen=True)
@@ -56,24 +57,32 @@ class Sides(Row):
 
 
 class Labels(Row):
-    """The number of classes, which a config.json has as a table of their names."""
+    """The number of classes, and their names."""
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
-        """Gives the number; a body's is not used."""
-        names = source_model.setting("id2label", default=None)
+        """Gives the number and the names, but those that transformers makes; a body has neither."""
         number = source_model.setting("num_labels", default=2)
-        number = len(names) if isinstance(names, Mapping) else number
-        if type(number) is not int or number < 1:
-            raise unsupported("num_labels", "be a whole number above 0", number)
-        return {"num_labels": number}
+        if source_model.setting("id2label", default=None) is None:
+            if type(number) is not int or number < 1:
+                raise unsupported("num_labels", "be a whole number above 0", number)
+            return {"num_labels": number}
+        labels = read_labels(source_model)
+        if not labels:
+            raise unsupported("id2label", "name a class", {})
+        return {
+            "num_labels": len(labels),
+            "image_labels": () if labels == _numbered(len(labels)) else labels,
+        }
 
     def write(self, config: VisionTransformerConfig) -> dict[str, Any]:
-        """Gives names with numbers, as transformers makes them."""
-        labels = [f"LABEL_{n}" for n in range(config.image_head.num_labels)]
-        if not labels:
-            return {}
-        by_number = {str(n): label for n, label in enumerate(labels)}
-        return {"id2label": by_number, "label2id": {label: n for n, label in enumerate(labels)}}
+        """Gives names with numbers; without names those that transformers makes."""
+        part = config.image_head
+        labels = part.image_labels or _numbered(part.num_labels)
+        return written_labels(labels) if labels else {}
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"LABEL_{n}" for n in range(count))
 
 
 class Tokens(Row):

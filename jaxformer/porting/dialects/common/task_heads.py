@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS
+from jaxformer.porting.dialects.common.labels import read_labels, written_labels
 from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,
@@ -21,7 +22,6 @@ from jaxformer.porting.mapping.settings import (
     Row,
     Values,
     fixed,
-    unsupported,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 
@@ -63,27 +63,14 @@ class Labels(Row):
 
     def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
         """Gives them in the order of their numbers."""
-        named = source_model.setting("id2label", default=None)
-        count = source_model.setting("num_labels", default=None)
-        if named is None:
-            return {"labels": tuple(f"LABEL_{i}" for i in range(2 if count is None else count))}
-        try:
-            by_number = {int(number): str(label) for number, label in dict(named).items()}
-        except (TypeError, ValueError):
-            raise unsupported("id2label", "be an object of labels by number", named) from None
-        if sorted(by_number) != list(range(len(by_number))):
-            raise unsupported("id2label", "have the numbers from 0 on", named)
-        if count not in (None, len(by_number)):
-            raise unsupported("num_labels", f"be {len(by_number)}, as many as in id2label", count)
-        return {"labels": tuple(by_number[i] for i in range(len(by_number)))}
+        count = source_model.setting("num_labels", default=2)
+        if source_model.setting("id2label", default=None) is None:
+            return {"labels": tuple(f"LABEL_{i}" for i in range(count))}
+        return {"labels": read_labels(source_model)}
 
     def write(self, config: Any) -> dict[str, Any]:
         """Gives them by number, and the numbers by label."""
-        labels = dict(enumerate(config.classifier.labels))
-        return {
-            "id2label": {str(number): label for number, label in labels.items()},
-            "label2id": {label: number for number, label in labels.items()},
-        }
+        return written_labels(config.classifier.labels)
 
 
 @dataclass(frozen=True)

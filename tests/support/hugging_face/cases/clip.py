@@ -1,4 +1,4 @@
-"""CLIP and SigLIP, and their halves."""
+"""CLIP and SigLIP, their halves, and what sees with classes."""
 
 from typing import Any
 
@@ -44,6 +44,17 @@ SIGLIP_PAIR_VISION = {k: v for k, v in PAIR_VISION.items() if k != "projection_d
 SIGLIP_PAIR_VISION |= {"hidden_size": 24, "num_attention_heads": 3}
 
 
+LABELS = {"0": "red", "1": "green", "2": "blue"}
+CLASSES = {"id2label": LABELS, "label2id": {label: int(n) for n, label in LABELS.items()}}
+
+
+def _classifier(kind: str, vision: dict[str, Any], *unused: str, **more: Any) -> Case:
+    """A class that keeps what makes the vector of an image, and does not use it."""
+    dialect = kind.removesuffix("ForImageClassification").lower()
+    settings = {"vision_config": vision, **more}
+    return Case(dialect, kind, settings, unused=tuple(f"vision_model.{name}." for name in unused))
+
+
 def _case(kind: str, text: dict[str, Any], vision: dict[str, Any], **more: Any) -> Case:
     settings = {"text_config": text, "vision_config": vision, **more}
     return Case(kind.removesuffix("Model").lower(), kind, settings)
@@ -71,6 +82,19 @@ CASES = {
         "SiglipModel",
         {**SIGLIP_PAIR_TEXT, "num_attention_heads": 3, "hidden_act": "relu"},
         {**SIGLIP_PAIR_VISION, "hidden_act": "gelu", "image_size": 19, "patch_size": 5},
+    ),
+    "clip classes": _classifier(
+        "CLIPForImageClassification", PAIR_VISION, "post_layernorm", **CLASSES
+    ),
+    "clip classes gelu": _classifier(
+        "CLIPForImageClassification", {**OTHER, "patch_size": 5}, "post_layernorm"
+    ),
+    "siglip classes": _classifier(
+        "SiglipForImageClassification", SIGLIP_PAIR_VISION, "head", **CLASSES
+    ),
+    "siglip classes no vector": _classifier(
+        "SiglipForImageClassification",
+        {**SIGLIP, "hidden_act": "relu", "image_size": 13, "vision_use_head": False},
     ),
     "clip vision": Case("clip_vision_model", "CLIPVisionModelWithProjection", VISION),
     "clip vision gelu": Case("clip_vision_model", "CLIPVisionModelWithProjection", OTHER),

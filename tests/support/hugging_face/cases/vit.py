@@ -12,7 +12,7 @@ VIT = {
     "num_channels": 5,
     "layer_norm_eps": 1e-5,
 }
-LABELS = {f"LABEL_{n}": n for n in range(7)}
+LABELS = {name: n for n, name in enumerate(["ant", "bee", "cat", "dog", "emu", "fox", "gnu"])}
 CLASSES = {"id2label": {str(n): label for label, n in LABELS.items()}, "label2id": LABELS}
 SQUARE = {
     **VIT,
