@@ -53,7 +53,8 @@ class ClassifierHead(nnx.Module):
         d_model: D.
         num_labels: how many scores there are.
         transform: whether there is ``proj``, with its activation (BERT's pooler).
-        activation: one of ``ACTIVATIONS``.
+        transform_width: the width of what proj makes, default D.
+        activation: one of ``ACTIVATIONS``, or none.
         transform_bias: whether proj has a bias.
         norm: what follows the activation, if anything.
         use_bias: whether scores have a bias.
@@ -68,6 +69,7 @@ class ClassifierHead(nnx.Module):
         num_labels: int,
         *,
         transform: bool = False,
+        transform_width: int | None = None,
         activation: str = "tanh",
         transform_bias: bool = True,
         norm: LayerNorm | RMSNorm | None = None,
@@ -78,18 +80,21 @@ class ClassifierHead(nnx.Module):
     ):
         self.activation = activation
         self.input_dropout = Dropout(input_dropout)
+        width = d_model if transform_width is None else transform_width
         self.proj = (
-            Linear(d_model, d_model, use_bias=transform_bias, rngs=rngs) if transform else None
+            Linear(d_model, width, use_bias=transform_bias, rngs=rngs) if transform else None
         )
         self.norm = norm
         self.dropout = Dropout(dropout)
-        self.out_proj = Linear(d_model, num_labels, use_bias=use_bias, rngs=rngs)
+        self.out_proj = Linear(width, num_labels, use_bias=use_bias, rngs=rngs)
 
     def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... O"]:
         """Returns the scores (..., num_labels), in the dtype of x."""
         x = self.input_dropout(x)
         if self.proj is not None:
-            x = ACTIVATIONS[self.activation](self.proj(x))
+            x = self.proj(x)
+            if self.activation != "none":
+                x = ACTIVATIONS[self.activation](x)
         if self.norm is not None:
             x = self.norm(x)
         return self.out_proj(self.dropout(x))
@@ -103,12 +108,17 @@ def classified(
     Args:
         hidden: of all tokens.
         mask: True = may attend; a key that no query of its row may see is padding.
-        what: ``first``, ``last``, ``mean`` or ``tokens``, see ``ClassifierConfig``.
+        what: ``first``, ``last``, ``last_place``, ``mean``, ``mean_of_places`` or ``tokens``, see
+            ``ClassifierConfig``.
     """
     if what == "tokens":
         return hidden
     if what == "first":
         return hidden[:, 0]
+    if what == "last_place":
+        return hidden[:, -1]
+    if what == "mean_of_places":
+        mask = None
     length = hidden.shape[1]
     is_token_BT = jnp.ones((1, length), bool) if mask is None else jnp.any(mask, axis=(1, 2))
     is_token_BT = jnp.broadcast_to(is_token_BT, hidden.shape[:2])

@@ -657,6 +657,8 @@ CASES = [
         D, s.norms.LayerNorm(9), activation="relu_squared", out_features=9, **s.init), FLOW),
     Case("heads/classifier", lambda s: s.heads.ClassifierHead(D, 5, dropout=0.2, **s.init), FLOW,
          dropout=True),
+    Case("heads/classifier-narrow", lambda s: s.heads.ClassifierHead(
+        D, 5, transform=True, transform_width=7, activation="none", **s.init), FLOW),
     Case("heads/classifier-transform", lambda s: s.heads.ClassifierHead(
         D, 5, transform=True, transform_bias=False, norm=s.norms.LayerNorm(D), use_bias=False,
         input_dropout=0.3, dropout=0.2, **s.init), FLOW, dropout=True),
@@ -756,7 +758,7 @@ CASES = [
         Case(f"transformer_classifier/{classified}", classifier(
             classified=classified, classifier_transform=classified == "first", **DROPOUTS),
             given(tokens=ids(B, 13), mask=padded(B, 13)), dropout=True)
-        for classified in ("first", "last", "mean", "tokens")
+        for classified in ("first", "last", "last_place", "mean", "mean_of_places", "tokens")
     ],
     Case("transformer_classifier/choose", classifier(labels=("choice",)),
          given(tokens=ids(B, 4, 13), token_types=ids(B, 4, 13, below=2)), method="choose"),

@@ -405,6 +405,14 @@ MUTANTS = [
           setting(heads.ClassifierHead, "activation", "relu")),
     Mutant("a classifier's dropouts swapped", "heads/classifier-transform", swapped_attributes(
         heads.ClassifierHead, "input_dropout", "dropout"), "dropout"),
+    Mutant("a layer without an activation gets one", "heads/classifier-narrow",
+          setting(heads.ClassifierHead, "activation", "tanh")),
+    Mutant("padding is left out of the mean of places", "transformer_classifier/mean_of_places",
+          replace(transformer_classifier, "classified", lambda original: lambda hidden, mask, what:
+                  original(hidden, mask, "mean"))),
+    Mutant("the last place is that of a token", "transformer_classifier/last_place", replace(
+        transformer_classifier, "classified", lambda original: lambda hidden, mask, what:
+        original(hidden, mask, "last"))),
     Mutant("the last place is classified, padding or not", "transformer_classifier/last", replace(
         transformer_classifier, "classified", lambda original: lambda hidden, mask, what:
         original(hidden, None, what))),

@@ -9,8 +9,8 @@ from .config_tree import Part
 
 HeadKind = Literal["linear", "masked_lm", "none"]
 PooledToken = Literal["first", "last"]
-Classified = Literal["first", "last", "mean", "tokens"]
-ClassifierActivation = Literal[PlainActivation, "tanh"]
+Classified = Literal["first", "last", "last_place", "mean", "mean_of_places", "tokens"]
+ClassifierActivation = Literal[PlainActivation, "tanh", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,12 @@ class ClassifierConfig(Part):
     """The names of the labels, in the order of their scores."""
     classified: Classified = "first"
     """What gets scores: a text by its first token (BERT), its last (GPT-2) or the mean of all, or
-    each token by itself."""
+    each token by itself. ``last_place`` and ``mean_of_places`` are the same as ``last`` and
+    ``mean`` with padding counted (RoFormer)."""
     classifier_transform: bool = False
     """Whether a layer with an activation stands before the scores (BERT's pooler)."""
+    classifier_width: int | None = None
+    """The width of what that layer makes; default d_model (Whisper: 256)."""
     classifier_activation: ClassifierActivation = "tanh"
     """The activation of that layer."""
     classifier_transform_bias: bool = True
@@ -92,7 +95,10 @@ class ClassifierConfig(Part):
         super().__post_init__()
         check_choice(self, "classified", get_args(Classified))
         check_choice(self, "classifier_activation", get_args(ClassifierActivation))
+        check_positive(self, "classifier_width")
         if not self.labels or not all(isinstance(label, str) for label in self.labels):
             raise ValueError(f"labels must be one name or more: got {self.labels!r}")
         if self.classifier_norm and not self.classifier_transform:
             raise ValueError("classifier_norm needs classifier_transform=True: got False")
+        if self.classifier_width is not None and not self.classifier_transform:
+            raise ValueError("classifier_width needs classifier_transform=True: got False")

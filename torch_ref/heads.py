@@ -52,7 +52,8 @@ class ClassifierHead(nn.Module):
         d_model: D.
         num_labels: how many scores there are.
         transform: whether there is ``proj``, with its activation (BERT's pooler).
-        activation: one of ``ACTIVATIONS``.
+        transform_width: the width of what proj makes, default D.
+        activation: one of ``ACTIVATIONS``, or none.
         transform_bias: whether proj has a bias.
         norm: what follows the activation, if anything.
         use_bias: whether scores have a bias.
@@ -66,6 +67,7 @@ class ClassifierHead(nn.Module):
         num_labels: int,
         *,
         transform: bool = False,
+        transform_width: int | None = None,
         activation: str = "tanh",
         transform_bias: bool = True,
         norm: LayerNorm | RMSNorm | None = None,
@@ -76,16 +78,19 @@ class ClassifierHead(nn.Module):
         super().__init__()
         self.activation = activation
         self.input_dropout = Dropout(input_dropout)
-        self.proj = Linear(d_model, d_model, use_bias=transform_bias) if transform else None
+        width = d_model if transform_width is None else transform_width
+        self.proj = Linear(d_model, width, use_bias=transform_bias) if transform else None
         self.norm = norm
         self.dropout = Dropout(dropout)
-        self.out_proj = Linear(d_model, num_labels, use_bias=use_bias)
+        self.out_proj = Linear(width, num_labels, use_bias=use_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the scores (..., num_labels), in the dtype of x."""
         x = self.input_dropout(x)
         if self.proj is not None:
-            x = ACTIVATIONS[self.activation](self.proj(x))
+            x = self.proj(x)
+            if self.activation != "none":
+                x = ACTIVATIONS[self.activation](x)
         if self.norm is not None:
             x = self.norm(x)
         return self.out_proj(self.dropout(x))
@@ -97,12 +102,17 @@ def classified(hidden: torch.Tensor, mask: torch.Tensor | None, what: str) -> to
     Args:
         hidden: of all tokens (B, T, D).
         mask: True = may attend (B, N, T, S); a key that no query of its row may see is padding.
-        what: ``first``, ``last``, ``mean`` or ``tokens``, see ``ClassifierConfig``.
+        what: ``first``, ``last``, ``last_place``, ``mean``, ``mean_of_places`` or ``tokens``, see
+            ``ClassifierConfig``.
     """
     if what == "tokens":
         return hidden
     if what == "first":
         return hidden[:, 0]
+    if what == "last_place":
+        return hidden[:, -1]
+    if what == "mean_of_places":
+        mask = None
     batch, length = hidden.shape[:2]
     if mask is None:
         is_token = torch.ones((1, length), dtype=torch.bool, device=hidden.device)

@@ -29,8 +29,6 @@ PAIRS = ("bart", "mbart", "t5", "mt5", "umt5")
 LABELS = {0: "sad", 1: "glad", 2: "mad"}
 # Of three texts, so many places at the end.
 PADDING = np.array([0, 5, 3])
-# Of RoFormer's choices transformers scores the last place, padding or not.
-UNKNOWN = {("roformer", "MultipleChoice")}
 DEFAULT = {
     ("bert", "SequenceClassification"), ("llama", "SequenceClassification"),
     ("distilbert", "QuestionAnswering"), ("electra", "MultipleChoice"),
@@ -59,11 +57,10 @@ KINDS = [
     for task in TASKS
     if dialect not in PAIRS
     and hasattr(transformers, f"{TRANSFORMERS_TYPES[dialect].classes[1][:-5]}For{task}")
-    and (dialect, task) not in UNKNOWN
 ]
 
 
-def make(dialect, task):
+def make(dialect, task, **more):
     case = FIRST[dialect]
     settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, **case.settings}
     settings |= {"pad_token_id": 0, "classifier_dropout": 0.25}
@@ -73,8 +70,11 @@ def make(dialect, task):
         settings["id2label"] = LABELS
     if dialect == "modernbert":
         settings |= {"classifier_pooling": "mean", "classifier_bias": True}
+    if (dialect, task) == ("roformer", "MultipleChoice"):
+        # Its padding is scored: PyTorch would leave its row out of the gradient.
+        settings["pad_token_id"] = None
     kind = f"{TRANSFORMERS_TYPES[dialect].classes[1].removesuffix('Model')}For{task}"
-    model = build(kind, settings, attention=case.attention).double()
+    model = build(kind, {**settings, **more}, attention=case.attention).double()
     return randomize(model, case.std, case.embeddings)
 
 
@@ -131,10 +131,48 @@ def scores(model, ids, is_token, dialect=None):
     ),
 )
 def test_a_class_computes_what_transformers_computes(dialect, task, float64):
+    check_equal(dialect, task)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    full_except(
+        [
+            {"summary_type": "first", "summary_use_proj": True, "summary_activation": "tanh"},
+            {"summary_type": "mean", "summary_use_proj": True},
+            {"summary_type": "cls_index", "hidden_act": "relu", "num_attention_heads": 3},
+            {"summary_type": "last", "summary_use_proj": True, "summary_activation": "silu"},
+        ],
+        lambda settings: settings["summary_type"] == "mean",
+    ),
+    ids=lambda settings: settings["summary_type"],
+)
+@pytest.mark.parametrize("dialect", full_except(["roformer", "electra"], lambda d: d == "roformer"))
+def test_choices_are_scored_by_any_summary(dialect, settings, float64):
+    check_equal(dialect, "MultipleChoice", **settings, pad_token_id=None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"summary_type": "attn"}, "summary_type must be one of first, last, mean, cls_index"),
+        ({"summary_activation": "tanh"}, "summary_activation must be null without summary_use_"),
+        ({"summary_use_proj": True, "summary_proj_to_labels": True}, "summary_proj_to_labels must"),
+    ],
+)
+def test_other_summaries_are_rejected(settings, words):
+    source = make("roformer", "MultipleChoice")
+    vars(source.config).update(settings)
+    with pytest.raises(UsageError, match=words):
+        from_torch(source)
+
+
+def check_equal(dialect, task, **settings):
+    """Scores and gradients are those of transformers, and arrays come back bit for bit."""
     ids, is_token = inputs(task, dialect)
     counts = is_token if task in ("TokenClassification", "QuestionAnswering") else slice(None)
     with in_float64():
-        source = make(dialect, task)
+        source = make(dialect, task, **settings)
         model = from_torch(source)
         has_decoder = dialect in PAIRS and task != "TokenClassification"
         assert type(model) is (
@@ -251,6 +289,19 @@ def test_verify_compares_an_encoder_and_decoder_that_classifies(tmp_path, capsys
     assert "equal (rounding)" in capsys.readouterr().out
     assert main(["sample", folder, "--prompt-ids", "1,2"]) == 2
     assert "only a causal model with a head writes text" in capsys.readouterr().err
+
+
+@pytest.mark.tier("full")
+def test_verify_compares_choices_and_runs_the_twin_of_a_classifier(tmp_path, capsys):
+    """A text is one choice; a file with jaxformer's own record is run by torch_ref."""
+    source = make("roformer", "MultipleChoice", summary_type="mean").float()
+    source.save_pretrained(tmp_path / "folder")
+    folder, file = str(tmp_path / "folder"), str(tmp_path / "ported.safetensors")
+    assert main(["port", folder, file]) == 0
+    for pair in ((folder, file), (file, folder)):
+        capsys.readouterr()
+        assert main(["verify", *pair, "--mode", "forward", "--length", "16"]) == 0
+        assert "equal (rounding)" in capsys.readouterr().out
 
 
 @pytest.mark.tier("full")

@@ -139,6 +139,8 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
     "ClassifierHead-transform": (lambda s: s.heads.ClassifierHead(
         D, 5, transform=True, activation="relu", transform_bias=False, use_bias=False,
         norm=s.norms.LayerNorm(D, eps=1e-3), input_dropout=0.1, dropout=0.3, **s.init), (X,)),
+    "ClassifierHead-narrow": (lambda s: s.heads.ClassifierHead(
+        D, 5, transform=True, transform_width=7, activation="none", **s.init), (X,)),
     "TransformerClassifier": (lambda s: classifier(s), (TOKENS,)),
     "PatchEmbedding": (lambda s: s.patches.PatchEmbedding(
         D, patch_height=3, patch_width=5, num_channels=2, use_bias=False, **s.init), (IMAGES,)),

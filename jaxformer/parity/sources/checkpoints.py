@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
-from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
 from jaxformer.parity.comparison.weights import weight_difference
@@ -272,29 +272,14 @@ def uses_transformers(source: Source) -> tuple[bool, tuple[str, str]]:
 def make_twin(config: ModelConfig) -> Any:
     """Makes the PyTorch twin of a jaxformer model, with random weights."""
     require_torch()
-    import torch_ref.config
-    import torch_ref.config_dual_encoder
-    import torch_ref.config_speech
-    import torch_ref.config_vision
-    import torch_ref.dual_encoder
-    import torch_ref.encoder_decoder
-    import torch_ref.speech_transformer
-    import torch_ref.transformer_lm
-    import torch_ref.vision_transformer
+    config_of_twin = _twin_of(type(config))(**config.settings())
+    return _twin_of(MODEL_OF_CONFIG[type(config)])(config_of_twin)
 
-    if isinstance(config, VisionTransformerConfig):
-        same = torch_ref.config_vision.VisionTransformerConfig(**config.settings())
-        return torch_ref.vision_transformer.VisionTransformer(same)
-    if isinstance(config, DualEncoderConfig):
-        pair = torch_ref.config_dual_encoder.DualEncoderConfig(**config.settings())
-        return torch_ref.dual_encoder.DualEncoder(pair)
-    if isinstance(config, SpeechTransformerConfig):
-        speech = torch_ref.config_speech.SpeechTransformerConfig(**config.settings())
-        return torch_ref.speech_transformer.SpeechTransformer(speech)
-    twin = getattr(torch_ref.config, type(config).__name__)(**config.settings())
-    if isinstance(config, TransformerLMConfig):
-        return torch_ref.transformer_lm.TransformerLM(twin)
-    return torch_ref.encoder_decoder.EncoderDecoder(twin)
+
+def _twin_of(cls: type) -> Any:
+    """Returns the class of torch_ref that has the name and the file of one of jaxformer."""
+    file = cls.__module__.rpartition(".")[2]
+    return getattr(importlib.import_module(f"torch_ref.{file}"), cls.__name__)
 
 
 def as_tensor(array: np.ndarray) -> Any:

@@ -102,6 +102,13 @@ def prepare_module(module: Any) -> None:
         module.config._experts_implementation = "eager"
     if type(module).__name__.endswith("ForQuestionAnswering"):
         module.register_forward_hook(_join_answers)
+    if type(module).__name__.endswith("ForMultipleChoice"):
+        module.register_forward_pre_hook(_as_one_choice)
+
+
+def _as_one_choice(module: Any, inputs: Any) -> Any:
+    """Returns the ids (B, T) that a class for choices is called with as one choice, (B, 1, T)."""
+    return tuple(ids[:, None] for ids in inputs)
 
 
 def _join_answers(module: Any, inputs: Any, outputs: Any) -> Any:

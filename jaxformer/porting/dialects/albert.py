@@ -164,7 +164,18 @@ ROFORMER = (
     narrow_embedding("embedding_size"),
     Required("rotary_value", False),
     *fixed(positions="rotary", rotary_interleaved=True),
-    Inert(("pooler_fc_size", "pooler_type", "summary_type")),
+    Inert(
+        (
+            "pooler_fc_size",
+            "pooler_type",
+            "summary_type",
+            "summary_use_proj",
+            "summary_activation",
+            "summary_proj_to_labels",
+            "summary_first_dropout",
+            "summary_last_dropout",
+        )
+    ),
 )
 
 

@@ -169,7 +169,16 @@ ELECTRA = (
     *POST_NORM,
     GELU_HEAD,
     narrow_embedding("embedding_size"),
-    Inert(("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout")),
+    Inert(
+        (
+            "summary_type",
+            "summary_use_proj",
+            "summary_activation",
+            "summary_proj_to_labels",
+            "summary_first_dropout",
+            "summary_last_dropout",
+        )
+    ),
 )
 MEGATRON = (*SIZES, *KIN, Fixed("embedding_norm", False))
 IS_USED = Conversion(lambda is_used, values: bool(is_used), lambda number, config: number > 0)

@@ -160,8 +160,10 @@ READERS: dict[str, dict[str, Read]] = {
     },
     "DisentangledPositions": {"dropout": _rate("dropout")},
     "ClassifierHead": {
-        "d_model": _size("out_proj.", 1), "num_labels": _size("out_proj.", 0),
+        "d_model": lambda f: f.shape("proj.weight" if f.has("proj") else "out_proj.weight")[1],
+        "num_labels": _size("out_proj.", 0),
         "use_bias": _has("out_proj.bias"), "transform": _has("proj"),
+        "transform_width": lambda f: f.shape("proj.weight")[0] if f.has("proj") else None,
         "transform_bias": _has("proj.bias"), "input_dropout": _rate("input_dropout"),
         "dropout": _rate("dropout"),
     },

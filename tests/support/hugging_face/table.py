@@ -53,8 +53,7 @@ Of every type that reads texts with one stack of blocks, the classes for tasks a
 far as transformers has them: `*ForSequenceClassification`, `*ForTokenClassification`,
 `*ForQuestionAnswering` and `*ForMultipleChoice` become a `TransformerClassifier`, with the names of
 their labels; of BART, mBART and T5's kin those of texts and questions become an
-`EncoderDecoderClassifier`. `RoFormerForMultipleChoice` is rejected: transformers scores the last
-place of a choice there, padding or not. Scores and gradients of all of them are compared in float64
+`EncoderDecoderClassifier`. Scores and gradients of all of them are compared in float64
 (`tests/porting/test_task_heads.py`). `CLIPForImageClassification` and its like of SigLIP become a
 `VisionTransformer`; what makes the vector of an image has no effect there, and is kept.
 

@@ -22,6 +22,7 @@ from jaxformer.porting.mapping.settings import (
     Row,
     Values,
     fixed,
+    unsupported,
 )
 from jaxformer.porting.mapping.source_model import SourceModel
 
@@ -98,6 +99,7 @@ class Rate(Row):
         return {self.source[0]: config.settings()[self.target[0]]}
 
 
+SUMMARY = Choices({**ACTIVATIONS.table, "tanh": "tanh"})
 OUT = names({"classifier.out_proj": "classifier"})
 TOKENS = (Labels(), Fixed("classified", "tokens"))
 CHOICE = Fixed("labels", ("choice",))
@@ -175,21 +177,72 @@ def _roberta(prefix: str, rate: Rate = BERT_RATE) -> tuple[TaskHead, ...]:
 def _electra() -> tuple[TaskHead, ...]:
     gelu = Fixed("classifier_activation", "gelu")
     text = _beside(activation=gelu, rate=Rate(BERT_RATE.source, 0.1, BOTH_RATES))
-    summary = (
-        Required("summary_type", "first"),
-        Required("summary_use_proj", True),
-        Required("summary_activation", "gelu"),
-        gelu,
-    )
-    choice = _bert("sequence_summary.summary", Rate(("summary_last_dropout",), 0.1), *summary)[-1]
+    choice = _summary("first", transform=True, activation="gelu", rate=0.1)
     return (text, _tokens(BERT_RATE), _questions(), choice)
 
 
+@dataclass(frozen=True)
+class SummaryActivation(Row):
+    """What follows the layer of a summary, or null.
+
+    Attributes:
+        default: where there is no setting.
+    """
+
+    default: str | None
+
+    def read(self, source_model: SourceModel, values: Values) -> dict[str, Any]:
+        """Gives the activation.
+
+        Raises:
+            UsageError: there is one and no layer, or it is unknown.
+        """
+        name = source_model.nullable("summary_activation", self.default) or None
+        if name is None:
+            return {"classifier_activation": "none" if values["classifier_transform"] else "tanh"}
+        if not values["classifier_transform"]:
+            raise unsupported("summary_activation", "be null without summary_use_proj", name)
+        return {"classifier_activation": SUMMARY.to_target("summary_activation", name, values)}
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """Gives the name."""
+        part = config.classifier
+        if not part.classifier_transform or part.classifier_activation == "none":
+            return {"summary_activation": None}
+        return {"summary_activation": SUMMARY.to_source(part.classifier_activation, config)}
+
+
+def _summary(kind: str, *, transform: bool, activation: str | None, rate: float) -> TaskHead:
+    """The head of choices whose vector is a summary of all places, padding or not.
+
+    Args:
+        kind: what is taken where ``summary_type`` does not say.
+        transform: whether a layer follows, where ``summary_use_proj`` does not say.
+        activation: of that layer.
+        rate: of the dropout behind it.
+    """
+    rules = names({"classifier.proj": "sequence_summary.summary"})
+    places = {"first": "first", "last": "last_place", "mean": "mean_of_places"}
+    rows = (
+        CHOICE,
+        # Without a place of its own, which the class never gives, the last one is taken.
+        Mapped("summary_type", "classified", kind, Choices({**places, "cls_index": "last_place"})),
+        Mapped("summary_use_proj", "classifier_transform", transform, BOOLEAN),
+        SummaryActivation(activation),
+        # The layer would have another width than the scores are made of.
+        Required("summary_proj_to_labels", False),
+        Rate(("summary_first_dropout",), 0.0, ("classifier_input_dropout",)),
+        Rate(("summary_last_dropout",), rate),
+    )
+    outside = ("classifier.", "sequence_summary.")
+    return TaskHead("MultipleChoice", (*rules, *OUT), rows, outside)
+
+
 def _roformer() -> tuple[TaskHead, ...]:
-    # Of transformers' class for choices the last place of a text is scored, padding or not.
     same = Fixed("classifier_activation", lambda source_model, values: values["activation"])
     text = _beside(activation=same, rate=Rate(BERT_RATE.source, 0.1, BOTH_RATES))
-    return (text, _tokens(BERT_RATE), _questions())
+    choice = _summary("last", transform=False, activation=None, rate=0.0)
+    return (text, _tokens(BERT_RATE), _questions(), choice)
 
 
 def _distilbert() -> tuple[TaskHead, ...]:
