@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
     from jaxformer.config_speech import FeatureConfig, SpeechTransformerConfig
     from jaxformer.config_vision import ImageHeadConfig, PatchConfig, VisionTransformerConfig
+    from jaxformer.continuous_generation import Request, generate_requests
     from jaxformer.convolutions import FrameConvolution, SpeechStem
     from jaxformer.data.tokenizers import HuggingFaceTokenizer
     from jaxformer.disentangled import DisentangledPositions, DistanceRows
@@ -178,6 +179,7 @@ __all__ = [
     "RelativeBuckets",
     "RelativePositions",
     "Report",
+    "Request",
     "Rotary",
     "RotaryConfig",
     "RotaryScalingConfig",
@@ -208,6 +210,7 @@ __all__ = [
     "errors",
     "from_torch",
     "generate",
+    "generate_requests",
     "generate_target",
     "generate_with_draft",
     "load",
@@ -290,6 +293,7 @@ _PUBLIC = {
     ),
     "config_speech": ("FeatureConfig", "SpeechTransformerConfig"),
     "config_vision": ("ImageHeadConfig", "PatchConfig", "VisionTransformerConfig"),
+    "continuous_generation": ("Request", "generate_requests"),
     "convolutions": ("FrameConvolution", "SpeechStem"),
     "data.tokenizers": ("HuggingFaceTokenizer",),
     "disentangled": ("DisentangledPositions", "DistanceRows"),

@@ -233,7 +233,7 @@ def stream_samples(
                 key=None if greedy else key,
                 stop_tokens=np.array(stop_tokens, np.int32),
             )
-            for program in _programs(definition, settings, dtype)
+            for program in generating_programs(definition, settings, dtype)
         )
         shortest = lengths.shortest_cache(model.config, len(rows), dtype)
         context = model.config.context_length
@@ -298,7 +298,7 @@ def evaluating(definition: nnx.GraphDef[Any], parameters: Parameters) -> Transfo
 
 
 @functools.lru_cache(maxsize=16)
-def _programs(
+def generating_programs(
     definition: nnx.GraphDef[Any],
     settings: SamplingSettings | None,
     cache_dtype: jnp.dtype,

@@ -13,6 +13,7 @@ from jaxformer.char_data import CharTokenizer, Unknown
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_vision import VisionTransformerConfig
+from jaxformer.continuous_generation import Request, generate_requests
 from jaxformer.data.text_generation import (
     decode_stream,
     encode_prompt,
@@ -178,28 +179,83 @@ class Model:
             TextError: the prompt has a character that the tokenizer does not know.
             ValueError: a setting is out of its range.
         """
-        if isinstance(self.module, VisionTransformer | DualEncoder):
-            kind = type(self.module).__name__
-            raise UsageError(f"this {kind} reads images, and writes no text")
-        self._check_reads_tokens()
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise UsageError(
-                "the model has no tokenizer: load it with ",
-                Setting("meta"),
-                ", or give and get ids instead of text",
-            )
-        first = [] if self._source is None else self._source.first_ids()
-        if isinstance(self.module, EncoderDecoder):
-            ids = encode_source(tokenizer, prompt, (), unknown).ids
-        else:
-            ids = encode_prompt(tokenizer, prompt, (), first, unknown).ids
+        tokenizer, ids = self._encode(prompt, unknown)
         chunks = self._chunks(
             ids[None], tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy,
             seed=seed, draft=draft, draft_tokens=draft_tokens,
         )  # fmt: skip
         before = ids[:0] if isinstance(self.module, EncoderDecoder) else ids
         return decode_stream(tokenizer, before, chunks, self._last_ids())
+
+    @overload
+    def generate_many(
+        self, prompts: Sequence[str], tokens: int | Sequence[int] = 200, **settings: Any
+    ) -> Iterator[tuple[int, str]]: ...
+
+    @overload
+    def generate_many(
+        self, prompts: Sequence[Ids], tokens: int | Sequence[int] = 200, **settings: Any
+    ) -> Iterator[tuple[int, np.ndarray]]: ...
+
+    def generate_many(
+        self,
+        prompts: Sequence[str] | Sequence[Ids],
+        tokens: int | Sequence[int] = 200,
+        *,
+        rows: int = 8,
+        seed: int = 0,
+        unknown: Unknown = "error",
+        **settings: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields what follows each of many prompts, with its number, as soon as it is whole.
+
+        Prompts and texts may be of any lengths: as soon as one text ends, the next begins in its
+        place. Text n is the one that ``generate`` makes of its prompt with ``seed + n``.
+
+        Args:
+            prompts: texts, or ids (T,) of each.
+            tokens: the most tokens to make of each, or of all.
+            rows: how many texts are written at the same time.
+            seed: that of the first.
+            unknown: see ``stream``.
+            settings: ``temperature``, ``top_k``, ``top_p`` and ``greedy`` of ``stream``.
+
+        Raises:
+            UsageError: the model is no language model that writes, or has no tokenizer for a text.
+            TextError: a prompt has a character that the tokenizer does not know.
+            ValueError: a setting is out of its range, an id outside the vocabulary, or there are
+                not as many numbers of tokens as prompts.
+        """
+        module = self._writer()
+        counts = [tokens] * len(prompts) if isinstance(tokens, int) else list(tokens)
+        if len(counts) != len(prompts):
+            raise ValueError(
+                "tokens must be one number or one for each prompt: "
+                f"got {len(counts)} for {len(prompts)} prompts"
+            )
+        read = [
+            self._encode(each, unknown) if isinstance(each, str) else (None, np.asarray(each))
+            for each in prompts
+        ]
+        requests = [
+            Request(ids, count, jax.random.key(seed + number))
+            for number, ((_, ids), count) in enumerate(zip(read, counts, strict=True))
+        ]
+        texts = generate_requests(
+            module, requests, rows=rows, stop_tokens=self._stop_tokens(module),
+            **{"temperature": 0.8, **settings},
+        )  # fmt: skip
+
+        def results() -> Iterator[tuple[int, Any]]:
+            for number, made in texts:
+                tokenizer, ids = read[number]
+                if tokenizer is None:
+                    yield number, made
+                else:
+                    pieces = decode_stream(tokenizer, ids, [made[None]], self._last_ids())
+                    yield number, "".join(pieces)
+
+        return results()
 
     def attention(
         self,
@@ -312,6 +368,47 @@ class Model:
         kind = type(self.module).__name__
         return f"<Model: {kind}, {format_count(count)} parameters{origin}>"
 
+    def _encode(self, prompt: str, unknown: Unknown) -> tuple[Tokenizer, np.ndarray]:
+        """Returns the tokenizer, and the ids of a text that the model is to read.
+
+        Raises:
+            UsageError: it reads none, or has no tokenizer.
+            TextError: the text has a character that the tokenizer does not know.
+        """
+        if isinstance(self.module, VisionTransformer | DualEncoder):
+            kind = type(self.module).__name__
+            raise UsageError(f"this {kind} reads images, and writes no text")
+        self._check_reads_tokens()
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise UsageError(
+                "the model has no tokenizer: load it with ",
+                Setting("meta"),
+                ", or give and get ids instead of text",
+            )
+        first = [] if self._source is None else self._source.first_ids()
+        if isinstance(self.module, EncoderDecoder):
+            return tokenizer, encode_source(tokenizer, prompt, (), unknown).ids
+        return tokenizer, encode_prompt(tokenizer, prompt, (), first, unknown).ids
+
+    def _writer(self) -> TransformerLM:
+        """Returns the module, a language model that writes.
+
+        Raises:
+            UsageError: it is none.
+        """
+        module, config = self.module, self.config
+        if not isinstance(module, TransformerLM) or not isinstance(config, TransformerLMConfig):
+            raise UsageError(
+                f"this {type(module).__name__} writes no text by itself: only a language model does"
+            )
+        if not config.causal or config.head.head == "none":
+            raise UsageError("only a causal language model with a head writes text")
+        return module
+
+    def _stop_tokens(self, module: TransformerLM) -> list[int]:
+        return [i for i in self._last_ids() if 0 <= i < (module.config.vocab_size or 0)]
+
     def _check_reads_tokens(self) -> None:
         """Checks that the source of an encoder and decoder is tokens.
 
@@ -348,8 +445,7 @@ class Model:
                 f"this {type(module).__name__} writes no text: only a language model does, or an "
                 "encoder with a causal decoder and a head"
             )
-        if not config.causal or config.head.head == "none":
-            raise UsageError("only a causal language model with a head writes text")
+        module = self._writer()
         settings = {"temperature": 0.8, **settings}
         write = functools.partial(stream, module)
         if draft is not None:
@@ -361,7 +457,7 @@ class Model:
             prompt_BT,
             tokens,
             key=jax.random.key(seed),
-            stop_tokens=[i for i in self._last_ids() if 0 <= i < (config.vocab_size or 0)],
+            stop_tokens=self._stop_tokens(module),
             **settings,
         )
 

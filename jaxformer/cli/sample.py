@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
+    from jaxformer.data.text_generation import Prompt
     from jaxformer.encoder_decoder import EncoderDecoder
     from jaxformer.porting.checkpoint import Checkpoint, Tokenizer
     from jaxformer.transformer_lm import TransformerLM
@@ -36,6 +37,11 @@ class SampleOptions:
     and decoder, the source of which it writes the target."""
     prompt_ids: str = ""
     """What the text begins with, as ids (1,2,3), for a model without a tokenizer."""
+    prompts: Path | None = None
+    """A file with a prompt on each line: a text is written after each, many at a time, and shown
+    with the number of its line as soon as it is whole."""
+    rows: int = 8
+    """With --prompts, how many texts are written at the same time."""
     chat: Switch = False
     """Give --prompt as a message, in the model's chat template; standard output is the answer."""
     tokens: int = 500
@@ -85,7 +91,7 @@ class SampleOptions:
                 f"--temperature must be at least {MIN_VALUE}: got {self.temperature}; the most "
                 "probable token is what --greedy takes"
             )
-        counts = ("tokens", "samples", "top_k", "draft_tokens")
+        counts = ("tokens", "samples", "top_k", "draft_tokens", "rows")
         check_integers(self, *counts)
         for name in counts:
             value = getattr(self, name)
@@ -103,6 +109,11 @@ class SampleOptions:
             raise ValueError("--step and --best exclude each other")
         if self.prompt and self.prompt_ids:
             raise ValueError("--prompt and --prompt-ids exclude each other")
+        others = ("prompt", "prompt_ids", "chat", "draft")
+        given = [name for name in others if getattr(self, name)]
+        given += ["samples"] if self.samples > 1 else []
+        if self.prompts is not None and given:
+            raise ValueError(f"--prompts and --{given[0].replace('_', '-')} exclude each other")
         if self.chat and not self.prompt:
             raise ValueError("--chat needs --prompt: the message to the model")
         _parse_ids(self.prompt_ids)
@@ -139,6 +150,7 @@ def run(arguments: Sequence[str]) -> None:
     from jaxformer.config import EncoderDecoderConfig
     from jaxformer.data.text_generation import encode_chat, encode_prompt, encode_source
     from jaxformer.hardware.compilation_cache import use_compilation_cache
+    from jaxformer.porting.api import build
     from jaxformer.porting.checkpoint import in_float32, open_checkpoint, plan_text_model
 
     use_compilation_cache(options.compilation_cache)
@@ -166,6 +178,15 @@ def run(arguments: Sequence[str]) -> None:
         if not ids:
             raise
         tokenizer = None
+    if options.prompts is not None:
+        if reads_source:
+            raise UsageError("--prompts is for language models, and this has an encoder")
+        prompts = _read_prompts(options, tokenizer, checkpoint.first_ids())
+        model = build(in_float32(plan))
+        for each in prompts:
+            _check_model(config, size, each.ids)
+        _write_many(model, tokenizer, prompts, checkpoint.last_ids(), options)
+        return
     if options.chat:
         prompt = encode_chat(tokenizer, options.prompt, checkpoint.files_beside())
     elif reads_source:
@@ -174,13 +195,73 @@ def run(arguments: Sequence[str]) -> None:
         first = checkpoint.first_ids()
         prompt = encode_prompt(tokenizer, options.prompt, ids, first, options.unknown)
 
-    from jaxformer.porting.api import build
-
     model = build(in_float32(plan))
     _check_model(config, config.source_vocab_size if reads_source else size, prompt.ids)
     prepare = _target_writer if reads_source else _text_writer
     writer = prepare(model, prompt.ids, checkpoint, options)
     _write_texts(writer, tokenizer, prompt.text, checkpoint.last_ids(), options)
+
+
+def _read_prompts(
+    options: SampleOptions, tokenizer: "Tokenizer | None", first_ids: Sequence[int]
+) -> "list[Prompt]":
+    """Returns the prompts of ``--prompts``, one of each line.
+
+    Raises:
+        UsageError: there is none, or the file cannot be read.
+        TextError: one has a character that the model does not know; the message names its line.
+    """
+    from jaxformer.data.text_generation import encode_prompt
+
+    assert options.prompts is not None
+    try:
+        lines = options.prompts.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompts {options.prompts} cannot be read: {error}") from None
+    if not lines:
+        raise UsageError(f"--prompts {options.prompts} holds no line")
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompts.append(encode_prompt(tokenizer, line, (), first_ids, options.unknown))
+        except TextError as error:
+            raise TextError(f"line {number} of {options.prompts}: {error}") from None
+    return prompts
+
+
+def _write_many(
+    model: "TransformerLM",
+    tokenizer: "Tokenizer | None",
+    prompts: "Sequence[Prompt]",
+    last_ids: Sequence[int],
+    options: SampleOptions,
+) -> None:
+    import time
+
+    import jax
+
+    from jaxformer.continuous_generation import Request, generate_requests
+    from jaxformer.data.text_generation import decode_stream
+
+    requests = [
+        Request(prompt.ids, options.tokens, jax.random.key(options.seed + n))
+        for n, prompt in enumerate(prompts)
+    ]
+    stop_tokens = [i for i in last_ids if 0 <= i < (model.config.vocab_size or 0)]
+    begin, count = time.perf_counter(), 0
+    texts = generate_requests(
+        model, requests, rows=options.rows, stop_tokens=stop_tokens, **_choice(options)
+    )
+    for done, (number, made) in enumerate(texts):
+        pieces = decode_stream(tokenizer, prompts[number].ids, [made[None]], last_ids)
+        title = f"--- {number + 1} of {len(prompts)} ---"
+        _write(f"{chr(10) * 2 if done else ''}{title}\n{prompts[number].text}{''.join(pieces)}")
+        count += len(made)
+    _write("\n")
+    seconds = time.perf_counter() - begin
+    sys.stderr.write(
+        f"{count:,} tokens of {len(prompts)} texts in {seconds:.3g} s, what was compiled included\n"
+    )
 
 
 def _check_model(

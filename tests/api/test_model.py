@@ -40,6 +40,26 @@ def test_a_run_is_loaded_and_writes(whole):
     assert re.fullmatch(r"<Model: TransformerLM, [\d,]+ parameters, from .*run>", repr(model))
 
 
+def test_many_prompts_get_the_text_of_each(whole, gpt):
+    model = jf.load(whole)
+    prompts = ["the ", "a", "", "the cat sat"]
+    counts = [9, 1, 12, 5]
+    found = dict(model.generate_many(prompts, counts, rows=2, seed=3))
+    assert [found[n] for n in range(4)] == [
+        model.generate(p, count, seed=3 + n)
+        for n, (p, count) in enumerate(zip(prompts, counts, strict=True))
+    ]
+    ids = [model.tokenizer.encode(p) for p in ("the ", "a")]
+    made = dict(model.generate_many(ids, 6, greedy=True))
+    for number, each in enumerate(ids):
+        np.testing.assert_array_equal(made[number], model.generate(each, 6, greedy=True))
+    with pytest.raises(ValueError, match="one for each prompt: got 2 for 1 prompts"):
+        model.generate_many(["a"], [1, 2])
+    encoder = jf.TransformerLM(gpt.config.replace(causal=False), rngs=nnx.Rngs(0))
+    with pytest.raises(UsageError, match="only a causal language model"):
+        jf.Model(encoder).generate_many([[1]])
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

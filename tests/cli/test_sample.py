@@ -23,6 +23,10 @@ from tests.support.tiny import manifest, snapshot, start, train
         ("--tokens 0", 2, ["--tokens must be at least 1: got 0"]),
         ("--draft-tokens 0", 2, ["--draft-tokens must be at least 1: got 0"]),
         ("--draft nowhere", 4, ["nowhere does not exist"]),
+        ("--rows 0", 2, ["--rows must be at least 1: got 0"]),
+        ("--prompts nowhere", 2, ["--prompts nowhere cannot be read", "No such file"]),
+        ("--prompts a --prompt b", 2, ["--prompts and --prompt exclude each other"]),
+        ("--prompts a --samples 2", 2, ["--prompts and --samples exclude each other"]),
         ("--samples -1", 2, ["--samples must be at least 1: got -1"]),
         ("--seed -1", 2, ["--seed must be in [0, 2^63)"]),
         ("--step 10 --best", 2, ["--step and --best exclude each other"]),
@@ -92,6 +96,27 @@ def test_a_draft_has_the_models_characters(refuse, whole, tmp_path_factory, caps
     assert train(folder / "text.txt", folder / "run", "--steps", 1, "--eval-tokens", 100) == 0
     capsys.readouterr()
     refuse(["sample", whole, "--draft", folder / "run"], 2, "has other characters than the model")
+
+
+def test_a_file_of_prompts_gets_the_text_of_each(capsys, refuse, whole, tmp_path):
+    file = tmp_path / "prompts.txt"
+    lines = ["the", "", "the cat sat", "a"]
+    file.write_text("\n".join(lines) + "\n")
+    flags = ["--tokens", "9", "--rows", "2", "--seed", "5"]
+    assert main(["sample", str(whole), "--prompts", str(file), *flags]) == 0
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"36 tokens of 4 texts in [\d.]+ s, .* included\n", captured.err)
+    texts = {}
+    for part in ("\n\n" + captured.out.removesuffix("\n")).split("\n\n--- ")[1:]:
+        title, text = part.split(" ---\n", 1)
+        texts[title] = text
+    for number, line in enumerate(lines):
+        alone = sample(capsys, whole, "--prompt", line, "--tokens", 9, "--seed", 5 + number)
+        assert texts[f"{number + 1} of 4"] == alone.removesuffix("\n")
+    file.write_text("the\nxyz\n")
+    refuse(["sample", whole, "--prompts", file], 3, "line 2 of", "character 'x' (U+0078)")
+    file.write_text("")
+    refuse(["sample", whole, "--prompts", file], 2, "holds no line")
 
 
 def test_several_samples_are_numbered_and_differ(capsys, whole):
