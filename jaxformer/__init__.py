@@ -73,7 +73,11 @@ if TYPE_CHECKING:
         RotaryConfig,
         RotaryScalingConfig,
     )
-    from jaxformer.config_speech import FeatureConfig, SpeechTransformerConfig
+    from jaxformer.config_speech import (
+        FeatureConfig,
+        SpeechClassifierConfig,
+        SpeechTransformerConfig,
+    )
     from jaxformer.config_vision import ImageHeadConfig, PatchConfig, VisionTransformerConfig
     from jaxformer.continuous_generation import Request, generate_requests
     from jaxformer.convolutions import FrameConvolution, SpeechStem
@@ -85,7 +89,7 @@ if TYPE_CHECKING:
     from jaxformer.experts import ExpertLinear, MixtureOfExperts, Router
     from jaxformer.feed_forward import FeedForward, GatedFeedForward
     from jaxformer.generation import generate, stream, stream_samples
-    from jaxformer.heads import ClassifierHead, Similarity
+    from jaxformer.heads import ClassifierHead, LayerSum, Similarity
     from jaxformer.inspection.attention_maps import AttentionMaps
     from jaxformer.latent_attention import LatentAttention
     from jaxformer.layers import Dropout, Embedding, Linear
@@ -110,6 +114,7 @@ if TYPE_CHECKING:
     )
     from jaxformer.sequence_generation import generate_target
     from jaxformer.speculative_generation import generate_with_draft, stream_with_draft
+    from jaxformer.speech_classifier import SpeechClassifier
     from jaxformer.speech_transformer import SpeechTransformer
     from jaxformer.training import presets
     from jaxformer.training.config import PairTrainConfig, TrainConfig
@@ -158,6 +163,7 @@ __all__ = [
     "LayerNorm",
     "LayerPattern",
     "LayerScale",
+    "LayerSum",
     "LearnedPositions",
     "Linear",
     "LoRAConfig",
@@ -187,6 +193,8 @@ __all__ = [
     "RouterConfig",
     "Similarity",
     "SinusoidalPositions",
+    "SpeechClassifier",
+    "SpeechClassifierConfig",
     "SpeechStem",
     "SpeechTransformer",
     "SpeechTransformerConfig",
@@ -291,7 +299,7 @@ _PUBLIC = {
         "RotaryConfig",
         "RotaryScalingConfig",
     ),
-    "config_speech": ("FeatureConfig", "SpeechTransformerConfig"),
+    "config_speech": ("FeatureConfig", "SpeechClassifierConfig", "SpeechTransformerConfig"),
     "config_vision": ("ImageHeadConfig", "PatchConfig", "VisionTransformerConfig"),
     "continuous_generation": ("Request", "generate_requests"),
     "convolutions": ("FrameConvolution", "SpeechStem"),
@@ -303,7 +311,7 @@ _PUBLIC = {
     "experts": ("ExpertLinear", "MixtureOfExperts", "Router"),
     "feed_forward": ("FeedForward", "GatedFeedForward"),
     "generation": ("generate", "stream", "stream_samples"),
-    "heads": ("ClassifierHead", "Similarity"),
+    "heads": ("ClassifierHead", "LayerSum", "Similarity"),
     "latent_attention": ("LatentAttention",),
     "layers": ("Dropout", "Embedding", "Linear"),
     "losses": ("cross_entropy",),
@@ -327,6 +335,7 @@ _PUBLIC = {
         "Rotary",
         "SinusoidalPositions",
     ),
+    "speech_classifier": ("SpeechClassifier",),
     "speech_transformer": ("SpeechTransformer",),
     "training.config": ("PairTrainConfig", "TrainConfig"),
     "transformer_classifier": ("TransformerClassifier",),

@@ -10,6 +10,7 @@ from jaxformer.blocks import BLOCKS, Block, StackPosition
 from jaxformer.config import TransformerClassifierConfig, TransformerConfig, TransformerLMConfig
 from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_heads import HeadConfig
+from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.disentangled import DistanceRows
 from jaxformer.experts import MixtureOfExperts
@@ -311,7 +312,9 @@ def make_lm_head(
 
 
 def make_classifier_head(
-    config: TransformerClassifierConfig | EncoderDecoderClassifierConfig, *, rngs: nnx.Rngs
+    config: TransformerClassifierConfig | EncoderDecoderClassifierConfig | SpeechClassifierConfig,
+    *,
+    rngs: nnx.Rngs,
 ) -> ClassifierHead:
     """Returns what makes scores of labels, as a config says."""
     part = config.classifier

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
@@ -167,6 +168,26 @@ class OutputBias(nnx.Module):
         # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
         bias = jnp.broadcast_to(widen(self.bias[...]), x.shape)
         return (widen(x) + bias).astype(x.dtype)
+
+
+class LayerSum(nnx.Module):
+    """Computes Σ softmax(scale)_n · x_n, of N residual streams (SUPERB, arXiv 2105.01051, 3).
+
+    Args:
+        num_streams: N; ``scale`` has shape (N,), and starts such that the result is their mean.
+    """
+
+    def __init__(self, num_streams: int):
+        self.scale = nnx.Param(jnp.full((num_streams,), 1 / num_streams))
+
+    def __call__(self, streams: Float[Array, "N B T D"]) -> Float[Array, "B T D"]:
+        """Returns their sum, in the dtype of the streams."""
+        weights_N = jax.nn.softmax(widen(self.scale[...]))
+        # Once for every position: a weight's gradient is then a sum of sums. XLA adds all numbers
+        # of a stream one by one otherwise, which loses digits.
+        weights_NT = jnp.broadcast_to(weights_N[:, None], (len(weights_N), streams.shape[2]))
+        wide = jnp.einsum("nbtd,nt->btd", widen(streams), weights_NT, precision="highest")
+        return wide.astype(streams.dtype)
 
 
 class Similarity(nnx.Module):

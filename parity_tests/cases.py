@@ -267,6 +267,22 @@ def speech(**settings: Any) -> Any:
     return build
 
 
+def hearing(**settings: Any) -> Any:
+    """A builder of SpeechClassifiers of three labels."""
+    chosen: dict[str, Any] = {
+        "d_model": D, "num_heads": N, "head_dim": H, "d_ff": F, "num_layers": L,
+        "context_length": S, "encoder_length": S, "num_features": 5, "key_bias": False,
+        "labels": ("a", "b", "c"), "classifier_width": 7, **settings,
+    }  # fmt: skip
+
+    def build(side: Side) -> Any:
+        config = side.config_speech.SpeechClassifierConfig(**chosen)
+        return side.speech_classifier.SpeechClassifier(config, **side.init)
+
+    return build
+
+
+FRAMES = given(features=x(B, 5, 2 * S))
 # Twice as many frames as the encoder has positions.
 SOUND = given(source=x(B, 5, 2 * S), target=ids(B, T))
 # A text, and rows of distances.
@@ -662,6 +678,7 @@ CASES = [
     Case("heads/classifier-transform", lambda s: s.heads.ClassifierHead(
         D, 5, transform=True, transform_bias=False, norm=s.norms.LayerNorm(D), use_bias=False,
         input_dropout=0.3, dropout=0.2, **s.init), FLOW, dropout=True),
+    Case("heads/layer-sum", lambda s: s.heads.LayerSum(3), given(streams=x(3, B, T, D))),
     Case("heads/similarity", lambda s: s.heads.Similarity(), given(x=x(B, D), y=x(S, D))),
     Case("heads/similarity-bias", lambda s: s.heads.Similarity(use_bias=True),
          given(x=x(B, D), y=x(S, D))),
@@ -792,6 +809,8 @@ CASES = [
          CLASSIFIED_PAIR),
     Case("encoder_decoder_classifier/tokens", pair_classifier(classified="tokens", **T5),
          CLASSIFIED_PAIR),
+    Case("speech_classifier/whisper", hearing(**DROPOUTS), FRAMES, dropout=True),
+    Case("speech_classifier/layer-sum", hearing(layer_sum=True, activation="relu"), FRAMES),
     Case("speech_transformer/whisper", speech(), SOUND),
     Case("speech_transformer/dropout", speech(**DROPOUTS), SOUND, dropout=True),
     Case("speech_transformer/untied", speech(tie_embeddings=False, activation="relu"), SOUND),

@@ -29,6 +29,7 @@ import jaxformer.norms as norms
 import jaxformer.patches as patches
 import jaxformer.pooling as pooling
 import jaxformer.positions as positions
+import jaxformer.speech_classifier as speech_classifier
 import jaxformer.speech_transformer as speech_transformer
 import jaxformer.transformer_classifier as transformer_classifier
 import jaxformer.transformer_lm as transformer_lm
@@ -511,6 +512,16 @@ MUTANTS = [
     Mutant("the second convolution has no activation", "convolutions/speech", replace(
         convolutions.SpeechStem, "__call__", lambda _: lambda self, features: self.conv2(
             convolutions.gelu(self.conv1(features.swapaxes(1, 2)))))),
+    Mutant("residual streams are not weighted", "speech_classifier/layer-sum", replace(
+        heads.LayerSum, "__call__", lambda _: lambda self, streams: streams.mean(0))),
+    Mutant("the last stream is not normalised", "speech_classifier/layer-sum",
+          without(speech_classifier.SpeechClassifier, "final_norm", "hidden")),
+    Mutant("the first stream is left out", "speech_classifier/layer-sum", replace(
+        heads.LayerSum, "__call__", lambda original: lambda self, streams:
+        original(self, streams.at[0].set(streams[1])))),
+    Mutant("sound that is classified has no positions", "speech_classifier/whisper", replace(
+        speech_classifier.SpeechClassifier, "embed", lambda _: lambda self, features:
+        self.embedding_dropout(self.stem(features)))),
     Mutant("sound has no positions", "speech_transformer/whisper", replace(
         speech_transformer.SpeechTransformer, "embed_source", lambda _: lambda self, source, p:
         self.stem(source))),

@@ -8,6 +8,7 @@ from torch_ref.blocks import BLOCKS, Block, StackPosition
 from torch_ref.config import TransformerClassifierConfig, TransformerConfig, TransformerLMConfig
 from torch_ref.config_classifiers import EncoderDecoderClassifierConfig
 from torch_ref.config_heads import HeadConfig
+from torch_ref.config_speech import SpeechClassifierConfig
 from torch_ref.config_vision import VisionTransformerConfig
 from torch_ref.disentangled import DistanceRows
 from torch_ref.experts import MixtureOfExperts
@@ -292,7 +293,7 @@ def make_lm_head(config: HeadConfig, width: int, vocab_size: int) -> Linear | Ou
 
 
 def make_classifier_head(
-    config: TransformerClassifierConfig | EncoderDecoderClassifierConfig,
+    config: TransformerClassifierConfig | EncoderDecoderClassifierConfig | SpeechClassifierConfig,
 ) -> ClassifierHead:
     """Returns what makes scores of labels, as a config says."""
     part = config.classifier

@@ -1,10 +1,10 @@
-"""The settings of an encoder of sound and a decoder of text."""
+"""The settings of models that hear: an encoder of sound with a decoder of text, or with classes."""
 
 from dataclasses import dataclass
 
-from .checks import check_elements, check_positive
-from .config import EncoderDecoderConfig, Initialization
-from .config_heads import HeadConfig
+from .checks import check_elements, check_layers, check_positive
+from .config import EncoderDecoderConfig, Initialization, TransformerConfig
+from .config_heads import ClassifierConfig, HeadConfig
 from .config_parts import BlockConfig, FeedForwardConfig
 from .config_positions import PositionConfig
 from .config_tree import Part
@@ -26,6 +26,35 @@ class FeatureConfig(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "num_features", "encoder_length")
+
+    @property
+    def num_frames(self) -> int:
+        """How many frames the source has."""
+        return 2 * self.encoder_length
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Checks the shape of features: (B, num_features, num_frames).
+
+        Raises:
+            ValueError: it is another.
+        """
+        if len(shape) != 3 or shape[1:] != (self.num_features, self.num_frames):
+            raise ValueError(
+                f"features must be (B, {self.num_features}, {self.num_frames}): got shape "
+                f"{tuple(shape)}"
+            )
+
+    def check_width(self, d_model: int) -> None:
+        """Checks that convolutions and positions of this width can be made.
+
+        Raises:
+            ValueError: sinusoids have no such width, or an array would be too large.
+        """
+        if d_model % 2 or d_model < 4:
+            raise ValueError(f"sinusoids need an even d_model above 2: got {d_model}")
+        inputs = 3 * max(self.num_features, d_model)
+        check_elements("3 frames of features", inputs, "d_model", d_model)
+        check_elements("encoder_length", self.encoder_length, "d_model", d_model)
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False)
@@ -62,16 +91,12 @@ class SpeechTransformerConfig(EncoderDecoderConfig):
                 f"shared_embedding={self.embedding.shared_embedding}, "
                 f"embedding_norm={self.embedding.embedding_norm}"
             )
-        if self.d_model % 2 or self.d_model < 4:
-            raise ValueError(f"sinusoids need an even d_model above 2: got {self.d_model}")
+        self.features.check_width(self.d_model)
         if self.position.positions not in ("learned", "sinusoidal", "none"):
             raise ValueError(
                 "positions must be rows, as the source's are: got "
                 f"positions={self.position.positions!r}"
             )
-        inputs = 3 * max(self.features.num_features, self.d_model)
-        check_elements("3 frames of features", inputs, "d_model", self.d_model)
-        check_elements("encoder_length", self.features.encoder_length, "d_model", self.d_model)
 
     @property
     def reads_features(self) -> bool:
@@ -81,4 +106,55 @@ class SpeechTransformerConfig(EncoderDecoderConfig):
     @property
     def num_frames(self) -> int:
         """How many frames the source has."""
-        return 2 * self.features.encoder_length
+        return self.features.num_frames
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class SpeechClassifierConfig(TransformerConfig):
+    """The settings of a ``SpeechClassifier``; the defaults are those of Whisper (2212.04356).
+
+    ``context_length`` is the number of positions that the source becomes.
+
+    Raises:
+        ValueError: a setting is out of its range, not finite, or does not fit the others.
+    """
+
+    num_layers: int
+    """L, how many blocks."""
+    features: FeatureConfig = FeatureConfig()
+    """The frames of the source."""
+    layer_sum: bool = False
+    """Whether a trained mean of the residual streams of all layers is classified, and not the last
+    alone (SUPERB, arXiv 2105.01051, section 3)."""
+    classifier: ClassifierConfig = ClassifierConfig(
+        classified="mean", classifier_transform=True, classifier_activation="none"
+    )
+    """What makes scores of labels of the mean of all positions."""
+    position: PositionConfig = PositionConfig(positions="sinusoidal", sinusoid_halves=True)
+    feed_forward: FeedForwardConfig = FeedForwardConfig(activation="gelu")
+    block: BlockConfig = BlockConfig(block="pre_norm")
+    initialization: Initialization = "normal"
+    """The distribution of the initial weights."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "num_layers")
+        check_layers(self, "num_layers")
+        self.features.check_width(self.d_model)
+        if self.context_length != self.features.encoder_length:
+            raise ValueError(
+                "context_length must be encoder_length: got "
+                f"{self.context_length} and {self.features.encoder_length}"
+            )
+        if self.position.positions not in ("learned", "sinusoidal", "none"):
+            raise ValueError(
+                f"positions of sound must be rows: got positions={self.position.positions!r}"
+            )
+        if self.attention.sliding_window is not None:
+            raise ValueError(f"sound has no sliding window: got {self.attention.sliding_window}")
+
+    @property
+    def projected_width(self) -> int:
+        """The width of the layer before the scores: ``classifier_width`` where it is given."""
+        given = self.classifier.classifier_width
+        return self.d_model if given is None else given

@@ -164,6 +164,24 @@ class OutputBias(nn.Module):
         return x + self.bias
 
 
+class LayerSum(nn.Module):
+    """Computes Σ softmax(weight)_n · x_n, of N residual streams (SUPERB, arXiv 2105.01051, 3).
+
+    Args:
+        num_streams: N; ``weight`` has shape (N,), and starts such that the result is their mean.
+    """
+
+    def __init__(self, num_streams: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((num_streams,), 1 / num_streams))
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """Returns the sum (B, T, D) of the streams (N, B, T, D), in their dtype."""
+        wide = torch.promote_types(streams.dtype, torch.float32)
+        weights = self.weight.to(wide).softmax(dim=0)
+        return (streams.to(wide) * weights[:, None, None, None]).sum(dim=0).to(streams.dtype)
+
+
 class Similarity(nn.Module):
     """Computes exp(weight) · cos(x, y) + bias of every pair of vectors x and y (CLIP, SigLIP).
 

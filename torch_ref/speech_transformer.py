@@ -39,12 +39,8 @@ class SpeechTransformer(EncoderDecoder):
         Raises:
             ValueError: the features have another shape.
         """
-        part, frames = self.config.features, self.config.num_frames
-        if source.ndim != 3 or source.shape[1:] != (part.num_features, frames):
-            raise ValueError(
-                f"features must be (B, {part.num_features}, {frames}): got shape "
-                f"{tuple(source.shape)}"
-            )
+        part = self.config.features
+        part.check_shape(source.shape)
         x: torch.Tensor = self.stem(source)
         assert self.source_position_embedding is not None
         rows = self.source_position_embedding(part.encoder_length, positions)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxformer.char_data import CharTokenizer, Unknown
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
+from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.continuous_generation import Request, generate_requests
 from jaxformer.data.text_generation import (
@@ -38,6 +39,7 @@ from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.porting.port import plan_port, write_port
 from jaxformer.porting.targets import choose_target
 from jaxformer.speculative_generation import stream_with_draft
+from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.transformer_lm import TransformerLM
 from jaxformer.vision_transformer import VisionTransformer
 
@@ -60,7 +62,7 @@ class Model:
 
     def __init__(
         self,
-        module: TransformerLM | EncoderDecoder | VisionTransformer | DualEncoder,
+        module: TransformerLM | EncoderDecoder | VisionTransformer | DualEncoder | SpeechClassifier,
         tokenizer: Tokenizer | None = None,
     ):
         if type(module) not in MODEL_OF_CONFIG.values():
@@ -89,7 +91,13 @@ class Model:
     @property
     def config(
         self,
-    ) -> TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig | DualEncoderConfig:
+    ) -> (
+        TransformerLMConfig
+        | EncoderDecoderConfig
+        | VisionTransformerConfig
+        | DualEncoderConfig
+        | SpeechClassifierConfig
+    ):
         """The settings of the module."""
         return self.module.config
 
@@ -410,11 +418,13 @@ class Model:
         return [i for i in self._last_ids() if 0 <= i < (module.config.vocab_size or 0)]
 
     def _check_reads_tokens(self) -> None:
-        """Checks that the source of an encoder and decoder is tokens.
+        """Checks that the model reads tokens.
 
         Raises:
-            UsageError: it is features.
+            UsageError: it reads features.
         """
+        if isinstance(self.module, SpeechClassifier):
+            raise UsageError("this SpeechClassifier reads features and no text: call its module")
         if isinstance(self.config, EncoderDecoderConfig) and self.config.reads_features:
             raise UsageError(
                 f"this {type(self.module).__name__} reads features and no text: give them to "

@@ -15,7 +15,11 @@ import jaxformer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
-from jaxformer.config_speech import SpeechTransformerConfig
+from jaxformer.config_speech import (
+    FeatureConfig,
+    SpeechClassifierConfig,
+    SpeechTransformerConfig,
+)
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
@@ -105,8 +109,10 @@ class ParitySession:
         self.vocab_size = 0
         if isinstance(self.config, TransformerLMConfig):
             self.vocab_size = min(vocabulary_size(source) for source in (source_a, source_b))
-        if text is not None and isinstance(self.config, VisionTransformerConfig):
-            raise UsageError(f"{source_a.path} reads images: they are drawn at random, and no text")
+        if text is not None and self._sense:
+            raise UsageError(
+                f"{source_a.path} reads {self._sense}: they are drawn at random, and no text"
+            )
         if text is not None:
             needed = self.batch * self.length + (mode == "train")
             tokens = text_tokens(text, needed, (source_a, source_b))
@@ -133,7 +139,7 @@ class ParitySession:
         self.about: dict[str, Any] = {
             "reference": f"{source_a.path}, {self.reference.note}, {dtype_names(source_a)}",
             "candidate": f"{source_b.path}, {candidate_note}, {dtype_names(source_b)}",
-            "data": f"random images (seed {seed})" if self._sees else tokens.note,
+            "data": f"random {self._sense} (seed {seed})" if self._sense else tokens.note,
             "compared": how,
         }
 
@@ -263,12 +269,19 @@ class ParitySession:
         return dataclasses.replace(report, settings=tuple(found))
 
     @property
-    def _sees(self) -> bool:
-        return isinstance(self.config, VisionTransformerConfig)
+    def _sense(self) -> str:
+        """What the model reads in place of texts; "" if it reads texts."""
+        if isinstance(self.config, SpeechClassifierConfig):
+            return "features"
+        return "images" if isinstance(self.config, VisionTransformerConfig) else ""
 
     def _images(self, config: VisionTransformerConfig) -> np.ndarray:
         part = config.patches
         shape = (self.batch, part.num_channels, part.image_height, part.image_width)
+        return np.random.default_rng(self.seed).standard_normal(shape)
+
+    def _sound(self, part: FeatureConfig) -> np.ndarray:
+        shape = (self.batch, part.num_features, part.num_frames)
         return np.random.default_rng(self.seed).standard_normal(shape)
 
     def _text_as_both(self) -> Sequence[np.ndarray]:
@@ -293,9 +306,10 @@ class ParitySession:
         if isinstance(self.config, TransformerLMConfig):
             return [self.tokens.window(0, self.batch, self.length, self.vocab_size)]
         if isinstance(self.config, SpeechTransformerConfig):
-            features = (self.batch, self.config.features.num_features, self.config.num_frames)
             ids = self.tokens.window(0, self.batch, self.length, self.config.target_vocab_size)
-            return [np.random.default_rng(self.seed).standard_normal(features), ids]
+            return [self._sound(self.config.features), ids]
+        if isinstance(self.config, SpeechClassifierConfig):
+            return [self._sound(self.config.features)]
         if isinstance(self.config, EncoderDecoderClassifierConfig):
             return self._text_as_both()
         # Different lengths, so that a mix-up of the two is found.
@@ -333,6 +347,8 @@ def _check_mode(mode: Mode, source: Source) -> None:
         found = "a model that sees"
     elif isinstance(config, DualEncoderConfig):
         found = "a model of texts and images"
+    elif isinstance(config, SpeechClassifierConfig):
+        found = "a model that hears"
     elif config.head.head == "none":
         found = "a model without a head"
     elif mode == "generate" and not config.causal:

@@ -77,6 +77,8 @@ def test_a_folder_goes_there_and_back_without_what_is_not_used(name, tmp_path, c
 )
 def test_a_wrong_setting_is_seen(name, changed):
     case = ALL_CASES[name]
+    if case.dialect == "whisper" and "scale_embedding" in changed:
+        pytest.skip("the class computes this factor, and does not use it")
     source = randomize(build_case(case))
     config = {**source.config.to_dict(), "class": case.kind}
     target = from_torch(source, config=config, ignore=[UNUSED])

@@ -104,6 +104,14 @@ def speech(side: Any) -> Any:
     return side.speech_transformer.SpeechTransformer(config, **side.init)
 
 
+def hearing(side: Any) -> Any:
+    config = side.config_speech.SpeechClassifierConfig(
+        num_layers=2, num_features=T, encoder_length=11, layer_sum=True, labels=("a", "b", "c"),
+        classifier_width=9, **{**SIZES, "context_length": 11}, **RATES,
+    )  # fmt: skip
+    return side.speech_classifier.SpeechClassifier(config, **side.init)
+
+
 def vision(side: Any, **settings: Any) -> Any:
     sizes = {"image_height": 11, "image_width": 21, "patch_height": 3, "patch_width": 5}
     config = side.config_vision.VisionTransformerConfig(
@@ -155,6 +163,8 @@ CASES: dict[str, tuple[Any, tuple[Any, ...] | None]] = {
         D, F, width=5, stride=2, **s.init), (X,)),
     "SpeechStem": (lambda s: s.convolutions.SpeechStem(T, D, **s.init), (X,)),
     "SpeechTransformer": (lambda s: speech(s), (X[..., :22], TOKENS)),
+    "SpeechClassifier": (lambda s: hearing(s), (X[..., :22],)),
+    "LayerSum": (lambda s: s.heads.LayerSum(3), None),
     "EncoderDecoderClassifier": (lambda s: pair_classifier(s), (SOURCE, TOKENS)),
     "DualEncoder": (lambda s: dual_encoder(s), (TOKENS, IMAGES)),
     "Similarity": (lambda s: s.heads.Similarity(), (X[0], X[1])),

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
+from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
 from jaxformer.parity.comparison.weights import weight_difference
@@ -31,7 +32,11 @@ from jaxformer.porting.mapping.packings import RotaryPermutation
 from jaxformer.porting.mapping.plans import Plan
 
 ModelConfig = (
-    TransformerLMConfig | EncoderDecoderConfig | VisionTransformerConfig | DualEncoderConfig
+    TransformerLMConfig
+    | EncoderDecoderConfig
+    | VisionTransformerConfig
+    | DualEncoderConfig
+    | SpeechClassifierConfig
 )
 # The arrays whose order of features depends on the rotary layout.
 ROTATED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
@@ -75,7 +80,7 @@ class LoadedReference:
 
 def call_reference(module: Any, given: Sequence[Any]) -> Any:
     """Calls a reference, given its inputs: of a text, or of two sequences."""
-    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False) and len(given) == 2:
         source, target = given
         name = getattr(module, "main_input_name", "input_ids")
         return module(**{name: source}, decoder_input_ids=target)

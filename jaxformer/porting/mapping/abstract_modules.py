@@ -15,7 +15,7 @@ from jaxformer.config import (
 )
 from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
-from jaxformer.config_speech import SpeechTransformerConfig
+from jaxformer.config_speech import SpeechClassifierConfig, SpeechTransformerConfig
 from jaxformer.config_tree import from_dict, required_settings, setting_types
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.dual_encoder import DualEncoder
@@ -29,6 +29,7 @@ from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.porting.mapping.validation import check_config
 from jaxformer.positions import RotaryScaling
+from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.speech_transformer import SpeechTransformer
 from jaxformer.transformer_classifier import TransformerClassifier
 from jaxformer.transformer_lm import TransformerLM
@@ -42,6 +43,7 @@ MODEL_OF_CONFIG = {
     EncoderDecoderClassifierConfig: EncoderDecoderClassifier,
     DualEncoderConfig: DualEncoder,
     SpeechTransformerConfig: SpeechTransformer,
+    SpeechClassifierConfig: SpeechClassifier,
 }
 # The modules of the classes that compute; the subclasses in porting only change their signatures.
 _COMPONENTS = {
@@ -50,7 +52,8 @@ _COMPONENTS = {
         "adapters", "attention", "blocks", "convolutions", "disentangled", "dual_encoder",
         "encoder_decoder", "encoder_decoder_classifier", "experts", "feed_forward", "heads",
         "latent_attention", "layers", "norms", "patches", "pooling", "positions",
-        "speech_transformer", "transformer_classifier", "transformer_lm", "vision_transformer",
+        "speech_classifier", "speech_transformer", "transformer_classifier", "transformer_lm",
+        "vision_transformer",
     )
 }  # fmt: skip
 # Settings that a model itself uses; its submodules show the others.
@@ -59,7 +62,7 @@ _USED_BY_THE_MODEL = (
     "logit_scale", "num_layers", "layer_groups", "layers_in_group", "image_height", "image_width",
     "pooling", "head", "pooler", "num_token_types", "num_task_types", "tie_embeddings",
     "labels", "classified", "text_vector", "end_token", "encoder_length", "image_labels",
-    "classes_from",
+    "classes_from", "layer_sum",
 )  # fmt: skip
 
 

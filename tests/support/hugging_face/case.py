@@ -92,8 +92,8 @@ class Case:
 
     @property
     def hears(self) -> bool:
-        """Whether the source of the class is features of sound."""
-        return self.dialect == "whisper"
+        """Whether the class reads features of sound, and texts."""
+        return self.kind in ("WhisperForConditionalGeneration", "WhisperModel")
 
     @property
     def is_pair(self) -> bool:

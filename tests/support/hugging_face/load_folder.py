@@ -32,7 +32,8 @@ def run(folder: Path) -> None:
         # Of a model that sees they are images, of one that hears features.
         ids = ids.to(next(model.parameters()).dtype)
     # The rule of ``target_part`` in running.py.
-    target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if model.config.is_encoder_decoder else {}
+    has_target = model.config.is_encoder_decoder and not name.endswith("ForAudioClassification")
+    target = {"decoder_input_ids": ids.flip(1)[:, 7:]} if has_target else {}
     if (folder / "target.npy").exists():
         target = {"decoder_input_ids": torch.as_tensor(np.load(folder / "target.npy"))}
     if (folder / "images.npy").exists():

@@ -25,6 +25,7 @@ from jaxformer.porting.dialects.multimodal import MULTIMODAL, text_part
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.mapping.transfer import import_tensors
 from jaxformer.sequence_generation import generate_target
+from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.vision_transformer import VisionTransformer
 from tests.support.hugging_face.case import BATCH, LENGTH, VOCAB
 from tests.support.hugging_face.cases import ALL_CASES
@@ -95,14 +96,14 @@ class Proof:
         written, counted = ids, real
         if isinstance(self.target, EncoderDecoder):
             written, counted = target_part(ids), target_part(real)
-        if isinstance(self.target, VisionTransformer):
-            # An image has no padding.
+        # Neither an image nor a sound has padding.
+        has_no_text = isinstance(self.target, VisionTransformer | SpeechClassifier)
+        if has_no_text:
             written = counted = real = np.ones((3, self.target.config.context_length), bool)
         labels = np.roll(written, -1, axis=1)
         stacks = stacks_of(self.target)
         positions = np.maximum(np.cumsum(real, 1) - 1, 0) if self.case.counts_tokens else None
         definition, parameters = split(self.target)
-        sees = isinstance(self.target, VisionTransformer)
 
         def loss(parameters: Any, mask: Any) -> Any:
             with target_states() as states:
@@ -119,7 +120,7 @@ class Proof:
                 expected = run_source(source, ids, attention_mask=real.astype(int))
             _source_loss(expected, labels, counted).backward()
             step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-            mask = None if sees else jnp.asarray(real)[:, None, None, :]
+            mask = None if has_no_text else jnp.asarray(real)[:, None, None, :]
             (_, (found, states)), gradients = step(parameters, mask)
         assert len(states) == sum(stacks) + len(stacks)
         return self.save(

@@ -27,6 +27,7 @@ from jaxformer.blocks import Block
 from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.porting.formats.arrays import to_stored_tensors
+from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.speech_transformer import SpeechTransformer
 from jaxformer.vision_transformer import VisionTransformer
 from tests.support.hugging_face.case import BATCH, LENGTH, SIZES, VOCAB, Case
@@ -299,8 +300,10 @@ def run_source(
         more = {name: torch.as_tensor(value) for name, value in more.items()}
         dtype = next(model.parameters()).dtype
         return [model(torch.as_tensor(ids), pixels.to(dtype), **more).logits_per_image]
-    # The class of an encoder alone says False; None has no effect.
-    if type(model.config).is_encoder_decoder and model.config.is_encoder_decoder is not False:
+    # The class of an encoder alone says False; None has no effect. Whisper's says nothing.
+    if type(model).__name__ == "WhisperForAudioClassification":
+        more = {}
+    elif type(model.config).is_encoder_decoder and model.config.is_encoder_decoder is not False:
         more["decoder_input_ids"] = target_part(ids)
         if "attention_mask" in more:
             more["decoder_attention_mask"] = target_part(more["attention_mask"])
@@ -349,6 +352,10 @@ def run_target(
         pixels = images(size, np.concatenate([ids, ids[:1]]))
         dtype = target.vision.patch_embedding.proj.kernel[...].dtype
         return [target(jnp.asarray(ids), jnp.asarray(pixels, dtype), mask, **more)]
+    if isinstance(target, SpeechClassifier):
+        part = target.config.features
+        given = features(part.num_features, part.num_frames, np.asarray(ids))
+        return [target(jnp.asarray(given, target.stem.conv1.proj.kernel[...].dtype))]
     if isinstance(target, EncoderDecoder):
         positions = more.get("positions")
         target_mask = None if mask is None else mask[..., ::-1][..., 7:]

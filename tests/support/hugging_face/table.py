@@ -56,6 +56,7 @@ their labels; of BART, mBART and T5's kin those of texts and questions become an
 `EncoderDecoderClassifier`. Scores and gradients of all of them are compared in float64
 (`tests/porting/test_task_heads.py`). `CLIPForImageClassification` and its like of SigLIP become a
 `VisionTransformer`; what makes the vector of an image has no effect there, and is kept.
+`WhisperForAudioClassification` becomes a `SpeechClassifier`.
 
 Random settings, drawn from those that each class of transformers really has, make no difference
 either: 405 configurations are drawn anew in every run of the slow tier.

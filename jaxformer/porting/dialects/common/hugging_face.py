@@ -281,7 +281,9 @@ def decoder_mapping(
     settings: tuple[Row, ...],
     body: Rules,
     *,
+    head: Rules = HEAD,
     buffers: tuple[Buffer, ...] = (),
+    special_tokens: tuple[str, ...] = (),
 ) -> ModuleMapping:
     """Returns the mapping of the decoder of an encoder and decoder, as a class of its own.
 
@@ -290,10 +292,12 @@ def decoder_mapping(
         kind: the class.
         settings: the rows of all settings.
         body: rules of the decoder.
+        head: rules of the head.
         buffers: of it.
+        special_tokens: settings of tokens that the class has beside the usual ones.
     """
     known = TRANSFORMERS_TYPES[name]
-    start = f"{known.prefix}decoder"
+    start, matrix = f"{known.prefix}decoder", head[-1].source[0].removesuffix(".weight")
 
     def read_config(source_model: SourceModel) -> TransformerLMConfig:
         if any(".encoder_attn" in name for name in source_model.shapes):
@@ -306,19 +310,19 @@ def decoder_mapping(
 
     def write(module: Any) -> dict[str, Any]:
         about = {"model_type": name, "architectures": [kind], "is_encoder_decoder": False}
-        about |= {"is_decoder": True, **NO_SPECIAL_TOKENS}
+        about |= {"is_decoder": True, **NO_SPECIAL_TOKENS, **dict.fromkeys(special_tokens)}
         return {**about, **write_settings(settings, module.config)}
 
     return ModuleMapping(
         (kind,),
         TransformerLM,
         ConfigReader(read_config),
-        (*under("", start, body), *HEAD),
-        aliases={"lm_head.weight": f"{start}.{EMBEDDED}"},
+        (*under("", start, body), *head),
+        aliases={f"{matrix}.weight": f"{start}.{EMBEDDED}"},
         buffers=buffers,
         settings=write,
         prefix=known.prefix,
-        outside=("lm_head.",),
+        outside=(f"{matrix}.",),
     )
 
 

@@ -33,10 +33,33 @@ OTHER = {
     "tie_word_embeddings": False,
 }
 KIND = "WhisperForConditionalGeneration"
+LABELS = {name: n for n, name in enumerate(("yes", "no", "stop", "go", "up"))}
+CLASSES: dict[str, Any] = {
+    "id2label": {str(n): label for label, n in LABELS.items()},
+    "label2id": LABELS,
+    "use_weighted_layer_sum": True,
+    "classifier_proj_size": 9,
+}
+# Of the decoder, which the class has not.
+NO_DECODER = frozenset(
+    {
+        "decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "max_target_positions",
+        "vocab_size", "tie_word_embeddings",
+    }
+)  # fmt: skip
+
+
+def _classifier(settings: dict[str, Any]) -> Case:
+    kind = "WhisperForAudioClassification"
+    return Case("whisper", kind, settings, without_effect=NO_DECODER)
+
+
 CASES = {
     "whisper": Case("whisper", KIND, WHISPER, pad_token=1, std=0.2, embeddings=0.05),
     "whisper untied relu": Case("whisper", KIND, OTHER, pad_token=1, std=0.2, embeddings=0.3),
     "whisper body silu": Case(
         "whisper", "WhisperModel", {**WHISPER, "activation_function": "silu"}, pad_token=1
     ),
+    "whisper classes of all layers": _classifier({**WHISPER, **CLASSES}),
+    "whisper classes relu": _classifier({**OTHER, "classifier_proj_size": 41}),
 }
