@@ -27,9 +27,10 @@ KernelChoice = Literal["auto", "plain", "cudnn", "splash"]
 # Positions that add something to the scores.
 ADDED_TO_SCORES = ("alibi", "relative", "relative_buckets", "disentangled")
 
-# On a CPU up to as many scores of a head the plain core computes them: the numbers of every preset,
-# and so what its runs resume from, are the core's. Beyond, its backward pass would need gibibytes.
-MOST_PLAIN_SCORES = 4096**2
+# On a CPU up to as many scores of a head the plain core computes them, which is as fast. Beyond, its
+# scores leave the caches: with 1,024 positions both passes take up to twice as long as block by
+# block, with 4,096 five times.
+MOST_PLAIN_SCORES = 512**2
 
 # Splash attention works on blocks of queries and keys; the largest that divides the length.
 SPLASH_BLOCKS = (512, 256, 128)

@@ -31,6 +31,9 @@ BLOCK_ROWS = 256
 # Blocks of one loop have as many keys as the one that needs most. More loops take longer to
 # compile and leave fewer keys in vain: of a causal mask's half, 8 loops add an eighth.
 MOST_LOOPS = 8
+# XLA unrolls a loop of one block. A few unrolled blocks are the fastest, many run side by side and
+# take the memory that loops are to save.
+MOST_UNROLLED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +137,7 @@ def _loops(
 ) -> Iterator[_Loop]:
     """Yields all blocks, of ``size`` queries but for the last, which may have fewer."""
     whole = queries // size
-    per_loop = max(1, -(-whole // MOST_LOOPS))
+    per_loop = 1 if whole <= MOST_UNROLLED else max(2, -(-whole // MOST_LOOPS))
     groups = [range(n, min(n + per_loop, whole)) for n in range(0, whole, per_loop)]
     places = [(group[0] * size, size, len(group)) for group in groups]
     if queries % size:

@@ -22,7 +22,6 @@ from jaxformer.layers import Dropout, seed_dropout
 from jaxformer.masks import padding_mask_from_lengths
 from jaxformer.training.parallel.mesh_layout import MeshLayout
 from jaxformer.training.parallel.sharding_rules import AXES
-from jaxformer.training.presets import PRESETS
 from jaxformer.transformer_lm import TransformerLM
 from tests.execution.test_fused_attention import CASES, compare
 from tests.support.tiers import full_after
@@ -131,11 +130,6 @@ def test_no_array_of_all_scores_is_in_memory():
     assert core > scores
     # Some blocks of 64 queries, and arrays of (T, H).
     assert blockwise < scores / 4
-
-
-def test_no_preset_is_long_enough_for_it():
-    longest = max(make().model.context_length for make in PRESETS.values())
-    assert longest**2 <= attention_backends.MOST_PLAIN_SCORES
 
 
 @pytest.mark.tier("full")

@@ -48,7 +48,7 @@ TARGETS = {
 @pytest.mark.parametrize(
     ("target", "changes", "kernel"),
     [
-        ("cpu", {}, "plain"),
+        ("cpu", {}, "blockwise"),
         ("V100", {}, "plain"),
         ("A100", {}, "cudnn"),
         ("H100", {}, "cudnn"),
@@ -86,8 +86,8 @@ TARGETS = {
         ("TPU", {"precision": "default"}, "splash"),
         ("H100", {"precision": "highest"}, "cudnn"),
         ("H100", {"queries": 1000, "keys": 1000}, "cudnn"),
-        ("cpu", {"queries": 4096, "keys": 4096}, "plain"),
-        ("cpu", {"queries": 4097, "keys": 4096}, "blockwise"),
+        ("cpu", {"queries": 512, "keys": 512}, "plain"),
+        ("cpu", {"queries": 513, "keys": 512}, "blockwise"),
         ("cpu", {"queries": 8192, "keys": 8192, "dtype": jnp.float32}, "blockwise"),
         ("cpu", {"queries": 8192, "keys": 8192, "dropout": True, "pattern": None}, "blockwise"),
         ("cpu", {"queries": 8192, "keys": 8192, "soft_cap": True}, "blockwise"),
@@ -181,7 +181,7 @@ def test_what_is_asked_for_reaches_the_kernel(monkeypatch):
 
 def test_here_is_a_cpu():
     assert CompilationTarget.here() == CompilationTarget("cpu")
-    assert choose_kernel(CALL) == "plain"
+    assert choose_kernel(CALL) == "blockwise"
 
 
 # Name: pattern, queries, keys, query heads, key/value heads, soft cap.
