@@ -134,9 +134,9 @@ def run(arguments: Sequence[str]) -> int:
         return verify_code.run(arguments)
     options: VerifyOptions = parse(VerifyOptions, "jaxformer verify", arguments)
 
+    from jaxformer.parity.recording.calls.torch_trace import require_torch
     from jaxformer.parity.report.files import load_report
     from jaxformer.parity.report.regressions import compare_reports
-    from jaxformer.parity.trace.torch_trace import require_torch
 
     require_torch()
     before = None if options.against is None else load_report(options.against)

@@ -69,10 +69,10 @@ def run(arguments: Sequence[str]) -> int:
     candidate = make(reference) if _takes_argument(make) else make()
     _check_inputs(reference.forward, inputs, options.inputs)
 
-    from jaxformer.parity.graphs.compare import compare_graphs
+    from jaxformer.parity.comparison.operators import compare_operators
     from jaxformer.parity.report.files import save_json
 
-    report = compare_graphs(
+    report = compare_operators(
         reference, candidate, inputs, jax_inputs, backward=not options.no_backward
     )
     print(report)

@@ -24,8 +24,9 @@ from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
 from jaxformer.parity.comparison.modules import compare
-from jaxformer.parity.comparison.settings import compare_settings, precision_flags
 from jaxformer.parity.comparison.training import compare_training
+from jaxformer.parity.diagnosis.settings import compare_settings, precision_flags
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import one_line
 from jaxformer.parity.repro.writer import write_repro
@@ -53,7 +54,6 @@ from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, find_layout
 from jaxformer.parity.streaming.session import Progress, StreamedComparison
 from jaxformer.parity.streaming.state import State, default_folder, describe_files
-from jaxformer.parity.trace import torch_trace
 from jaxformer.porting.formats.tensors import digest
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxformer.parity.report.model import Difference
+from jaxformer.parity.findings import Difference
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 MIDDLE = 2.0**-14.5

@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from jaxformer.parity.findings import AttentionMaps, Node
 from jaxformer.parity.report.html.attention_maps import (
     BUDGET_BYTES,
     MAX_SIDE,
     attention_pictures,
     reduce,
 )
-from jaxformer.parity.report.model import AttentionMaps, Node
 
 
 def pixels(picture, side):

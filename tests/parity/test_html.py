@@ -10,8 +10,8 @@ import re
 import numpy as np
 import pytest
 
+from jaxformer.parity.findings import Difference, Node, SettingDifference, Step
 from jaxformer.parity.report.html.writer import page, write_html
-from jaxformer.parity.report.model import Difference, Node, SettingDifference, Step
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import one_line
 from tests.support.parity_reports import HOSTILE, report

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from jaxformer.parity.comparison import modules as comparison
-from jaxformer.parity.comparison import products
 from jaxformer.parity.comparison.modules import compare
-from jaxformer.parity.trace import torch_trace
-from jaxformer.parity.trace.torch_isolated import Directions, pull_back
-from jaxformer.parity.trace.wide_parameters import wide_parameters, with_shared_parameters
+from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.calls.torch_isolated import Directions, pull_back
+from jaxformer.parity.recording.wide_parameters import wide_parameters, with_shared_parameters
+from jaxformer.parity.segments.calls import products
 from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
 from tests.support.subjects import F, V, ids, subject

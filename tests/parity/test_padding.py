@@ -9,8 +9,8 @@ import pytest
 
 from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.comparison.reference_run import ReferenceRun
-from jaxformer.parity.trace.padding import drop_unused_tokens, find_padding
-from jaxformer.parity.trace.torch_recorder import TorchCall
+from jaxformer.parity.recording.calls.padding import drop_unused_tokens, find_padding
+from jaxformer.parity.recording.calls.torch_recorder import TorchCall
 from tests.parity.test_mutants import assert_named, generator
 from tests.support import mutants
 from tests.support.subjects import B, D, F, Mutated, Subject, T, hugging_face, ids

@@ -9,8 +9,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from jaxformer.parity.findings import Difference, Node, SettingDifference, Step
 from jaxformer.parity.report.html.writer import write_html
-from jaxformer.parity.report.model import Difference, Node, SettingDifference, Step
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import scientific
 from tests.support.chromium import EXECUTABLE, Browser

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jaxformer.errors import CheckpointError, ResourceError, UnsafeFileError
+from jaxformer.parity.findings import Difference, Histogram
 from jaxformer.parity.report.files import load_report, save_json
 from jaxformer.parity.report.html.writer import write_html
-from jaxformer.parity.report.model import Difference, Histogram
 from jaxformer.parity.report.regressions import compare_reports
 from jaxformer.parity.report.report import Report
 from tests.support.parity_reports import HOSTILE, MESSAGE, report, with_node

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.parity.comparison import products
-from jaxformer.parity.report.model import Difference
+from jaxformer.parity.findings import Difference
+from jaxformer.parity.segments.calls import products
 from jaxformer.parity.session import ParitySession
 from jaxformer.parity.sources.checkpoints import open_source
 from jaxformer.parity.streaming import layout

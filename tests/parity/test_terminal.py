@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.findings import Difference, Node
 from jaxformer.parity.report.report import MOST_LINES, Report
 from jaxformer.parity.report.terminal import print_report
 from jaxformer.parity.report.text import (

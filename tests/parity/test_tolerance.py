@@ -6,16 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxformer.parity.comparison import weights as comparison_weights
-from jaxformer.parity.comparison.verdicts import AMPLIFIED, explain, judge_node, worst_difference
-from jaxformer.parity.comparison.weights import (
+from jaxformer.parity.findings import Difference, Node
+from jaxformer.parity.judging import weights as comparison_weights
+from jaxformer.parity.judging.verdicts import AMPLIFIED, explain, judge_node, worst_difference
+from jaxformer.parity.judging.weights import (
     WrongWeight,
     compare_weight,
     compare_weights,
     find_swapped_layers,
     weight_difference,
 )
-from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF, judge, rounding, ulps
 from jaxformer.porting.formats.tensors import StoredTensor
 

@@ -6,7 +6,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from jaxformer.parity.report.model import (
+from jaxformer.parity.findings import (
     AttentionMaps,
     Difference,
     Histogram,

@@ -7,7 +7,7 @@ from flax import nnx
 
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison import modules
-from jaxformer.parity.graphs.compare import compare_graphs
+from jaxformer.parity.comparison.operators import compare_operators
 from jaxformer.parity.report.report import Report
 
 
@@ -23,7 +23,7 @@ def compare(
 
     A candidate of jaxformer's own modules is compared module by module, forward and backward: see
     ``jaxformer.parity.comparison.modules``. Any other candidate is compared operator by operator,
-    with no names given: see ``jaxformer.parity.graphs``.
+    with no names given: see ``jaxformer.parity.comparison.operators``.
 
     Args:
         torch_module: the reference; it is not changed.
@@ -55,7 +55,7 @@ def compare(
         raise UsageError(
             f"{', '.join(others)}: serves candidates of jaxformer's own modules, or with names"
         )
-    return compare_graphs(torch_module, candidate, inputs, jax_inputs, **options)
+    return compare_operators(torch_module, candidate, inputs, jax_inputs, **options)
 
 
 def assert_parity(

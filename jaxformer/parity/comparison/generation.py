@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.generation import make_cache
-from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
-from jaxformer.parity.report.model import Step
+from jaxformer.parity.findings import Step
+from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
+from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.api import build, import_plan
 
 

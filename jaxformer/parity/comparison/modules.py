@@ -15,30 +15,30 @@ import numpy as np
 from jaxformer.errors import UsageError
 from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.comparison.code_lines import find_lines
-from jaxformer.parity.comparison.pair_nodes import PairNodes, in_context
-from jaxformer.parity.comparison.products import compare_held_product, is_large_product
-from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
-from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
-from jaxformer.parity.comparison.verdicts import arithmetic_stage, judge_node
-from jaxformer.parity.comparison.weights import (
+from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
+from jaxformer.parity.findings import Difference, Node
+from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
+from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
+from jaxformer.parity.judging.weights import (
     WrongWeight,
     compare_weights,
     describe_wrong_weights,
     find_swapped_layers,
     wrong_weights_by_name,
 )
-from jaxformer.parity.matching.modules import Pair, in_call_order, parents_of
-from jaxformer.parity.matching.positions import (
+from jaxformer.parity.matching.calls.pairs import Pair, in_call_order, parents_of
+from jaxformer.parity.matching.calls.positions import (
     match_alibi_slopes,
     position_ids_from_mask,
     share_tables,
 )
-from jaxformer.parity.report.model import Difference, Node
+from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording.memory import LARGE, release
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.trace import jax_trace, torch_trace
-from jaxformer.parity.trace.memory import LARGE, release
+from jaxformer.parity.segments.calls.products import compare_held_product, is_large_product
+from jaxformer.parity.segments.calls.reference_gradients import ReferenceGradients
+from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner
 
 
 def compare(

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxformer.errors import JaxformerError, UsageError
-from jaxformer.parity.matching.modules import Pair, pair_by_map, pair_modules
-from jaxformer.parity.matching.positions import computes_tables
-from jaxformer.parity.trace import torch_trace
-from jaxformer.parity.trace.memory import release
-from jaxformer.parity.trace.wide_parameters import wide_parameters, with_shared_parameters
+from jaxformer.parity.matching.calls.pairs import Pair, pair_by_map, pair_modules
+from jaxformer.parity.matching.calls.positions import computes_tables
+from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.wide_parameters import wide_parameters, with_shared_parameters
 from jaxformer.porting.api import build, import_plan
 from jaxformer.porting.mapping.plans import Plan
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.layers import Dropout, dropout_modules, seed_dropout
-from jaxformer.parity.trace.attention import attention_scores
-from jaxformer.parity.trace.torch_values import require_torch
+from jaxformer.parity.recording.calls.attention import attention_scores
+from jaxformer.parity.recording.torch_values import require_torch
 
 
 @contextlib.contextmanager

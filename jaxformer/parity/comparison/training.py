@@ -13,11 +13,11 @@ from jaxformer.parity.comparison.training_runs import (
     ReferenceTraining,
     Weights,
 )
-from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables_of_length
-from jaxformer.parity.report.model import Difference, Step
+from jaxformer.parity.findings import Difference, Step
+from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
+from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
-from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.api import build, import_plan
 
 

@@ -17,8 +17,8 @@ from jaxformer.losses import cross_entropy
 from jaxformer.optimizers import make_optimizer
 from jaxformer.parameters import merge, split
 from jaxformer.parity.comparison.shared_dropout import control_torch_dropout, find_dropout_calls
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.tolerance import ROUNDOFF
-from jaxformer.parity.trace import torch_trace
 from jaxformer.porting.mapping.plans import Plan
 
 # Inputs and targets (B, T), integers.

@@ -1,14 +1,11 @@
-"""Finds which modules, calls and arrays of the two sides belong together.
+"""Stage 2: finds what belongs together on the two sides: the *anchors*.
 
-In go the module trees of both sides, the parameter links of porting, and the traces of one pass of
-each. Out come pairs of modules, matched calls with their tensors aligned, and what must be equal
-before modules can be judged: masks and positions.
+In go the records of both sides. Out come places where both must hold the same numbers.
 
-- ``modules``: pairs of modules, from the rules that port the weights or from a map of names.
-- ``alignment``: the layout transform from a reference array to a candidate array.
-- ``calls``: matched calls of a pair, their inputs, outputs and gradients in the candidate's layout.
-- ``masks``: attention masks, recovered from the reference's scores.
-- ``positions``: rotary tables, ALiBi slopes and position ids.
+- ``calls/``: modules paired by name, by the rules that port the weights; their calls, and what is
+  read and returned in them. These anchors are known before anything is compared.
+- ``operators/``: parameters and values that hold the same numbers, in any layout. These anchors
+  are found.
 
-No module is run isolated here and nothing is judged, except rotary tables.
+Nothing is judged here, except rotary tables.
 """

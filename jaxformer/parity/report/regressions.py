@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jaxformer.parity.report.model import VERDICTS, Difference, Node
+from jaxformer.parity.findings import VERDICTS, Difference, Node
 from jaxformer.parity.report.text import number, one_line, place, scientific
 
 if TYPE_CHECKING:

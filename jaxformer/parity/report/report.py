@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxformer.parity.report.html.writer import page
-from jaxformer.parity.report.model import (
+from jaxformer.parity.findings import (
     VERDICTS,
     AttentionMaps,
     Coverage,
@@ -19,6 +18,7 @@ from jaxformer.parity.report.model import (
     Step,
     Verdict,
 )
+from jaxformer.parity.report.html.writer import page
 from jaxformer.parity.report.tables import make_dataframe
 from jaxformer.parity.report.terminal import as_text
 from jaxformer.parity.report.text import verdict_line

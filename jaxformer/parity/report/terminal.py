@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxformer.parity.report.model import VERDICTS
+from jaxformer.parity.findings import VERDICTS
 from jaxformer.parity.report.text import (
     SYMBOLS,
     cause_facts,

@@ -1,12 +1,12 @@
 """Numbers and sentences of a report, the same in the terminal, in files and on the page."""
 
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from jaxformer.parity.report.model import Difference, Node, RootCause, Step, Verdict
+from jaxformer.parity.findings import Difference, Node, RootCause, Step, Verdict
+from jaxformer.parity.words import shorten
 
 if TYPE_CHECKING:
     from jaxformer.parity.report.report import Report
@@ -42,17 +42,6 @@ def short(value: float | None) -> str:
     if value == 0 or 0.05 <= abs(value) < 9999.5:
         return f"{value:.0f}" if value == 0 or abs(value) >= 99.95 else f"{value:.1f}"
     return f"{value:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
-
-
-def apart(value: float, other: float) -> str:
-    """Returns a number with six digits, or with as many as show that it is not another one.
-
-    >>> apart(2.0, 1.0), apart(1.0000002, 1.0), apart(0.35355339059327373, 0.35355338)
-    ('2', '1.0000002', '0.3535533906')
-    """
-    far = abs(value - other) / (max(abs(value), abs(other)) or 1.0)
-    digits = 6 if not 0 < far < 1 else max(6, 2 - math.floor(math.log10(far)))
-    return f"{value:.{min(digits, 17)}g}"
 
 
 def number(value: float) -> str:
@@ -97,18 +86,6 @@ def root_cause_line(cause: Node | RootCause) -> str:
         # It has the reference's path alone.
         where = place(cause)
     return one_line(f"{where}: {cause.message}" if cause.message else where)
-
-
-def shorten(source: str) -> str:
-    """Returns a "path:line" relative to the working folder, or from the package on."""
-    path, _, line = source.rpartition(":")
-    if not path:
-        return source
-    _, found, inside = path.rpartition(f"site-packages{os.sep}")
-    if found:
-        return f"{inside}:{line}"
-    relative = os.path.relpath(path)
-    return f"{path if relative.startswith('..') else relative}:{line}"
 
 
 def cause_facts(cause: RootCause) -> str:

@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 
-from jaxformer.parity.report.model import VERDICTS, Difference, Node, Verdict
+from jaxformer.parity.findings import VERDICTS, Difference, Node, Verdict
 
 CLEAN = ("exact", "rounding", "incomplete")
 

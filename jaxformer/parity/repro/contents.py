@@ -9,11 +9,11 @@ from flax import nnx
 
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison.reference_run import ReferenceRun
-from jaxformer.parity.matching.calls import MatchedCall, Unmatched, match_calls
-from jaxformer.parity.matching.modules import Pair
-from jaxformer.parity.matching.positions import Tables, nearest_tables, reference_tables
+from jaxformer.parity.matching.calls.calls import MatchedCall, Unmatched, match_calls
+from jaxformer.parity.matching.calls.pairs import Pair
+from jaxformer.parity.matching.calls.positions import Tables, nearest_tables, reference_tables
+from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.repro.modules import encode, run_reference
-from jaxformer.parity.trace import jax_trace, torch_trace
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.positions import Rotary
 

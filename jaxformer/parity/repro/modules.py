@@ -10,10 +10,10 @@ from flax import nnx
 from jaxformer.config_tree import from_dict
 from jaxformer.errors import UsageError
 from jaxformer.parameters import abstract_module, join_path, merge
-from jaxformer.parity.matching.positions import give_tables, table_difference
+from jaxformer.parity.matching.calls.positions import give_tables, table_difference
+from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.calls.torch_isolated import Directions, pull_back
 from jaxformer.parity.sources.checkpoints import as_tensor, make_twin
-from jaxformer.parity.trace import torch_trace
-from jaxformer.parity.trace.torch_isolated import Directions, pull_back
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG
 from jaxformer.positions import Rotary

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxformer.errors import JaxformerError, UsageError
-from jaxformer.parity.matching.modules import Pair
+from jaxformer.parity.matching.calls.pairs import Pair
+from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.repro.modules import (
     build_candidate,
     build_reference,
@@ -15,7 +16,6 @@ from jaxformer.parity.repro.modules import (
     run_reference,
 )
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import jax_trace
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import MODEL_OF_CONFIG, architecture_of
 

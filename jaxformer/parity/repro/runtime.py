@@ -10,8 +10,10 @@ import jax
 import numpy as np
 
 from jaxformer.errors import CheckpointError
-from jaxformer.parity.matching.positions import match_alibi_slopes
-from jaxformer.parity.report.model import Difference
+from jaxformer.parity.findings import Difference
+from jaxformer.parity.matching.calls.positions import match_alibi_slopes
+from jaxformer.parity.recording.calls import jax_isolated as isolated_run
+from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.text import scientific
 from jaxformer.parity.repro.modules import (
     build_candidate,
@@ -23,7 +25,6 @@ from jaxformer.parity.repro.modules import (
     with_weights,
 )
 from jaxformer.parity.tolerance import judge
-from jaxformer.parity.trace import isolated_run, jax_trace
 from jaxformer.porting.formats.raw_checkpoints import read_config
 from jaxformer.porting.formats.safetensors_files import read_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor

@@ -11,14 +11,14 @@ import numpy as np
 
 from jaxformer.errors import ResourceError, UsageError
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
-from jaxformer.parity.matching.calls import Unmatched, match_calls
-from jaxformer.parity.matching.modules import TIED_HEAD, Pair
-from jaxformer.parity.matching.positions import match_alibi_slopes, position_ids_from_mask
+from jaxformer.parity.matching.calls.calls import Unmatched, match_calls
+from jaxformer.parity.matching.calls.pairs import TIED_HEAD, Pair
+from jaxformer.parity.matching.calls.positions import match_alibi_slopes, position_ids_from_mask
+from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.files import write_text
 from jaxformer.parity.repro.contents import ReproContents
 from jaxformer.parity.repro.rebuilding import candidate_recipe, reference_recipe
 from jaxformer.parity.repro.runtime import FORMAT, Repro
-from jaxformer.parity.trace import jax_trace
 from jaxformer.porting.formats.safetensors_files import write_safetensors
 from jaxformer.porting.formats.tensors import StoredTensor
 

@@ -16,9 +16,9 @@ from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
-from jaxformer.parity.comparison.weights import weight_difference
+from jaxformer.parity.judging.weights import weight_difference
+from jaxformer.parity.recording.calls.torch_trace import require_torch
 from jaxformer.parity.sources.transformers_folders import from_transformers
-from jaxformer.parity.trace.torch_trace import require_torch
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
 from jaxformer.porting.formats.tensors import StoredTensor

@@ -10,21 +10,21 @@ import jax
 import numpy as np
 
 from jaxformer.parity.comparison.code_lines import find_lines
-from jaxformer.parity.comparison.pair_nodes import PairNodes, in_context
-from jaxformer.parity.comparison.reference_gradients import ReferenceGradients
-from jaxformer.parity.comparison.teacher_forcing import TeacherForcedRunner
-from jaxformer.parity.comparison.verdicts import judge_node
-from jaxformer.parity.comparison.weights import compare_weight, weight_difference
-from jaxformer.parity.matching.masks import MaskState
-from jaxformer.parity.matching.modules import Pair, PairKey, in_call_order
-from jaxformer.parity.report.model import Difference, Node, RootCause
+from jaxformer.parity.findings import Difference, Node, RootCause
+from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
+from jaxformer.parity.judging.verdicts import judge_node
+from jaxformer.parity.judging.weights import compare_weight, weight_difference
+from jaxformer.parity.matching.calls.masks import MaskState
+from jaxformer.parity.matching.calls.pairs import Pair, PairKey, in_call_order
+from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.recording.calls.torch_trace import TorchCall, Trace
 from jaxformer.parity.report.report import Report
+from jaxformer.parity.segments.calls.reference_gradients import ReferenceGradients
+from jaxformer.parity.segments.calls.teacher_forcing import TeacherForcedRunner
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate, Tensors
 from jaxformer.parity.streaming.layout import Layout, is_within
 from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
-from jaxformer.parity.trace import jax_trace
-from jaxformer.parity.trace.torch_trace import TorchCall, Trace
 from jaxformer.porting.mapping.rules import Link
 from jaxformer.porting.mapping.transfer import read_view
 

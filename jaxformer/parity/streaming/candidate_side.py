@@ -10,13 +10,13 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.parameters import join_path, merge
-from jaxformer.parity.comparison.products import candidate_slices
+from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.torch_values import in_dtype
+from jaxformer.parity.segments.calls.products import candidate_slices
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
 from jaxformer.parity.streaming.products import FewRows, arrays_of
 from jaxformer.parity.streaming.state import State
-from jaxformer.parity.trace import jax_trace
-from jaxformer.parity.trace.memory import release
-from jaxformer.parity.trace.torch_values import in_dtype
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.casts import DTYPES

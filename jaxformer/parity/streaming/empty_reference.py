@@ -5,10 +5,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.sources.checkpoints import Source, make_twin, uses_transformers
 from jaxformer.parity.sources.transformers_folders import empty_transformer
 from jaxformer.parity.streaming.layout import CannotStreamError
-from jaxformer.parity.trace import torch_trace
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.transfer import export_tensors
 

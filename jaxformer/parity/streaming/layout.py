@@ -13,15 +13,15 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.layers import Embedding, Linear
 from jaxformer.parameters import join_path
-from jaxformer.parity.matching.modules import (
+from jaxformer.parity.matching.calls.pairs import (
     TIED_HEAD,
     Pair,
     PairKey,
     pair_modules,
     parents_of,
 )
-from jaxformer.parity.matching.positions import computes_tables
-from jaxformer.parity.trace import jax_trace, torch_trace
+from jaxformer.parity.matching.calls.positions import computes_tables
+from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.porting.mapping.abstract_modules import parameter_shapes
 from jaxformer.porting.mapping.packings import ONE_TO_ONE
 from jaxformer.porting.mapping.plans import Plan

@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 
 from jaxformer.layers import Embedding
-from jaxformer.parity.comparison.products import method_of, run_slice, slices
-from jaxformer.parity.trace import torch_trace
+from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.segments.calls.products import method_of, run_slice, slices
 from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.transfer import read_view
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.recording import torch_values
+from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.calls.torch_recorder import CallRecorder, owner_of
+from jaxformer.parity.recording.memory import release
 from jaxformer.parity.sources.checkpoints import as_tensor
 from jaxformer.parity.streaming.empty_reference import EmptyReference
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
 from jaxformer.parity.streaming.products import add_products
 from jaxformer.parity.streaming.state import State
-from jaxformer.parity.trace import torch_trace, torch_values
-from jaxformer.parity.trace.memory import release
-from jaxformer.parity.trace.torch_recorder import CallRecorder, owner_of
 
 
 class ReferencePass:

@@ -9,20 +9,21 @@ import numpy as np
 
 from jaxformer.errors import UsageError
 from jaxformer.execution.query_blocks import large_query_blocks
-from jaxformer.parity.comparison.pair_nodes import in_context
-from jaxformer.parity.comparison.products import compare_product
-from jaxformer.parity.comparison.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.comparison.teacher_forcing import PairDifferences, TeacherForcedRunner
-from jaxformer.parity.comparison.verdicts import arithmetic_stage, judge_node
-from jaxformer.parity.comparison.weights import (
+from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
+from jaxformer.parity.findings import Node
+from jaxformer.parity.judging.pair_nodes import in_context
+from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
+from jaxformer.parity.judging.weights import (
     describe_places,
     describe_wrong_weights,
     find_swapped_layers,
 )
-from jaxformer.parity.matching.modules import Pair, PairKey, in_call_order
-from jaxformer.parity.matching.positions import match_alibi_slopes, share_tables
-from jaxformer.parity.report.model import Node
+from jaxformer.parity.matching.calls.pairs import Pair, PairKey, in_call_order
+from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables
+from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.report.report import Report
+from jaxformer.parity.segments.calls.products import compare_product
+from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner
 from jaxformer.parity.sources.checkpoints import Source
 from jaxformer.parity.streaming.blocks import BlockResult, Sides, compare_block
 from jaxformer.parity.streaming.candidate_side import EmptyCandidate
@@ -31,7 +32,6 @@ from jaxformer.parity.streaming.layout import Layout
 from jaxformer.parity.streaming.products import arrays_of
 from jaxformer.parity.streaming.reference_side import ReferencePass
 from jaxformer.parity.streaming.state import State
-from jaxformer.parity.trace import jax_trace
 
 # Called with the number of finished parts, and of all.
 Progress = Callable[[int, int], None]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
-from jaxformer.parity.graphs.matching.content import fingerprint, fingerprints_of_parts
-from jaxformer.parity.graphs.matching.parts import assemble, find_pieces
+from jaxformer.parity.matching.operators.content import fingerprint, fingerprints_of_parts
+from jaxformer.parity.matching.operators.parts import assemble, find_pieces
 from tests.support.ports.bugs import FUNCTION, LINEN
 from tests.support.ports.planted import build_port
 from tests.support.ports.torch_models import GPT, Llama, perturbed

@@ -8,11 +8,11 @@ import torch
 from jax.extend.core import Literal
 
 from jaxformer.parity import compare
-from jaxformer.parity.graphs.matching.anchors import Anchors
-from jaxformer.parity.graphs.matching.values import moments
-from jaxformer.parity.graphs.recording.numpy_operators import numpy_function
-from jaxformer.parity.graphs.recording.tape import Tape
-from jaxformer.parity.report.text import shorten
+from jaxformer.parity.matching.operators.anchors import Anchors
+from jaxformer.parity.matching.operators.values import moments
+from jaxformer.parity.recording.operators.numpy_operators import numpy_function
+from jaxformer.parity.recording.operators.tape import Tape
+from jaxformer.parity.words import shorten
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5)).astype(np.float32)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.report.model import Node
+from jaxformer.parity.findings import Node
 
 # The longest side of a picture, in cells.
 MAX_SIDE = 64

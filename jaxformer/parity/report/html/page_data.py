@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxformer.parity.findings import Difference, Node
 from jaxformer.parity.report.html.attention_maps import attention_pictures
-from jaxformer.parity.report.model import Difference, Node
 from jaxformer.parity.report.text import json_number
 
 if TYPE_CHECKING:

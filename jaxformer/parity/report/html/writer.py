@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxformer.parity.findings import VERDICTS, RootCause, Verdict
 from jaxformer.parity.report.html.page_data import page_data
-from jaxformer.parity.report.model import VERDICTS, RootCause, Verdict
 from jaxformer.parity.report.text import (
     SYMBOLS,
     cause_facts,

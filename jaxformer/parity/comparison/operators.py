@@ -1,0 +1,128 @@
+"""Compares two functions operator by operator, with no names given: any models, or parts of them.
+
+The stages, each a package: both sides are recorded on tapes, equal parameters and values are
+matched, the segments between them are walked through, and what differs is judged and diagnosed.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxformer.parity.diagnosis.causes import (
+    find_causes,
+    merge_causes,
+    with_causes,
+    with_stops,
+)
+from jaxformer.parity.findings import RootCause
+from jaxformer.parity.judging.coverage import (
+    describe_casts,
+    describe_table,
+    find_incomplete,
+    judge_modules,
+    measure_coverage,
+)
+from jaxformer.parity.judging.divergences import judge_backward, judge_forward
+from jaxformer.parity.matching.operators.parameters import in_reference_numbers, match_parameters
+from jaxformer.parity.recording.operators.candidates import Candidate, arguments, as_candidate
+from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
+from jaxformer.parity.recording.operators.tracing import candidate_arrays
+from jaxformer.parity.report.report import Report
+from jaxformer.parity.segments.operators.gradients import (
+    Gradients,
+    buffers_with_gradients,
+    compare_gradients,
+)
+from jaxformer.parity.segments.operators.walk import Walk
+
+
+def compare_operators(
+    torch_module: Any,
+    candidate: Any,
+    inputs: Any,
+    jax_inputs: Any = None,
+    backward: bool = True,
+    line_that_reads: Callable[[int], str] = lambda place: "",
+) -> Report:
+    """Runs both models once, in float64, and compares them operator by operator.
+
+    Args:
+        torch_module: the reference; it is not changed, and is run in evaluation mode.
+        candidate: an NNX or Equinox module, (Linen module, variables), what Haiku's ``transform``
+            gives with its parameters, or (function, parameters).
+        inputs: of the reference: an array, a list of positional arguments, or a dict of named ones.
+            Arrays of numpy, PyTorch and JAX are taken.
+        jax_inputs: of the candidate; default the same.
+        backward: whether to compare the backward pass too.
+        line_that_reads: returns "path:line" of the code that a result of the candidate, given its
+            place, goes to; known of parts of a model. It is the source of a result that no operator
+            of the candidate makes.
+
+    Raises:
+        UsageError: the candidate is of no known kind, or torch is missing.
+    """
+    model = as_candidate(candidate)
+    args, kwargs = arguments(inputs)
+    jax_arguments = (args, kwargs) if jax_inputs is None else arguments(jax_inputs)
+    asked = buffers_with_gradients(torch_module, candidate_arrays(model)) if backward else []
+    reference = run_torch(torch_module, args, kwargs, backward, asked)
+    comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads)
+    with jax.enable_x64(True):
+        return comparison.report()
+
+
+class _Comparison:
+    """One candidate beside the recorded reference. Arguments as in ``compare_operators``."""
+
+    def __init__(
+        self,
+        model: Candidate,
+        given: tuple[list[Any], Mapping[str, Any]],
+        reference: TorchRun,
+        backward: bool,
+        line_that_reads: Callable[[int], str],
+    ):
+        self.model, self.reference, self.backward = model, reference, backward
+        tape, targets = reference.tape, candidate_arrays(model)
+        buffers = {name: value.data for name, value in tape.buffers.items()}
+        sources = {name: value.data for name, value in tape.parameters.items()} | buffers
+        self.parameters = match_parameters(sources, targets, buffers)
+        self.walk = Walk(tape, line_that_reads)
+        self.walk.unknown = set(self.parameters.unmatched)
+        self.walk.missing = set(self.parameters.missing)
+        self.walk.index.add(tape.values)
+        known = in_reference_numbers(self.parameters, sources, targets)
+        self.run = JaxRun(model, *given, self.walk.candidate, known, backward)
+
+    def report(self) -> Report:
+        """Walks through both passes and returns what was found."""
+        walk = self.walk
+        walk.advance()
+        walk.require_results()
+        wrong = judge_forward(walk)
+        causes = find_causes(wrong, walk)
+        gradients = Gradients()
+        if self.backward:
+            walk.keep_corrections()
+            gradients = compare_gradients(self.reference, self.run, walk, self.parameters)
+            later = find_causes(judge_backward(walk, wrong), walk)
+            causes = with_stops(causes, later, self.run.stops() if later else (), walk)
+        return self._report(merge_causes(causes), gradients)
+
+    def _report(self, causes: list[RootCause], gradients: Gradients) -> Report:
+        walk, parameters = self.walk, self.parameters
+        nodes = with_causes(judge_modules(self.model.kind, self.reference, walk), causes)
+        return Report(
+            "grad" if self.backward else "forward",
+            "float64",
+            tuple(nodes),
+            remarks=(*walk.remarks, *gradients.remarks),
+            causes=tuple(causes),
+            weights=tuple(map(str, parameters.wrong)),
+            tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
+            casts=tuple(describe_casts(self.run)),
+            incomplete=tuple(find_incomplete(walk, parameters)),
+            coverage=measure_coverage(nodes, walk, parameters, gradients),
+        )

@@ -1,0 +1,126 @@
+"""Makes a root cause of each wrong segment: both lines of code, and a diagnosis."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from jaxformer.parity.diagnosis.operators.attempts import diagnose
+from jaxformer.parity.findings import Node, RootCause
+from jaxformer.parity.judging.divergences import Judged
+from jaxformer.parity.recording.operators.tape import Operator, Value
+from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.words import shorten
+
+
+def find_causes(wrong: Sequence[Judged], walk: Walk) -> list[RootCause]:
+    """Returns the root causes of wrong segments, in their order; equal ones are not joined yet."""
+    return [_cause(judged, walk) for judged in wrong]
+
+
+def with_stops(
+    forward: Sequence[RootCause], backward: Sequence[RootCause], stops: Sequence[str], walk: Walk
+) -> list[RootCause]:
+    """Returns the causes of both passes; of wrong gradients, with the places that stop them.
+
+    Args:
+        forward: causes of the forward pass.
+        backward: those of the backward pass.
+        stops: "path:line" where the candidate stops gradients.
+        walk: which gets a remark on these places.
+    """
+    found = [*forward, *backward]
+    if backward and stops:
+        walk.remarks.append(f"the candidate stops gradients at {', '.join(map(shorten, stops))}")
+        if len(stops) == 1:
+            return [
+                c if c.jax_source else dataclasses.replace(c, jax_source=stops[0]) for c in found
+            ]
+    return found
+
+
+def merge_causes(causes: Iterable[RootCause]) -> list[RootCause]:
+    """Returns each cause once, with the number of its places and its largest error."""
+    found: dict[tuple[str, str, str, str], RootCause] = {}
+    for cause in causes:
+        key = cause.jax_source, cause.torch_source, cause.diagnosis, cause.stage
+        first = found.get(key, cause)
+        places = first.places + 1 if key in found else 1
+        error = max(first.error, cause.error)
+        known = [e for e in (first.effect, cause.effect) if e is not None]
+        effect = max(known) if known else None
+        found[key] = dataclasses.replace(first, places=places, error=error, effect=effect)
+    return list(found.values())
+
+
+def with_causes(nodes: Iterable[Node], causes: Sequence[RootCause]) -> list[Node]:
+    """Returns the nodes of modules; one that has a cause in it is a bug, and says which."""
+    first: dict[str, RootCause] = {}
+    for cause in causes:
+        first.setdefault(cause.torch_module, cause)
+    return [_with_cause(node, first.get(node.reference_path)) for node in nodes]
+
+
+def _with_cause(node: Node, cause: RootCause | None) -> Node:
+    if cause is None:
+        return node
+    return dataclasses.replace(
+        node, verdict="bug", stage=cause.stage, message=cause.message, is_root_cause=True,
+        in_context=None,
+    )  # fmt: skip
+
+
+def _cause(judged: Judged, walk: Walk) -> RootCause:
+    divergence = judged.divergence
+    found = diagnose(divergence, walk)
+    named = [op for op in divergence.operators if op.source]
+    operator = found.operator or (named[-1] if named else divergence.value.producer)
+    reference = divergence.reference_operator
+    source = _source(operator, found.is_operand, walk) if operator else ""
+    return RootCause(
+        source or _line_that_reads(divergence, walk),
+        reference.source,
+        found.text,
+        divergence.error,
+        "backward" if divergence.is_backward else "forward",
+        tuple(op.name for op in divergence.operators),
+        tuple(op.name for op in divergence.reference_operators),
+        operator.module if operator else "",
+        reference.module,
+        effect=judged.effect,
+        jax_after=_source_before(divergence, found.read),
+    )
+
+
+def _line_that_reads(divergence: Divergence, walk: Walk) -> str:
+    """Returns the line that reads a wrong result, if it is one; see ``compare_operators``."""
+    pairs = zip(walk.candidate.outputs, walk.reference.outputs, strict=False)
+    required, wanted = divergence.required, divergence.required_reference
+    places = (n for n, (own, right) in enumerate(pairs) if own is required and right is wanted)
+    return next((walk.line_that_reads(place) for place in places), "")
+
+
+def _source_before(divergence: Divergence, read: Value | None) -> str:
+    """Returns the line that made what enters a segment: the last activation, if none is named."""
+    entering = [value for value in divergence.boundary if value.is_activation]
+    value = read or (entering[-1] if entering else None)
+    while value is not None and value.producer is not None and not value.producer.source:
+        value = next((v for v in value.producer.inputs if v.is_activation), None)
+    return "" if value is None or value.producer is None else value.producer.source
+
+
+def _source(operator: Operator, is_operand: bool, walk: Walk) -> str:
+    """Returns the line to blame: of the caller, if its argument is wrong and the function right.
+
+    The function is right if the same line, called from elsewhere, gives what the reference has.
+    """
+    if not is_operand or not operator.caller:
+        return operator.source
+    wrong = {op.index for d in walk.divergences for op in d.operators}
+    is_right = any(
+        other.index not in wrong
+        and (other.name, other.source) == (operator.name, operator.source)
+        and other.caller != operator.caller
+        and all(made.index in walk.matches for made in other.outputs)
+        for other in walk.candidate.operators
+    )
+    return operator.caller if is_right else operator.source

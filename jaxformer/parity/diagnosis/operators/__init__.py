@@ -1,0 +1,19 @@
+"""What would make a wrong segment right.
+
+A diagnosis is tried, never guessed: it is given only if the substitution makes the candidate's
+segment agree with the reference's value, or if the formula gives what that side computes.
+
+- ``attempts``: all of them, in order.
+- ``evidence``: both sides of a segment, what enters it, and its numbers.
+- ``formulas``: the function, norm or softmax that each side computes.
+- ``lookups``: which rows of a table are read.
+- ``masks``: which keys each query may attend to.
+- ``substitutions``: another number or input.
+- ``ablations``: a step that only one side has.
+- ``counts``: weights that one side reads more often.
+- ``parameters``: numbers that were never loaded.
+- ``relations``: factors, missing terms, axes and order.
+- ``rotations``: layout, base and first position of rotary positions.
+- ``reductions``: the numbers over which a mean or an extreme is taken.
+- ``gradients``: what only a backward pass has.
+"""

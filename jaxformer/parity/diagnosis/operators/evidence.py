@@ -1,0 +1,93 @@
+"""What a diagnosis is made of: both sides of a segment, what enters it, and its numbers."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.matching.operators.values import largest
+from jaxformer.parity.recording.operators.tape import Operator, Value
+from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.walk import Walk
+
+# Formulas hold to this share of scale; a wrong formula is off by far more than rounding.
+FITS = 1e-9
+# The same for functions whose numbers may be in float32, such as the 0.7978846 of a GELU.
+FITS_IN_FLOAT32 = 2e-7
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """A cause that was tried.
+
+    Attributes:
+        text: what is wrong, in a sentence.
+        operator: of the candidate, where the text is about one.
+        is_operand: whether the operator is right, and what it reads is wrong.
+        read: the value of the candidate that is read and must not be, where the text is about one.
+    """
+
+    text: str
+    operator: Operator | None = None
+    is_operand: bool = False
+    read: Value | None = None
+
+
+def fits(one: Any, other: np.ndarray, allowed: float = FITS) -> bool:
+    """Returns whether what a formula gives is an array, up to rounding."""
+    return bool(np.abs(one - other).max() <= allowed * (largest(other) or 1.0))
+
+
+def activations_of(divergence: Divergence, walk: Walk) -> list[np.ndarray]:
+    """Returns activations that enter the segment, then those of which they are parts."""
+    entering = [value for value in divergence.boundary if value.is_activation]
+    whole = [
+        read
+        for value in entering
+        if value.producer is not None
+        for read in value.producer.inputs
+        if read.is_activation and read.data.size > value.data.size
+    ]
+    return [walk.array(value) for value in dict.fromkeys([*entering, *whole])]
+
+
+def sides_of(divergence: Divergence) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what the candidate computes, and what it must be."""
+    return divergence.array, divergence.layout.apply(divergence.reference_value.data)
+
+
+def name_both(
+    divergence: Divergence, identify: Callable[[np.ndarray], str], verb: str = "computes"
+) -> Diagnosis | None:
+    """Returns a diagnosis if both sides have a name, and not the same."""
+    own, right = (identify(wanted) for wanted in sides_of(divergence))
+    if own and right and own != right:
+        return Diagnosis(f"the candidate {verb} {own}; the reference {verb} {right}")
+    return None
+
+
+def numbers_of(operators: Sequence[Operator]) -> list[float]:
+    """Returns the numbers that are written into operators."""
+    found = [
+        float(value.data.item())
+        for operator in operators
+        for value in operator.inputs
+        if value.is_constant and value.data.size == 1 and value.data.dtype.kind in "fi"
+    ]
+    return found + [n for operator in operators for n in operator.numbers.values()]
+
+
+def own_name(value: Value, walk: Walk) -> str:
+    """Returns a name for a value of the candidate, by the reference's where they are equal."""
+    if value.producer is None:
+        return value.name
+    matches = walk.matches.get(value.index)
+    return where(matches[0].value) if matches else f"the result of {value.producer.name}"
+
+
+def where(value: Value) -> str:
+    """Returns a name for a value of the reference."""
+    if value.producer is None:
+        return f"the {value.kind} {value.name}".rstrip()
+    return f"the {value.producer.name} of {value.producer.module or 'the model'}"

@@ -1,0 +1,199 @@
+"""Names the function, norm or softmax that each side of a segment computes."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.diagnosis.operators.evidence import (
+    FITS_IN_FLOAT32,
+    Diagnosis,
+    activations_of,
+    fits,
+    name_both,
+    numbers_of,
+)
+from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.walk import Walk
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _tanh_gelu(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "the erf GELU": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "the tanh form of GELU": _tanh_gelu,
+    "the quick GELU": lambda x: x * _sigmoid(1.702 * x),
+    "SiLU": lambda x: x * _sigmoid(x),
+    "ReLU": lambda x: np.maximum(x, 0),
+    "the square of ReLU": lambda x: np.maximum(x, 0) ** 2,
+    "ReLU6": lambda x: np.clip(x, 0, 6),
+    "leaky ReLU of slope 0.01": lambda x: np.where(x > 0, x, 0.01 * x),
+    "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "SELU": lambda x: (
+        1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(np.minimum(x, 0)))
+    ),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
+    "hard swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "the hard sigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "the sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "the square": lambda x: x * x,
+    "the identity": lambda x: x,
+}
+
+
+def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Names the activation function of each side, also where it is multiplied by a gate."""
+    shape = divergence.array.shape
+    inputs = [x for x in activations_of(divergence, walk) if x.shape == shape]
+    for x in inputs:
+        # A part of the function, such as its tanh, may end the segment.
+        gates = [1.0, *(gate for gate in inputs if gate is not x), 1 / x, 2 / x]
+
+        def identify(wanted: np.ndarray, x: Any = x, gates: Any = tuple(gates)) -> str:
+            for name, function in FUNCTIONS.items():
+                made = function(x)
+                forms = (*(made * gate for gate in gates), 2 * made / x - 1)
+                if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms):
+                    return name
+            return ""
+
+        found = name_both(divergence, identify)
+        if found is not None:
+            return found
+    return None
+
+
+PAIRS: dict[str, Callable[[Any, Any], Any]] = {
+    "the sum": lambda a, b: a + b,
+    "the product": lambda a, b: a * b,
+    "the difference": lambda a, b: a - b,
+    "the first alone": lambda a, b: a,
+}
+
+
+def other_combination(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Names how two activations are put together."""
+    shape = divergence.array.shape
+    values = [v for v in divergence.boundary if v.is_activation and v.data.shape == shape]
+    for one, other in itertools.permutations(values, 2):
+        a, b = walk.array(one), walk.array(other)
+
+        def identify(wanted: np.ndarray, a: Any = a, b: Any = b) -> str:
+            return next((n for n, f in PAIRS.items() if fits(f(a, b), wanted)), "")
+
+        found = name_both(divergence, identify)
+        if found is not None:
+            return found
+    return None
+
+
+def other_softmax(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Names the axis of a softmax."""
+    for x in activations_of(divergence, walk):
+
+        def identify(wanted: np.ndarray, x: Any = x) -> str:
+            if wanted.shape != x.shape:
+                return ""
+            for axis in range(x.ndim):
+                raised = np.exp(x - x.max(axis, keepdims=True))
+                if fits(raised / raised.sum(axis, keepdims=True), wanted):
+                    return f"a softmax along axis {axis}"
+            return ""
+
+        found = name_both(divergence, identify)
+        if found is not None:
+            return found
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Norm:
+    """A way to normalise the last axis."""
+
+    is_centred: bool
+    is_biased: bool
+    is_eps_inside: bool
+    eps: float
+
+    def apply(self, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        centred = x - x.mean(axes, keepdims=True)
+        numbers = math.prod(x.shape[axis] for axis in axes)
+        square = (centred if self.is_centred else x) ** 2
+        total = square.sum(axes, keepdims=True)
+        variance = total / (numbers if self.is_biased else max(numbers - 1, 1))
+        root = np.sqrt(variance + self.eps) if self.is_eps_inside else np.sqrt(variance) + self.eps
+        return (centred if self.is_centred else x) / root
+
+    def __str__(self) -> str:
+        kind = "layer norm" if self.is_centred else "RMS norm"
+        place = "inside" if self.is_eps_inside else "outside"
+        bias = "" if self.is_biased else ", variance divided by n - 1"
+        return f"{kind} with eps {self.eps:g} {place} the root{bias}"
+
+
+def other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Identifies which norm each side computes, with its scale and shift or without."""
+    numbers = {*numbers_of(divergence.operators), *numbers_of(divergence.reference_operators)}
+    numbers = {n for n in numbers if 0 < n < 0.1} | {1e-5, 1e-6, 1e-12, 1e-8, 1e-3, 0.0}
+    for x in activations_of(divergence, walk):
+        if x.ndim == 0 or x.size < divergence.array.size or x.shape[-1] < 2:
+            continue
+        size = x.shape[-1]
+        weights = [v for v in divergence.boundary if v.is_weight and v.data.size == size]
+        rows = [walk.array(v).reshape(-1) for v in weights]
+        rows += [
+            v.data.reshape(-1)
+            for v in divergence.reference_boundary
+            if v.is_weight and v.data.size == size
+        ]
+        norms = [
+            _Norm(centred, biased, inside, eps)
+            for centred, biased, inside in itertools.product((True, False), repeat=3)
+            for eps in sorted(numbers)
+        ]
+
+        def identify(wanted: np.ndarray, x: Any = x, rows: Any = rows, norms: Any = norms) -> str:
+            if wanted.shape == x.shape and any(fits(x * row, wanted) for row in [1.0, *rows]):
+                return "no norm"
+            for norm in norms:
+                if _is_norm(norm, x, wanted, rows):
+                    return str(norm)
+            return ""
+
+        found = name_both(divergence, identify)
+        if found is not None:
+            return found
+    return None
+
+
+def _is_norm(norm: _Norm, x: np.ndarray, wanted: np.ndarray, rows: Sequence[Any]) -> bool:
+    """Returns whether an array is a norm of x, scaled and shifted, its root, or its inverse."""
+    made = norm.apply(x, (x.ndim - 1,))
+    if wanted.shape == x.shape:
+        return any(
+            fits(made * scale + shift, wanted) for scale in [1.0, *rows] for shift in [0.0, *rows]
+        )
+    first = x - x.mean(-1, keepdims=True) if norm.is_centred else x
+    largest_at = np.abs(first).argmax(-1)[..., None]
+    column = np.take_along_axis(first, largest_at, -1)
+    inverse = np.take_along_axis(made, largest_at, -1) / column
+    if wanted.size != inverse.size:
+        return False
+    flat = wanted.reshape(inverse.shape)
+    return any(fits(form, flat) for form in (inverse, 1 / inverse, inverse**-2))

@@ -1,0 +1,107 @@
+"""Compares which keys each query may attend to."""
+
+import numpy as np
+
+from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
+from jaxformer.parity.recording.operators.tape import Operator
+from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.walk import Walk
+
+
+def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Compares which entries of scores or of attention weights are hidden."""
+    right = divergence.layout.apply(divergence.reference_value.data)
+    own = divergence.array
+    if right.ndim < 2 or right.shape[-1] < 2:
+        return None
+    hidden, wanted = (_hidden(array) for array in (own, right))
+    if not (hidden.any() or wanted.any()) or (hidden == wanted).all():
+        return None
+    mask = _last_mask(divergence)
+    if mask is not None and _is_pattern(mask.outputs[0].data, wanted):
+        return _other_filling(divergence)
+    extra, lost = wanted & ~hidden, hidden & ~wanted
+    parts = []
+    for which, verb in ((extra, "sees"), (lost, "does not see")):
+        if which.any():
+            place = np.argwhere(which)[0]
+            query, key = (int(n) for n in place[-2:])
+            parts.append(
+                f"query {query} {verb} key {key} ({int(which.sum())} of {which.size} entries)"
+            )
+    return Diagnosis(
+        f"the mask differs{_pattern(extra, lost)}: in the candidate " + "; ".join(parts),
+        None if mask is None else _before_layout(mask),
+    )
+
+
+def _is_pattern(mask: np.ndarray, wanted: np.ndarray) -> bool:
+    """Returns whether a mask hides or shows, of all entries, those that must be hidden."""
+    if mask.ndim > wanted.ndim or any(
+        m not in (1, n) for m, n in zip(mask.shape[::-1], wanted.shape[::-1], strict=False)
+    ):
+        return False
+    return bool((mask == wanted).all() or (mask != wanted).all())
+
+
+def _other_filling(divergence: Divergence) -> Diagnosis | None:
+    """Names the number that stands for hidden scores, where the mask itself is right."""
+    for operator in reversed(divergence.operators):
+        if operator.name != "select_n" or not operator.source:
+            continue
+        for value in operator.inputs[1:]:
+            number = value.data.flat[0] if value.is_constant and value.data.size else np.nan
+            if number > -1e4 and (value.data == number).all():
+                text = f"the mask is right, but {number:g} is too large a number for hidden scores"
+                return Diagnosis(text, operator)
+    return None
+
+
+def _hidden(array: np.ndarray) -> np.ndarray:
+    """Returns the entries that are zero, or as low as a masked score."""
+    if (array < -1e4).any() or not np.isfinite(array).all():
+        return ~(array > -1e4)
+    # Other numbers may be zero too: these are weights.
+    is_weights = (array >= 0).all() and np.allclose(array.sum(-1), 1)
+    return (array == 0) if is_weights else np.zeros(array.shape, bool)
+
+
+def _pattern(extra: np.ndarray, lost: np.ndarray) -> str:
+    """Returns a name for the entries in which two masks differ."""
+    size = extra.shape[-2:]
+    query, key = np.indices(size)[0], np.indices(size)[1]
+    flat = (extra | lost).reshape(-1, *size)
+    one = flat.any(0)
+    if not lost.any() and one.any():
+        if (one == (key == query + 1)).all():
+            return ", by one: a token sees the one after it"
+        if (one == (key > query)).all():
+            return ": it is not causal"
+    if not extra.any() and (one == (key == query)).all():
+        return ", by one: a token does not see itself"
+    distances = set((query - key)[one].tolist())
+    if len(distances) == 1 and min(distances) > 0:
+        return f", by one: at the edge of a window of {min(distances) + bool(lost.any())} tokens"
+    columns: np.ndarray = one.all(0)
+    if (one == (columns[None] & one.any(1)[:, None])).all() and columns.any():
+        return ", in whole keys: padding"
+    return ""
+
+
+def _last_mask(divergence: Divergence) -> Operator | None:
+    """Returns the last operator of the user's that makes a boolean mask."""
+    for operator in reversed(divergence.operators):
+        made = operator.outputs[0]
+        if made.data.dtype.kind == "b" and made.data.ndim >= 2 and operator.source:
+            return operator
+    return None
+
+
+def _before_layout(operator: Operator) -> Operator:
+    """Returns the operator whose result is only brought into another layout."""
+    while operator.name in ("broadcast_in_dim", "reshape", "squeeze", "transpose", "not"):
+        producer = operator.inputs[0].producer
+        if producer is None:
+            break
+        operator = producer
+    return operator

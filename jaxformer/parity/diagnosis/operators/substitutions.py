@@ -1,0 +1,151 @@
+"""Puts another number, or another input, in the place of one that a segment reads."""
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxformer.parity.diagnosis.operators.evidence import (
+    FITS,
+    Diagnosis,
+    numbers_of,
+    own_name,
+    where,
+)
+from jaxformer.parity.matching.operators.layouts import layouts
+from jaxformer.parity.recording.operators.tape import Operator
+from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.words import apart
+
+# The number with which an operator does nothing.
+NEUTRAL = {"mul": 1.0, "div": 1.0, "add": 0.0, "sub": 0.0, "pow": 1.0}
+# The same where a number is put in the place of another.
+NUMBER_FITS = 1e-6
+
+
+# How many layouts of another input are tried.
+MOST_LAYOUTS = 8
+
+
+# Numbers that a reference may hold in a table and not in an operator: bases of rotary positions.
+COMMON_NUMBERS = (1.0, 2.0, 1e4, 5e5, 1e6)
+
+
+def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Puts each number of the reference in the place of each of the candidate's."""
+    # A step that is too many may look like a wrong number in another.
+    neutral = [(op, NEUTRAL[op.name]) for op in divergence.operators if op.name in NEUTRAL]
+    substitutes = _reference_numbers(divergence)
+    for operator, number in neutral:
+        found = _replaced(divergence, operator, {number: ""})
+        if found is not None:
+            # An eps of 1e-6 is nearly none.
+            exact = None
+            if _replaced(divergence, operator, {number: ""}, FITS) is None:
+                exact = _replaced(divergence, operator, substitutes, FITS)
+            if exact is not None:
+                return Diagnosis(exact, operator)
+            return Diagnosis(f"{found}: the reference has no such step", operator)
+    for operator in divergence.operators:
+        found = _replaced(divergence, operator, substitutes)
+        if found is not None:
+            return Diagnosis(found, operator)
+    return None
+
+
+def _replaced(
+    divergence: Divergence,
+    operator: Operator,
+    substitutes: Mapping[float, str],
+    allowed: float = NUMBER_FITS,
+) -> str | None:
+    """Returns which number of an operator must be another one, if that makes the segment right.
+
+    Args:
+        divergence: the segment.
+        operator: one of its operators.
+        substitutes: the other numbers, each with a formula for it or "".
+        allowed: the largest difference that is left, of scale; the reference may have a table in
+            float32.
+    """
+    for value in operator.inputs:
+        data = value.data
+        if not (value.is_constant and value.producer is None and data.size == 1):
+            continue
+        if data.dtype.kind not in "fi":
+            continue
+        number = float(data.item())
+        for other, name in substitutes.items():
+            if other == number or (data.dtype.kind == "i" and other != int(other)):
+                continue
+            given = {value.index: np.full(data.shape, other, data.dtype)}
+            try:
+                is_right = divergence.agrees(given, allowed)
+            except (TypeError, ValueError, IndexError):
+                continue
+            if is_right:
+                formula = f" = {name}" if name else ""
+                return (
+                    f"the number {apart(number, other)} in {operator.name} must be "
+                    f"{apart(other, number)}{formula}"
+                )
+    return None
+
+
+def _reference_numbers(divergence: Divergence) -> dict[float, str]:
+    """Returns the numbers of the reference's segment and functions of them, with formulas."""
+    numbers = dict.fromkeys(
+        (
+            *numbers_of(divergence.reference_operators),
+            *numbers_of(divergence.operators),
+            *COMMON_NUMBERS,
+        )
+    )
+    sizes = {n for v in divergence.boundary for n in v.data.shape if n > 1}
+    found = {number: "" for number in numbers if math.isfinite(number)}
+    for number in [*found]:
+        for other in (-number, number + 1, number - 1):
+            found.setdefault(other, "")
+        if number > 0:
+            for other in (1 / number, math.sqrt(number), 1 / math.sqrt(number), number**2):
+                found.setdefault(other, "")
+    for size in sizes:
+        for power, name in ((0.5, "sqrt({})"), (-0.5, "1/sqrt({})"), (1.0, "{}"), (-1.0, "1/{}")):
+            found[float(size) ** power] = name.format(size) if power != 1 else ""
+    return found
+
+
+def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
+    """Lets each operator read another value of the reference of the same size."""
+    made = {v.index for op in divergence.operators for v in op.outputs}
+    others = list(dict.fromkeys([
+        *divergence.reference_boundary,
+        *(v for op in divergence.reference_operators for v in op.outputs),
+        *walk.reference.parameters.values(),
+    ]))  # fmt: skip
+    # To read the result itself would explain nothing.
+    others = [other for other in others if other is not divergence.reference_value]
+    for operator in reversed(divergence.operators):
+        for value in operator.inputs:
+            if value.index in made or value.is_constant or value.data.dtype.kind != "f":
+                continue
+            array = walk.array(value)
+            for other in others:
+                if other.is_weight != value.is_weight or other.data.size != array.size:
+                    continue
+                if other.data.dtype.kind != "f":
+                    continue
+                for layout in itertools.islice(
+                    layouts(other.data.shape, array.shape), MOST_LAYOUTS
+                ):
+                    if divergence.agrees({value.index: layout.apply(other.data)}, FITS):
+                        return Diagnosis(
+                            f"{operator.name} reads {own_name(value, walk)}; it must read "
+                            f"{where(other)}",
+                            operator,
+                            is_operand=True,
+                            read=value,
+                        )
+    return None

@@ -1,0 +1,12 @@
+"""Stage 4: decides what the numbers of segments mean: exact, rounding, a bug, or not compared.
+
+In go differences of segments. Out come a verdict for each module and the segments that count. Where
+the line is, ``jaxformer.parity.tolerance`` says, for all stages.
+
+- ``verdicts``: from the differences of a pair of modules to a verdict and a message.
+- ``pair_nodes``: what was recorded of a pair, as a node of the report.
+- ``context``: errors and rounding of modules inside the whole models.
+- ``weights``: parameters of both sides, before anything is run.
+- ``divergences``: which wrong segments of operators reach the results.
+- ``coverage``: modules whose values were compared, and what was not.
+"""

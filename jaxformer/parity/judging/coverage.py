@@ -1,0 +1,113 @@
+"""What was compared where values are anchors: a node for each module, and what is missing."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxformer.parity.findings import Coverage, Difference, Node
+from jaxformer.parity.matching.operators.anchors import Table
+from jaxformer.parity.matching.operators.parameters import ParameterMatches
+from jaxformer.parity.matching.operators.values import largest, rounding_allowed
+from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.torch_run import TorchRun
+from jaxformer.parity.segments.operators.gradients import Gradients
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.words import shorten
+
+
+def judge_modules(kind: str, reference: TorchRun, walk: Walk) -> Iterator[Node]:
+    """Yields a node for each module of the reference that was called.
+
+    Its paths on both sides are those of the reference, whose modules a candidate need not have.
+
+    Args:
+        kind: of the candidate.
+        reference: the run.
+        walk: after both passes.
+    """
+    errors: dict[int, float] = {}
+    for match in (match for found in walk.matches.values() for match in found):
+        errors[match.value.index] = max(errors.get(match.value.index, 0.0), match.error)
+    paths = [path for path in reference.kinds if path in reference.returned]
+    for order, path in enumerate(paths):
+        values = [v for v in reference.returned[path] if v.index in walk.reached]
+        found = [
+            Difference(errors.get(v.index, 0.0), largest(v.data), rounding_allowed(v.data))
+            for v in values
+        ]
+        worst = max(found, key=lambda d: d.excess, default=None)
+        parts = path.split(".") if path else []
+        node = Node(
+            path,
+            path,
+            reference.kinds[path] if path else kind,
+            reference.kinds[path],
+            sum(".".join(parts[:n]) in reference.returned for n in range(len(parts))),
+            order,
+            in_context=worst,
+        )
+        if worst is None:
+            message = "not compared: no value of the candidate equals what it returns"
+            yield dataclasses.replace(node, verdict="incomplete", message=message)
+        else:
+            yield dataclasses.replace(node, verdict="rounding" if worst.error else "exact")
+
+
+def measure_coverage(
+    nodes: Sequence[Node], walk: Walk, parameters: ParameterMatches, gradients: Gradients
+) -> Coverage:
+    """Returns how much was compared.
+
+    Args:
+        nodes: of the reference's modules, with their bugs.
+        walk: after both passes.
+        parameters: which of them are equal.
+        gradients: how many were compared.
+    """
+    missing = sum(node.verdict == "incomplete" for node in nodes)
+    floats = [value for value in walk.candidate.values if value.is_activation]
+    return Coverage(
+        (len(nodes) - missing, len(nodes)),
+        (len(walk.checked & walk.expected), len(walk.expected)),
+        (len(parameters.whole) + len(parameters.in_parts), len(walk.candidate.parameters)),
+        (sum(value.index in walk.matches for value in floats), len(floats)),
+        (gradients.compared, gradients.expected),
+        walk.largest_error,
+    )
+
+
+def find_incomplete(walk: Walk, parameters: ParameterMatches) -> Iterator[str]:
+    """Yields a sentence for each part that was not compared, and why."""
+    tape = walk.candidate
+    yield from walk.uncompared
+    if not tape.outputs:
+        yield "the candidate returns no floats"
+    needed = tape.ancestors(tape.outputs)
+    wanted = walk.reference.ancestors(walk.reference.outputs)
+    for name, value in tape.parameters.items():
+        if value.index in needed or getattr(value.data, "dtype", np.dtype(int)).kind != "f":
+            continue
+        named = [walk.reference.parameters.get(twin) for twin in parameters.whole.get(name, ())]
+        twins = [match.value for match in walk.matches.get(value.index, ())]
+        twins += [twin for twin in named if twin is not None]
+        # What has no effect on either side is no part of the comparison.
+        if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
+            yield f"the parameter {name} of the candidate has no effect on its results"
+    for name in sorted(tape.opaque):
+        yield f"{name} computes in a dtype of its own"
+
+
+def describe_table(table: Table) -> str:
+    """Returns a sentence on a constant that is only rounded to float32."""
+    producer = table.value.producer
+    where = shorten(producer.source) if producer is not None else "a constant of the function"
+    shape = tuple(table.value.data.shape)
+    return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
+
+
+def describe_casts(run: JaxRun) -> Iterator[str]:
+    """Yields a sentence for each line that rounds to a dtype narrower than float32."""
+    for (source, dtype), count in run.narrow_casts().items():
+        where = shorten(source) if source else "a line unknown"
+        yield f"{where}, to {dtype}" + (f" in {count} places" if count > 1 else "")

@@ -1,0 +1,71 @@
+"""Which wrong segments count: those that the results see, and that no other one explains."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.effects import NO_EFFECT, effect_of
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.words import shorten
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A wrong segment that counts.
+
+    Attributes:
+        divergence: the segment.
+        effect: how far it moves the results if all else is right, of their scale; None where that
+            is not known.
+    """
+
+    divergence: Divergence
+    effect: float | None = None
+
+
+def judge_forward(walk: Walk) -> list[Judged]:
+    """Returns the wrong segments that the results see; the walk gets a remark on the others."""
+    effects = [effect_of(divergence, walk.reference) for divergence in walk.divergences]
+    is_seen = [effect is None or effect > NO_EFFECT for effect in effects]
+    walk.remarks += _without_effect(walk.divergences, is_seen)
+    return [
+        Judged(divergence, effect)
+        for divergence, effect, seen in zip(walk.divergences, effects, is_seen, strict=True)
+        if seen
+    ]
+
+
+def judge_backward(walk: Walk, forward: Sequence[Judged]) -> list[Judged]:
+    """Returns the wrong segments of the backward pass that none of the forward one explains.
+
+    A wrong formula has a wrong derivative, which has the same line in JAX. A wrong input sends the
+    gradient elsewhere, in the same block.
+
+    Args:
+        walk: with both passes.
+        forward: what counts of the forward pass.
+    """
+    passed = [d for d in walk.divergences if not d.is_backward]
+    backward = [d for d in walk.divergences if d.is_backward]
+    lines = {operator.source for divergence in passed for operator in divergence.operators}
+    blocks = [judged.divergence.reference_operator.module.rpartition(".")[0] for judged in forward]
+    found = []
+    for divergence in backward:
+        path = divergence.reference_operator.module
+        is_near = any(not block or f"{path}.".startswith(f"{block}.") for block in blocks)
+        if not is_near and not any(op.source in lines for op in divergence.operators if op.source):
+            found.append(Judged(divergence))
+    explained = len(backward) - len(found)
+    if explained:
+        walk.remarks.append(f"gradients differ in {explained} places beside the causes above")
+    return found
+
+
+def _without_effect(divergences: Sequence[Divergence], is_seen: Sequence[bool]) -> Iterator[str]:
+    """Yields what differs and changes no result, as masks do at padding."""
+    hidden = [d for d, seen in zip(divergences, is_seen, strict=True) if not seen]
+    if hidden:
+        first = next((op for op in reversed(hidden[0].operators) if op.source), None)
+        count = "1 value differs" if len(hidden) == 1 else f"{len(hidden)} values differ"
+        place = shorten(first.source) if first else "a source unknown"
+        yield f"{count}, the first at {place}; the results that are read stay the same"

@@ -1,0 +1,181 @@
+"""Which parameters of the two sides hold the same numbers, and which almost do.
+
+Parameters are found by content, in any layout, whole or in rows: a fused projection holds the rows
+of three, a scanned model the layers of many. What matches nothing is compared with its nearest
+relative.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from jaxformer.parity.matching.operators.content import fingerprint, fingerprints_of_parts
+from jaxformer.parity.matching.operators.layouts import Layout, find_layout, nearest_layout
+from jaxformer.parity.matching.operators.values import largest
+from jaxformer.parity.tolerance import ROUNDOFF
+from jaxformer.parity.words import apart
+
+# Two arrays whose numbers differ by less than this share of their size are the same parameter.
+RELATED = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class WrongParameter:
+    """A parameter of the candidate that is almost one of the reference.
+
+    Attributes:
+        candidate: its path.
+        reference: path of the parameter that it should be.
+        message: what differs.
+        error: the largest difference.
+        layout: from the reference's to the candidate's.
+        share: of its numbers, how many differ.
+    """
+
+    candidate: str
+    reference: str
+    message: str
+    error: float
+    layout: Layout
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.candidate} is not {self.reference}: {self.message}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterMatches:
+    """What became of the parameters.
+
+    Attributes:
+        whole: paths of the candidate that hold the numbers of one parameter of the reference, with
+            the paths of all that have these numbers.
+        in_parts: paths of the candidate that hold slices, rows or numbers of the reference, with
+            the paths of those they may be of.
+        wrong: those that almost do.
+        unmatched: those that are like nothing in the reference.
+        missing: paths of the reference whose numbers the candidate does not hold.
+    """
+
+    whole: dict[str, tuple[str, ...]]
+    in_parts: dict[str, set[str]]
+    wrong: tuple[WrongParameter, ...]
+    unmatched: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def match_parameters(
+    sources: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray], buffers: Collection[str]
+) -> ParameterMatches:
+    """Finds for each parameter of the candidate those of the reference that it is made of.
+
+    Args:
+        sources: floats of the reference by path, parameters and buffers.
+        targets: floats of the candidate by path.
+        buffers: paths of the reference's buffers; the candidate need not have them.
+    """
+    twins: dict[int, list[str]] = defaultdict(list)
+    for name, array in sources.items():
+        twins[fingerprint(array)].append(name)
+    prints = {name: fingerprint(array) for name, array in targets.items()}
+    whole = {name: tuple(twins[one]) for name, one in prints.items() if one in twins}
+    used = set().union(*whole.values())
+    # Rows of what is left: parts of a fused or stacked parameter.
+    rest = {n: a for n, a in sources.items() if n not in used}
+    parts = _Parts(rest)
+    left = [name for name in targets if name not in whole]
+    in_parts = {n: owners for n in left if (owners := parts.owners(targets[n])) is not None}
+    used = used.union(*in_parts.values())
+    left = [n for n in left if n not in in_parts]
+    missing = [n for n in rest if n not in used and n not in buffers]
+    if missing:
+        own_parts = _Parts({n: targets[n] for n in in_parts})
+        missing = [n for n in missing if own_parts.owners(sources[n]) is None]
+    wrong, unmatched = [], []
+    for name in left:
+        relative = _nearest(targets[name], {n: sources[n] for n in missing})
+        if relative is None:
+            unmatched.append(name)
+            continue
+        source, layout = relative
+        missing.remove(source)
+        wrong.append(_describe(name, targets[name], source, sources[source], layout))
+    return ParameterMatches(whole, in_parts, tuple(wrong), tuple(unmatched), tuple(missing))
+
+
+class _Parts:
+    """Slices and lines of arrays, by their numbers.
+
+    Args:
+        arrays: by name.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]):
+        self._owners: dict[int, set[str]] = defaultdict(set)
+        for name, array in arrays.items():
+            for _, prints in fingerprints_of_parts(np.atleast_1d(array)):
+                for one in np.unique(prints).tolist():
+                    self._owners[one].add(name)
+
+    def owners(self, array: np.ndarray) -> set[str] | None:
+        """Returns the names of those that hold all slices of an array, None if none do."""
+        for _, prints in fingerprints_of_parts(np.atleast_1d(array)) if self._owners else ():
+            found = [self._owners.get(one) for one in np.unique(prints).tolist()]
+            if all(found):
+                return set().union(*(names for names in found if names))
+        return None
+
+
+def _nearest(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> tuple[str, Layout] | None:
+    """Returns the parameter of the same size that differs least, and in which layout."""
+    best: tuple[float, str, Layout] | None = None
+    for name, other in sources.items():
+        if other.size != array.size:
+            continue
+        found = nearest_layout(other, array)
+        if found is not None and found[1] < RELATED and (best is None or found[1] < best[0]):
+            best = found[1], name, found[0]
+    return None if best is None else (best[1], best[2])
+
+
+def _describe(
+    name: str, array: np.ndarray, source_name: str, source: np.ndarray, layout: Layout
+) -> WrongParameter:
+    wanted = layout.apply(source)
+    far = np.abs(array - wanted)
+    wrong = far > 2.0**-20 * np.abs(wanted).max()
+    share = float(wrong.mean())
+    message = f"{share:.0%} of its numbers differ"
+    for axis in range(array.ndim):
+        others = tuple(i for i in range(array.ndim) if i != axis)
+        rows = np.flatnonzero(wrong.any(axis=others))
+        if 0 < len(rows) <= 8 and len(rows) < array.shape[axis] / 2:
+            listed = ", ".join(map(str, rows))
+            message = f"equal but for entries {listed} of axis {axis}"
+            break
+    else:
+        ratio = array[wanted != 0] / wanted[wanted != 0]
+        if ratio.size and np.ptp(ratio) < 1e-5 * abs(ratio.mean()):
+            message = f"it is {apart(float(ratio.mean()), 1.0)} times the reference's"
+    return WrongParameter(name, source_name, message, float(far.max()), layout, share)
+
+
+def in_reference_numbers(
+    matches: ParameterMatches, sources: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the parameters that are equal to the reference's, or should be, as it has them.
+
+    Args:
+        matches: what became of the parameters.
+        sources: floats of the reference by path.
+        targets: floats of the candidate by path.
+    """
+    found = {w.candidate: w.layout.apply(sources[w.reference]) for w in matches.wrong}
+    for name, twins in matches.whole.items():
+        source = sources[twins[0]]
+        layout = find_layout(source, targets[name], ROUNDOFF["float32"] * largest(source))
+        if layout is not None:
+            found[name] = layout[0].apply(source)
+    return found

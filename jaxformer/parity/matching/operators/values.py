@@ -1,0 +1,148 @@
+"""Which value of the reference a value of the candidate is, found by their numbers.
+
+Values are looked up by what no change of layout changes: their count, and sums over them. What is
+found is then compared number by number.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxformer.parity.matching.operators.layouts import INFINITE, Layout, find_layout, is_finite
+from jaxformer.parity.recording.operators.tape import Value
+from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
+
+# How far sums of equal values may be apart: many times what single numbers may.
+SUMS_ALLOWED = 1e-8
+# Arrays with more numbers are not cubed.
+MOST_CUBED = 1 << 16
+# Sums are taken over so many numbers at a time, which stay in the cache of a core.
+CHUNK = 1 << 15
+# Fewer numbers than this may be equal by chance.
+FEWEST = 4
+
+
+def largest(array: np.ndarray) -> float:
+    """Returns the largest finite magnitude."""
+    if not array.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        found = max(float(array.max()), -float(array.min()))
+    if found < INFINITE:
+        return found
+    finite = np.abs(array[is_finite(array)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def rounding_allowed(reference: np.ndarray) -> float:
+    """Returns the largest difference between two values that counts as rounding in float64."""
+    return MIDDLE * ROUNDOFF["float32"] * largest(reference)
+
+
+def moments(array: np.ndarray) -> np.ndarray:
+    """Returns what no change of layout changes: means of x, x² and x³, extremes, and a count.
+
+    Infinities and NaN are left out and counted. Large arrays have no mean of x³.
+    """
+    flat = array.ravel(order="K")
+    if not flat.size:
+        return np.zeros(6)
+    highest, lowest, total, squares = _sums(flat)
+    missing = 0
+    if not (highest < INFINITE and lowest > -INFINITE):
+        finite = is_finite(flat)
+        missing = flat.size - int(np.count_nonzero(finite))
+        flat = flat[finite]
+        if not flat.size:
+            return np.array([missing, 0, 0, 0, 0, 0], np.float64)
+        highest, lowest, total, squares = _sums(flat)
+    scale = max(highest, -lowest)
+    unit = scale or 1.0
+    with np.errstate(all="ignore"):
+        cube = float(np.dot(flat * flat, flat)) if flat.size <= MOST_CUBED else 0.0
+    means = np.array([total, squares / unit, cube / unit / unit]) / flat.size
+    return np.array([missing, scale, *means, highest - lowest])
+
+
+def _sums(flat: np.ndarray) -> tuple[float, float, float, float]:
+    """Returns the highest and the lowest number, their sum, and the sum of their squares."""
+    found = []
+    with np.errstate(all="ignore"):
+        for first in range(0, flat.size, CHUNK):
+            part = flat[first : first + CHUNK]
+            # Not np.dot, whose threads would wait for each other.
+            squares = np.einsum("i,i->", part, part)
+            found.append((part.max(), part.min(), part.sum(), squares))
+        columns = np.array(found).T
+        highest, lowest = columns[0].max(), columns[1].min()
+        return float(highest), float(lowest), float(columns[2].sum()), float(columns[3].sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A value of the reference that a value of the candidate equals.
+
+    Attributes:
+        value: of the reference.
+        layout: from the reference's to the candidate's.
+        error: the largest difference.
+    """
+
+    value: Value
+    layout: Layout
+    error: float
+
+
+class Index:
+    """Float values of the reference, to be looked up by their numbers."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, list[Value]] = defaultdict(list)
+        self._moments: dict[int, np.ndarray] = {}
+
+    def add(self, values: Iterable[Value]) -> None:
+        """Adds values that can be found from now on."""
+        for value in values:
+            if value.data.dtype.kind == "f" and value.data.size >= FEWEST:
+                self._by_size[value.data.size].append(value)
+
+    def moments_of(self, value: Value) -> np.ndarray:
+        """Returns the moments of a value of the reference, computed once."""
+        if value.index not in self._moments:
+            self._moments[value.index] = moments(value.data)
+        return self._moments[value.index]
+
+    def is_finite(self, value: Value) -> bool:
+        """Returns whether all numbers of a value of the reference are finite."""
+        return self.moments_of(value)[0] == 0
+
+    def largest(self, value: Value) -> float:
+        """Returns the largest finite magnitude of a value of the reference."""
+        return float(self.moments_of(value)[1])
+
+    def find(self, array: np.ndarray, allowed: float = 0.0, slack: float = 1.0) -> list[Match]:
+        """Returns the values that an array equals, in the order of the reference's run.
+
+        Args:
+            array: of the candidate, floats.
+            allowed: the largest difference, of scale; default what rounding allows.
+            slack: how many times further apart the sums may be.
+        """
+        among = self._by_size.get(array.size, ())
+        if not among:
+            return []
+        own = moments(array)
+        size = own[1] or 1.0
+        tolerance = slack * SUMS_ALLOWED * size
+        found = []
+        for value in among:
+            other = self.moments_of(value)
+            if own[0] != other[0] or np.abs(own - other).max() > tolerance:
+                continue
+            limit = allowed * size if allowed else MIDDLE * ROUNDOFF["float32"] * float(other[1])
+            layout = find_layout(value.data, array, limit)
+            if layout is not None:
+                found.append(Match(value, *layout))
+        return found

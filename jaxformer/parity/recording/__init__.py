@@ -1,0 +1,13 @@
+"""Stage 1: runs a side and records what passes through it.
+
+In go a PyTorch module, or a candidate of JAX, and inputs. Out come the calls of its modules, where
+modules of both sides are known by name, or its operators, where nothing is.
+
+- ``calls/``: what every module of a side was called with and returned; a module run by itself.
+- ``operators/``: every operator of a side, with its values and its line of code, on a *tape*.
+- ``torch_values``: tensors as arrays; models and inputs in other precisions.
+- ``wide_parameters``: weights that become float64 when they are read.
+- ``memory``: freed memory returned to the system.
+
+Nothing here compares the two sides. torch is imported only inside functions.
+"""

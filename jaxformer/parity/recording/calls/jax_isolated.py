@@ -1,0 +1,225 @@
+"""One JAX module run by itself: given inputs, and submodules that return given outputs."""
+
+import dataclasses
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxformer.parameters import join_path, merge
+from jaxformer.parity.recording.calls import jax_trace
+
+# Gradients of some arrays, None for zero.
+Gradients = Sequence[np.ndarray | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForcedOutput:
+    """The output that one call of a submodule is made to return.
+
+    Attributes:
+        template: what the call returned in the whole model, of any structure.
+        arrays: the float arrays to put into the template, None to keep one.
+        integers: the first integer arrays to put into it: which experts a router chose.
+    """
+
+    template: Any
+    arrays: Sequence[np.ndarray | None]
+    integers: Sequence[np.ndarray] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class IsolatedOutcome:
+    """What an isolated run of one module gave. Submodules are named by path within the module.
+
+    Attributes:
+        outputs: the float arrays of its result.
+        submodule_inputs: of each submodule, call by call, the float arrays it was called with.
+        submodule_arguments: of each submodule, call by call, all its arguments by name.
+        integers: the integer arrays of its result.
+        parameter_gradients: of its own parameters, by name within the module.
+        input_gradients: of each float input.
+        forced_output_gradients: of each submodule, call by call, of the arrays it returned.
+    """
+
+    outputs: list[np.ndarray]
+    submodule_inputs: dict[str, list[list[np.ndarray]]]
+    submodule_arguments: dict[str, list[dict[str, Any]]]
+    integers: list[np.ndarray]
+    parameter_gradients: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    input_gradients: list[np.ndarray] = dataclasses.field(default_factory=list)
+    forced_output_gradients: dict[str, list[list[np.ndarray]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+
+class IsolatedModule:
+    """One module as a pure function of its own parameters and of what enters it.
+
+    Args:
+        module: the JAX module.
+        method: which of its methods to call.
+        call: its arguments.
+        forced_outputs: what submodules return, call by call, by path within the module.
+        dtype: to which all float arrays are cast.
+
+    Attributes:
+        call: its arguments.
+        own: its parameters, without those of submodules whose outputs are given.
+        given: the float arrays that submodules return, call by call, by path.
+        arguments: of the last run: of each submodule, call by call, all its arguments by name.
+        integers: the integer arrays of the last result.
+        callers: of the last run: of each submodule, call by call, the frames of code that called
+            it, the innermost first: path and line.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        method: str,
+        call: jax_trace.JaxCall,
+        forced_outputs: Mapping[str, Sequence[ForcedOutput]],
+        dtype: str = "float64",
+    ):
+        split: Any = nnx.split(module, nnx.Param, ...)
+        self._definition, _, rest = split
+        # As it was before the call, which may have written to it.
+        self._rest = nnx.from_flat_state(
+            [
+                (
+                    path,
+                    v.replace(call.state[name]) if (name := join_path(path)) in call.state else v,
+                )
+                for path, v in nnx.to_flat_state(rest)
+            ]
+        )
+        parameters = jax_trace.parameters_of(module)
+        forced = tuple(f"{path}." for path in forced_outputs)
+        self.own = {n: p for n, p in parameters.items() if not f"{n}.".startswith(forced)}
+        self._unused = {n: p for n, p in parameters.items() if n not in self.own}
+        self.call = call
+        self._method, self._forced, self._dtype = method, forced_outputs, dtype
+        self.given = {p: [list(one.arrays) for one in calls] for p, calls in forced_outputs.items()}
+        self.arguments: dict[str, list[dict[str, Any]]] = {}
+        self.integers: list[Any] = []
+        self.callers: dict[str, list[list[tuple[str, int]]]] = {}
+
+    def cast(self, tree: Any) -> Any:
+        """Returns a tree with its float arrays in the dtype of the run."""
+        return jax.tree.map(
+            lambda a: _as_dtype(a, self._dtype) if jax_trace.is_float(a) else a, tree
+        )
+
+    def __call__(
+        self, own: Any, inputs: Any, given: Any, integers: Sequence[Any] = ()
+    ) -> tuple[list[Any], dict[str, list[list[Any]]]]:
+        """Returns the float arrays of the result, and of each submodule those that entered it.
+
+        Args:
+            own: parameters, like ``own``.
+            inputs: the float arrays among the arguments.
+            given: arrays like ``given``.
+            integers: the integer arrays among the arguments; default those of the call.
+        """
+        inner = merge(self._definition, {**own, **self._unused}, self._rest)
+        entered: dict[str, list[list[Any]]] = {}
+        self.arguments, self.callers = {}, {}
+
+        def return_forced(
+            path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
+        ) -> Any:
+            number = len(entered.get(path, ()))
+            if number >= len(self._forced.get(path, ())):
+                return original(*args, **kwargs)
+            entered.setdefault(path, []).append(jax_trace.float_arrays((args, kwargs)))
+            bound = jax_trace.bind_arguments(owner, args, kwargs)
+            self.arguments.setdefault(path, []).append(bound)
+            frames = traceback.walk_stack(None)
+            called = [(frame.f_code.co_filename, line) for frame, line in frames]
+            self.callers.setdefault(path, []).append(called)
+            forced = self._forced[path][number]
+            template = jax_trace.refill_integers(self.cast(forced.template), forced.integers)
+            return jax_trace.refill(template, given[path][number])
+
+        called = self.call.args, self.call.kwargs
+        args, kwargs = self.cast(
+            jax_trace.refill(jax_trace.refill_integers(called, integers), inputs)
+        )
+        with jax_trace.intercept_calls(inner, return_forced):
+            output = getattr(inner, self._method)(*args, **kwargs)
+        self.integers = jax_trace.integer_arrays(output)
+        return jax_trace.float_arrays(output), entered
+
+    @property
+    def jaxpr(self) -> Any:
+        """The forward run as a jaxpr."""
+        primals = self.cast((self.own, self.call.inputs, self.given))
+        return jax.make_jaxpr(lambda *given: self(*given))(*primals).jaxpr
+
+    def run(
+        self,
+        cotangents: Gradients | None = None,
+        submodule_cotangents: Mapping[str, Sequence[Gradients]] | None = None,
+    ) -> IsolatedOutcome:
+        """Runs it on the inputs of its call, and pulls given gradients back through it.
+
+        Args:
+            cotangents: gradients of the output's arrays; None runs forward only.
+            submodule_cotangents: gradients of what enters each submodule, call by call.
+        """
+        primals = self.cast((self.own, self.call.inputs, self.given))
+        integers: list[np.ndarray] = []
+        if cotangents is None or self.call.integer_outputs:
+            outputs, entered = self(*primals)
+            integers = _to_numpy(self.integers)
+        if cotangents is None:
+            return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), self.arguments, integers)
+        (outputs, entered), pull = jax.vjp(self.__call__, *primals)
+
+        def find_cotangents(path: str, number: int) -> Gradients:
+            calls = (submodule_cotangents or {}).get(path, [])
+            return calls[number] if number < len(calls) else []
+
+        gradients = pull(
+            (
+                _fill_zeros(outputs, cotangents),
+                {
+                    path: [
+                        _fill_zeros(arrays, find_cotangents(path, number))
+                        for number, arrays in enumerate(calls)
+                    ]
+                    for path, calls in entered.items()
+                },
+            )
+        )
+        return IsolatedOutcome(
+            _to_numpy(outputs),
+            _to_numpy(entered),
+            self.arguments,
+            integers,
+            *map(_to_numpy, gradients),
+        )
+
+
+def _fill_zeros(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
+    """Returns one gradient for each array: zero where none, or one of another shape, is given."""
+    padded = [*gradients, *[None] * len(arrays)]
+    return [
+        np.zeros(a.shape, a.dtype) if g is None or g.shape != a.shape else _as_dtype(g, a.dtype)
+        for a, g in zip(arrays, padded, strict=False)
+    ]
+
+
+def _as_dtype(array: Any, dtype: Any) -> Any:
+    """Returns an array for JAX; numpy's are cast by numpy, which compiles nothing."""
+    if isinstance(array, np.ndarray):
+        return jax.device_put(array.astype(dtype, copy=False), may_alias=False)
+    return jnp.asarray(array, dtype)
+
+
+def _to_numpy(tree: Any) -> Any:
+    return jax.tree.map(np.asarray, tree)

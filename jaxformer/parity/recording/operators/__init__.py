@@ -1,0 +1,16 @@
+"""Records operators: runs a side once, in float64, and writes each operator on a tape.
+
+In go a PyTorch module, or a candidate as a function of its parameters, and inputs. Out comes a
+``Tape`` with the operators, their values and their lines of code; then, given cotangents, the
+operators of the backward pass on the same tape.
+
+- ``tape``: operators and their values; what an operator depends on; a part that is run again.
+- ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
+- ``torch_decompositions``: compound operators of PyTorch, taken apart.
+- ``candidates``: the ways to call a candidate, and what it is called with.
+- ``jax_run``: a candidate, evaluated operator by operator.
+- ``tracing``: the jaxprs of a candidate, forward and backward.
+- ``equations``: what one equation of a jaxpr computes, with every float in float64.
+- ``numpy_operators``: common primitives in numpy, which is faster where arrays are small.
+- ``sources``: the user's line of code that made an equation.
+"""

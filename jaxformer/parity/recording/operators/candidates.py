@@ -1,0 +1,152 @@
+"""The ways to call a candidate: as one function of its parameters and inputs."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxformer.errors import UsageError
+from jaxformer.parity.recording.torch_values import as_numpy
+
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A model as a pure function.
+
+    Attributes:
+        kind: what it is, for the report.
+        parameters: a pytree of arrays.
+        call: computes the outputs from such a pytree, positional and named arguments.
+    """
+
+    kind: str
+    parameters: Any
+    call: Callable[..., Any]
+
+
+def as_candidate(model: Any) -> Candidate:
+    """Returns a model of any framework as a function.
+
+    Args:
+        model: an NNX module; an Equinox module or any other pytree that can be called; or a pair: a
+            Linen module and its variables, what Haiku's ``transform`` gives and its parameters, or
+            a function and its parameters.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    from flax import nnx
+
+    if isinstance(model, nnx.Module):
+        return _nnx(model)
+    if isinstance(model, tuple) and len(model) == 2 and not hasattr(model, "_fields"):
+        module, parameters = model
+        if _is_linen(module):
+            return _linen(module, parameters)
+        apply = getattr(module, "apply", None)
+        if callable(apply) and callable(getattr(module, "init", None)):
+            return Candidate("Haiku function", parameters, _haiku(apply))
+        if callable(module):
+            return Candidate("function", parameters, module)
+    if _is_linen(model):
+        raise UsageError("give a Linen module together with its variables: (module, variables)")
+    if callable(model) and any(_is_array(leaf) for leaf in jax.tree.leaves(model)):
+        return _pytree(model)
+    raise UsageError(
+        "the candidate must be an NNX or Equinox module, (Linen module, variables), or "
+        f"(function, parameters): got {type(model).__name__}"
+    )
+
+
+def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Returns positional and named arguments, with every array as a numpy array.
+
+    Args:
+        inputs: an array, a list or tuple of arguments, or a dict of named ones.
+
+    Raises:
+        UsageError: it is a list of numbers.
+    """
+    if isinstance(inputs, Mapping):
+        return [], {str(name): as_numpy(value) for name, value in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        if inputs and all(isinstance(x, int | float) for x in inputs):
+            raise UsageError("inputs must be an array, a list of arrays, or a dict of arrays")
+        return [as_numpy(value) for value in inputs], {}
+    return [as_numpy(inputs)], {}
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def _is_linen(module: Any) -> bool:
+    from flax import linen
+
+    return isinstance(module, linen.Module)
+
+
+def _nnx(model: Any) -> Candidate:
+    from flax import nnx
+
+    definition, state = nnx.split(model)
+    pure = nnx.to_pure_dict(state)
+
+    def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        # Merged anew, so that caches and random streams start as they were.
+        filled = jax.tree.map(lambda leaf: leaf, state)
+        nnx.replace_by_pure_dict(filled, parameters)
+        return nnx.merge(definition, filled)(*args, **kwargs)
+
+    return Candidate("NNX module", pure, call)
+
+
+def _linen(module: Any, variables: Any) -> Candidate:
+    if not isinstance(variables, Mapping) or not any(
+        isinstance(part, Mapping) for part in variables.values()
+    ):
+        raise UsageError("a Linen module's variables are a dict of collections: {'params': …}")
+    # Parameters alone, as a checkpoint has them.
+    collections = variables if "params" in variables else {"params": variables}
+    mutable = [name for name in collections if name != "params"]
+
+    def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not mutable:
+            return module.apply(parameters, *args, **kwargs)
+        # What it writes to its caches is forgotten, so that each call starts as the first.
+        return module.apply(parameters, *args, mutable=mutable, **kwargs)[0]
+
+    return Candidate("Linen module", collections, call)
+
+
+def _haiku(apply: Callable[..., Any]) -> Callable[..., Any]:
+    import inspect
+
+    takes_key = "rng" in inspect.signature(apply).parameters
+
+    def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        return (
+            apply(parameters, None, *args, **kwargs)
+            if takes_key
+            else apply(parameters, *args, **kwargs)
+        )
+
+    return call
+
+
+def _pytree(model: Any) -> Candidate:
+    leaves, definition = jax.tree.flatten(model)
+    paths = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(model)[0]
+    ]
+    arrays = {p: leaf for p, leaf in zip(paths, leaves, strict=True) if _is_array(leaf)}
+
+    def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        filled = [parameters.get(p, leaf) for p, leaf in zip(paths, leaves, strict=True)]
+        return jax.tree.unflatten(definition, filled)(*args, **kwargs)
+
+    return Candidate(f"{type(model).__name__} module", arrays, call)

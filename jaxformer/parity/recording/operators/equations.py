@@ -1,0 +1,156 @@
+"""What one equation of a jaxpr computes, with every float in float64.
+
+A cast to a narrower float is left out, so that what remains of a difference is no rounding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from jaxformer.parity.recording.operators.numpy_operators import MOST_NUMBERS, VIEWS, numpy_function
+
+# Operators that must see the bits of the dtype that they were written for.
+OWN_DTYPE = {"bitcast_convert_type", "nextafter", "pallas_call", "ffi_call", "custom_call"}
+
+
+def function_of(equation: Any) -> Callable[..., Sequence[Any]]:
+    """Returns what computes an equation's outputs from its inputs, arrays on the host."""
+    return _narrow(equation) if equation.primitive.name in OWN_DTYPE else _wide(equation)
+
+
+def is_opaque(equation: Any) -> bool:
+    """Returns whether an equation cannot be computed in float64."""
+    name = equation.primitive.name
+    return name in OWN_DTYPE and name not in ("bitcast_convert_type", "nextafter")
+
+
+def is_float(leaf: Any) -> bool:
+    """Returns whether a leaf of a pytree is an array of floats."""
+    return is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def is_number(leaf: Any) -> bool:
+    """Returns whether a leaf of a pytree is an array, and not one of random keys."""
+    return hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def in_float64(leaf: Any) -> Any:
+    """Returns floats as float64 on the host, anything else unchanged."""
+    return np.asarray(leaf).astype(np.float64) if is_float(leaf) else leaf
+
+
+def on_host(array: Any) -> Any:
+    """Returns an array on the host; of random keys, their bits."""
+    return np.asarray(array if is_number(array) else jax.random.key_data(array))
+
+
+def exact_decimal(number: Any) -> Any:
+    """Returns a float32 number as the decimal number that was written: 0.1, not 0.10000000149."""
+    if isinstance(number, np.floating | float) or getattr(number, "dtype", None) == np.float32:
+        narrow = np.float32(number)
+        if np.isfinite(narrow) and float(narrow) == float(number):
+            return np.float64(str(narrow))
+    return number
+
+
+def literal(atom: Any) -> Any:
+    """Returns the number that is written into a jaxpr; a float as the decimal that was meant."""
+    value = atom.val
+    dtype = atom.aval.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(exact_decimal(value) if dtype != np.float64 else value, np.float64)
+    return np.asarray(value, dtype)
+
+
+def _wide(equation: Any) -> Callable[..., Any]:
+    """Returns what an equation computes, with float64 in place of every float."""
+    primitive = equation.primitive
+    name = primitive.name
+    params = {key: _widened(value) for key, value in equation.params.items()}
+    if name in ("reduce_precision", "copy", "copy_p", "optimization_barrier"):
+        return lambda *arrays: list(arrays)
+    if name in ("dot_general", "conv_general_dilated"):
+        params["precision"] = None
+    many = primitive.multiple_results
+    small = _in_numpy(equation)
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        if small is not None:
+            with np.errstate(all="ignore"):
+                return small(*arrays)
+        with jax.enable_x64(True):
+            wide = [jnp.asarray(a) for a in _alike(equation, arrays)]
+            made = primitive.bind(*wide, **params)
+            return [on_host(array) for array in (made if many else [made])]
+
+    return run
+
+
+def _in_numpy(equation: Any) -> Callable[..., Sequence[Any]] | None:
+    """Returns what computes an equation in numpy, None if that must be left to JAX."""
+    atoms = (*equation.invars, *equation.outvars)
+    if any(not isinstance(atom.aval.dtype, np.dtype) for atom in atoms) or len(atoms) == 1:
+        return None
+    is_large = max(atom.aval.size for atom in atoms) > MOST_NUMBERS
+    if is_large and equation.primitive.name not in VIEWS:
+        return None
+    is_float = all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in equation.invars)
+    function = numpy_function(equation.primitive.name, equation.params, is_float)
+    if function is None:
+        return None
+    dtype = equation.outvars[0].aval.dtype
+    dtype = np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    return lambda *arrays: [np.asarray(function(*_alike(equation, arrays)), dtype)]
+
+
+def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:
+    """Yields arguments; integers have the dtype that the equation has, and keys are keys."""
+    for atom, array in zip(equation.invars, arrays, strict=True):
+        dtype = atom.aval.dtype
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            yield jax.random.wrap_key_data(jnp.asarray(array), impl=dtype._impl.name)
+        elif not jnp.issubdtype(dtype, jnp.floating):
+            yield np.asarray(array, dtype)
+        else:
+            yield array
+
+
+def _widened(value: Any) -> Any:
+    """Returns an argument of an equation for float64: a dtype, or how a scatter adds up."""
+    if isinstance(value, ClosedJaxpr):
+        return _wide_jaxpr(value)
+    if isinstance(value, Jaxpr):
+        return _wide_jaxpr(ClosedJaxpr(value, ())).jaxpr
+    if isinstance(value, np.dtype | type) and value is not bool:
+        try:
+            return np.dtype(np.float64) if jnp.issubdtype(value, jnp.floating) else value
+        except TypeError:
+            return value
+    return value
+
+
+def _wide_jaxpr(closed: ClosedJaxpr) -> ClosedJaxpr:
+    with jax.enable_x64(True):
+        shapes = [jax.ShapeDtypeStruct(a.shape, _widened(a.dtype)) for a in closed.in_avals]
+        return jax.make_jaxpr(jaxpr_as_fun(closed))(*shapes)
+
+
+def _narrow(equation: Any) -> Callable[..., Any]:
+    """Returns what an equation computes in the dtypes that it was traced with, then in float64."""
+    primitive, params = equation.primitive, equation.params
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        with jax.enable_x64(True):
+            narrow = [
+                jnp.asarray(a, atom.aval.dtype) if is_number(a) else a
+                for atom, a in zip(equation.invars, _alike(equation, arrays), strict=True)
+            ]
+            made = primitive.bind(*narrow, **params)
+            made = made if primitive.multiple_results else [made]
+            return [in_float64(on_host(array)) for array in made]
+
+    return run

@@ -1,0 +1,287 @@
+"""A JAX function, evaluated operator by operator with every float in float64.
+
+The function is traced to a jaxpr, so it does not matter which framework wrote it. Loops are
+unrolled and calls are inlined. A cast to a narrower float is left out, so that what remains of a
+difference is no rounding. Arrays that were computed before the call, such as tables in float32,
+stay as they are.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jaxformer.parity.recording.operators.candidates import Candidate
+from jaxformer.parity.recording.operators.equations import (
+    function_of,
+    in_float64,
+    is_float,
+    is_opaque,
+    literal,
+    on_host,
+)
+from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
+from jaxformer.parity.recording.operators.tape import Tape, Value
+from jaxformer.parity.recording.operators.tracing import leaf_names, narrow_casts, stops, trace
+
+# Operators that call a jaxpr, with the name of the argument that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "jaxpr",
+    "xla_call": "call_jaxpr",
+    "run_state": "jaxpr",
+}
+
+
+class JaxRun:
+    """One run of a candidate, forward and, where it can be differentiated, backward.
+
+    Args:
+        candidate: the model.
+        args: positional arguments, numpy arrays.
+        kwargs: named arguments: arrays are inputs, everything else is passed on.
+        tape: what the run is recorded on.
+        known: arrays to use in place of some parameters, by path, in float64.
+        backward: whether to prepare the backward pass.
+
+    Attributes:
+        tape: the same.
+        no_gradients: why there is no backward pass; "" if there is one.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tape: Tape,
+        known: Mapping[str, Any],
+        backward: bool = True,
+    ):
+        arrays = {name: value for name, value in kwargs.items() if isinstance(value, np.ndarray)}
+        others = {name: value for name, value in kwargs.items() if name not in arrays}
+
+        def call(parameters: Any, args: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
+            return candidate.call(parameters, *args, **arrays, **others)
+
+        given = (candidate.parameters, list(args), arrays)
+        self.tape = tape
+        self._recorder = _Recorder(tape)
+        self._traced = trace(call, given, backward)
+        self.no_gradients = self._traced.no_gradients
+        leaves = jax.tree.leaves(given)
+        values = []
+        with jax.enable_x64(True):
+            for name, leaf in zip(leaf_names(given), leaves, strict=True):
+                side, _, rest = name.partition(".")
+                kind = "parameter" if side == "0" else "input"
+                data = known.get(rest) if kind == "parameter" else None
+                values.append(
+                    tape.add(on_host(in_float64(leaf)) if data is None else data, kind, rest)
+                )
+            self._differentiated = [
+                v for v, leaf in zip(values, leaves, strict=True) if is_float(leaf)
+            ]
+            jaxpr = self._traced.forward
+            made = self._recorder.run(jaxpr.jaxpr, _constants(tape, jaxpr.consts), values, "", "")
+        count = self._traced.count
+        tape.outputs, self._residuals = made[:count], made[count:]
+
+    def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
+        """Records the backward pass.
+
+        Args:
+            cotangents: of outputs, by their place in ``tape.outputs``; the others have none.
+
+        Returns:
+            the gradient of each float parameter and input, by the index of its value.
+        """
+        jaxpr = self._traced.backward
+        assert jaxpr is not None, self.no_gradients
+        with jax.enable_x64(True):
+            given = [
+                self.tape.add(
+                    cotangents.get(place, np.zeros(output.data.shape)),
+                    "input",
+                    f"cotangent {place}",
+                )
+                for place, output in enumerate(self.tape.outputs)
+            ]
+            gradients = self._recorder.run(
+                jaxpr.jaxpr, _constants(self.tape, jaxpr.consts), [*self._residuals, *given], "", ""
+            )
+        return {v.index: g for v, g in zip(self._differentiated, gradients, strict=True)}
+
+    def stops(self) -> list[str]:
+        """Returns "path:line" of each place where the user's code stops gradients."""
+        return list(dict.fromkeys(stops(self._traced.plain().jaxpr)))
+
+    def narrow_casts(self) -> dict[tuple[str, str], int]:
+        """Returns "path:line" and dtype where floats are rounded to fewer bits than float32.
+
+        Returns:
+            how often each is so.
+        """
+        found = narrow_casts(self._traced.forward.jaxpr)
+        bits = jnp.finfo(np.float32).nmant
+        return dict(Counter(one for one in found if jnp.finfo(one[1]).nmant < bits))
+
+
+def _constants(tape: Tape, arrays: Sequence[Any]) -> list[Value]:
+    return [_constant(tape, in_float64(jnp.asarray(array))) for array in arrays]
+
+
+def _constant(tape: Tape, array: Any) -> Value:
+    return tape.add(on_host(array), "constant")
+
+
+class _Recorder:
+    """Evaluates jaxprs onto a tape."""
+
+    def __init__(self, tape: Tape):
+        self.tape = tape
+
+    def run(
+        self,
+        jaxpr: Any,
+        constants: Sequence[Value],
+        arguments: Sequence[Value],
+        source: str,
+        module: str,
+    ) -> list[Value]:
+        """Evaluates a jaxpr and returns its outputs.
+
+        Args:
+            jaxpr: without its constants.
+            constants: of the jaxpr.
+            arguments: of the jaxpr.
+            source: where it was called.
+            module: whose call it was.
+        """
+        environment = dict(zip(jaxpr.constvars, constants, strict=True))
+        environment |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom: Any) -> Value:
+            if isinstance(atom, Literal):
+                return _constant(self.tape, literal(atom))
+            return environment[atom]
+
+        is_users = not source or is_users_function(jaxpr)
+        for equation in _needed(jaxpr):
+            here = (source_of(equation) if is_users else "") or source
+            name = str(equation.source_info.name_stack)
+            inside = "/".join(part for part in (module, name) if part)
+            made = self._equation(equation, [read(atom) for atom in equation.invars], here, inside)
+            environment |= dict(zip(equation.outvars, made, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _closed(
+        self, closed: Any, values: Sequence[Value], source: str, module: str
+    ) -> list[Value]:
+        if not isinstance(closed, ClosedJaxpr):
+            return self.run(closed, [], values, source, module)
+        return self.run(closed.jaxpr, _constants(self.tape, closed.consts), values, source, module)
+
+    def _equation(
+        self, equation: Any, values: list[Value], source: str, module: str
+    ) -> Sequence[Value]:
+        name, params = equation.primitive.name, equation.params
+        if name in CALLS and CALLS[name] in params:
+            return self._closed(params[CALLS[name]], values, source, module)
+        if name == "scan":
+            return self._scan(params, values, source, module)
+        if name == "while":
+            return self._while(params, values, source, module)
+        if name == "cond":
+            branch = int(np.clip(values[0].data, 0, len(params["branches"]) - 1))
+            return self._closed(params["branches"][branch], values[1:], source, module)
+        run = function_of(equation)
+        if is_opaque(equation):
+            self.tape.opaque.add(name)
+        made = run(*(value.data for value in values))
+        caller = caller_of(equation) if source == source_of(equation) else ""
+        numbers = {
+            key: float(value)
+            for key, value in params.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        return self.tape.record(
+            name, values, [on_host(a) for a in made], run,
+            source=source, caller=caller, module=module, numbers=numbers,
+        )  # fmt: skip
+
+    def _scan(
+        self, params: Mapping[str, Any], values: list[Value], source: str, module: str
+    ) -> list[Value]:
+        constants, carry, rows = _parts_of_scan(params, values)
+        count, length = len(carry), params["length"]
+        stacked: list[list[Value]] = []
+        for step in range(length)[:: -1 if params["reverse"] else 1]:
+            one = [self._take(row, step, source, module) for row in rows]
+            made = self._closed(params["jaxpr"], [*constants, *carry, *one], source, module)
+            carry = made[:count]
+            stacked.append(made[count:])
+        if params["reverse"]:
+            stacked.reverse()
+        columns = [self._stack(list(c), source, module) for c in zip(*stacked, strict=True)]
+        return [*carry, *columns]
+
+    def _take(self, value: Value, step: int, source: str, module: str) -> Value:
+        def take(array: Any) -> list[Any]:
+            return [array[step]]
+
+        made = take(value.data)
+        return self.tape.record("index", [value], made, take, source=source, module=module)[0]
+
+    def _stack(self, values: list[Value], source: str, module: str) -> Value:
+        def stack(*arrays: Any) -> list[Any]:
+            return [np.stack(arrays)]
+
+        made = stack(*(value.data for value in values))
+        return self.tape.record("stack", values, made, stack, source=source, module=module)[0]
+
+    def _while(
+        self, params: Mapping[str, Any], values: list[Value], source: str, module: str
+    ) -> list[Value]:
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        condition, body = values[:first], values[first : first + second]
+        carry = values[first + second :]
+        while bool(
+            self._closed(params["cond_jaxpr"], [*condition, *carry], source, module)[0].data
+        ):
+            carry = self._closed(params["body_jaxpr"], [*body, *carry], source, module)
+        return carry
+
+
+def _parts_of_scan(
+    params: Mapping[str, Any], values: list[Value]
+) -> tuple[list[Value], list[Value], list[Value]]:
+    """Returns what enters a scan: constants, what is carried, and what each step has a row of."""
+    if "ft_in" in params:  # since JAX 0.12
+        constants, carry, rows = map(list, params["ft_in"].update(values).unpack())
+        return constants, carry, rows
+    fixed, count = params["num_consts"], params["num_carry"]
+    return values[:fixed], values[fixed : fixed + count], values[fixed + count :]
+
+
+def _needed(jaxpr: Any) -> list[Any]:
+    """Returns the equations on which the outputs depend, in order."""
+    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            found.append(equation)
+            wanted |= {atom for atom in equation.invars if not isinstance(atom, Literal)}
+    return found[::-1]

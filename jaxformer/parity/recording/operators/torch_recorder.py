@@ -1,0 +1,212 @@
+"""The ATen operators of PyTorch, recorded as they are dispatched, with source lines."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.recording.operators.tape import Tape, Value
+from jaxformer.parity.recording.operators.torch_decompositions import decompositions
+from jaxformer.parity.recording.torch_values import require_torch
+
+
+def make_recorder(tape: Tape) -> Any:
+    """Returns a dispatch mode that records every operator onto a tape, in float64."""
+    torch = require_torch()
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    table = decompositions()
+    narrow = (torch.float32, torch.float16, torch.bfloat16)
+
+    def widen(value: Any) -> Any:
+        return torch.float64 if value in narrow and isinstance(value, torch.dtype) else value
+
+    class Recorder(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # Nothing is compiled here, and the compiler takes five seconds to import.
+            return False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack: list[str] = []
+            # By the place in memory; the tensors are kept, so that no other gets their place.
+            self.known: dict[tuple[Any, ...], tuple[Value, int]] = {}
+            self.kept: list[Any] = []
+            self.by_storage: dict[int, list[Value]] = {}
+            self.writers: dict[int, list[Value]] = {}
+            self.versions: dict[int, int] = {}
+            # Source and module of what autograd knows by a number.
+            self.callers: dict[int, tuple[str, str]] = {}
+
+        def name(self, tensor: Any, name: str, kind: str = "parameter") -> Value:
+            value = tape.add(_on_host(tensor), kind, name)
+            self.keep(tensor, value)
+            return value
+
+        def keep(self, tensor: Any, value: Value) -> None:
+            storage = tensor.untyped_storage().data_ptr()
+            self.known[_place(tensor)] = value, self.versions.get(storage, 0)
+            self.kept.append(tensor)
+            self.by_storage.setdefault(storage, []).append(value)
+
+        def value(self, tensor: Any) -> Value:
+            """Returns the value of a tensor; one that is not known is a constant."""
+            storage = tensor.untyped_storage().data_ptr()
+            version = self.versions.get(storage, 0)
+            found = self.known.get(_place(tensor))
+            if found is not None and found[1] == version:
+                return found[0]
+            data = _on_host(tensor).copy()
+            if found is None:
+                value = tape.add(data, "constant")
+            else:
+                # Something wrote to memory that this tensor shares.
+                sources = [found[0], *(self.writers.get(storage, []))]
+                value = tape.record("written", sources, [data], lambda *_: [data])[0]
+            self.keep(tensor, value)
+            return value
+
+        def caller(self) -> tuple[str, str]:
+            """Returns the source line and the module of the operator that is running."""
+            node = torch._C._current_autograd_node()
+            if node is not None:
+                return self.callers.get(node._sequence_nr(), ("", ""))
+            found = _source(), self.stack[-1] if self.stack else ""
+            # The number that autograd gave to this operator, if it will differentiate it.
+            self.callers.setdefault(torch.autograd._get_sequence_nr() - 1, found)
+            return found
+
+        def before_write(self, tensor: Any) -> None:
+            """Keeps what recorded values hold before an operator writes to their memory."""
+            storage = tensor.untyped_storage().data_ptr()
+            for value in self.by_storage.pop(storage, []):
+                value.data = value.data.copy()
+            self.versions[storage] = self.versions.get(storage, 0) + 1
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = {name: widen(value) for name, value in (kwargs or {}).items()}
+            args = tuple(widen(value) for value in args)
+            if func in table:
+                with self:
+                    made = table[func](*args, **kwargs)
+                if made is not NotImplemented:
+                    return made
+            flat, rebuild = _flatten(args, kwargs)
+            inputs = [self.value(tensor) for tensor in flat]
+            written = [
+                arg
+                for arg, spec in zip(args, func._schema.arguments, strict=False)
+                if spec.alias_info is not None and spec.alias_info.is_write
+                if isinstance(arg, torch.Tensor)
+            ]
+            for tensor in written:
+                self.before_write(tensor)
+            out = func(*args, **kwargs)
+            out_flat = written or [t for t in _leaves(out) if isinstance(t, torch.Tensor)]
+            if not out_flat:
+                return out
+            if "empty" in str(func):
+                for tensor in out_flat:
+                    # What was left in memory is no value of the run.
+                    tensor.zero_()
+
+            def run(*arrays: Any) -> list[Any]:
+                tensors = [torch.from_numpy(np.array(array, order="C")) for array in arrays]
+                again_args, again_kwargs = rebuild(tensors)
+                made = func(*again_args, **again_kwargs)
+                return [_on_host(t) for t in _leaves(made) if isinstance(t, torch.Tensor)]
+
+            numbers = {
+                spec.name: float(arg)
+                for arg, spec in zip(args, func._schema.arguments, strict=False)
+                if isinstance(arg, int | float) and not isinstance(arg, bool)
+            }
+            source, module = self.caller()
+            made = tape.record(
+                str(func).removeprefix("aten.").partition(".")[0], inputs,
+                [_on_host(t) for t in out_flat], run,
+                source=source, module=module, numbers=numbers,
+            )  # fmt: skip
+            for tensor, value in zip(out_flat, made, strict=True):
+                self.keep(tensor, value)
+                if written:
+                    self.writers.setdefault(tensor.untyped_storage().data_ptr(), []).append(value)
+            return out
+
+    return Recorder()
+
+
+def _on_host(tensor: Any) -> np.ndarray:
+    """Returns the numbers of a tensor; it may be marked as the conjugate of what is in memory."""
+    found: np.ndarray = tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+    return found
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    """Returns where the numbers of a tensor are in memory, and how they are read."""
+    storage = tensor.untyped_storage().data_ptr()
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
+
+
+def _flatten(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Returns the tensors of a call, and a function that puts others in their places."""
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, spec = tree_flatten((args, kwargs))
+    torch = require_torch()
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+    def rebuild(tensors: list[Any]) -> Any:
+        filled = list(others)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return tree_unflatten(filled, spec)
+
+    return [leaves[i] for i in places], rebuild
+
+
+_TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
+_MODULES = os.path.join("torch", "nn", "modules") + os.sep
+# What calls a module, whichever it is.
+_CALLS = os.path.join(_MODULES, "module.py")
+_SMALL_MODULES = tuple(
+    os.sep + name + ".py"
+    for name in ("container", "linear", "normalization", "sparse", "dropout", "conv")
+)
+
+
+def _source() -> str:
+    """Returns "path:line" of the innermost code that runs outside of torch, or of its module."""
+    frame = sys._getframe(1)
+    inside = innermost = ""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_OWN):
+            # The run itself: further out is the code that asked for the comparison.
+            if name == f"{_HERE}torch_run.py" and frame.f_code.co_name == "__init__":
+                return inside or innermost
+        elif _TORCH not in name:
+            return f"{name}:{frame.f_lineno}"
+        elif _MODULES in name and not name.endswith(_CALLS):
+            # The line of torch's own model, where the model is torch's, or a module by itself.
+            innermost = innermost or f"{name}:{frame.f_lineno}"
+            if not inside and not name.endswith(_SMALL_MODULES):
+                inside = f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return inside or innermost

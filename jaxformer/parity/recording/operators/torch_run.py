@@ -1,0 +1,194 @@
+"""The ATen operators of a PyTorch module, run in float64, with source lines and module paths."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.recording.operators.tape import Tape, Value
+from jaxformer.parity.recording.operators.torch_recorder import make_recorder
+from jaxformer.parity.recording.torch_values import floats, in_float64, require_torch
+
+
+class TorchRun:
+    """One run of a copy of a module in float64, in evaluation mode: forward, then backward.
+
+    Args:
+        module: it is not changed.
+        args: positional arguments; numpy arrays become tensors.
+        kwargs: named arguments.
+        backward: whether to prepare the backward pass.
+        buffers: paths of buffers that have gradients too.
+
+    Attributes:
+        tape: the operators.
+        returned: of each module that was called, by path, the float values that it returned.
+        kinds: the class of each module, by path, a module before those inside it.
+        no_gradients: why there is no backward pass; "" if there is one.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        backward: bool = True,
+        buffers: Collection[str] = (),
+    ):
+        torch = require_torch()
+        wide = in_float64(module)
+        self.tape = Tape()
+        self.returned: dict[str, list[Value]] = {}
+        self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
+        self.no_gradients = ""
+        self._recorder = make_recorder(self.tape)
+        self._leaves: dict[int, Any] = {}
+        for name, parameter in wide.named_parameters():
+            parameter.requires_grad_(backward and parameter.dtype.is_floating_point)
+            self._name(parameter, name, "parameter")
+        for name, buffer in wide.named_buffers():
+            if buffer.dtype.is_floating_point:
+                buffer.requires_grad_(backward and name in buffers)
+                self._name(buffer, name, "constant")
+        given = [_tensor(value) for value in args]
+        named = {name: _tensor(value) for name, value in kwargs.items()}
+        for name, value in [*enumerate(given), *named.items()]:
+            if isinstance(value, torch.Tensor):
+                value.requires_grad_(backward and value.dtype.is_floating_point)
+                self._name(value, str(name), "input")
+        paths = _paths(wide, self._recorder.stack, self._leave)
+        with _settings(), torch.set_grad_enabled(backward), paths, self._recorder:
+            output = wide(*given, **named)
+        logits = [output.logits] if hasattr(output, "logits") else []
+        found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
+        self.tape.outputs = [self._recorder.value(tensor) for tensor in found]
+        self._outputs = found
+
+    def _name(self, tensor: Any, name: str, kind: str) -> None:
+        value = self._recorder.name(tensor, name, kind)
+        if tensor.requires_grad:
+            self._leaves[value.index] = tensor
+
+    def _leave(self, path: str, output: Any) -> None:
+        found = [self._recorder.value(tensor) for tensor in floats(output)]
+        self.returned.setdefault(path, []).extend(found)
+
+    def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
+        """Records the backward pass.
+
+        Args:
+            cotangents: of outputs, by the index of their value; the others have none.
+
+        Returns:
+            the gradient of each parameter, of each float input and of the buffers that were asked
+            for, by the index of its value. Empty if the module cannot be differentiated;
+            ``no_gradients`` then says why.
+        """
+        torch = require_torch()
+        # A tensor that is returned twice has its cotangent once.
+        outputs = {
+            value.index: tensor
+            for tensor, value in zip(self._outputs, self.tape.outputs, strict=True)
+        }
+        given = [
+            (tensor, torch.from_numpy(np.array(cotangents[index])))
+            for index, tensor in outputs.items()
+            if index in cotangents and tensor.requires_grad
+        ]
+        if not given:
+            self.no_gradients = "no result of the reference depends on a parameter or a float input"
+            return {}
+        for _, cotangent in given:
+            self._recorder.name(cotangent, "cotangent", "input")
+        try:
+            with _settings(), self._recorder:
+                found = torch.autograd.grad(
+                    [tensor for tensor, _ in given],
+                    list(self._leaves.values()),
+                    [cotangent for _, cotangent in given],
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            self.no_gradients = f"the reference cannot be differentiated: {reason}"
+            return {}
+        return {
+            index: self._recorder.value(gradient)
+            for index, gradient in zip(self._leaves, found, strict=True)
+        }
+
+
+def run_torch(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    backward: bool,
+    buffers: Sequence[str],
+) -> TorchRun:
+    """Runs a module; without a backward pass if it writes over what that would read.
+
+    PyTorch does not differentiate by every buffer: the means of a batch norm have no gradients.
+    Arguments as in ``TorchRun``.
+    """
+    reason = ""
+    for asked in dict.fromkeys([tuple(buffers), ()]) if backward else ():
+        try:
+            return TorchRun(module, args, kwargs, buffers=asked)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+    run = TorchRun(module, args, kwargs, backward=False)
+    if reason:
+        run.no_gradients = f"the reference cannot be differentiated: {reason}"
+    return run
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Makes PyTorch compute everything in float64, in operators that can be recorded."""
+    torch = require_torch()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    default = torch.get_default_dtype()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.set_default_dtype(default)
+
+
+def _tensor(value: Any) -> Any:
+    torch = require_torch()
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.array(value))
+    if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
+        return value.double()
+    if isinstance(value, torch.Tensor) and value.dtype == torch.int32:
+        return value.long()
+    return value
+
+
+@contextmanager
+def _paths(module: Any, stack: list[str], leave: Callable[[str, Any], None]) -> Iterator[None]:
+    """Keeps the path of the module that is running on top of a stack."""
+    hooks = []
+    for path, inner in module.named_modules():
+
+        def enter(module: Any, args: Any, path: str = path) -> None:
+            stack.append(path)
+
+        def done(module: Any, args: Any, output: Any, path: str = path) -> None:
+            leave(path, output)
+            stack.pop()
+
+        hooks += [inner.register_forward_pre_hook(enter), inner.register_forward_hook(done)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

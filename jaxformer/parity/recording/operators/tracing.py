@@ -1,0 +1,134 @@
+"""The jaxprs of a candidate: of its results, and of its backward pass."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxprs_in_params
+
+from jaxformer.parity.recording.operators.candidates import Candidate
+from jaxformer.parity.recording.operators.equations import is_float, is_number
+from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
+
+
+def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
+    """Returns the float parameters of a candidate, by path, as they are."""
+    leaves = zip(
+        leaf_names(candidate.parameters), jax.tree.leaves(candidate.parameters), strict=True
+    )
+    return {name: np.asarray(leaf) for name, leaf in leaves if is_float(leaf)}
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Returns the path of each leaf of a pytree, joined by dots."""
+    return [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function's jaxprs.
+
+    Attributes:
+        forward: from all leaves to the float outputs, then what the backward pass reads.
+        count: of the float outputs.
+        backward: from what the backward pass reads and the outputs' cotangents to the gradients
+            of the float leaves; None if there is none.
+        plain: traces the function alone, to its float outputs.
+        no_gradients: why there is no backward pass.
+    """
+
+    forward: ClosedJaxpr
+    count: int
+    backward: ClosedJaxpr | None
+    plain: Callable[[], ClosedJaxpr]
+    no_gradients: str = ""
+
+
+def trace(call: Callable[..., Any], given: Any, backward: bool) -> Traced:
+    """Traces a function: in float64 where it allows that, else as the user runs it."""
+    with contextlib.suppress(TypeError, ValueError):
+        return _trace_in(call, given, backward, True)
+    return _trace_in(call, given, backward, False)
+
+
+def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) -> Traced:
+    leaves, structure = jax.tree.flatten(given)
+    shapes = [_shape(leaf, wide) for leaf in leaves]
+    floats = [place for place, leaf in enumerate(leaves) if is_float(leaf)]
+
+    def run(some: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        filled = list(leaves)
+        for place, leaf in zip(floats, some, strict=True):
+            filled[place] = leaf
+        return [
+            leaf
+            for leaf in jax.tree.leaves(call(*jax.tree.unflatten(structure, filled)))
+            if is_float(leaf)
+        ]
+
+    def forward(*leaves: Any) -> Any:
+        return jax.vjp(lambda some: run(some, leaves), [leaves[place] for place in floats])
+
+    def pull_back(pullback: Any, cotangents: Any) -> Any:
+        return pullback(cotangents)[0]
+
+    def trace_plain() -> ClosedJaxpr:
+        def plain(*leaves: Any) -> list[Any]:
+            return run([leaves[place] for place in floats], leaves)
+
+        with jax.enable_x64(wide):
+            return jax.make_jaxpr(plain)(*shapes)
+
+    reason = "it was not asked for"
+    if backward:
+        try:
+            with jax.enable_x64(wide):
+                jaxpr, (outputs, pullback) = jax.make_jaxpr(forward, return_shape=True)(*shapes)
+                gradients = jax.make_jaxpr(pull_back)(pullback, outputs)
+            return Traced(jaxpr, len(outputs), gradients, trace_plain)
+        except Exception as error:  # Whatever a user's function cannot be differentiated for.
+            reason = f"the candidate cannot be differentiated: {str(error).partition(chr(10))[0]}"
+    jaxpr = trace_plain()
+    return Traced(jaxpr, len(jaxpr.jaxpr.outvars), None, trace_plain, reason)
+
+
+def _shape(leaf: Any, wide: bool) -> Any:
+    """Returns what stands for a leaf when a function is traced."""
+    if is_float(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, np.float64 if wide else np.float32)
+    if not wide and is_number(leaf) and leaf.dtype == np.int64:
+        return np.asarray(leaf).astype(np.int32)
+    return leaf
+
+
+def stops(jaxpr: Any) -> Iterator[str]:
+    """Yields "path:line" of each place where the user's code stops gradients."""
+    for equation in _equations(jaxpr):
+        if equation.primitive.name == "stop_gradient" and is_called_by_user(equation):
+            yield source_of(equation)
+
+
+def narrow_casts(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    """Yields "path:line" of each place that rounds floats to fewer bits, and their new dtype."""
+    for equation in _equations(jaxpr):
+        if equation.primitive.name != "convert_element_type":
+            continue
+        before, after = (atom.aval.dtype for atom in (*equation.invars, *equation.outvars))
+        is_float = jnp.issubdtype(before, jnp.floating) and jnp.issubdtype(after, jnp.floating)
+        if is_float and jnp.finfo(after).nmant < jnp.finfo(before).nmant:
+            yield source_of(equation), after.name
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of all that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from _equations(inner)

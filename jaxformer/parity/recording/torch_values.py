@@ -1,0 +1,170 @@
+"""Tensors as numpy arrays, and PyTorch models and inputs in other precisions.
+
+torch comes with the extra ``torch`` and is imported only inside functions, by ``require_torch``.
+"""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jaxformer.hardware.invocation import install
+from jaxformer.porting.formats.arrays import to_stored_tensors
+
+
+def require_torch() -> Any:
+    """Imports and returns the torch package.
+
+    Raises:
+        UsageError: it is not installed; the message names the extra.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        from jaxformer.errors import UsageError
+
+        raise UsageError(f"comparing with PyTorch needs torch: {install('torch')}") from error
+    return torch
+
+
+def in_float64(module: Any) -> Any:
+    """Returns a copy of a module with the same numbers in float64, in evaluation mode."""
+    return finish_float64(copy.deepcopy(module).double().eval())
+
+
+def finish_float64(module: Any) -> Any:
+    """Returns a module in float64, after what is kept in another dtype beside its arrays."""
+    for inner in module.modules():
+        # Gemma keeps the square root of its width as a float32 buffer beside the number.
+        if hasattr(inner, "scalar_embed_scale"):
+            inner.embed_scale = require_torch().tensor(
+                inner.scalar_embed_scale, dtype=require_torch().float64
+            )
+    return module
+
+
+def in_narrow(module: Any, dtype: str) -> Any:
+    """Returns a copy of a module in the dtype that it is used in, in evaluation mode."""
+    torch = require_torch()
+    wanted = getattr(torch, dtype)
+    # Nobody writes to parameters: those that have the dtype need no copy.
+    same = {id(p): p for p in module.parameters() if p.dtype == wanted}
+    narrow = copy.deepcopy(module, same)
+    # transformers keeps rotary frequencies in float32: in bfloat16 all angles would be wrong.
+    kept = {name: b for name, b in narrow.named_buffers() if name.endswith("inv_freq")}
+    narrow = narrow.to(wanted).eval()
+    for name, buffer in kept.items():
+        owner, _, leaf = name.rpartition(".")
+        narrow.get_submodule(owner)._buffers[leaf] = buffer
+    return narrow
+
+
+@contextlib.contextmanager
+def everything_in_float64() -> Iterator[None]:
+    """Makes ``torch.float32`` mean float64, for the whole process, inside the ``with`` block.
+
+    Models cast to float32 inside (norms, softmax, rotary tables), which would lower the precision
+    of a float64 run, and integers become floats of the default dtype. Only the exact run uses this.
+    """
+    torch = require_torch()
+    saved = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float, default = saved
+        torch.set_default_dtype(default)
+
+
+def as_numpy(value: Any) -> Any:
+    """Returns a tensor or an array of JAX as one of numpy, anything else unchanged."""
+    if isinstance(value, jax.Array):
+        return np.asarray(value)
+    return array(value) if hasattr(value, "untyped_storage") else value
+
+
+def in_dtype(inputs: Sequence[Any], dtype: str) -> list[Any]:
+    """Returns inputs with their float arrays in another dtype; no array is one of the inputs.
+
+    JAX 0.10 may take an array of 64 bits, in its mode of 64 bits, for the one of 32 that it made of
+    the same object in the other mode.
+    """
+    wanted = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    def cast(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        return x.astype(wanted if _is_float_dtype(x.dtype) else x.dtype)
+
+    return [cast(x) for x in inputs]
+
+
+def first_float(output: Any) -> Any:
+    """Returns a model's logits: the first float tensor of its result."""
+    return output.logits if hasattr(output, "logits") else floats(output)[0]
+
+
+def _is_float_dtype(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def is_float(value: Any) -> bool:
+    """Returns whether a value is a tensor of floats."""
+    return hasattr(value, "untyped_storage") and value.dtype.is_floating_point
+
+
+def is_integer(value: Any) -> bool:
+    """Returns whether a value is a tensor of integers."""
+    return (
+        hasattr(value, "untyped_storage")
+        and not value.dtype.is_floating_point
+        and str(value.dtype).startswith("torch.int")
+    )
+
+
+def integers(value: Any) -> list[Any]:
+    """Returns the integer tensors of a named tuple, in order; none of any other result."""
+    is_named = isinstance(value, tuple) and hasattr(value, "_fields")
+    return [tensor for tensor in value if is_integer(tensor)] if is_named else []
+
+
+def floats(value: Any) -> list[Any]:
+    """Returns the float tensors of a nested result, in order."""
+    if is_float(value):
+        return [value]
+    if type(value) is dict:
+        # In the order of names, as in a JAX tree.
+        value = [value[name] for name in sorted(value)]
+    elif isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for inner in value for tensor in floats(inner)]
+    return []
+
+
+def tensor(array: np.ndarray) -> Any:
+    """Returns a copy of an array as a tensor."""
+    torch = require_torch()
+    # The array may be a view that must not be written to.
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array))
+
+
+def view(tensor: Any) -> np.ndarray:
+    """Returns a tensor as an array that shares its memory if it is in host memory."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        return tensor.view(require_torch().int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def array(tensor: Any) -> np.ndarray:
+    """Returns a copy of a tensor as an array."""
+    return to_stored_tensors({"": tensor})[""].read()

@@ -1,0 +1,12 @@
+"""Finds the segments of operators that differ, forward and backward.
+
+In go the two tapes and their anchors. Out come divergences: segments of the candidate that compute
+something else than the reference's between the same places.
+
+- ``walk``: goes through the candidate's tape from anchor to anchor.
+- ``ends``: where a wrong segment ends.
+- ``divergences``: a wrong segment.
+- ``constants``: what float32 does to the numbers and tables of a segment.
+- ``effects``: how much of a wrong segment reaches the results.
+- ``gradients``: the backward passes.
+"""

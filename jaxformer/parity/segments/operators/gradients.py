@@ -1,0 +1,318 @@
+"""Compares the backward passes of the two sides, on the same tapes as the forward ones.
+
+Both sides are given the same cotangents, random numbers, for each result that was compared. The
+operators of the backward pass are recorded and walked through like those of the forward pass, from
+what the forward pass was put right to. What must be equal at the end is the gradient of each
+parameter and of each input of floats.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.matching.operators.content import fingerprint
+from jaxformer.parity.matching.operators.layouts import Layout, find_layout
+from jaxformer.parity.matching.operators.parameters import ParameterMatches
+from jaxformer.parity.matching.operators.parts import assemble, find_pieces
+from jaxformer.parity.matching.operators.values import rounding_allowed
+from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.tape import Value
+from jaxformer.parity.recording.operators.torch_run import TorchRun
+from jaxformer.parity.recording.torch_values import require_torch
+from jaxformer.parity.segments.operators.effects import seen_positions
+from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.words import listed
+
+SEED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """What became of the gradients.
+
+    Attributes:
+        compared: how many gradients of the candidate's parameters and float inputs were compared.
+        expected: how many there are.
+        remarks: why the others had not.
+    """
+
+    compared: int = 0
+    expected: int = 0
+    remarks: tuple[str, ...] = ()
+
+
+def buffers_with_gradients(module: Any, targets: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns the buffers of the reference that are parameters of the candidate.
+
+    Args:
+        module: the reference.
+        targets: floats of the candidate by path.
+    """
+    norms = {
+        id(buffer)
+        for inner in module.modules()
+        if isinstance(inner, require_torch().nn.modules.batchnorm._NormBase)
+        for buffer in inner.buffers(recurse=False)
+    }
+    buffers = {
+        name: buffer.detach().cpu().double().numpy()
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point() and id(buffer) not in norms
+    }
+    sizes = {array.size for array in buffers.values()}
+    held = {fingerprint(array) for array in targets.values() if array.size in sizes}
+    # What a parameter holds too is that parameter in the candidate.
+    others = {
+        fingerprint(parameter.detach().cpu().double().numpy())
+        for parameter in module.parameters()
+        if parameter.is_floating_point() and parameter.numel() in sizes
+    }
+    return [name for name, array in buffers.items() if fingerprint(array) in held - others]
+
+
+def compare_gradients(
+    reference: TorchRun, candidate: JaxRun, walk: Walk, parameters: ParameterMatches
+) -> Gradients:
+    """Records both backward passes and walks through them.
+
+    Args:
+        reference: after its forward pass.
+        candidate: after its forward pass.
+        walk: after the forward pass, with its corrections kept.
+        parameters: which parameters are equal.
+    """
+    reason = candidate.no_gradients or reference.no_gradients
+    if not reason and not walk.results:
+        reason = "no result was compared"
+    counts = list(filter(None, map(walk.other_count, walk.divergences)))
+    if counts:
+        reason = str(counts[0][0])
+    if reason:
+        return Gradients(remarks=(f"gradients were not compared: {reason}",))
+    before = len(walk.reference.values)
+    cotangents = _cotangents(walk)
+    right = reference.backward({index: array for index, (array, _, _) in cotangents.items()})
+    if reference.no_gradients:
+        return Gradients(remarks=(f"gradients were not compared: {reference.no_gradients}",))
+    walk.index.add(walk.reference.values[before:])
+    own = candidate.backward({place: array for _, place, array in cotangents.values()})
+    walk.advance_backward()
+    return _Comparison(walk, parameters, right, own).run()
+
+
+def _cotangents(walk: Walk) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
+    """Returns by result of the reference its cotangent, the candidate's place and cotangent."""
+    random = np.random.default_rng(SEED)
+    outputs = walk.reference.outputs
+    seen = dict(zip((v.index for v in outputs), seen_positions(walk.reference), strict=True))
+    found: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
+    for place, result in walk.results.items():
+        if result.reference.index in found:
+            continue
+        cotangent = random.normal(size=result.reference.data.shape)
+        positions = seen[result.reference.index]
+        if positions is not None:
+            # What is computed at padding is not judged.
+            cotangent[~positions] = 0
+        own = result.layout.apply(cotangent)
+        if result.part is not None:
+            whole = np.zeros(result.candidate.data.shape)
+            whole[result.part] = own
+            own = whole
+        found[result.reference.index] = cotangent, place, own
+    return found
+
+
+class _Comparison:
+    """Requires each gradient of the candidate to be what the reference's gradients make it."""
+
+    def __init__(
+        self,
+        walk: Walk,
+        parameters: ParameterMatches,
+        right: Mapping[int, Value],
+        own: Mapping[int, Value],
+    ):
+        self._walk, self._parameters = walk, parameters
+        named = [*walk.reference.parameters.values(), *walk.reference.buffers.values()]
+        self._sources = {v.name: v for v in named if v.index in right}
+        self._right = {name: right[v.index] for name, v in self._sources.items()}
+        self._right_of_inputs = {
+            v.index: right[v.index] for v in walk.reference.inputs if v.index in right
+        }
+        self._own = own
+        self._left: list[str] = []
+        self._compared = 0
+        self._layouts: dict[tuple[str, str], Layout | None] = {
+            (wrong.reference, wrong.candidate): wrong.layout for wrong in parameters.wrong
+        }
+
+    def run(self) -> Gradients:
+        """Goes through parameters and inputs."""
+        groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        # One that has no effect is reported as such; that its gradient is zero says no more.
+        needed = self._walk.candidate.ancestors(self._walk.candidate.outputs)
+        has_effect = {n for n, v in self._walk.candidate.parameters.items() if v.index in needed}
+        for name, twins in self._parameters.whole.items():
+            groups[tuple(n for n in twins if n in self._right)].append(name)
+        for wrong in self._parameters.wrong:
+            groups[wrong.reference,].append(wrong.candidate)
+        buffers = []
+        for twins, names in groups.items():
+            names = [name for name in names if name in has_effect]
+            if twins and names:
+                self._compare_group(twins, names)
+            else:
+                buffers += names
+        for name, owners in self._parameters.in_parts.items():
+            if name in has_effect:
+                self._compare_parts(name, owners)
+        for value in self._walk.candidate.inputs:
+            self._compare_input(value)
+        self._left += [name for name in self._parameters.unmatched if name in has_effect]
+        remarks = [
+            _not_compared(
+                self._left,
+                "because none or several parameters of the reference have the same numbers in the "
+                "same order",
+            ),
+            _not_compared(
+                buffers, "because the reference has these numbers in buffers without gradients"
+            ),
+            self._without_gradients(),
+        ]
+        count = self._compared + len(self._left) + len(buffers)
+        return Gradients(self._compared, count, tuple(filter(None, remarks)))
+
+    def _without_gradients(self) -> str:
+        """Returns which parameters of the reference are none of the candidate, "" if all are."""
+        tape = self._walk.reference
+        needed = tape.ancestors(tape.outputs)
+        names = [n for n in self._parameters.missing if tape.parameters[n].index in needed]
+        if not names:
+            return ""
+        what = "parameter" if len(names) == 1 else "parameters"
+        return (
+            f"the candidate has no gradient for {len(names)} {what} of the reference, whose "
+            f"numbers are in none of its own: {listed(names)}"
+        )
+
+    def _gradient(self, name: str) -> Value:
+        return self._own[self._walk.candidate.parameters[name].index]
+
+    def _compare_group(self, twins: Sequence[str], names: Sequence[str]) -> None:
+        """Compares the gradients of parameters with the same numbers."""
+        # The same numbers may be in another order, such as that of other heads.
+        turned = [n for n in names if all(self._layout(twin, n) is None for twin in twins)]
+        self._left += turned
+        names = [name for name in names if name not in turned]
+        if not names:
+            return
+        own = {name: self._gradient(name) for name in names}
+        if all(twin in self._walk.reference.buffers for twin in twins):
+            # The reference does not train a buffer; nor does a candidate that stops its gradient.
+            still = [n for n, value in own.items() if not self._walk.array(value).any()]
+            self._compared += len(still)
+            own = {name: value for name, value in own.items() if name not in still}
+            names = list(own)
+            if not own:
+                return
+        if len(twins) == 1 and len(names) > 1:
+            # One parameter of the reference, several copies in the candidate: their sum counts.
+            layouts = [one for name in names if (one := self._layout(twins[0], name)) is not None]
+            right = self._right[twins[0]]
+            self._require(self._sum(list(own.values()), layouts, right.data.shape), right)
+            return
+        left = list(twins)
+        if len(twins) > 1:
+            # Vectors of ones, as a rule: their gradients tell which is which.
+            for name in names:
+                twin = next((twin for twin in left if self._is_equal(own[name], twin)), None)
+                if twin is not None:
+                    left.remove(twin)
+                    del own[name]
+                    self._compared += 1
+        layout = self._layout(left[0], next(iter(own))) if len(own) == len(left) == 1 else None
+        if layout is None:
+            self._left += own
+        else:
+            ((_, value),) = own.items()
+            self._require(value, self._derive("layout", [self._right[left[0]]], layout.apply))
+
+    def _is_equal(self, own: Value, twin: str) -> bool:
+        right = self._right[twin]
+        if any(match.value is right for match in self._walk.matches.get(own.index, ())):
+            return True
+        array = self._walk.array(own)
+        return own.data.size == right.data.size and (
+            find_layout(right.data, array, rounding_allowed(right.data)) is not None
+        )
+
+    def _layout(self, twin: str, name: str) -> Layout | None:
+        """Returns the layout from a parameter of the reference to one of the candidate, if any."""
+        if (twin, name) not in self._layouts:
+            source = self._sources[twin].data
+            target = self._walk.candidate.parameters[name].data
+            found = find_layout(source, target, rounding_allowed(source))
+            self._layouts[twin, name] = None if found is None else found[0]
+        return self._layouts[twin, name]
+
+    def _sum(
+        self, gradients: Sequence[Value], layouts: Sequence[Layout], shape: tuple[int, ...]
+    ) -> Value:
+        """Returns the sum of gradients of the candidate, in the layout of the reference."""
+
+        def add(*arrays: np.ndarray) -> list[np.ndarray]:
+            pairs = zip(arrays, layouts, strict=True)
+            return [sum((layout.invert(array, shape) for array, layout in pairs), np.zeros(()))]
+
+        walk = self._walk
+        made = add(*map(walk.array, gradients))
+        return walk.candidate.record("add", list(gradients), made, add)[0]
+
+    def _compare_parts(self, name: str, owners: Collection[str]) -> None:
+        """Compares the gradient of a parameter that is made of parts of others."""
+        own, walk = self._gradient(name), self._walk
+        names = [n for n in owners if n in self._right]
+        sources = {n: self._sources[n].data for n in names}
+        pieces = find_pieces(walk.candidate.parameters[name].data, sources)
+        if pieces is None:
+            self._left.append(name)
+            return
+        shape = own.data.shape
+
+        def put_together(*arrays: np.ndarray) -> np.ndarray:
+            return assemble(shape, pieces, dict(zip(names, arrays, strict=True)))
+
+        self._require(own, self._derive("parts", [self._right[n] for n in names], put_together))
+
+    def _compare_input(self, value: Value) -> None:
+        own = self._own.get(value.index)
+        found = [
+            self._right_of_inputs[m.value.index]
+            for m in self._walk.matches.get(value.index, ())
+            if m.value.index in self._right_of_inputs
+        ]
+        if own is not None and found:
+            self._require(own, found[0])
+
+    def _derive(self, name: str, values: Sequence[Value], make: Callable[..., np.ndarray]) -> Value:
+        """Returns a value that is made of others of the reference."""
+        reference = self._walk.reference
+        made = [make(*(value.data for value in values))]
+        return reference.record(name, list(values), made, lambda *arrays: [make(*arrays)])[0]
+
+    def _require(self, own: Value, right: Value) -> None:
+        self._walk.require(own, right)
+        self._compared += 1
+
+
+def _not_compared(names: Sequence[str], reason: str) -> str:
+    """Returns how many gradients were not compared, and why; "" if there are none."""
+    if not names:
+        return ""
+    what = "gradient was" if len(names) == 1 else "gradients were"
+    return f"{len(names)} {what} not compared, {reason}: {listed(names)}"

@@ -1,0 +1,400 @@
+"""Goes through the candidate's tape from anchor to anchor, and puts right what is wrong on the way.
+
+An anchor is a value of the candidate that equals one of the reference. Some values must be anchors:
+what enters and leaves an operator that reads a parameter, where the reference's operator reads the
+same one, and the results. Where such a value is none, the operators between it and the last anchors
+compute something else than the reference's between the same places: a *divergence*. The earliest
+value which, replaced by the reference's, makes the rest right, ends the wrong segment. The
+reference's value takes its place, so that what follows is judged by itself.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxformer.parity.matching.operators.anchors import Anchors, Table
+from jaxformer.parity.matching.operators.layouts import (
+    Layout,
+    distance,
+    find_layout,
+    nearest_layout,
+)
+from jaxformer.parity.matching.operators.moved_scales import without_moved_scale
+from jaxformer.parity.matching.operators.values import Match, largest, rounding_allowed
+from jaxformer.parity.matching.operators.weight_uses import OtherCount, Use, WeightUses
+from jaxformer.parity.recording.operators.tape import (
+    Operator,
+    Tape,
+    Value,
+    region_before,
+    run_again,
+)
+from jaxformer.parity.segments.operators.constants import constant_rounding
+from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.effects import depending
+from jaxformer.parity.segments.operators.ends import earliest_end, wrong_factors
+from jaxformer.parity.segments.operators.false_anchors import false_anchor
+
+# How many operators behind a product are looked at.
+MOST_STEPS = 60
+# Factors that are this many times as far off as their product make up for each other.
+COMPENSATED = 1e3
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedResult:
+    """A result of the candidate beside the reference's.
+
+    Attributes:
+        candidate: the result.
+        reference: what it is, or should be.
+        layout: from the reference's to the candidate's, or to the part of it.
+        part: which part of the candidate's is compared; None if all of it is.
+    """
+
+    candidate: Value
+    reference: Value
+    layout: Layout
+    part: tuple[slice, ...] | None = None
+
+
+class Walk(Anchors):
+    """One way through the candidate's tape, which goes on as the tapes grow.
+
+    Args:
+        reference: its tape.
+        line_that_reads: see ``compare_operators``.
+
+    Attributes:
+        divergences: what was found, in the order of the run.
+        checked: operators of the reference whose counterpart was compared.
+        expected: operators of the reference that read a parameter.
+        results: the candidate's results that were compared, by their place.
+        uncompared: results of the candidate that could not be compared, with the reason.
+        remarks: what a reader should know of how the results were compared.
+        unknown: paths of parameters of the candidate whose numbers the reference does not have.
+        missing: paths of parameters of the reference whose numbers the candidate does not have.
+        extra_calls: operators of the candidate that read a weight, and have no counterpart because
+            it reads the weight more often than the reference.
+        missing_calls: operators of the reference that read a weight which the candidate reads less
+            often.
+    """
+
+    def __init__(self, reference: Tape, line_that_reads: Callable[[int], str] = lambda place: ""):
+        super().__init__(reference)
+        self.line_that_reads = line_that_reads
+        self.divergences: list[Divergence] = []
+        self.checked: set[int] = set()
+        self.expected: set[int] = set()
+        self.results: dict[int, ComparedResult] = {}
+        self.uncompared: list[str] = []
+        self.remarks: list[str] = []
+        self.unknown: set[str] = set()
+        self.missing: set[str] = set()
+        self.extra_calls: dict[int, OtherCount] = {}
+        self.missing_calls: dict[int, OtherCount] = {}
+        self._uses = WeightUses(self)
+        self._done, self._reference_done = 0, 0
+        self._is_backward = False
+        self._factored: set[int] = set()
+
+    def advance(self) -> None:
+        """Goes through the operators that were recorded on both tapes since the last time."""
+        operators = self.candidate.operators[self._done :]
+        expected = self._uses.of_reference(self.reference.operators[self._reference_done :])
+        self.expected |= {use.operator.index for uses in expected.values() for use in uses}
+        pairing = self._uses.pairing(operators, expected)
+        later: dict[int, list[tuple[Value, Value]]] = {}
+        self.missing_calls |= pairing.missing
+        for operator in operators:
+            self._done = operator.index
+            pair = pairing.partner(operator)
+            if pair is not None and self._leads_right(*pair):
+                self.checked.add(pair[1].operator.index)
+            elif pair is not None:
+                entering, (made, wanted) = _required(*pair)
+                for value, other in entering:
+                    self.require(value, other)
+                later.setdefault(_place(made), []).append((made, wanted))
+                self.checked.add(pair[1].operator.index)
+            elif operator.index in pairing.miscounted:
+                self.extra_calls[operator.index] = pairing.miscounted[operator.index]
+            self.compute(operator)
+            for value, other in later.pop(operator.index, ()):
+                self.require(value, other)
+        self._done = len(self.candidate.operators)
+        self._reference_done = len(self.reference.operators)
+
+    def _leads_right(self, own: Use, right: Use) -> bool:
+        """Returns whether two uses read other values, and what follows them is equal all the same.
+
+        A product is linear: terms and factors may come before it or after it, on either side.
+        """
+        if any(value.index in self.matches for value in (*own.read, own.made)):
+            return False
+        behind = self.reference.operators[right.operator.index :][:MOST_STEPS]
+        wanted = {v.index for step in depending(behind, right.made) for v in step.outputs}
+        first = own.operator.index
+        steps = self.candidate.operators[first : first + MOST_STEPS]
+        again = run_again(steps, self.arrays)
+        for step in depending(steps[1:], own.made):
+            for made in step.outputs:
+                array = again.get(made.index, made.data)
+                if made.is_activation and array.size and np.ptp(array) > 0:
+                    found = self.matches.get(made.index, ())
+                    found = self.index.find(array) if made.index in again else found
+                    if any(match.value.index in wanted for match in found):
+                        return True
+        return False
+
+    def advance_backward(self) -> None:
+        """Goes through the operators of the backward pass."""
+        self._is_backward = True
+        self.advance()
+
+    def other_count(self, divergence: Divergence) -> tuple[OtherCount, Operator | None] | None:
+        """Returns which weight one side reads more often in a segment, and the first such operator.
+
+        The operator is the candidate's; None where the reference is the one that reads it more.
+        """
+        for operator in divergence.operators:
+            if operator.index in self.extra_calls:
+                return self.extra_calls[operator.index], operator
+        for operator in divergence.reference_operators:
+            if operator.index in self.missing_calls and operator.index not in self.checked:
+                return self.missing_calls[operator.index], None
+        return None
+
+    def require(self, value: Value, wanted: Value, layout: Layout | None = None) -> None:
+        """Finds out why a value is not what it must be, and puts it right.
+
+        Args:
+            value: of the candidate.
+            wanted: what it must be.
+            layout: from the reference's to the candidate's, where that is known.
+        """
+        if value.data.size != wanted.data.size or value.data.dtype.kind != "f":
+            return
+        if any(m.value is wanted for m in self.matches.get(value.index, ())):
+            return
+        array = self.array(value)
+        found = find_layout(wanted.data, array, rounding_allowed(wanted.data))
+        if found is not None:
+            self.matches.setdefault(value.index, []).append(Match(wanted, *found))
+            self.reached.add(wanted.index)
+            return
+        self._diverge(value, wanted, layout)
+
+    def _diverge(self, value: Value, wanted: Value, layout: Layout | None) -> None:
+        operators, _ = region_before([value], lambda v: v.index in self.matches)
+        reference_operators, _ = region_before([wanted], lambda v: v.index in self.reached)
+        if self._is_backward and self._is_noise(value, wanted, operators):
+            return
+        end = earliest_end(self, value, wanted, operators, reference_operators, layout)
+        if end is None:
+            return
+        found = self._segment(*end, value, wanted, operators)
+        if self._put_factors_right(found):
+            self._put_right_after(operators)
+            self.require(value, wanted)
+            return
+        scale = largest(found.reference_value.data) or 1.0
+        error = found.error * scale
+        if error <= self.allowed(found.operators, found.value, scale):
+            pass
+        elif error <= self._rounding_of_constants(found.value, found.reference_value):
+            self.tables.append(Table(found.value, found.reference_value, found.error))
+        else:
+            earlier = None if self._is_backward else false_anchor(self, found)
+            if earlier is not None:
+                del self.matches[earlier[0].index]
+                operators, _ = region_before([value], lambda v: v.index in self.matches)
+                found = self._segment(*earlier, value, wanted, operators)
+            self.divergences.append(found)
+        self._put_right(found.value, found.reference_value, found.layout, operators)
+        if found.value is not value:
+            self.require(value, wanted)
+
+    def _rounding_of_constants(self, value: Value, wanted: Value) -> float:
+        """Returns how far apart constants in float32 may bring a value and the reference's.
+
+        Tables that were put right count too: a candidate may make them once for the queries and
+        once more for the keys, and of the second ones the reference has no own.
+        """
+        own, _ = region_before([value], lambda v: v.index in self.matches and not v.is_table)
+        reference_own, _ = region_before(
+            [wanted], lambda v: v.index in self.reached and not v.is_table
+        )
+        return constant_rounding(own, value, self.arrays) + constant_rounding(
+            reference_own, wanted, {}
+        )
+
+    def _put_factors_right(self, found: Divergence) -> bool:
+        """Finds out what is wrong with both factors of a product, once for each segment's end."""
+        if found.value.index in self._factored:
+            return False
+        self._factored.add(found.value.index)
+        factors = wrong_factors(
+            self, found.value, found.reference_value, found.operators, found.reference_operators
+        )
+        wrong = [
+            (value, wanted, layout)
+            for value, wanted, layout in factors
+            if distance(layout.apply(wanted.data), self.array(value))
+            > rounding_allowed(wanted.data)
+        ]
+        # Factors that are far off in a product that hardly is make up for each other: one side
+        # scales the queries, the other one the scores.
+        far = [self._error(*factor) for factor in wrong]
+        if wrong and min(far) > COMPENSATED * found.error:
+            return False
+        for value, wanted, layout in wrong:
+            # It may equal another value of the reference.
+            self.matches.pop(value.index, None)
+            self._diverge(value, wanted, layout)
+        return bool(wrong)
+
+    def _error(self, value: Value, wanted: Value, layout: Layout) -> float:
+        """Returns how far a value is from what it must be, of scale."""
+        far = distance(layout.apply(wanted.data), self.array(value))
+        return far / (largest(wanted.data) or 1.0)
+
+    def _segment(
+        self,
+        end: Value,
+        end_wanted: Value,
+        layout: Layout,
+        required: Value,
+        required_wanted: Value,
+        operators: list[Operator],
+    ) -> Divergence:
+        """Returns what lies between the last anchors and the end of a wrong segment."""
+        own, boundary = region_before([end], lambda v: v.index in self.matches)
+        reference_own, reference_boundary = region_before(
+            [end_wanted], lambda v: v.index in self.reached
+        )
+        error = self._error(end, end_wanted, layout)
+        return Divergence(
+            end, end_wanted, layout, own, boundary, reference_own, reference_boundary, error,
+            self.array(end), dict(self.arrays), required, required_wanted, operators,
+            self._is_backward,
+        )  # fmt: skip
+
+    def _is_noise(self, value: Value, wanted: Value, operators: Sequence[Operator]) -> bool:
+        """Returns whether a gradient is what rounding leaves of zero, like that of a key's bias."""
+        near = nearest_layout(wanted.data, self.array(value))
+        if near is None:
+            return False
+        far = distance(near[0].apply(wanted.data), self.array(value))
+        if far > self.allowed(operators, value, largest(wanted.data)):
+            return False
+        self.matches.setdefault(value.index, []).append(Match(wanted, near[0], far))
+        self.reached.add(wanted.index)
+        return True
+
+    def _put_right_after(self, operators: Sequence[Operator]) -> None:
+        """Computes operators of a segment anew where what they read was put right."""
+        for operator in operators:
+            if not any(value.index in self.matches for value in operator.outputs):
+                self.compute(operator)
+
+    def _put_right(
+        self, value: Value, wanted: Value, layout: Layout, operators: Sequence[Operator]
+    ) -> None:
+        self.arrays[value.index] = layout.apply(wanted.data)
+        self.pinned.add(value.index)
+        self.matches[value.index] = [
+            Match(wanted, layout, 0.0), *self.index.find(self.arrays[value.index])
+        ]  # fmt: skip
+        self.reached |= {match.value.index for match in self.matches[value.index]}
+        first = -1 if value.producer is None else value.producer.index
+        # Operators before the one that the walk has reached may have read the wrong value too.
+        last = max(operators[-1].index + 1 if operators else 0, self._done)
+        for operator in self.candidate.operators[first + 1 : last]:
+            if any(v.index in self.arrays for v in operator.inputs) and not any(
+                v is value for v in operator.outputs
+            ):
+                self.compute(operator)
+
+    def _last_entry(self, value: Value, shape: tuple[int, ...]) -> tuple[Value, tuple[slice, ...]]:
+        """Returns the last entry of a result along the axis where the reference has one entry."""
+        part = tuple(
+            slice(None) if m == n else slice(-1, None)
+            for m, n in zip(shape, value.data.shape, strict=True)
+        )
+
+        def take(array: np.ndarray) -> list[np.ndarray]:
+            return [array[part]]
+
+        self.remarks.append(
+            f"the reference gives only the last entry: {shape} of {value.data.shape}"
+        )
+        made = self.candidate.record("slice", [value], take(self.array(value)), take)
+        return made[0], part
+
+    def require_results(self) -> None:
+        """Compares the results of the candidate with those of the reference."""
+        wanted = list(self.reference.outputs)
+        # Of as many results, each is first what has its place, and no other one takes that.
+        right: Sequence[Value | None] = wanted
+        if len(wanted) != len(self.candidate.outputs):
+            right = [None] * len(self.candidate.outputs)
+        matches = [self.matches.get(value.index, ()) for value in self.candidate.outputs]
+        taken = {
+            match.value.index
+            for found, own in zip(matches, right, strict=True)
+            for match in found
+            if match.value is own
+        }
+        for place, value in enumerate(self.candidate.outputs):
+            found = [m for m in matches[place] if m.value is right[place]] or [
+                m for m in matches[place] if m.value in wanted and m.value.index not in taken
+            ]
+            if found:
+                self.results[place] = ComparedResult(value, found[0].value, found[0].layout)
+                continue
+            same = [w for w in wanted if w.data.size == value.data.size]
+            if len(wanted) == len(self.candidate.outputs) and wanted[place] in same:
+                same = [wanted[place]]
+            same = same or [w for w in wanted if _is_last_entry(w.data.shape, value.data.shape)]
+            if not same:
+                shapes = ", ".join(str(w.data.shape) for w in wanted)
+                self.uncompared.append(
+                    f"result {place} of shape {value.data.shape}: the reference gives {shapes}"
+                )
+                continue
+            whole, part = value, None
+            if same[0].data.size != value.data.size:
+                value, part = self._last_entry(value, same[0].data.shape)
+            self.require(value, same[0])
+            layout = next(
+                (m.layout for m in self.matches.get(value.index, ()) if m.value is same[0]), None
+            )
+            if layout is not None:
+                self.results[place] = ComparedResult(whole, same[0], layout, part)
+
+
+def _is_last_entry(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Returns whether a shape has one entry along an axis where another has several."""
+    pairs = list(zip(shape, whole, strict=False))
+    return len(shape) == len(whole) and [m for m, n in pairs if m != n] == [1]
+
+
+def _required(own: Use, right: Use) -> tuple[list[tuple[Value, Value]], tuple[Value, Value]]:
+    """Returns what must be equal before two uses of a weight, and what after them.
+
+    A convolution reads an image, a product that stands for it the patches: too far for a layout.
+    """
+    entering = list(zip(own.read, right.read, strict=False))
+    if own.is_convolution != right.is_convolution:
+        entering = []
+    if len(entering) != 1:
+        return entering, (own.made, right.made)
+    (value, other) = entering[0]
+    pair, wanted = without_moved_scale((value, own.made), (other, right.made))
+    return [(pair[0], wanted[0])], (pair[1], wanted[1])
+
+
+def _place(value: Value) -> int:
+    return -1 if value.producer is None else value.producer.index
