@@ -3,16 +3,32 @@
 In go two models and their inputs. Out comes a ``Report``: where the two diverge, which modules are
 root causes, and whether each difference is a bug or rounding.
 
-- ``trace/``: runs one side and records the calls of its modules.
-- ``matching/``: finds which modules, calls and arrays of the two sides belong together.
+It is one pipeline. Each stage is a package and imports only the stages before it:
+
+1. ``recording/``: runs a side and records what passes through it.
+2. ``matching/``: finds the *anchors*: what must hold the same numbers on both sides.
+3. ``segments/``: runs what lies between anchors on the reference's numbers, so that one bug hides
+   no other.
+4. ``judging/``: says what a difference at the end of a segment is: rounding or a bug.
+5. ``diagnosis/``: says why a segment is wrong, and in which line of code.
+6. ``report/``: the report as data, in the terminal, as JSON and as HTML.
+
+Models are divided twice. Where modules are known by name (those of jaxformer, or of a map of
+names), a segment is a pair of modules. A wrong one is taken through the stages again, as if it were
+a model: its operators are recorded, and values with equal numbers are the anchors. A model of which
+no names are known is one such segment from the start. So the packages of the stages have a part
+``calls/`` and a part ``operators/``; numbers, verdicts, root causes and reports are the same.
+
+What takes models through the stages:
+
 - ``comparison/``: ``compare``, ``assert_parity``, ``compare_training``, ``compare_generation``.
-- ``streaming/``: the same comparison of checkpoints larger than memory, block by block.
-- ``graphs/``: compares any other JAX function, operator by operator, with no names given.
-- ``tolerance``: the line between rounding and a bug.
-- ``report/``: the report as data, in the terminal, as JSON and as HTML.
+- ``streaming/``: checkpoints larger than memory, block by block.
+- ``session``, ``sources/``: what ``jaxformer verify`` compares: checkpoints, and tokens for them.
 - ``repro/``: one module with a bug, written to a folder with a script that shows the bug.
 - ``pytest_plugin``: the fixture ``jaxformer_parity``.
-- ``sources/``: opens the checkpoints and tokens that ``jaxformer verify`` compares.
+
+What all stages share: ``findings`` (a difference, a node, a root cause, as plain data),
+``tolerance`` (the line between rounding and a bug), ``words`` (how messages write numbers).
 
 torch is imported only inside functions of this package; it comes with the extra ``torch``.
 """

@@ -31,6 +31,18 @@ MIDDLE = 2.0**-14.5
 CHUNK = 1 << 18
 
 
+def allowed_error(scale: float, amplified: float = 0.0) -> float:
+    """Returns the largest error that is rounding.
+
+    Args:
+        scale: largest magnitude of the exact result.
+        amplified: how far the candidate's float32 run is from its float64 run; without effect if
+            it is not finite.
+    """
+    allowed = MIDDLE * ROUNDOFF["float32"] * scale
+    return max(allowed, MIDDLE * amplified) if math.isfinite(amplified) else allowed
+
+
 def judge(
     candidate: np.ndarray,
     reference: np.ndarray,
@@ -75,8 +87,7 @@ class Judgement:
 
     @property
     def _allowed(self) -> float:
-        allowed = MIDDLE * ROUNDOFF["float32"] * self._scale
-        return max(allowed, MIDDLE * self._amplified) if np.isfinite(self._amplified) else allowed
+        return allowed_error(self._scale, self._amplified)
 
     @property
     def difference(self) -> Difference:

@@ -24,17 +24,18 @@ from jaxformer.parity.judging.coverage import (
     measure_coverage,
 )
 from jaxformer.parity.judging.divergences import judge_backward, judge_forward
-from jaxformer.parity.matching.operators.parameters import in_reference_numbers, match_parameters
+from jaxformer.parity.matching.operators.parameters import (
+    buffers_with_gradients,
+    in_reference_numbers,
+    match_parameters,
+)
 from jaxformer.parity.recording.operators.candidates import Candidate, arguments, as_candidate
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.segments.operators.gradients import (
-    Gradients,
-    buffers_with_gradients,
-    compare_gradients,
-)
+from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
+from jaxformer.parity.segments.operators.results import Results, compare_results
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -100,18 +101,18 @@ class _Comparison:
         """Walks through both passes and returns what was found."""
         walk = self.walk
         walk.advance()
-        walk.require_results()
+        results = compare_results(walk)
         wrong = judge_forward(walk)
         causes = find_causes(wrong, walk)
         gradients = Gradients()
         if self.backward:
             walk.keep_corrections()
-            gradients = compare_gradients(self.reference, self.run, walk, self.parameters)
+            gradients = compare_gradients(self.reference, self.run, walk, results, self.parameters)
             later = find_causes(judge_backward(walk, wrong), walk)
             causes = with_stops(causes, later, self.run.stops() if later else (), walk)
-        return self._report(merge_causes(causes), gradients)
+        return self._report(merge_causes(causes), results, gradients)
 
-    def _report(self, causes: list[RootCause], gradients: Gradients) -> Report:
+    def _report(self, causes: list[RootCause], results: Results, gradients: Gradients) -> Report:
         walk, parameters = self.walk, self.parameters
         nodes = with_causes(judge_modules(self.model.kind, self.reference, walk), causes)
         return Report(
@@ -123,6 +124,6 @@ class _Comparison:
             weights=tuple(map(str, parameters.wrong)),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
             casts=tuple(describe_casts(self.run)),
-            incomplete=tuple(find_incomplete(walk, parameters)),
+            incomplete=tuple(find_incomplete(walk, results, parameters)),
             coverage=measure_coverage(nodes, walk, parameters, gradients),
         )

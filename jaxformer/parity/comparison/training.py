@@ -17,7 +17,7 @@ from jaxformer.parity.findings import Difference, Step
 from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.report.report import Report
-from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
+from jaxformer.parity.tolerance import allowed_error
 from jaxformer.porting.api import build, import_plan
 
 
@@ -97,7 +97,7 @@ def compare_training(
 def _judge_loss(candidate: float, reference: float, reference_low: float) -> Difference:
     """Judges a loss; ``reference_low`` is that of the reference trained in float32."""
     scale, noise = abs(reference), abs(reference_low - reference)
-    return Difference(abs(candidate - reference), scale, _allowed(scale, noise))
+    return Difference(abs(candidate - reference), scale, allowed_error(scale, noise))
 
 
 def _worst_parameter(
@@ -109,16 +109,11 @@ def _worst_parameter(
         scale = float(np.max(np.abs(value)))
         noise = float(np.max(np.abs(reference_low[name] - value)))
         error = float(np.max(np.abs(candidate[name] - value)))
-        allowed = _allowed(scale, noise)
+        allowed = allowed_error(scale, noise)
         if error / allowed > worst_excess:
             worst, worst_excess = name, error / allowed
             worst_difference = Difference(error, scale, allowed)
     return worst, worst_difference
-
-
-def _allowed(scale: float, noise: float) -> float:
-    """Returns the largest error that is rounding; see ``parity/tolerance.py``."""
-    return MIDDLE * max(ROUNDOFF["float32"] * scale, noise)
 
 
 def _random_batches(vocab_size: int) -> Callable[[int], Batch]:

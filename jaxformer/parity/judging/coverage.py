@@ -1,17 +1,18 @@
 """What was compared where values are anchors: a node for each module, and what is missing."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jaxformer.parity.findings import Coverage, Difference, Node
+from jaxformer.parity.judging.verdicts import judge_node, worst_difference
 from jaxformer.parity.matching.operators.anchors import Table
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
 from jaxformer.parity.matching.operators.values import largest, rounding_allowed
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.gradients import Gradients
+from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten
 
@@ -36,8 +37,8 @@ def judge_modules(kind: str, reference: TorchRun, walk: Walk) -> Iterator[Node]:
             Difference(errors.get(v.index, 0.0), largest(v.data), rounding_allowed(v.data))
             for v in values
         ]
-        worst = max(found, key=lambda d: d.excess, default=None)
         parts = path.split(".") if path else []
+        message = "not compared: no value of the candidate equals what it returns"
         node = Node(
             path,
             path,
@@ -45,13 +46,10 @@ def judge_modules(kind: str, reference: TorchRun, walk: Walk) -> Iterator[Node]:
             reference.kinds[path],
             sum(".".join(parts[:n]) in reference.returned for n in range(len(parts))),
             order,
-            in_context=worst,
+            message="" if found else message,
+            in_context=worst_difference(found),
         )
-        if worst is None:
-            message = "not compared: no value of the candidate equals what it returns"
-            yield dataclasses.replace(node, verdict="incomplete", message=message)
-        else:
-            yield dataclasses.replace(node, verdict="rounding" if worst.error else "exact")
+        yield judge_node(node)
 
 
 def measure_coverage(
@@ -77,10 +75,10 @@ def measure_coverage(
     )
 
 
-def find_incomplete(walk: Walk, parameters: ParameterMatches) -> Iterator[str]:
+def find_incomplete(walk: Walk, results: Results, parameters: ParameterMatches) -> Iterator[str]:
     """Yields a sentence for each part that was not compared, and why."""
     tape = walk.candidate
-    yield from walk.uncompared
+    yield from results.uncompared
     if not tape.outputs:
         yield "the candidate returns no floats"
     needed = tape.ancestors(tape.outputs)

@@ -104,7 +104,7 @@ class PairNodes:
         differences = run(pair)
         return dataclasses.replace(
             node,
-            forward=worst_difference(differences.forward),
+            forward=worst_difference(difference for _, difference in differences.forward),
             message=explain(differences.forward, list(differences.backward.items())),
             backward=differences.backward,
         )

@@ -1,7 +1,7 @@
 """Turns what was measured of a pair of modules into a verdict and a message."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxformer.parity.findings import Difference, Node, Stage, Verdict
 
@@ -76,10 +76,6 @@ def explain(
     return f"the forward pass is right, but the gradient of {wrong[0]} differs{more}"
 
 
-def worst_difference(differences: Sequence[tuple[str, Difference]]) -> Difference | None:
+def worst_difference(differences: Iterable[Difference]) -> Difference | None:
     """Returns the difference nearest to a bug, or furthest beyond; None if there is none."""
-    return max(
-        (difference for _, difference in differences),
-        key=lambda d: (d.excess, d.relative),
-        default=None,
-    )
+    return max(differences, key=lambda d: (d.excess, d.relative), default=None)

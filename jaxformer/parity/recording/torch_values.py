@@ -82,6 +82,18 @@ def everything_in_float64() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Makes torch.nn's encoder call its submodules, which it skips where no gradient is needed."""
+    mha = require_torch().backends.mha
+    saved = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(saved)
+
+
 def as_numpy(value: Any) -> Any:
     """Returns a tensor or an array of JAX as one of numpy, anything else unchanged."""
     if isinstance(value, jax.Array):
@@ -159,7 +171,8 @@ def tensor(array: np.ndarray) -> Any:
 
 def view(tensor: Any) -> np.ndarray:
     """Returns a tensor as an array that shares its memory if it is in host memory."""
-    tensor = tensor.detach().cpu()
+    # It may be marked as the conjugate of what is in memory.
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if str(tensor.dtype) == "torch.bfloat16":
         return tensor.view(require_torch().int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()

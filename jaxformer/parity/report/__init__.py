@@ -3,7 +3,6 @@
 The comparisons of ``parity.comparison`` make a ``Report``. It leaves this package as lines in a
 terminal, as a JSON file or as an HTML page; a JSON file is read back to see what got worse.
 
-- ``model``: what was found of one module, setting or step, as plain data.
 - ``report``: the whole report, its JSON form, and how it shows itself.
 - ``text``: numbers, sentences and the verdict line, shared by all forms.
 - ``tree``: the nodes as a tree, in which similar branches share a line.

@@ -13,6 +13,7 @@ from jaxformer.parity.matching.calls.calls import MatchedCall, Unmatched, match_
 from jaxformer.parity.matching.calls.pairs import Pair
 from jaxformer.parity.matching.calls.positions import Tables, nearest_tables, reference_tables
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording.jax_values import refill, refill_integers
 from jaxformer.parity.repro.modules import encode, run_reference
 from jaxformer.porting.mapping.plans import Plan
 from jaxformer.positions import Rotary
@@ -111,8 +112,8 @@ class ReproContents:
         state = jax_trace.parameters_of(owner)
         self._add(f"candidate/{place}/state", {n: np.asarray(value) for n, value in state.items()})
         call = matched_call.candidate[place]
-        args, kwargs = jax_trace.refill((call.args, call.kwargs), matched_call.inputs(place))
-        args, kwargs = jax_trace.refill_integers((args, kwargs), matched_call.integers(place))
+        args, kwargs = refill((call.args, call.kwargs), matched_call.inputs(place))
+        args, kwargs = refill_integers((args, kwargs), matched_call.integers(place))
         encoded, arguments = _encode_call(args, kwargs)
         self._add(f"candidate/{place}/arguments", arguments)
         return {"path": path, "method": method, **encoded}

@@ -14,7 +14,7 @@ import numpy as np
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import Index, Match, largest
 from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Tape, Value, run_again
-from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
+from jaxformer.parity.tolerance import ROUNDOFF, allowed_error
 
 # A constant that differs by less than this, per position, is a table in float32.
 TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
@@ -99,8 +99,7 @@ class Anchors:
         # What no operator made, such as an input that is returned, has no rounding.
         low = in_float32.get(end.index)
         far = 0.0 if low is None else distance(low.astype(np.float32), self.array(end))
-        amplified = far if np.isfinite(far) else 0.0
-        return MIDDLE * max(ROUNDOFF["float32"] * max(scale, self._addends(end)), amplified)
+        return allowed_error(max(scale, self._addends(end)), far)
 
     def _addends(self, value: Value) -> float:
         """Returns the largest number that a sum is made of; 0 if a value is no sum.

@@ -8,12 +8,14 @@ relative.
 import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
 from jaxformer.parity.matching.operators.content import fingerprint, fingerprints_of_parts
 from jaxformer.parity.matching.operators.layouts import Layout, find_layout, nearest_layout
 from jaxformer.parity.matching.operators.values import largest
+from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.tolerance import ROUNDOFF
 from jaxformer.parity.words import apart
 
@@ -179,3 +181,32 @@ def in_reference_numbers(
         if layout is not None:
             found[name] = layout[0].apply(source)
     return found
+
+
+def buffers_with_gradients(module: Any, targets: Mapping[str, np.ndarray]) -> list[str]:
+    """Returns the buffers of the reference that are parameters of the candidate.
+
+    Args:
+        module: the reference.
+        targets: floats of the candidate by path.
+    """
+    norms = {
+        id(buffer)
+        for inner in module.modules()
+        if isinstance(inner, require_torch().nn.modules.batchnorm._NormBase)
+        for buffer in inner.buffers(recurse=False)
+    }
+    buffers = {
+        name: buffer.detach().cpu().double().numpy()
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point() and id(buffer) not in norms
+    }
+    sizes = {array.size for array in buffers.values()}
+    held = {fingerprint(array) for array in targets.values() if array.size in sizes}
+    # What a parameter holds too is that parameter in the candidate.
+    others = {
+        fingerprint(parameter.detach().cpu().double().numpy())
+        for parameter in module.parameters()
+        if parameter.is_floating_point() and parameter.numel() in sizes
+    }
+    return [name for name, array in buffers.items() if fingerprint(array) in held - others]

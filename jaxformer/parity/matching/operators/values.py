@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import INFINITE, Layout, find_layout, is_finite
 from jaxformer.parity.recording.operators.tape import Value
-from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
+from jaxformer.parity.tolerance import allowed_error
 
 # How far sums of equal values may be apart: many times what single numbers may.
 SUMS_ALLOWED = 1e-8
@@ -38,7 +38,7 @@ def largest(array: np.ndarray) -> float:
 
 def rounding_allowed(reference: np.ndarray) -> float:
     """Returns the largest difference between two values that counts as rounding in float64."""
-    return MIDDLE * ROUNDOFF["float32"] * largest(reference)
+    return allowed_error(largest(reference))
 
 
 def moments(array: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ class Index:
             other = self.moments_of(value)
             if own[0] != other[0] or np.abs(own - other).max() > tolerance:
                 continue
-            limit = allowed * size if allowed else MIDDLE * ROUNDOFF["float32"] * float(other[1])
+            limit = allowed * size if allowed else allowed_error(float(other[1]))
             layout = find_layout(value.data, array, limit)
             if layout is not None:
                 found.append(Match(value, *layout))

@@ -12,6 +12,13 @@ from flax import nnx
 
 from jaxformer.parameters import join_path, merge
 from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.recording.jax_values import (
+    float_arrays,
+    integer_arrays,
+    is_float,
+    refill,
+    refill_integers,
+)
 
 # Gradients of some arrays, None for zero.
 Gradients = Sequence[np.ndarray | None]
@@ -110,9 +117,7 @@ class IsolatedModule:
 
     def cast(self, tree: Any) -> Any:
         """Returns a tree with its float arrays in the dtype of the run."""
-        return jax.tree.map(
-            lambda a: _as_dtype(a, self._dtype) if jax_trace.is_float(a) else a, tree
-        )
+        return jax.tree.map(lambda a: _as_dtype(a, self._dtype) if is_float(a) else a, tree)
 
     def __call__(
         self, own: Any, inputs: Any, given: Any, integers: Sequence[Any] = ()
@@ -135,24 +140,22 @@ class IsolatedModule:
             number = len(entered.get(path, ()))
             if number >= len(self._forced.get(path, ())):
                 return original(*args, **kwargs)
-            entered.setdefault(path, []).append(jax_trace.float_arrays((args, kwargs)))
+            entered.setdefault(path, []).append(float_arrays((args, kwargs)))
             bound = jax_trace.bind_arguments(owner, args, kwargs)
             self.arguments.setdefault(path, []).append(bound)
             frames = traceback.walk_stack(None)
             called = [(frame.f_code.co_filename, line) for frame, line in frames]
             self.callers.setdefault(path, []).append(called)
             forced = self._forced[path][number]
-            template = jax_trace.refill_integers(self.cast(forced.template), forced.integers)
-            return jax_trace.refill(template, given[path][number])
+            template = refill_integers(self.cast(forced.template), forced.integers)
+            return refill(template, given[path][number])
 
         called = self.call.args, self.call.kwargs
-        args, kwargs = self.cast(
-            jax_trace.refill(jax_trace.refill_integers(called, integers), inputs)
-        )
+        args, kwargs = self.cast(refill(refill_integers(called, integers), inputs))
         with jax_trace.intercept_calls(inner, return_forced):
             output = getattr(inner, self._method)(*args, **kwargs)
-        self.integers = jax_trace.integer_arrays(output)
-        return jax_trace.float_arrays(output), entered
+        self.integers = integer_arrays(output)
+        return float_arrays(output), entered
 
     @property
     def jaxpr(self) -> Any:

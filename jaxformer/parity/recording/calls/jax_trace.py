@@ -17,6 +17,7 @@ from jaxformer.execution.attention_backends import attention_kernel
 from jaxformer.layers import Embedding
 from jaxformer.parameters import join_path, map_parameters
 from jaxformer.parity.recording.calls.attention import RecordedWeights
+from jaxformer.parity.recording.jax_values import float_arrays, integer_arrays, is_float
 
 # Methods that are called like modules. Their path is that of the module + the method's name.
 METHODS = {Embedding: ("attend",)}
@@ -85,40 +86,6 @@ class JaxCall:
     def free(self) -> None:
         """Forgets all arrays."""
         self.args, self.kwargs, self.output, self.state = (), {}, None, {}
-
-
-def float_arrays(tree: Any) -> list[Any]:
-    """Returns the float arrays of a tree, in order."""
-    return [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)]
-
-
-def integer_arrays(tree: Any) -> list[Any]:
-    """Returns the integer arrays of a tree that have an axis, in order."""
-    return [leaf for leaf in jax.tree.leaves(tree) if _is_integer(leaf)]
-
-
-def refill(
-    tree: Any, arrays: Sequence[Any], is_replaced: Callable[[Any], bool] | None = None
-) -> Any:
-    """Returns the tree with its first float arrays replaced, in order.
-
-    Args:
-        tree: any tree.
-        arrays: the replacements, None to keep one; there may be fewer than float arrays.
-        is_replaced: which leaves to replace; default those that are arrays of floats.
-    """
-    waiting = list(arrays)
-    leaves, structure = jax.tree.flatten(tree)
-    for place, leaf in enumerate(leaves):
-        if (is_replaced or is_float)(leaf) and waiting:
-            other = waiting.pop(0)
-            leaves[place] = leaf if other is None else other
-    return jax.tree.unflatten(structure, leaves)
-
-
-def refill_integers(tree: Any, arrays: Sequence[Any]) -> Any:
-    """Returns the tree with its first integer arrays replaced; see ``refill``."""
-    return refill(tree, arrays, _is_integer)
 
 
 def bind_arguments(owner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,16 +290,6 @@ def dtype_of(module: Any) -> str:
     for value in parameters_of(module).values():
         return str(value.dtype)
     return "float32"
-
-
-def is_float(leaf: Any) -> bool:
-    """Returns whether a leaf is an array of floats."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _is_integer(leaf: Any) -> bool:
-    is_known = hasattr(leaf, "dtype") and not isinstance(leaf, jax.core.Tracer)
-    return is_known and jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim > 0
 
 
 def _called_methods(cls: type) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from jaxformer.parity.recording.torch_values import (
     require_torch,
     tensor,
     view,
+    without_fast_path,
 )
 
 __all__ = [
@@ -121,15 +122,3 @@ def exactly() -> Iterator[None]:
     """Makes a model in float64 compute everything in it, in the modules that it is made of."""
     with everything_in_float64(), without_fast_path():
         yield
-
-
-@contextlib.contextmanager
-def without_fast_path() -> Iterator[None]:
-    """Makes torch.nn's encoder call its submodules, which it skips where no gradient is needed."""
-    mha = require_torch().backends.mha
-    saved = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        mha.set_fastpath_enabled(saved)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from jaxformer.parity.recording.jax_values import in_float64, is_number, on_host
 from jaxformer.parity.recording.operators.numpy_operators import MOST_NUMBERS, VIEWS, numpy_function
 
 # Operators that must see the bits of the dtype that they were written for.
@@ -26,26 +27,6 @@ def is_opaque(equation: Any) -> bool:
     """Returns whether an equation cannot be computed in float64."""
     name = equation.primitive.name
     return name in OWN_DTYPE and name not in ("bitcast_convert_type", "nextafter")
-
-
-def is_float(leaf: Any) -> bool:
-    """Returns whether a leaf of a pytree is an array of floats."""
-    return is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def is_number(leaf: Any) -> bool:
-    """Returns whether a leaf of a pytree is an array, and not one of random keys."""
-    return hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def in_float64(leaf: Any) -> Any:
-    """Returns floats as float64 on the host, anything else unchanged."""
-    return np.asarray(leaf).astype(np.float64) if is_float(leaf) else leaf
-
-
-def on_host(array: Any) -> Any:
-    """Returns an array on the host; of random keys, their bits."""
-    return np.asarray(array if is_number(array) else jax.random.key_data(array))
 
 
 def exact_decimal(number: Any) -> Any:

@@ -15,15 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jaxformer.parity.recording.jax_values import in_float64, is_float, on_host
 from jaxformer.parity.recording.operators.candidates import Candidate
-from jaxformer.parity.recording.operators.equations import (
-    function_of,
-    in_float64,
-    is_float,
-    is_opaque,
-    literal,
-    on_host,
-)
+from jaxformer.parity.recording.operators.equations import function_of, is_opaque, literal
 from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.recording.operators.tape import Tape, Value
 from jaxformer.parity.recording.operators.tracing import leaf_names, narrow_casts, stops, trace

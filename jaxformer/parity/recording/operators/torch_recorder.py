@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxformer.parity.recording.operators.tape import Tape, Value
 from jaxformer.parity.recording.operators.torch_decompositions import decompositions
-from jaxformer.parity.recording.torch_values import require_torch
+from jaxformer.parity.recording.torch_values import require_torch, view
 
 
 def make_recorder(tape: Tape) -> Any:
@@ -42,7 +42,7 @@ def make_recorder(tape: Tape) -> Any:
             self.callers: dict[int, tuple[str, str]] = {}
 
         def name(self, tensor: Any, name: str, kind: str = "parameter") -> Value:
-            value = tape.add(_on_host(tensor), kind, name)
+            value = tape.add(view(tensor), kind, name)
             self.keep(tensor, value)
             return value
 
@@ -59,7 +59,7 @@ def make_recorder(tape: Tape) -> Any:
             found = self.known.get(_place(tensor))
             if found is not None and found[1] == version:
                 return found[0]
-            data = _on_host(tensor).copy()
+            data = view(tensor).copy()
             if found is None:
                 value = tape.add(data, "constant")
             else:
@@ -119,7 +119,7 @@ def make_recorder(tape: Tape) -> Any:
                 tensors = [torch.from_numpy(np.array(array, order="C")) for array in arrays]
                 again_args, again_kwargs = rebuild(tensors)
                 made = func(*again_args, **again_kwargs)
-                return [_on_host(t) for t in _leaves(made) if isinstance(t, torch.Tensor)]
+                return [view(t) for t in _leaves(made) if isinstance(t, torch.Tensor)]
 
             numbers = {
                 spec.name: float(arg)
@@ -129,7 +129,7 @@ def make_recorder(tape: Tape) -> Any:
             source, module = self.caller()
             made = tape.record(
                 str(func).removeprefix("aten.").partition(".")[0], inputs,
-                [_on_host(t) for t in out_flat], run,
+                [view(t) for t in out_flat], run,
                 source=source, module=module, numbers=numbers,
             )  # fmt: skip
             for tensor, value in zip(out_flat, made, strict=True):
@@ -139,12 +139,6 @@ def make_recorder(tape: Tape) -> Any:
             return out
 
     return Recorder()
-
-
-def _on_host(tensor: Any) -> np.ndarray:
-    """Returns the numbers of a tensor; it may be marked as the conjugate of what is in memory."""
-    found: np.ndarray = tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
-    return found
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:

@@ -8,7 +8,13 @@ import numpy as np
 
 from jaxformer.parity.recording.operators.tape import Tape, Value
 from jaxformer.parity.recording.operators.torch_recorder import make_recorder
-from jaxformer.parity.recording.torch_values import floats, in_float64, require_torch
+from jaxformer.parity.recording.torch_values import (
+    floats,
+    in_float64,
+    require_torch,
+    tensor,
+    without_fast_path,
+)
 
 
 class TorchRun:
@@ -150,22 +156,19 @@ def _settings() -> Iterator[None]:
     torch = require_torch()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    fast = torch.backends.mha.get_fastpath_enabled()
     default = torch.get_default_dtype()
-    torch.backends.mha.set_fastpath_enabled(False)
     torch.set_default_dtype(torch.float64)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_default_dtype(default)
 
 
 def _tensor(value: Any) -> Any:
     torch = require_torch()
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.array(value))
+        value = tensor(value)
     if isinstance(value, torch.Tensor) and value.dtype.is_floating_point:
         return value.double()
     if isinstance(value, torch.Tensor) and value.dtype == torch.int32:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
+from jaxformer.parity.recording.jax_values import is_float, is_number
 from jaxformer.parity.recording.operators.candidates import Candidate
-from jaxformer.parity.recording.operators.equations import is_float, is_number
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.calls.calls import MatchedCall
 from jaxformer.parity.matching.calls.masks import MaskState, mask_difference, with_masks
-from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.calls.jax_isolated import (
     ForcedOutput,
     IsolatedModule,
     IsolatedOutcome,
 )
 from jaxformer.parity.recording.calls.padding import Padding, drop_unused_tokens, idle_queries
+from jaxformer.parity.recording.jax_values import integer_arrays, refill, refill_integers
 from jaxformer.parity.tolerance import judge
 
 NamedDifferences = Iterator[tuple[str, Difference]]
@@ -87,8 +87,8 @@ class IsolatedCall:
         """Returns the module as a function, called on the reference's inputs."""
         matched_call, place = self.matched_call, self.place
         call = matched_call.candidate[place]
-        args, kwargs = jax_trace.refill((call.args, call.kwargs), matched_call.inputs(place))
-        args, kwargs = jax_trace.refill_integers((args, kwargs), matched_call.integers(place))
+        args, kwargs = refill((call.args, call.kwargs), matched_call.inputs(place))
+        args, kwargs = refill_integers((args, kwargs), matched_call.integers(place))
         call = dataclasses.replace(call, args=args, kwargs=kwargs)
         if self.masks:
             call = with_masks(self.owner, call, self.masks)
@@ -160,7 +160,7 @@ class IsolatedCall:
             yield called, self._judge(pick, expected)
         arguments = self.outcome.submodule_arguments[path][number]
         for candidate, reference in zip(
-            jax_trace.integer_arrays(arguments), matched_call.integers(n), strict=False
+            integer_arrays(arguments), matched_call.integers(n), strict=False
         ):
             error = np.abs(self._drop_unused(np.asarray(candidate) - reference))
             scale = float(np.max(np.abs(reference)))

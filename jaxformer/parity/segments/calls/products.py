@@ -21,6 +21,7 @@ from jaxformer.parity.matching.calls.pairs import Pair
 from jaxformer.parity.recording import torch_values
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.jax_isolated import IsolatedModule, IsolatedOutcome
+from jaxformer.parity.recording.jax_values import refill
 from jaxformer.parity.recording.memory import LARGE
 from jaxformer.parity.segments.calls.reference_gradients import random_of_call
 from jaxformer.parity.segments.calls.teacher_forcing import PairDifferences, TeacherForcedRunner
@@ -159,7 +160,7 @@ def compare_product(
     owner, method = jax_trace.resolve(runner.module, pair.candidate[0])
     name = pair.candidate[0].removesuffix(".attend")
     (matched,) = runner.matched_calls[pair.candidate]
-    args, kwargs = jax_trace.refill(
+    args, kwargs = refill(
         (matched.candidate[0].args, matched.candidate[0].kwargs), matched.inputs(0)
     )
     call = jax_trace.JaxCall(args, kwargs, 0)

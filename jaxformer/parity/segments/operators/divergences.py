@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.layouts import Layout, distance, find_layout
 from jaxformer.parity.matching.operators.values import largest
 from jaxformer.parity.recording.operators.tape import Operator, Value, run_again
@@ -26,7 +27,7 @@ class Divergence:
         boundary: the values that enter it.
         reference_operators: of the reference's segment.
         reference_boundary: the values that enter that.
-        error: the largest difference at the end, of scale.
+        difference: at the end, and what of it would be rounding.
         array: what the candidate computed at the end.
         arrays: of the candidate's values that were put right before, by index.
         required: the value that had to be an anchor, at the segment's end or after it.
@@ -42,13 +43,18 @@ class Divergence:
     boundary: list[Value]
     reference_operators: list[Operator]
     reference_boundary: list[Value]
-    error: float
+    difference: Difference
     array: np.ndarray
     arrays: Mapping[int, Any]
     required: Value
     required_reference: Value
     required_operators: list[Operator]
     is_backward: bool = False
+
+    @property
+    def error(self) -> float:
+        """The largest difference at the end, of scale."""
+        return self.difference.error / (self.difference.scale or 1.0)
 
     @property
     def reference_operator(self) -> Operator:

@@ -14,10 +14,10 @@ from jaxformer.parity.matching.operators.values import largest
 from jaxformer.parity.recording.operators.tape import Operator, Tape, Value, run_again
 from jaxformer.parity.segments.operators.constants import rounded_ends
 from jaxformer.parity.segments.operators.divergences import Divergence
-from jaxformer.parity.tolerance import MIDDLE, ROUNDOFF
+from jaxformer.parity.tolerance import allowed_error
 
 # A smaller change of the results, as a share of their scale, is rounding.
-NO_EFFECT = MIDDLE * ROUNDOFF["float32"]
+NO_EFFECT = allowed_error(1.0)
 # Constants in float32 move the results by less than this.
 SMALL_EFFECT = 1e-4
 

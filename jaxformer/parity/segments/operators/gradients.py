@@ -9,11 +9,9 @@ parameter and of each input of floats.
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.matching.operators.content import fingerprint
 from jaxformer.parity.matching.operators.layouts import Layout, find_layout
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
 from jaxformer.parity.matching.operators.parts import assemble, find_pieces
@@ -21,8 +19,8 @@ from jaxformer.parity.matching.operators.values import rounding_allowed
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.tape import Value
 from jaxformer.parity.recording.operators.torch_run import TorchRun
-from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.segments.operators.effects import seen_positions
+from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import listed
 
@@ -44,48 +42,21 @@ class Gradients:
     remarks: tuple[str, ...] = ()
 
 
-def buffers_with_gradients(module: Any, targets: Mapping[str, np.ndarray]) -> list[str]:
-    """Returns the buffers of the reference that are parameters of the candidate.
-
-    Args:
-        module: the reference.
-        targets: floats of the candidate by path.
-    """
-    norms = {
-        id(buffer)
-        for inner in module.modules()
-        if isinstance(inner, require_torch().nn.modules.batchnorm._NormBase)
-        for buffer in inner.buffers(recurse=False)
-    }
-    buffers = {
-        name: buffer.detach().cpu().double().numpy()
-        for name, buffer in module.named_buffers()
-        if buffer.is_floating_point() and id(buffer) not in norms
-    }
-    sizes = {array.size for array in buffers.values()}
-    held = {fingerprint(array) for array in targets.values() if array.size in sizes}
-    # What a parameter holds too is that parameter in the candidate.
-    others = {
-        fingerprint(parameter.detach().cpu().double().numpy())
-        for parameter in module.parameters()
-        if parameter.is_floating_point() and parameter.numel() in sizes
-    }
-    return [name for name, array in buffers.items() if fingerprint(array) in held - others]
-
-
 def compare_gradients(
-    reference: TorchRun, candidate: JaxRun, walk: Walk, parameters: ParameterMatches
-) -> Gradients:
+    reference: TorchRun, candidate: JaxRun, walk: Walk, results: Results,
+    parameters: ParameterMatches,
+) -> Gradients:  # fmt: skip
     """Records both backward passes and walks through them.
 
     Args:
         reference: after its forward pass.
         candidate: after its forward pass.
         walk: after the forward pass, with its corrections kept.
+        results: those that were compared.
         parameters: which parameters are equal.
     """
     reason = candidate.no_gradients or reference.no_gradients
-    if not reason and not walk.results:
+    if not reason and not results.compared:
         reason = "no result was compared"
     counts = list(filter(None, map(walk.other_count, walk.divergences)))
     if counts:
@@ -93,7 +64,7 @@ def compare_gradients(
     if reason:
         return Gradients(remarks=(f"gradients were not compared: {reason}",))
     before = len(walk.reference.values)
-    cotangents = _cotangents(walk)
+    cotangents = _cotangents(walk, results)
     right = reference.backward({index: array for index, (array, _, _) in cotangents.items()})
     if reference.no_gradients:
         return Gradients(remarks=(f"gradients were not compared: {reference.no_gradients}",))
@@ -103,13 +74,13 @@ def compare_gradients(
     return _Comparison(walk, parameters, right, own).run()
 
 
-def _cotangents(walk: Walk) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
+def _cotangents(walk: Walk, results: Results) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
     """Returns by result of the reference its cotangent, the candidate's place and cotangent."""
     random = np.random.default_rng(SEED)
     outputs = walk.reference.outputs
     seen = dict(zip((v.index for v in outputs), seen_positions(walk.reference), strict=True))
     found: dict[int, tuple[np.ndarray, int, np.ndarray]] = {}
-    for place, result in walk.results.items():
+    for place, result in results.compared.items():
         if result.reference.index in found:
             continue
         cotangent = random.normal(size=result.reference.data.shape)

@@ -8,11 +8,9 @@ value which, replaced by the reference's, makes the rest right, ends the wrong s
 reference's value takes its place, so that what follows is judged by itself.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
+from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.anchors import Anchors, Table
 from jaxformer.parity.matching.operators.layouts import (
     Layout,
@@ -20,43 +18,22 @@ from jaxformer.parity.matching.operators.layouts import (
     find_layout,
     nearest_layout,
 )
-from jaxformer.parity.matching.operators.moved_scales import without_moved_scale
 from jaxformer.parity.matching.operators.values import Match, largest, rounding_allowed
-from jaxformer.parity.matching.operators.weight_uses import OtherCount, Use, WeightUses
+from jaxformer.parity.matching.operators.weight_uses import OtherCount, WeightUses
 from jaxformer.parity.recording.operators.tape import (
     Operator,
     Tape,
     Value,
     region_before,
-    run_again,
 )
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import Divergence
-from jaxformer.parity.segments.operators.effects import depending
 from jaxformer.parity.segments.operators.ends import earliest_end, wrong_factors
 from jaxformer.parity.segments.operators.false_anchors import false_anchor
+from jaxformer.parity.segments.operators.weight_values import leads_right, required_values
 
-# How many operators behind a product are looked at.
-MOST_STEPS = 60
 # Factors that are this many times as far off as their product make up for each other.
 COMPENSATED = 1e3
-
-
-@dataclasses.dataclass(frozen=True)
-class ComparedResult:
-    """A result of the candidate beside the reference's.
-
-    Attributes:
-        candidate: the result.
-        reference: what it is, or should be.
-        layout: from the reference's to the candidate's, or to the part of it.
-        part: which part of the candidate's is compared; None if all of it is.
-    """
-
-    candidate: Value
-    reference: Value
-    layout: Layout
-    part: tuple[slice, ...] | None = None
 
 
 class Walk(Anchors):
@@ -70,8 +47,6 @@ class Walk(Anchors):
         divergences: what was found, in the order of the run.
         checked: operators of the reference whose counterpart was compared.
         expected: operators of the reference that read a parameter.
-        results: the candidate's results that were compared, by their place.
-        uncompared: results of the candidate that could not be compared, with the reason.
         remarks: what a reader should know of how the results were compared.
         unknown: paths of parameters of the candidate whose numbers the reference does not have.
         missing: paths of parameters of the reference whose numbers the candidate does not have.
@@ -87,8 +62,6 @@ class Walk(Anchors):
         self.divergences: list[Divergence] = []
         self.checked: set[int] = set()
         self.expected: set[int] = set()
-        self.results: dict[int, ComparedResult] = {}
-        self.uncompared: list[str] = []
         self.remarks: list[str] = []
         self.unknown: set[str] = set()
         self.missing: set[str] = set()
@@ -110,10 +83,10 @@ class Walk(Anchors):
         for operator in operators:
             self._done = operator.index
             pair = pairing.partner(operator)
-            if pair is not None and self._leads_right(*pair):
+            if pair is not None and leads_right(self, *pair):
                 self.checked.add(pair[1].operator.index)
             elif pair is not None:
-                entering, (made, wanted) = _required(*pair)
+                entering, (made, wanted) = required_values(*pair)
                 for value, other in entering:
                     self.require(value, other)
                 later.setdefault(_place(made), []).append((made, wanted))
@@ -125,28 +98,6 @@ class Walk(Anchors):
                 self.require(value, other)
         self._done = len(self.candidate.operators)
         self._reference_done = len(self.reference.operators)
-
-    def _leads_right(self, own: Use, right: Use) -> bool:
-        """Returns whether two uses read other values, and what follows them is equal all the same.
-
-        A product is linear: terms and factors may come before it or after it, on either side.
-        """
-        if any(value.index in self.matches for value in (*own.read, own.made)):
-            return False
-        behind = self.reference.operators[right.operator.index :][:MOST_STEPS]
-        wanted = {v.index for step in depending(behind, right.made) for v in step.outputs}
-        first = own.operator.index
-        steps = self.candidate.operators[first : first + MOST_STEPS]
-        again = run_again(steps, self.arrays)
-        for step in depending(steps[1:], own.made):
-            for made in step.outputs:
-                array = again.get(made.index, made.data)
-                if made.is_activation and array.size and np.ptp(array) > 0:
-                    found = self.matches.get(made.index, ())
-                    found = self.index.find(array) if made.index in again else found
-                    if any(match.value.index in wanted for match in found):
-                        return True
-        return False
 
     def advance_backward(self) -> None:
         """Goes through the operators of the backward pass."""
@@ -199,11 +150,10 @@ class Walk(Anchors):
             self._put_right_after(operators)
             self.require(value, wanted)
             return
-        scale = largest(found.reference_value.data) or 1.0
-        error = found.error * scale
-        if error <= self.allowed(found.operators, found.value, scale):
+        difference = found.difference
+        if not difference.is_bug:
             pass
-        elif error <= self._rounding_of_constants(found.value, found.reference_value):
+        elif difference.error <= self._rounding_of_constants(found.value, found.reference_value):
             self.tables.append(Table(found.value, found.reference_value, found.error))
         else:
             earlier = None if self._is_backward else false_anchor(self, found)
@@ -274,9 +224,14 @@ class Walk(Anchors):
         reference_own, reference_boundary = region_before(
             [end_wanted], lambda v: v.index in self.reached
         )
-        error = self._error(end, end_wanted, layout)
+        scale = largest(end_wanted.data)
+        difference = Difference(
+            distance(layout.apply(end_wanted.data), self.array(end)),
+            scale,
+            self.allowed(own, end, scale or 1.0),
+        )
         return Divergence(
-            end, end_wanted, layout, own, boundary, reference_own, reference_boundary, error,
+            end, end_wanted, layout, own, boundary, reference_own, reference_boundary, difference,
             self.array(end), dict(self.arrays), required, required_wanted, operators,
             self._is_backward,
         )  # fmt: skip
@@ -316,84 +271,6 @@ class Walk(Anchors):
                 v is value for v in operator.outputs
             ):
                 self.compute(operator)
-
-    def _last_entry(self, value: Value, shape: tuple[int, ...]) -> tuple[Value, tuple[slice, ...]]:
-        """Returns the last entry of a result along the axis where the reference has one entry."""
-        part = tuple(
-            slice(None) if m == n else slice(-1, None)
-            for m, n in zip(shape, value.data.shape, strict=True)
-        )
-
-        def take(array: np.ndarray) -> list[np.ndarray]:
-            return [array[part]]
-
-        self.remarks.append(
-            f"the reference gives only the last entry: {shape} of {value.data.shape}"
-        )
-        made = self.candidate.record("slice", [value], take(self.array(value)), take)
-        return made[0], part
-
-    def require_results(self) -> None:
-        """Compares the results of the candidate with those of the reference."""
-        wanted = list(self.reference.outputs)
-        # Of as many results, each is first what has its place, and no other one takes that.
-        right: Sequence[Value | None] = wanted
-        if len(wanted) != len(self.candidate.outputs):
-            right = [None] * len(self.candidate.outputs)
-        matches = [self.matches.get(value.index, ()) for value in self.candidate.outputs]
-        taken = {
-            match.value.index
-            for found, own in zip(matches, right, strict=True)
-            for match in found
-            if match.value is own
-        }
-        for place, value in enumerate(self.candidate.outputs):
-            found = [m for m in matches[place] if m.value is right[place]] or [
-                m for m in matches[place] if m.value in wanted and m.value.index not in taken
-            ]
-            if found:
-                self.results[place] = ComparedResult(value, found[0].value, found[0].layout)
-                continue
-            same = [w for w in wanted if w.data.size == value.data.size]
-            if len(wanted) == len(self.candidate.outputs) and wanted[place] in same:
-                same = [wanted[place]]
-            same = same or [w for w in wanted if _is_last_entry(w.data.shape, value.data.shape)]
-            if not same:
-                shapes = ", ".join(str(w.data.shape) for w in wanted)
-                self.uncompared.append(
-                    f"result {place} of shape {value.data.shape}: the reference gives {shapes}"
-                )
-                continue
-            whole, part = value, None
-            if same[0].data.size != value.data.size:
-                value, part = self._last_entry(value, same[0].data.shape)
-            self.require(value, same[0])
-            layout = next(
-                (m.layout for m in self.matches.get(value.index, ()) if m.value is same[0]), None
-            )
-            if layout is not None:
-                self.results[place] = ComparedResult(whole, same[0], layout, part)
-
-
-def _is_last_entry(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Returns whether a shape has one entry along an axis where another has several."""
-    pairs = list(zip(shape, whole, strict=False))
-    return len(shape) == len(whole) and [m for m, n in pairs if m != n] == [1]
-
-
-def _required(own: Use, right: Use) -> tuple[list[tuple[Value, Value]], tuple[Value, Value]]:
-    """Returns what must be equal before two uses of a weight, and what after them.
-
-    A convolution reads an image, a product that stands for it the patches: too far for a layout.
-    """
-    entering = list(zip(own.read, right.read, strict=False))
-    if own.is_convolution != right.is_convolution:
-        entering = []
-    if len(entering) != 1:
-        return entering, (own.made, right.made)
-    (value, other) = entering[0]
-    pair, wanted = without_moved_scale((value, own.made), (other, right.made))
-    return [(pair[0], wanted[0])], (pair[1], wanted[1])
 
 
 def _place(value: Value) -> int:

@@ -12,6 +12,8 @@ from flax import linen, nnx
 from jaxformer.errors import UsageError
 from jaxformer.parity import compare
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import equinox

@@ -150,7 +150,7 @@ def test_the_first_difference_is_explained():
     backward = [("input 0", GOOD), ("kernel", BAD), ("bias", BAD)]
     assert "gradient of kernel differs, and 1 more" in explain(forward[:1], backward)
     assert explain(forward[:1], backward[:1]) == ""
-    assert worst_difference([*forward, *backward]) is BAD
+    assert worst_difference(d for _, d in [*forward, *backward]) is BAD
     assert worst_difference([]) is None
 
 

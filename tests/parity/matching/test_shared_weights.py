@@ -13,6 +13,8 @@ from jaxformer.parity import compare
 from tests.support.ports.planted import line_of
 from tests.support.ports.torch_models import perturbed
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(3, 5, 6))
 IDS = list(RANDOM.integers(0, 11, (2, 3, 5)))

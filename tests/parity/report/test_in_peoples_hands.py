@@ -11,6 +11,8 @@ import torch
 from jaxformer.errors import UsageError
 from jaxformer.parity import compare
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 TEST = """
 import jax, numpy as np, torch
 

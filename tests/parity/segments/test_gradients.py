@@ -13,6 +13,8 @@ from tests.support.ports.bugs import FUNCTION, LINEN
 from tests.support.ports.planted import build_port
 from tests.support.ports.torch_models import GPT, Llama, perturbed
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 IDS = np.random.default_rng(0).integers(0, 50, (2, 9))
 STOP = "jax.lax.stop_gradient"
 # Changes that leave every result as it is.

@@ -10,6 +10,8 @@ import torch
 
 from jaxformer.parity import compare
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 IDS = np.random.default_rng(0).integers(0, 11, (2, 7))
 
 

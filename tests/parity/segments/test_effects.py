@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 from jaxformer.parity import compare
+
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 7, 5)).astype(np.float32)

@@ -10,6 +10,8 @@ from jaxformer.parity import compare
 from tests.support.ports import layouts
 from tests.support.ports.torch_models import GPT, Llama, ViT, perturbed
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 IDS = np.random.default_rng(0).integers(0, 50, (2, 13))
 IMAGES = np.random.default_rng(0).normal(size=(2, 3, 12, 8)).astype(np.float32)
 MODELS = {"gpt": GPT, "llama": Llama, "vit": ViT}

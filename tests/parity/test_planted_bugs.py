@@ -13,6 +13,8 @@ from tests.support.ports.planted import build_port
 from tests.support.ports.torch_models import GPT, Llama, ViT, perturbed
 from tests.support.tiers import full_after
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 IDS = np.random.default_rng(0).integers(0, 50, (2, 13))
 IMAGES = np.random.default_rng(0).normal(size=(2, 3, 12, 8)).astype(np.float32)
 # Of every kind one: a function, a number, a mask, an input, a mean.

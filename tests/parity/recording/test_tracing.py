@@ -14,6 +14,8 @@ from jaxformer.parity.recording.operators.numpy_operators import numpy_function
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.words import shorten
 
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 5)).astype(np.float32)
 

@@ -1,0 +1,120 @@
+"""Compares the results of the candidate with those of the reference."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxformer.parity.matching.operators.layouts import Layout
+from jaxformer.parity.recording.operators.tape import Value
+from jaxformer.parity.segments.operators.walk import Walk
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedResult:
+    """A result of the candidate beside the reference's.
+
+    Attributes:
+        candidate: the result.
+        reference: what it is, or should be.
+        layout: from the reference's to the candidate's, or to the part of it.
+        part: which part of the candidate's is compared; None if all of it is.
+    """
+
+    candidate: Value
+    reference: Value
+    layout: Layout
+    part: tuple[slice, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What became of the candidate's results.
+
+    Attributes:
+        compared: those that were compared, by their place.
+        uncompared: a sentence for each of the others.
+    """
+
+    compared: dict[int, ComparedResult] = dataclasses.field(default_factory=dict)
+    uncompared: list[str] = dataclasses.field(default_factory=list)
+
+
+def compare_results(walk: Walk) -> Results:
+    """Compares all results: each must be an anchor, and the walk finds out why one is none.
+
+    Args:
+        walk: after the forward pass.
+    """
+    results = Results()
+    wanted, own = walk.reference.outputs, walk.candidate.outputs
+    # Of as many results, each is first what has its place, and no other one takes that.
+    right: Sequence[Value | None] = wanted if len(wanted) == len(own) else [None] * len(own)
+    matches = [walk.matches.get(value.index, ()) for value in own]
+    taken = {
+        match.value.index
+        for found, one in zip(matches, right, strict=True)
+        for match in found
+        if match.value is one
+    }
+    for place, value in enumerate(own):
+        equal = [m for m in matches[place] if m.value is right[place]] or [
+            m for m in matches[place] if m.value in wanted and m.value.index not in taken
+        ]
+        if equal:
+            results.compared[place] = ComparedResult(value, equal[0].value, equal[0].layout)
+            continue
+        other = _counterpart(value, right[place], wanted)
+        if other is None:
+            shapes = ", ".join(str(one.data.shape) for one in wanted)
+            results.uncompared.append(
+                f"result {place} of shape {value.data.shape}: the reference gives {shapes}"
+            )
+            continue
+        found = _require(walk, value, other)
+        if found is not None:
+            results.compared[place] = found
+    return results
+
+
+def _counterpart(value: Value, right: Value | None, wanted: Sequence[Value]) -> Value | None:
+    """Returns the reference's result that one should be: by its place, by size, or in part."""
+    same = [one for one in wanted if one.data.size == value.data.size]
+    if right is not None and right in same:
+        return right
+    same = same or [one for one in wanted if _is_last_entry(one.data.shape, value.data.shape)]
+    return next(iter(same), None)
+
+
+def _require(walk: Walk, value: Value, other: Value) -> ComparedResult | None:
+    """Compares a result that is no anchor; None if nothing is known of their layouts."""
+    whole, part = value, None
+    if other.data.size != value.data.size:
+        value, part = _last_entry(walk, value, other.data.shape)
+    walk.require(value, other)
+    found = walk.matches.get(value.index, ())
+    layout = next((match.layout for match in found if match.value is other), None)
+    return None if layout is None else ComparedResult(whole, other, layout, part)
+
+
+def _last_entry(
+    walk: Walk, value: Value, shape: tuple[int, ...]
+) -> tuple[Value, tuple[slice, ...]]:
+    """Returns the last entry of a result along the axis where the reference has one entry."""
+    part = tuple(
+        slice(None) if m == n else slice(-1, None)
+        for m, n in zip(shape, value.data.shape, strict=True)
+    )
+
+    def take(array: np.ndarray) -> list[np.ndarray]:
+        return [array[part]]
+
+    walk.remarks.append(f"the reference gives only the last entry: {shape} of {value.data.shape}")
+    made = walk.candidate.record("slice", [value], take(walk.array(value)), take)
+    return made[0], part
+
+
+def _is_last_entry(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Returns whether a shape has one entry along an axis where another has several."""
+    pairs = list(zip(shape, whole, strict=False))
+    return len(shape) == len(whole) and [m for m, n in pairs if m != n] == [1]
