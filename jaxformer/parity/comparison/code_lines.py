@@ -86,8 +86,6 @@ def _find_cause(
     reference: RanReference, runner: TeacherForcedRunner, pair: Pair, stage: Stage
 ) -> RootCause | str:
     """Returns the first cause that a call of a pair shows, or why there is none."""
-    if len(pair.reference) > 1:
-        return "several modules of the reference do the work of one"
     gradients = runner.gradients
     if stage == "backward" and gradients is not None and pair.candidate in gradients.derived:
         # As an input of its own it would have a gradient that the candidate's has not.

@@ -116,6 +116,12 @@ def test_a_norm_that_is_not_called(name):
     assert "it equals the input 0; it must be the add of" in cause.diagnosis
 
 
+CHANGED = {
+    "forward": "the number 1.25 in mul must be 1: the reference has no such step",
+    "backward": "no gradient arrives here in the candidate; in the reference one does",
+}
+
+
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt_neox", marks=FULL)])
 @pytest.mark.parametrize("stage", ["forward", "backward"])
 def test_one_of_several_modules_that_do_the_work_of_one(name, stage):
@@ -131,11 +137,25 @@ def test_one_of_several_modules_that_do_the_work_of_one(name, stage):
     cause, _ = found_in(name, change)
     assert cause.path.count(" + ") == 2
     assert "original(x)" in line_of(cause.jax_source)
-    expected = {
-        "forward": "the number 1.25 in mul must be 1: the reference has no such step",
-        "backward": "no gradient arrives here in the candidate; in the reference one does",
-    }
-    assert cause.diagnosis == expected[stage]
+    assert cause.diagnosis == CHANGED[stage]
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_one_module_that_does_the_work_of_several(stage):
+    """The reference has a projection for each head."""
+
+    def call(original, self, x):
+        return 1.25 * original(x) if stage == "forward" else jax.lax.stop_gradient(original(x))
+
+    def change(found, candidate, random):
+        mutants.replace_methods(candidate.attention.k_proj, __call__=call)
+        return found.mutated("attention.k_proj", stage, "changed")
+
+    cause, report = found_in("charlm", change)
+    assert "original(x)" in line_of(cause.jax_source)
+    assert "linear.py" in cause.torch_source or "charlm.py" in cause.torch_source
+    assert cause.diagnosis == CHANGED[stage]
+    assert not any("no lines of code" in remark for remark in report.remarks)
 
 
 @FULL

@@ -14,8 +14,10 @@ from jaxformer.parity.recording.wide_parameters import wide_parameters
 # How far what a module returns again may be from what it returned, in float64; and the number of
 # values that are compared.
 ALIKE, SAMPLE = 1e-7, 1 << 16
-# Given the float tensors of a module's result, and by path and call those that entered submodules.
-Pick = Callable[[list[Any], Mapping[str, list[list[Any]]]], list[Any]]
+# The float tensors of a module's result, and by path and call those that entered submodules.
+Ran = tuple[list[Any], Mapping[str, list[list[Any]]]]
+# Given that of each module.
+Pick = Callable[[list[Ran]], list[Any]]
 # The calls of submodules that return what they returned, by path within the module.
 Forced = Mapping[str, Sequence[TorchCall]]
 # Given a call and the place of a result: whether its gradient is compared.
@@ -161,40 +163,64 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, require_torch().Tensor)
 
 
-def isolate(
-    module: Any,
-    path: str,
-    call: TorchCall,
-    inner: Forced,
-    pick: Pick,
-    is_compared: IsCompared,
-) -> tuple[Any, list[Any]]:
-    """Returns a module that makes one call of a part of a model, and the tensors that it takes.
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One call of a part of a model.
 
-    Args:
-        module: the model.
+    Attributes:
         path: of the part.
         call: of the part, in float64.
         inner: calls in it whose results are given.
+    """
+
+    path: str
+    call: TorchCall
+    inner: Forced
+
+
+def isolate(
+    module: Any, parts: Sequence[Part], pick: Pick, is_compared: IsCompared
+) -> tuple[Any, list[Any]]:
+    """Returns a module that makes one call of each part of a model, and the tensors that it takes.
+
+    Args:
+        module: the model.
+        parts: what is called, one after another.
         pick: chooses the results.
-        is_compared: whether a result of a call in it is given, even if the call only passes it on.
+        is_compared: whether a result of a call in a part is given, even if the call only passes it
+            on.
     """
     torch = require_torch()
-    recorded = _recorded(call, inner, is_compared)
-    owner, name = resolve(module, path)
+    recorded: dict[int, Any] = {}
+    for part in parts:
+        recorded |= _recorded(part.call, part.inner, is_compared)
 
     class Isolated(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
-            # Under its own name, by which reports call its parameters.
-            self.add_module(path.rpartition(".")[2] or "model", owner)
+            for part, name in zip(parts, _names(parts), strict=True):
+                self.add_module(name, resolve(module, part.path)[0])
 
         def forward(self, *tensors: Any) -> list[Any]:
-            (part,) = self.children()
             given = dict(zip(recorded, tensors, strict=True))
-            return pick(*_run((part, name), path, call, inner, given, is_compared))
+            return pick(
+                [
+                    _run(
+                        (getattr(self, name), resolve(module, part.path)[1]),
+                        part.path, part.call, part.inner, given, is_compared,
+                    )
+                    for part, name in zip(parts, _names(parts), strict=True)
+                ]
+            )  # fmt: skip
 
     return Isolated(), list(recorded.values())
+
+
+def _names(parts: Sequence[Part]) -> list[str]:
+    """Returns the names by which reports call parts: their own ones, where they differ."""
+    names = [part.path.rpartition(".")[2] or "model" for part in parts]
+    is_own = len(set(names)) == len(names) and not any(name.isdigit() for name in names)
+    return names if is_own or len(names) == 1 else [p.path.replace(".", "_") for p in parts]
 
 
 def pull_back(

@@ -18,9 +18,10 @@ from jaxformer.parity.matching.calls.masks import (
     wrong_entries,
 )
 from jaxformer.parity.matching.calls.pairs import Pair
-from jaxformer.parity.recording.calls.torch_isolated import isolate
+from jaxformer.parity.recording.calls.torch_isolated import Part, Ran, isolate
 from jaxformer.parity.recording.calls.torch_recorder import TorchCall
 from jaxformer.parity.recording.operators.sources import line_of_frames
+from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.segments.calls.isolated_calls import IsolatedCall
 from jaxformer.parity.segments.calls.reference_gradients import read_outputs
 
@@ -59,8 +60,11 @@ class PairFunctions:
     """
 
     def __init__(self, reference: Any, pair: Pair, calls: Sequence[IsolatedCall]):
-        self._reference, self._path, self._calls = reference, pair.reference[0], calls
-        self._inner = calls_inside(self._path, calls[0].given_calls)
+        self._reference, self._calls = reference, calls
+        self._parts = [
+            Part(path, call, calls_inside(path, calls[0].given_calls))
+            for path, call in zip(pair.reference, calls[0].matched_call.reference, strict=True)
+        ]
         self._own: list[Pick] = []
         self._right: list[Pick] = []
         # Of each result of the candidate, which call of a submodule it enters.
@@ -78,9 +82,11 @@ class PairFunctions:
         self._enters.append(enters)
 
     def _compare_outputs(self, pair: Pair, number: int, call: IsolatedCall) -> None:
-        """Compares results of one of the candidate's modules, or its share of the reference's."""
+        """Compares results of one of the candidate's modules with its share of the reference's."""
         matched = call.matched_call
-        shares = _shares(pair, [made.outputs[0].shape[-1] for made in matched.candidate])
+        is_joined = len(pair.reference) > 1
+        wide = [made.outputs[0].shape[-1] for made in matched.reference]
+        shares = _shares(pair, wide, [made.outputs[0].shape[-1] for made in matched.candidate])
         for n, place in enumerate(matched.output_alignments[number].places):
             if place is None:
                 continue
@@ -90,7 +96,7 @@ class PairFunctions:
                 return made[number].outputs[n]
 
             def right(made: Made, place: int = place, share: Any = share) -> Any:
-                output = made[0].outputs[place]
+                output = _joined(made, place) if is_joined else made[0].outputs[place]
                 return output if share is None else output[..., share]
 
             self._add(own, right)
@@ -135,7 +141,7 @@ class PairFunctions:
 
     def _place_of(self, call: TorchCall) -> tuple[str, int] | None:
         """Returns the path of an inner call, and which of the calls there it is."""
-        for path, calls in self._inner.items():
+        for path, calls in self._parts[0].inner.items():
             for count, each in enumerate(calls):
                 if each is call:
                     return path, count
@@ -143,18 +149,16 @@ class PairFunctions:
 
     def make(self) -> "Functions":
         """Returns the two functions, and what both are given."""
-        matched = self._calls[0].matched_call
 
-        def pick(outputs: list[Any], entered: Mapping[str, list[list[Any]]]) -> list[Any]:
-            made = [_Made(outputs, entered)]
+        def pick(ran: list[Ran]) -> list[Any]:
+            made = [_Made(outputs, entered) for outputs, entered in ran]
             return [right(made) for right in self._right]
 
         given_calls = self._calls[0].given_calls
         compared = {id(each): read_outputs(one) for one in given_calls for each in one.reference}
         module, tensors = isolate(
-            self._reference, self._path, matched.reference[0], self._inner, pick,
-            lambda call, place: place in compared[id(call)],
-        )  # fmt: skip
+            self._reference, self._parts, pick, lambda call, place: place in compared[id(call)]
+        )
         functions = [call.as_function() for call in self._calls]
         first = functions[0]
         if any(len(f.call.inputs) != len(first.call.inputs) for f in functions):
@@ -207,9 +211,23 @@ def _entered(path: str, count: int, place: int) -> Pick:
     return lambda made: made[0].entered[path][count][place]
 
 
-def _shares(pair: Pair, widths: Sequence[int]) -> list[np.ndarray] | None:
-    """Returns which features of the reference's result each of several modules has."""
-    if len(pair.candidate) == 1:
+def _joined(made: Made, place: int) -> Any:
+    """Returns the results of several modules of the reference, their features side by side."""
+    return require_torch().cat([one.outputs[place] for one in made], -1)
+
+
+def _shares(
+    pair: Pair, reference: Sequence[int], candidate: Sequence[int]
+) -> list[np.ndarray] | None:
+    """Returns which features of the reference's results, side by side, each module has.
+
+    Args:
+        pair: the modules.
+        reference: how many features the result of each module of the reference has.
+        candidate: the same of the candidate.
+    """
+    if len(pair.candidate) == len(pair.reference) == 1:
         return None
-    features = np.arange(sum(widths))
-    return pair.unpack([features], [(width,) for width in widths])
+    ends = np.cumsum(reference)
+    features = [np.arange(end - width, end) for end, width in zip(ends, reference, strict=True)]
+    return pair.unpack(features, [(width,) for width in candidate])

@@ -15,6 +15,9 @@ from jaxformer.parity.recording.operators.tape import Operator, Value, run_again
 REMAINS = 1e-2
 
 
+NO_OPERATOR = Operator(0, "", [], [], list)
+
+
 @dataclasses.dataclass
 class Divergence:
     """A segment of the candidate that computes something else than the reference's.
@@ -58,10 +61,10 @@ class Divergence:
 
     @property
     def reference_operator(self) -> Operator:
-        """The last operator of the reference's segment whose source is known."""
+        """The last operator of the reference's segment, or before it, whose source is known."""
         own = self.reference_value.producer
         named = (op for op in reversed(self.reference_operators) if op.source)
-        return next(named, own or Operator(0, "", [], [], list))
+        return next(named, _named_before(self.reference_value) or own or NO_OPERATOR)
 
     def agrees(self, given: Mapping[int, Any], allowed: float) -> bool:
         """Returns whether the segment, or all up to the required value, is right with other arrays.
@@ -91,3 +94,12 @@ class Divergence:
             if is_right:
                 return True
         return False
+
+
+def _named_before(value: Value) -> Operator | None:
+    """Returns the operator with a known source that made a value, or what it was made of."""
+    producer = value.producer
+    while producer is not None and not producer.source:
+        before = next((v for v in producer.inputs if v.is_activation), None)
+        producer = None if before is None else before.producer
+    return producer
