@@ -6,7 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from jaxformer.parity.comparison.modules import assert_parity, compare_with
+from jaxformer.parity.comparison.api import assert_parity
+from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.comparison.reference_run import ReferenceRun
 from tests.support import mutants
 from tests.support.mutants import MUTANTS, REFERENCE_MUTANTS

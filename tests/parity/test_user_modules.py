@@ -9,8 +9,9 @@ from flax import nnx
 from torch import nn
 
 from jaxformer.errors import UsageError
+from jaxformer.parity.comparison.api import assert_parity
 from jaxformer.parity.comparison.generation import compare_generation
-from jaxformer.parity.comparison.modules import assert_parity, compare, compare_with
+from jaxformer.parity.comparison.modules import compare, compare_with
 from jaxformer.parity.comparison.training import compare_training
 from jaxformer.porting import from_torch
 from parity_tests.families import encdec, nanogpt

@@ -21,9 +21,10 @@ def compare(
 ) -> Report:
     """Runs two models on the same inputs and says where, and why, they differ.
 
-    A candidate of jaxformer's own modules is compared module by module, forward and backward: see
-    ``jaxformer.parity.comparison.modules``. Any other candidate is compared operator by operator,
-    with no names given: see ``jaxformer.parity.comparison.operators``.
+    Where modules of both sides are known by name, a segment is a pair of modules: see
+    ``jaxformer.parity.comparison.modules``. They are those of jaxformer, or of a map of names. A
+    wrong pair, and any other candidate, is compared operator by operator, with no names given: see
+    ``jaxformer.parity.comparison.operators``. Both are the pipeline of ``jaxformer.parity``.
 
     Args:
         torch_module: the reference; it is not changed.
@@ -45,6 +46,10 @@ def compare(
             it.
         CheckpointError: the reference's arrays are not those of its dialect; all are listed.
     """
+    if "names" in options and candidate is not None and not isinstance(candidate, nnx.Module):
+        raise UsageError(
+            "names pairs the modules of an NNX module; any other candidate is compared without it"
+        )
     if candidate is None or "names" in options or "dialect" in options or _is_own(candidate):
         listed = [_as_list(given) for given in (inputs, jax_inputs)]
         return modules.compare(
@@ -76,10 +81,10 @@ def check_parity(report: Report) -> Report:
     Raises:
         AssertionError: it has a bug, or something was not compared; the message says what.
     """
-    if report.coverage is None:
-        modules.reject_bugs(report)
-    elif report.verdict in ("bug", "incomplete"):
-        raise AssertionError(str(report))
+    if report.verdict in ("bug", "incomplete"):
+        found = [f"{cause.path or 'the model'}: {cause.message}" for cause in report.root_causes]
+        first = "; ".join([*found, *report.weights, *report.incomplete])
+        raise AssertionError(f"{first}\n\n{report}")
     return report
 
 

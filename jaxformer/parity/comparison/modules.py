@@ -94,24 +94,6 @@ def compare(
         )  # fmt: skip
 
 
-def assert_parity(torch_module: Any, jax_module: Any = None, *args: Any, **kwargs: Any) -> Report:
-    """Calls ``compare`` in a test, and returns the report if every difference is rounding.
-
-    Raises:
-        AssertionError: there is a bug; the message names every module that has one.
-    """
-    report = compare(torch_module, jax_module, *args, **kwargs)
-    reject_bugs(report)
-    return report
-
-
-def reject_bugs(report: Report) -> None:
-    """Raises an AssertionError that names every module with a bug."""
-    if report.verdict == "bug":
-        found = [f"{n.path or 'the model'}: {n.message}" for n in report.root_causes]
-        raise AssertionError("; ".join([*found, *report.weights]))
-
-
 def compare_with(
     reference: ReferenceRun,
     jax_module: Any,

@@ -83,13 +83,16 @@ class Report:
     @property
     def root_causes(self) -> tuple[RootCause, ...]:
         """Where the bugs are: the severe ones first, then in the order of calls."""
-        if self.coverage is not None:
-            found = list(self.causes)
-        else:
-            lines = {cause.jax_module: cause for cause in reversed(self.causes)}
-            found = [
-                _cause_of(node, lines.get(node.path)) for node in self.nodes if node.is_root_cause
-            ]
+        # A pair of modules that was judged by itself is one cause, with what was found in it.
+        named = {cause.torch_module for cause in self.causes}
+        judged = {
+            node.path: node
+            for node in self.nodes
+            if node.is_root_cause and (node.worst is not None or node.reference_path not in named)
+        }
+        lines = {cause.jax_module: cause for cause in reversed(self.causes)}
+        found = [_cause_of(node, lines.get(path)) for path, node in judged.items()]
+        found += [cause for cause in self.causes if cause.jax_module not in judged]
         return tuple(sorted(found, key=lambda cause: not cause.is_severe))
 
     @property
