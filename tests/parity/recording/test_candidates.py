@@ -167,3 +167,8 @@ def test_other_candidates_are_rejected_in_one_line(candidate, match):
 def test_an_option_that_does_not_serve_is_rejected():
     with pytest.raises(UsageError, match="about: serves"):
         compare(REFERENCE, KINDS["linen"](False), X, about="x")
+
+
+def test_names_are_for_modules_of_nnx():
+    with pytest.raises(UsageError, match="names pairs the modules of an NNX module"):
+        compare(REFERENCE, KINDS["linen"](False), X, names={"fc": "fc"})
