@@ -13,7 +13,7 @@ from jaxformer.cli.completions import CompletionsOptions
 from jaxformer.cli.plan import PlanOptions
 from jaxformer.cli.port import PortOptions
 from jaxformer.cli.runs import RunsOptions
-from jaxformer.cli.sample import SampleOptions
+from jaxformer.cli.sample_options import SampleOptions
 from jaxformer.cli.tokenize import TokenizeOptions
 from jaxformer.cli.train import TrainOptions
 from jaxformer.cli.verify import VerifyOptions

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from jaxformer.layers import Dropout, Embedding, Linear
     from jaxformer.losses import cross_entropy
     from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
+    from jaxformer.narrow_linear import NarrowLinear, narrow_weights
     from jaxformer.norms import LayerNorm, LayerScale, RMSNorm
     from jaxformer.optimizers import make_optimizer
     from jaxformer.parity.comparison.api import assert_parity, compare
@@ -170,6 +171,7 @@ __all__ = [
     "MixtureOfExperts",
     "Model",
     "MultiHeadAttention",
+    "NarrowLinear",
     "NormConfig",
     "OptimizerConfig",
     "OutputNormBlock",
@@ -223,6 +225,7 @@ __all__ = [
     "generate_with_draft",
     "load",
     "make_optimizer",
+    "narrow_weights",
     "padding_mask",
     "presets",
     "scaled_dot_product_attention",
@@ -316,6 +319,7 @@ _PUBLIC = {
     "layers": ("Dropout", "Embedding", "Linear"),
     "losses": ("cross_entropy",),
     "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
+    "narrow_linear": ("NarrowLinear", "narrow_weights"),
     "norms": ("LayerNorm", "LayerScale", "RMSNorm"),
     "patches": ("PatchEmbedding",),
     "pooling": ("AttentionPooling",),

@@ -12,6 +12,7 @@ import torch
 from jaxformer.config import EncoderDecoderConfig
 from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.narrow_linear import narrow_weights
 from jaxformer.parameters import abstract, merge
 from jaxformer.porting.mapping.naming import export_arrays
 from jaxformer.sequence_generation import generate_target
@@ -22,6 +23,7 @@ from torch_ref import config_speech as torch_config_speech
 from torch_ref import encoder_decoder as torch_encoder_decoder
 from torch_ref import sequence_generation as torch_sequence_generation
 from torch_ref import speech_transformer as torch_speech_transformer
+from torch_ref.narrow_linear import narrow_weights as torch_narrow_weights
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -232,3 +234,22 @@ def _is_rejected(name, words, *, source, start, tokens, mask, **given):
             greedy=True,
             **given,
         )
+
+
+@pytest.mark.tier("full")
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("name", ["t5", "speech"])
+def test_targets_of_narrow_weights_are_those_of_the_twin_with_them(name, dtype):
+    model, twin = pair(name)
+    source = SOUND if name == "speech" else SOURCE
+    found = generate_target(
+        narrow_weights(model, dtype), source, TOKENS, start_BT=START, greedy=True
+    )
+    expected = torch_sequence_generation.generate_target(
+        torch_narrow_weights(twin, dtype),
+        torch.as_tensor(source),
+        TOKENS,
+        start_BT=torch.as_tensor(START),
+        greedy=True,
+    )
+    np.testing.assert_array_equal(found, expected.numpy())

@@ -30,6 +30,8 @@ from jaxformer.hardware.units import format_count
 from jaxformer.inspection.attention_maps import AttentionMaps, Head, Kind, attention
 from jaxformer.inspection.expert_load import experts
 from jaxformer.inspection.inspected_model import InspectedModel
+from jaxformer.inspection.narrowing_cost import NarrowingCost, narrowing_cost
+from jaxformer.narrow_linear import is_narrow, narrow_weights
 from jaxformer.parameters import get_parameters, merge, split
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Checkpoint, Tokenizer, in_float32, open_checkpoint
@@ -265,6 +267,44 @@ class Model:
 
         return results()
 
+    def for_writing(self, dtype: str) -> "Model":
+        """Returns the same model with its weights stored narrower, which is read, not trained.
+
+        It writes with every method of this class, is a ``draft``, and takes less memory once this
+        model is dropped. See ``jaxformer.narrow_weights`` for what is narrow and what is not, and
+        ``narrowing_cost`` for what it costs.
+
+        Args:
+            dtype: ``bfloat16`` or ``int8``.
+
+        Raises:
+            ValueError: the dtype is another, or a weight is not finite.
+        """
+        narrow = Model(narrow_weights(self.module, dtype), self._tokenizer)
+        narrow._source, narrow._origin = self._source, self._origin
+        return narrow
+
+    def narrowing_cost(
+        self, dtype: str, text: str | Ids, *, tokens: int = 100, unknown: Unknown = "error"
+    ) -> NarrowingCost:
+        """Returns how ``for_writing(dtype)`` differs from this model on a text; ``print`` it.
+
+        Args:
+            dtype: ``bfloat16`` or ``int8``.
+            text: a text, or its ids (T,); the longer, the more it says.
+            tokens: how many tokens both write greedily after the text's beginning.
+            unknown: see ``stream``.
+
+        Raises:
+            UsageError: this is no language model that writes, or the text has fewer than two
+                tokens.
+            TextError: the text has a character that the tokenizer does not know.
+            ValueError: see ``for_writing``.
+        """
+        module = self._writer()
+        ids = self._encode(text, unknown)[1] if isinstance(text, str) else np.asarray(text)
+        return narrowing_cost(module, narrow_weights(module, dtype), ids, num_tokens=tokens)
+
     def attention(
         self,
         text: str | None = None,
@@ -360,10 +400,13 @@ class Model:
             The path.
 
         Raises:
-            UsageError: something is there already, or no dialect can hold the model.
+            UsageError: something is there already, no dialect can hold the model, or it is one of
+                ``for_writing``.
             ResourceError: the disk is full or may not be written to.
         """
         path = Path(path)
+        if is_narrow(self.module):
+            raise UsageError("narrow weights are for writing text: save the model that had its own")
         target = choose_target(path, format, overwrite=overwrite, dialect=dialect, dtype=dtype)
         port = plan_port(self._checkpoint(path), target)
         write_port(port, source="a model in memory", command=f"{self!r}.save({str(path)!r})")

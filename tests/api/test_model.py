@@ -40,6 +40,26 @@ def test_a_run_is_loaded_and_writes(whole):
     assert re.fullmatch(r"<Model: TransformerLM, [\d,]+ parameters, from .*run>", repr(model))
 
 
+def test_a_model_for_writing_has_narrow_weights(whole, tmp_path):
+    model = jf.load(whole)
+    narrow = model.for_writing("int8")
+    text = narrow.generate("the ", 20, seed=3)
+    assert dict(narrow.generate_many(["the "], 20, seed=3)) == {0: text}
+    greedy = model.generate("the ", 20, greedy=True)
+    assert model.generate("the ", 20, greedy=True, draft=narrow) == greedy
+    cost = model.narrowing_cost("int8", TEXT[:50], tokens=20)
+    assert cost.places == 49
+    assert 0 < cost.largest_difference < 1
+    assert cost.narrow_perplexity == pytest.approx(cost.own_perplexity, rel=0.1)
+    assert cost.narrow_bytes < cost.own_bytes
+    with pytest.raises(UsageError, match="save the model that had its own"):
+        narrow.save(tmp_path / "narrow.safetensors")
+    with pytest.raises(ValueError, match="got int4"):
+        model.for_writing("int4")
+    with pytest.raises(UsageError, match="needs two tokens: got 1"):
+        model.narrowing_cost("int8", [3])
+
+
 def test_many_prompts_get_the_text_of_each(whole, gpt):
     model = jf.load(whole)
     prompts = ["the ", "a", "", "the cat sat"]

@@ -25,6 +25,13 @@ from tests.support.tiny import manifest, snapshot, start, train
         ("--draft nowhere", 4, ["nowhere does not exist"]),
         ("--rows 0", 2, ["--rows must be at least 1: got 0"]),
         ("--prompts nowhere", 2, ["--prompts nowhere cannot be read", "No such file"]),
+        ("--weights-dtype int4", 2, ["--weights-dtype", "int4", "int8"]),
+        ("--weights-check a", 2, ["--weights-check needs --weights-dtype"]),
+        (
+            "--weights-dtype int8 --weights-check nowhere",
+            2,
+            ["--weights-check nowhere cannot be read", "No such file"],
+        ),
         ("--prompts a --prompt b", 2, ["--prompts and --prompt exclude each other"]),
         ("--prompts a --samples 2", 2, ["--prompts and --samples exclude each other"]),
         ("--samples -1", 2, ["--samples must be at least 1: got -1"]),
@@ -96,6 +103,22 @@ def test_a_draft_has_the_models_characters(refuse, whole, tmp_path_factory, caps
     assert train(folder / "text.txt", folder / "run", "--steps", 1, "--eval-tokens", 100) == 0
     capsys.readouterr()
     refuse(["sample", whole, "--draft", folder / "run"], 2, "has other characters than the model")
+
+
+def test_narrow_weights_write_and_say_what_they_cost(capsys, whole, text):
+    flags = ["--weights-dtype", "int8", "--weights-check", str(text), "--tokens", "20", "--greedy"]
+    assert main(["sample", str(whole), *flags]) == 0
+    captured = capsys.readouterr()
+    cost, speed = captured.err.strip().split("\n")
+    assert re.fullmatch(
+        r"int8 weights: (the same|other) choices on this text: the most probable token is another "
+        r"at [\d,]+ of [\d,]+ places, and .* tokens( are the same)?; perplexity [\d.e+]+ becomes "
+        r"[\d.e+]+ \([+-][\d.]+%\); logits differ by at most [\d.e-]+ nats; parameters take "
+        r"[\d.]+ MiB in place of [\d.]+",
+        cost,
+    )
+    assert SPEED.fullmatch(speed + "\n")
+    assert len(captured.out.strip("\n")) > 0
 
 
 def test_a_file_of_prompts_gets_the_text_of_each(capsys, refuse, whole, tmp_path):
