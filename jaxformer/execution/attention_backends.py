@@ -27,7 +27,7 @@ KernelChoice = Literal["auto", "plain", "cudnn", "splash"]
 # Positions that add something to the scores.
 ADDED_TO_SCORES = ("alibi", "relative", "relative_buckets", "disentangled")
 
-# On a CPU up to as many scores of a head the plain core computes them, which is as fast. Beyond, its
+# On a CPU up to as many scores of a head the plain core computes them, and as fast. Beyond, its
 # scores leave the caches: with 1,024 positions both passes take up to twice as long as block by
 # block, with 4,096 five times.
 MOST_PLAIN_SCORES = 512**2
