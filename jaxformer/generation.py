@@ -21,6 +21,7 @@ from jaxformer.attention import LayerCache
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window, lengthen_window
+from jaxformer.layers import prepare_few_rows
 from jaxformer.logits import check_sampling, filter_logits
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import read_prompt
@@ -341,6 +342,7 @@ def generating_programs(
         stop_tokens: Int[Array, "n"],
     ) -> Window:
         model = evaluating(definition, parameters)
+        prepare_few_rows(model, len(window.tokens_BS))
 
         def is_needed(carry: tuple[Int[Array, ""], Window]) -> Bool[Array, ""]:
             made, window = carry

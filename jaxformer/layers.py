@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jaxformer.execution import few_rows
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
@@ -41,7 +42,11 @@ class Linear(nnx.Module):
     >>> from flax import nnx
     >>> Linear(3, 5, rngs=nnx.Rngs(0))(jnp.ones((2, 7, 3))).shape
     (2, 7, 5)
+
+    In programs that make tokens ``kernel_OI`` is the kernel transposed; see ``prepare_few_rows``.
     """
+
+    kernel_OI: Array | None = None  # noqa: N815
 
     def __init__(
         self, in_features: int, out_features: int, *, use_bias: bool = True, rngs: nnx.Rngs
@@ -53,7 +58,11 @@ class Linear(nnx.Module):
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Returns ``x``, of any leading shape, projected; in the dtype of x and of the kernel."""
         kernel_IO = self.kernel[...]
-        y = jnp.reshape(x, (-1, x.shape[-1])) @ kernel_IO
+        rows = jnp.reshape(x, (-1, x.shape[-1]))
+        if self.kernel_OI is not None and few_rows.is_few(len(rows)):
+            y = few_rows.product(rows, self.kernel_OI)
+        else:
+            y = rows @ kernel_IO
         if self.bias is not None:
             # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
             y = (widen(y) + widen(self.bias[...])[None, :]).astype(y.dtype)
@@ -65,7 +74,11 @@ class Embedding(nnx.Module):
 
     Rows start as standard normals, as in ``torch.nn.Embedding``. Ids must lie in
     [0, num_embeddings): on a device an id outside is not an error, so callers check on the host.
+
+    In programs that make tokens ``for_few_rows`` is set; see ``prepare_few_rows``.
     """
+
+    for_few_rows = False
 
     def __init__(self, num_embeddings: int, features: int, *, rngs: nnx.Rngs):
         self.embedding = nnx.Param(normal(1.0)(rngs.params(), (num_embeddings, features)))
@@ -76,9 +89,33 @@ class Embedding(nnx.Module):
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Returns the product of x with every row: the logits of a tied output head."""
-        # Not ``@ …T``: outside of ``jax.jit`` that would first make a transposed copy of the table.
-        logits = jnp.einsum("rd,vd->rv", jnp.reshape(x, (-1, x.shape[-1])), self.embedding[...])
+        rows, table = jnp.reshape(x, (-1, x.shape[-1])), self.embedding[...]
+        if self.for_few_rows and few_rows.is_few(len(rows)):
+            logits = few_rows.product(rows, table)
+        else:
+            # Not ``@ …T``: outside of ``jax.jit`` that would first make a transposed copy.
+            logits = jnp.einsum("rd,vd->rv", rows, table)
         return jnp.reshape(logits, (*x.shape[:-1], -1))
+
+
+def prepare_few_rows(module: nnx.Module, rows: int) -> None:
+    """Makes calls of ``module`` with few rows fast on a CPU; see ``execution.few_rows``.
+
+    The kernels of its linear layers are copied, if that is worth it. So this is for a program that
+    calls the module many times, and stands before its loop.
+
+    Args:
+        module: made inside of the program, and not used outside.
+        rows: of each call.
+    """
+    nodes = [node for _, node in nnx.iter_modules(module)]
+    linear = [node for node in nodes if isinstance(node, Linear)]
+    if few_rows.is_worth_copies(rows, sum(node.kernel[...].nbytes for node in linear)):
+        for node in linear:
+            node.kernel_OI = nnx.data(node.kernel[...].T)
+    for node in nodes:
+        if isinstance(node, Embedding):
+            node.for_few_rows = True
 
 
 class Dropout(nnx.Module):

@@ -11,6 +11,7 @@ is imported here at run time: what a file needs of it comes in as an argument.
 - ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.
 - ``chunked_loss``: the loss of a large vocabulary, with few logits in memory at a time.
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.
+- ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
 - ``lengths``: how long prompts and caches are when text is generated, so that few programs compile.
 - ``token_window``: the rows of a generating program, in buffers, with their cache.
 - ``delayed_draws``: initial weights, drawn by one program for each kind of array.

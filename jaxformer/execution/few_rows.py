@@ -1,0 +1,35 @@
+"""Products of few rows with large matrices on a CPU, as a step of generation has them.
+
+XLA brings what stands on the right of a product into an order of its own, each time anew. For a
+matrix that only few rows are multiplied by, this takes longer than the product. So the matrix
+stands on the left here, with its outputs along the first dimension, and the rows on the right.
+"""
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxformer.execution.attention_backends import CompilationTarget
+
+# One row has a fast kernel of XLA's own; with more than the most the order is worth its time.
+FEWEST_ROWS, MOST_ROWS = 2, 32
+# A matrix that has its outputs along the second dimension is copied before the loop, which takes
+# as long as two to four products spare, and with fewer rows than these ten.
+FEWEST_ROWS_TO_COPY = 4
+# What the copies of a model may take beside it.
+MOST_COPIED_BYTES = 2**30
+
+
+def is_few(rows: int) -> bool:
+    """Returns whether ``product`` is faster for so many rows."""
+    return FEWEST_ROWS <= rows <= MOST_ROWS and CompilationTarget.here().platform == "cpu"
+
+
+def is_worth_copies(rows: int, copied_bytes: int) -> bool:
+    """Returns whether a loop of products with so many rows is faster with transposed copies."""
+    return rows >= FEWEST_ROWS_TO_COPY and is_few(rows) and copied_bytes <= MOST_COPIED_BYTES
+
+
+def product(x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]) -> Float[Array, "R O"]:
+    """Returns x Wᵀ."""
+    # Without the barrier XLA would put the rows on the left again.
+    return jax.lax.optimization_barrier(kernel_OI @ x_RI.T).T
