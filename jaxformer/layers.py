@@ -113,9 +113,9 @@ def prepare_few_rows(module: nnx.Module, rows: int) -> None:
     if few_rows.is_worth_copies(rows, sum(node.kernel[...].nbytes for node in linear)):
         for node in linear:
             node.kernel_OI = nnx.data(node.kernel[...].T)
-    for node in nodes:
-        if isinstance(node, Embedding):
-            node.for_few_rows = True
+    for table in nodes:
+        if isinstance(table, Embedding):
+            table.for_few_rows = True
 
 
 class Dropout(nnx.Module):
