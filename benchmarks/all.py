@@ -27,6 +27,8 @@ CPU = {
     "evaluation-nano": "evaluation.py --preset nano",
     "evaluation-baby": "evaluation.py --preset baby",
     "generation": "generation.py",
+    "narrow_weights": "narrow_weights.py",
+    "many_requests": "many_requests.py",
     "families": "families.py",
     "growth": "growth.py",
     "peers-nano": "peers.py --preset nano",

@@ -27,12 +27,13 @@ TARGETS = (
     DOCS / "explanation" / "scale.md",
     DOCS / "explanation" / "growth.md",
     DOCS / "guides" / "data.md",
+    DOCS / "guides" / "writing.md",
     DOCS / "tutorials" / "port.md",
 )
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
     "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
-    "families", "growth",
+    "families", "growth", "narrow_weights", "many_requests",
 )  # fmt: skip
 Result = dict[str, Any]
 

@@ -7,7 +7,7 @@ text is the one that ``generation.generate`` makes of its prompt alone, with its
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +32,7 @@ from jaxformer.generation import (
     make_cache,
     read_request,
 )
+from jaxformer.layers import few_row_kernels, prepare_few_rows
 from jaxformer.parameters import Parameters, split
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
@@ -116,7 +117,12 @@ def generate_requests(
     settings = None if greedy else (temperature, top_k, top_p)
     stops = np.array(stop_tokens, np.int32)
     read, _ = generating_programs(definition, settings, dtype)
-    extend = functools.partial(_program(definition, settings), parameters, stop_tokens=stops)
+    extend = functools.partial(
+        _program(definition, settings),
+        parameters,
+        few_row_kernels(evaluating(definition, parameters), rows),
+        stop_tokens=stops,
+    )
     shortest = lengths.shortest_cache(model.config, rows, dtype)
 
     slots = min(shortest, model.config.context_length)
@@ -306,9 +312,14 @@ def _program(
 
     @functools.partial(jax.jit, donate_argnames="window")
     def extend(
-        parameters: Parameters, window: SharedWindow, *, stop_tokens: Int[Array, "n"]
+        parameters: Parameters,
+        kernels_OI: Mapping[str, Array],
+        window: SharedWindow,
+        *,
+        stop_tokens: Int[Array, "n"],
     ) -> SharedWindow:
         model = evaluating(definition, parameters)
+        prepare_few_rows(model, kernels_OI)
         context_length = model.config.context_length
         free_B = window.ended_B
 

@@ -8,7 +8,7 @@ then extended token by token, without one it is read anew for every token: the r
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,9 +19,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
-from jaxformer.execution import lengths
+from jaxformer.execution import few_rows, lengths
 from jaxformer.execution.token_window import Window, lengthen_window
-from jaxformer.layers import prepare_few_rows
+from jaxformer.layers import few_row_kernels, prepare_few_rows
 from jaxformer.logits import check_sampling, filter_logits
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import read_prompt
@@ -225,17 +225,25 @@ def stream_samples(
     )
     settings = None if greedy else (temperature, top_k, top_p)
     prompt = _Prompt(is_kept=use_cache and len(keys) > 1)
+    read, write = generating_programs(definition, settings, dtype)
+
+    @functools.cache  # made with the second token: the first need not wait for it
+    def copied_kernels() -> dict[str, Array]:
+        if num_tokens < few_rows.FEWEST_TOKENS_TO_COPY:
+            return {}
+        return few_row_kernels(evaluating(definition, parameters), len(rows))
+
     texts = []
     for key in keys:
-        prefill, extend = (
-            functools.partial(
-                program,
-                parameters,
-                key=None if greedy else key,
-                stop_tokens=np.array(stop_tokens, np.int32),
-            )
-            for program in generating_programs(definition, settings, dtype)
-        )
+        drawing: dict[str, Any] = {
+            "key": None if greedy else key,
+            "stop_tokens": np.array(stop_tokens, np.int32),
+        }
+        prefill = functools.partial(read, parameters, **drawing)
+
+        def extend(*window: Any, drawing: dict[str, Any] = drawing) -> Window:
+            return write(parameters, copied_kernels(), *window, **drawing)
+
         shortest = lengths.shortest_cache(model.config, len(rows), dtype)
         context = model.config.context_length
         texts.append(
@@ -334,6 +342,7 @@ def generating_programs(
     @functools.partial(jax.jit, donate_argnames="window")
     def extend(
         parameters: Parameters,
+        kernels_OI: Mapping[str, Array],
         window: Window,
         index: Int[Array, ""],
         count: Int[Array, ""],
@@ -342,7 +351,7 @@ def generating_programs(
         stop_tokens: Int[Array, "n"],
     ) -> Window:
         model = evaluating(definition, parameters)
-        prepare_few_rows(model, len(window.tokens_BS))
+        prepare_few_rows(model, kernels_OI)
 
         def is_needed(carry: tuple[Int[Array, ""], Window]) -> Bool[Array, ""]:
             made, window = carry

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -98,24 +98,40 @@ class Embedding(nnx.Module):
         return jnp.reshape(logits, (*x.shape[:-1], -1))
 
 
-def prepare_few_rows(module: nnx.Module, rows: int) -> None:
-    """Makes calls of ``module`` with few rows fast on a CPU; see ``execution.few_rows``.
+def few_row_kernels(module: nnx.Module, rows: int) -> dict[str, Array]:
+    """Returns what ``prepare_few_rows`` takes: the kernels of linear layers, transposed, by path.
 
-    The kernels of its linear layers are copied, if that is worth it. So this is for a program that
-    calls the module many times, and stands before its loop.
+    There are none where the copies are not worth it; see ``execution.few_rows``.
 
     Args:
-        module: made inside of the program, and not used outside.
-        rows: of each call.
+        module: any.
+        rows: of each call that is to come.
     """
-    nodes = [node for _, node in nnx.iter_modules(module)]
-    linear = [node for node in nodes if isinstance(node, Linear)]
-    if few_rows.is_worth_copies(rows, sum(node.kernel[...].nbytes for node in linear)):
-        for node in linear:
-            node.kernel_OI = nnx.data(node.kernel[...].T)
-    for table in nodes:
-        if isinstance(table, Embedding):
-            table.for_few_rows = True
+    kernels = {
+        join_path(path): node.kernel[...]
+        for path, node in nnx.iter_modules(module)
+        if isinstance(node, Linear)
+    }
+    if not few_rows.is_worth_copies(rows, sum(kernel.nbytes for kernel in kernels.values())):
+        return {}
+    return _transposed(kernels)
+
+
+_transposed = jax.jit(lambda kernels: {path: kernel.T for path, kernel in kernels.items()})
+
+
+def prepare_few_rows(module: nnx.Module, kernels_OI: Mapping[str, Array]) -> None:
+    """Makes calls of ``module`` with few rows fast on a CPU; see ``execution.few_rows``.
+
+    Args:
+        module: made inside of a program, and not used outside.
+        kernels_OI: those of ``few_row_kernels``.
+    """
+    for path, node in nnx.iter_modules(module):
+        if isinstance(node, Linear) and (name := join_path(path)) in kernels_OI:
+            node.kernel_OI = nnx.data(kernels_OI[name])
+        if isinstance(node, Embedding):
+            node.for_few_rows = True
 
 
 class Dropout(nnx.Module):

@@ -21,7 +21,7 @@ from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import TokenRows
 from jaxformer.generation import SamplingSettings, choose_tokens, make_cache
-from jaxformer.layers import prepare_few_rows
+from jaxformer.layers import few_row_kernels, prepare_few_rows
 from jaxformer.logits import check_sampling
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import check_target_tokens, read_features, read_source, read_start
@@ -192,7 +192,7 @@ def _program(
         memory_cache = None
         if use_cache:
             memory_cache, memory = _cast(model.decoder.remember(memory), cache_dtype), None
-            prepare_few_rows(model, batch)
+            prepare_few_rows(model, few_row_kernels(model, batch))
 
         def read(target: _Target, tokens: Array) -> Float[Array, "B T D"]:
             return model.decode(

@@ -10,7 +10,7 @@ section 2.3). The window of a row is that of ``generation``.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.execution import lengths
+from jaxformer.execution import few_rows, lengths
 from jaxformer.execution.token_window import Window
 from jaxformer.generation import (
     SamplingSettings,
@@ -29,6 +29,7 @@ from jaxformer.generation import (
     make_cache,
     read_request,
 )
+from jaxformer.layers import few_row_kernels, prepare_few_rows
 from jaxformer.logits import filter_logits
 from jaxformer.parameters import Parameters, split
 from jaxformer.transformer_lm import TransformerLM
@@ -136,16 +137,26 @@ def stream_with_draft(
         for p in (parameters, draft_parameters)
     )
     settings = None if greedy else (temperature, top_k, top_p)
-    prefill, extend = (
-        functools.partial(
-            program,
-            parameters,
-            draft_parameters,
-            key=None if greedy else key,
-            stop_tokens=np.array(stop_tokens, np.int32),
+    drawing: dict[str, Any] = {
+        "key": None if greedy else key,
+        "stop_tokens": np.array(stop_tokens, np.int32),
+    }
+    read, write = _programs(definition, draft_definition, settings, dtypes, draft_tokens)
+    prefill = functools.partial(read, parameters, draft_parameters, **drawing)
+
+    @functools.cache  # made with the second token: the first need not wait for it
+    def copied_kernels() -> tuple[dict[str, Array], dict[str, Array]]:
+        if num_tokens < few_rows.FEWEST_TOKENS_TO_COPY:
+            return {}, {}
+        checking = few_row_kernels(
+            evaluating(definition, parameters), len(rows) * (draft_tokens + 1)
         )
-        for program in _programs(definition, draft_definition, settings, dtypes, draft_tokens)
-    )
+        drafting = few_row_kernels(evaluating(draft_definition, draft_parameters), len(rows))
+        return checking, drafting
+
+    def extend(*text: Any) -> _Text:
+        return write(parameters, draft_parameters, copied_kernels(), *text, **drawing)
+
     shortest = lengths.shortest_cache(model.config, len(rows), dtypes[0])
     context = model.config.context_length
     return _stream(prefill, extend, rows, num_tokens, context, shortest, chunk, draft_tokens)
@@ -295,6 +306,7 @@ def _programs(
     def extend(
         parameters: Parameters,
         draft_parameters: Parameters,
+        kernels_OI: tuple[Mapping[str, Array], Mapping[str, Array]],
         text: _Text,
         index: Int[Array, ""],
         count: Int[Array, ""],
@@ -305,6 +317,8 @@ def _programs(
     ) -> _Text:
         model = evaluating(definition, parameters)
         draft = evaluating(draft_definition, draft_parameters)
+        prepare_few_rows(model, kernels_OI[0])
+        prepare_few_rows(draft, kernels_OI[1])
 
         def is_needed(carry: tuple[Int[Array, ""], _Text]) -> Bool[Array, ""]:
             made, text = carry

@@ -12,9 +12,10 @@ from jaxformer.execution.attention_backends import CompilationTarget
 
 # One row has a fast kernel of XLA's own; with more than the most the order is worth its time.
 FEWEST_ROWS, MOST_ROWS = 2, 32
-# A matrix that has its outputs along the second dimension is copied before the loop, which takes
-# as long as two to four products spare, and with fewer rows than these ten.
+# A matrix that has its outputs along the second dimension is copied once for a text, which takes as
+# long as two to four products spare, and with fewer rows than these ten.
 FEWEST_ROWS_TO_COPY = 4
+FEWEST_TOKENS_TO_COPY = 8
 # What the copies of a model may take beside it.
 MOST_COPIED_BYTES = 2**30
 
@@ -25,7 +26,7 @@ def is_few(rows: int) -> bool:
 
 
 def is_worth_copies(rows: int, copied_bytes: int) -> bool:
-    """Returns whether a loop of products with so many rows is faster with transposed copies."""
+    """Returns whether many products with so many rows are faster with transposed copies."""
     return rows >= FEWEST_ROWS_TO_COPY and is_few(rows) and copied_bytes <= MOST_COPIED_BYTES
 
 

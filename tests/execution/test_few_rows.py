@@ -10,7 +10,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import few_rows
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
 from jaxformer.generation import generate, generating_programs
-from jaxformer.layers import Embedding, Linear, prepare_few_rows
+from jaxformer.layers import Embedding, Linear, few_row_kernels, prepare_few_rows
 from jaxformer.transformer_lm import TransformerLM
 
 INPUTS, OUTPUTS = 7, 11
@@ -38,7 +38,7 @@ def left_shapes(function, x):
 def test_matrices_stand_on_the_left_where_rows_are_few(rows, left, copied):
     pair, x = Pair(), jnp.ones((rows, 1, INPUTS))
     before = pair.linear(x), pair.table.attend(x)
-    prepare_few_rows(pair, rows)
+    prepare_few_rows(pair, few_row_kernels(pair, rows))
     expected = (OUTPUTS, INPUTS) if left else (rows, INPUTS)
     assert left_shapes(pair.table.attend, x) == [expected]
     assert left_shapes(pair.linear, x) == [(OUTPUTS, INPUTS) if copied else (rows, INPUTS)]
@@ -48,7 +48,7 @@ def test_matrices_stand_on_the_left_where_rows_are_few(rows, left, copied):
 
 def test_a_call_with_many_rows_leaves_the_matrix_on_the_right():
     pair, x = Pair(), jnp.ones((4, 9, INPUTS))
-    prepare_few_rows(pair, 4)
+    prepare_few_rows(pair, few_row_kernels(pair, 4))
     assert left_shapes(pair.linear, x) == left_shapes(pair.table.attend, x) == [(36, INPUTS)]
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_copied_on_a_gpu_or_for_a_model_that_is_too_large(monkeypatch
         assert not few_rows.is_few(4)
     monkeypatch.setattr(few_rows, "MOST_COPIED_BYTES", 4 * INPUTS * OUTPUTS - 1)
     pair = Pair()
-    prepare_few_rows(pair, 4)
+    prepare_few_rows(pair, few_row_kernels(pair, 4))
     assert pair.linear.kernel_OI is None
 
 
