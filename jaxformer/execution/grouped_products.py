@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, DTypeLike, Float, Int
 
-# Rows of a block: products of fewer are slow.
+# Rows of a block: products of fewer than the fewest are slow, where a group has as many.
 FEWEST_ROWS, MOST_ROWS = 8, 256
 # What is left of a group's rows is cut into blocks of so many times fewer rows.
 PARTS = 4
@@ -120,11 +120,11 @@ def block_rows(rows: int, groups: int) -> tuple[int, int]:
     """Returns the rows of a block, about half of what a group has on average, and of a small one.
 
     >>> block_rows(4096, 8), block_rows(2, 8)
-    ((256, 64), (8, 8))
+    ((256, 64), (1, 1))
     """
     half = max(1, rows // (2 * groups))
-    large = min(MOST_ROWS, max(FEWEST_ROWS, 1 << (half.bit_length() - 1)))
-    return large, max(FEWEST_ROWS, large // PARTS)
+    large = min(MOST_ROWS, 1 << (half.bit_length() - 1))
+    return large, max(min(FEWEST_ROWS, large), large // PARTS)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
