@@ -89,7 +89,8 @@ def test_a_loop_keeps_no_wide_copy_of_the_weights():
 
         x = jnp.zeros((1, 256), jnp.float32)
         memory = jax.jit(run).lower(x, stored).compile().memory_analysis()
-        assert memory.temp_size_in_bytes < stored.nbytes
+        # A wide copy has four bytes of each number. XLA may copy bfloat16 as the integers it is read as.
+        assert memory.temp_size_in_bytes < 4 * stored.size
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
