@@ -89,7 +89,7 @@ def test_a_loop_keeps_no_wide_copy_of_the_weights():
 
         x = jnp.zeros((1, 256), jnp.float32)
         memory = jax.jit(run).lower(x, stored).compile().memory_analysis()
-        # A wide copy has four bytes of each number. XLA may copy bfloat16 as the integers it is read as.
+        # A wide copy has four bytes of each number. XLA may copy bfloat16 as narrow as it is.
         assert memory.temp_size_in_bytes < 4 * stored.size
 
 
