@@ -33,16 +33,20 @@ def product_by_blocks(
     size = max(FEWEST_ROWS, 1 << max(block_numbers // inputs, 1).bit_length() - 1)
     if outputs <= size:
         return _product(x, weight)
-    # XLA on CPUs would slice a wide copy of a whole bfloat16 array.
     is_bfloat16 = weight.dtype == jnp.bfloat16
-    stored = lax.bitcast_convert_type(weight, jnp.uint16) if is_bfloat16 else weight
 
     def step(block: Array, y: Float[Array, "R O"]) -> Float[Array, "R O"]:
         # The last block reaches back into the one before: the same numbers are written again.
         start = jnp.minimum(block * size, outputs - size)
-        part = lax.dynamic_slice_in_dim(stored, start, size)
         if is_bfloat16:
+            # XLA on CPUs would slice a wide copy of a whole bfloat16 array, and without the barrier
+            # keep a copy of the integers from before the loop.
+            held, start = lax.optimization_barrier((weight, start))
+            integers = lax.bitcast_convert_type(held, jnp.uint16)
+            part = lax.dynamic_slice_in_dim(integers, start, size)
             part = lax.bitcast_convert_type(part.astype(jnp.uint32) << 16, jnp.float32)
+        else:
+            part = lax.dynamic_slice_in_dim(weight, start, size)
         return lax.dynamic_update_slice_in_dim(y, _product(x, part), start, axis=1)
 
     return lax.fori_loop(
