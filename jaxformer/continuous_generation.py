@@ -120,7 +120,7 @@ def generate_requests(
     extend = functools.partial(
         _program(definition, settings),
         parameters,
-        few_row_kernels(evaluating(definition, parameters), rows),
+        few_row_kernels(evaluating(definition, parameters), rows, sum(text.left for text in texts)),
         stop_tokens=stops,
     )
     shortest = lengths.shortest_cache(model.config, rows, dtype)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
-from jaxformer.execution import few_rows, lengths
+from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window, lengthen_window
 from jaxformer.layers import few_row_kernels, prepare_few_rows
 from jaxformer.logits import check_sampling, filter_logits
@@ -229,9 +229,7 @@ def stream_samples(
 
     @functools.cache  # made with the second token: the first need not wait for it
     def copied_kernels() -> dict[str, Array]:
-        if num_tokens < few_rows.FEWEST_TOKENS_TO_COPY:
-            return {}
-        return few_row_kernels(evaluating(definition, parameters), len(rows))
+        return few_row_kernels(evaluating(definition, parameters), len(rows), num_tokens)
 
     texts = []
     for key in keys:

@@ -98,7 +98,7 @@ class Embedding(nnx.Module):
         return jnp.reshape(logits, (*x.shape[:-1], -1))
 
 
-def few_row_kernels(module: nnx.Module, rows: int) -> dict[str, Array]:
+def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> dict[str, Array]:
     """Returns what ``prepare_few_rows`` takes: the kernels of linear layers, transposed, by path.
 
     There are none where the copies are not worth it; see ``execution.few_rows``.
@@ -106,13 +106,15 @@ def few_row_kernels(module: nnx.Module, rows: int) -> dict[str, Array]:
     Args:
         module: any.
         rows: of each call that is to come.
+        tokens: how many the text may get.
     """
     kernels = {
         join_path(path): node.kernel[...]
         for path, node in nnx.iter_modules(module)
         if isinstance(node, Linear)
     }
-    if not few_rows.is_worth_copies(rows, sum(kernel.nbytes for kernel in kernels.values())):
+    copied_bytes = sum(kernel.nbytes for kernel in kernels.values())
+    if not few_rows.is_worth_copies(rows, tokens, copied_bytes):
         return {}
     return _transposed(kernels)
 

@@ -192,7 +192,7 @@ def _program(
         memory_cache = None
         if use_cache:
             memory_cache, memory = _cast(model.decoder.remember(memory), cache_dtype), None
-            prepare_few_rows(model, few_row_kernels(model, batch))
+            prepare_few_rows(model, few_row_kernels(model, batch, slots))
 
         def read(target: _Target, tokens: Array) -> Float[Array, "B T D"]:
             return model.decode(

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
-from jaxformer.execution import few_rows, lengths
+from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window
 from jaxformer.generation import (
     SamplingSettings,
@@ -146,13 +146,12 @@ def stream_with_draft(
 
     @functools.cache  # made with the second token: the first need not wait for it
     def copied_kernels() -> tuple[dict[str, Array], dict[str, Array]]:
-        if num_tokens < few_rows.FEWEST_TOKENS_TO_COPY:
-            return {}, {}
-        checking = few_row_kernels(
-            evaluating(definition, parameters), len(rows) * (draft_tokens + 1)
+        model = evaluating(definition, parameters)
+        draft = evaluating(draft_definition, draft_parameters)
+        return (
+            few_row_kernels(model, len(rows) * (draft_tokens + 1), num_tokens),
+            few_row_kernels(draft, len(rows), num_tokens),
         )
-        drafting = few_row_kernels(evaluating(draft_definition, draft_parameters), len(rows))
-        return checking, drafting
 
     def extend(*text: Any) -> _Text:
         return write(parameters, draft_parameters, copied_kernels(), *text, **drawing)

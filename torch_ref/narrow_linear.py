@@ -63,8 +63,8 @@ def round_to_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def narrow_weights(module: M, dtype: str) -> M:
     """Returns a copy of a model with the weights of its linear layers stored in ``dtype``.
 
-    Experts, their routers and convolutions keep theirs. Adapters are added to the weights that
-    they adapt.
+    Experts, their routers and convolutions keep their dtype. Adapters are added to the weights
+    that they adapt.
     """
     narrow = copy.deepcopy(module).eval()
     for owner in list(narrow.modules()):

@@ -25,9 +25,20 @@ def is_few(rows: int) -> bool:
     return FEWEST_ROWS <= rows <= MOST_ROWS and CompilationTarget.here().platform == "cpu"
 
 
-def is_worth_copies(rows: int, copied_bytes: int) -> bool:
-    """Returns whether many products with so many rows are faster with transposed copies."""
-    return rows >= FEWEST_ROWS_TO_COPY and is_few(rows) and copied_bytes <= MOST_COPIED_BYTES
+def is_worth_copies(rows: int, tokens: int, copied_bytes: int) -> bool:
+    """Returns whether the products of a text are faster with transposed copies.
+
+    Args:
+        rows: of each product.
+        tokens: how many the text may get, which are as many products.
+        copied_bytes: what the copies take.
+    """
+    return (
+        rows >= FEWEST_ROWS_TO_COPY
+        and is_few(rows)
+        and tokens >= FEWEST_TOKENS_TO_COPY
+        and copied_bytes <= MOST_COPIED_BYTES
+    )
 
 
 def product(x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]) -> Float[Array, "R O"]:

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxformer import layers
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import few_rows
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
-from jaxformer.generation import generate, generating_programs
+from jaxformer.generation import generate, generating_programs, stream
 from jaxformer.layers import Embedding, Linear, few_row_kernels, prepare_few_rows
 from jaxformer.transformer_lm import TransformerLM
 
 INPUTS, OUTPUTS = 7, 11
+TOKENS = few_rows.FEWEST_TOKENS_TO_COPY
 
 
 class Pair(nnx.Module):
@@ -38,7 +40,7 @@ def left_shapes(function, x):
 def test_matrices_stand_on_the_left_where_rows_are_few(rows, left, copied):
     pair, x = Pair(), jnp.ones((rows, 1, INPUTS))
     before = pair.linear(x), pair.table.attend(x)
-    prepare_few_rows(pair, few_row_kernels(pair, rows))
+    prepare_few_rows(pair, few_row_kernels(pair, rows, TOKENS))
     expected = (OUTPUTS, INPUTS) if left else (rows, INPUTS)
     assert left_shapes(pair.table.attend, x) == [expected]
     assert left_shapes(pair.linear, x) == [(OUTPUTS, INPUTS) if copied else (rows, INPUTS)]
@@ -48,8 +50,26 @@ def test_matrices_stand_on_the_left_where_rows_are_few(rows, left, copied):
 
 def test_a_call_with_many_rows_leaves_the_matrix_on_the_right():
     pair, x = Pair(), jnp.ones((4, 9, INPUTS))
-    prepare_few_rows(pair, few_row_kernels(pair, 4))
+    prepare_few_rows(pair, few_row_kernels(pair, 4, TOKENS))
     assert left_shapes(pair.linear, x) == left_shapes(pair.table.attend, x) == [(36, INPUTS)]
+
+
+@pytest.mark.parametrize(("tokens", "calls"), [(TOKENS, 1), (TOKENS - 1, 0)])
+def test_kernels_are_copied_once_for_a_text(monkeypatch, tokens, calls):
+    """However many chunks it has; not for a short one, nor before the first token is there."""
+    copied = []
+    original = layers._transposed
+    monkeypatch.setattr(layers, "_transposed", lambda k: copied.append(k) or original(k))
+    config = TransformerLMConfig(
+        d_model=12, num_heads=3, num_layers=1, context_length=23, vocab_size=31
+    )
+    text = stream(
+        TransformerLM(config, rngs=nnx.Rngs(0)), np.ones((5, 4), int), tokens, greedy=True, chunk=2
+    )
+    next(text)
+    assert not copied
+    assert sum(part.shape[1] for part in text) == tokens - 1
+    assert len(copied) == calls
 
 
 def test_nothing_is_copied_on_a_gpu_or_for_a_model_that_is_too_large(monkeypatch):
@@ -57,7 +77,7 @@ def test_nothing_is_copied_on_a_gpu_or_for_a_model_that_is_too_large(monkeypatch
         assert not few_rows.is_few(4)
     monkeypatch.setattr(few_rows, "MOST_COPIED_BYTES", 4 * INPUTS * OUTPUTS - 1)
     pair = Pair()
-    prepare_few_rows(pair, few_row_kernels(pair, 4))
+    prepare_few_rows(pair, few_row_kernels(pair, 4, TOKENS))
     assert pair.linear.kernel_OI is None
 
 
