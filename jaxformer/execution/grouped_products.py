@@ -1,24 +1,28 @@
 """Products of rows with the matrix of each row's group, without a product for every group and row.
 
-Rows come sorted by group, and each group's rows are multiplied a block at a time; groups without
-rows cost nothing. The last block of a group may reach into the rows of the next, whose own blocks
-come later and write over what it made of them. (Gale et al., MegaBlocks, arXiv 2211.15841,
-section 4, has blocks of one group each.)
+Rows come sorted by group. A group's rows are multiplied at once, by a product of the smallest size
+that holds them: sizes are written into the program, the rows of groups are known when it runs.
+Groups without rows cost nothing. (Gale et al., MegaBlocks, arXiv 2211.15841, section 4, has blocks
+of one size.)
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
-# Rows of a block: products of fewer than the fewest are slow, where a group has as many.
-FEWEST_ROWS, MOST_ROWS = 8, 256
-# What is left of a group's rows is cut into blocks of so many times fewer rows.
-PARTS = 4
+# The largest block holds half as many rows again as a group has on average, and at most as many: a
+# product of so many loses nothing to a larger one.
+MOST_ROWS = 512
+# Blocks of so many sizes, in equal steps. A CPU brings the matrix into an order of its own for each
+# product, which takes as long as some 20 rows, and each size is a piece of the program to compile.
+MOST_SIZES = 6
+
+State = TypeVar("State")
 
 
 class Order(NamedTuple):
@@ -80,17 +84,13 @@ class _Groups(NamedTuple):
         used: the groups that have rows, and then the others.
         num_used: how many groups have rows.
         first: of each group, its first place, and the number of rows after the last.
-        sizes: rows of the two kinds of blocks, the larger first.
+        sizes: the rows of blocks, ascending.
     """
 
     used: Int[Array, "E"]
     num_used: Int[Array, ""]
     first: Int[Array, "E+1"]
-    sizes: tuple[int, int]
-
-    def padded(self, x: Float[Array, "R I"]) -> Float[Array, "R' I"]:
-        """Returns the rows and zeros, for the last small block to reach into."""
-        return jnp.pad(x, ((0, self.sizes[1]), (0, 0)))
+    sizes: tuple[int, ...]
 
     def unwritten(self, shape: tuple[int, ...], dtype: DTypeLike, near: Array) -> Array:
         """Returns zeros for a loop to write over.
@@ -100,6 +100,31 @@ class _Groups(NamedTuple):
         """
         never = (self.num_used < 0) & jnp.isnan(near[(0,) * near.ndim])
         return jnp.broadcast_to(never.astype(dtype), shape)
+
+
+class _Block(NamedTuple):
+    """Some of a group's rows, and as many others as fill a block.
+
+    Attributes:
+        group: the group.
+        place: where the block begins.
+        size: S, its rows.
+        own: which of them are of the group, and in no other block.
+    """
+
+    group: Int[Array, ""]
+    place: Int[Array, ""]
+    size: int
+    own: Bool[Array, "S 1"]
+
+    def rows_of(self, x: Float[Array, "R I"]) -> Float[Array, "S I"]:
+        """Returns the rows of the block."""
+        return lax.dynamic_slice_in_dim(x, self.place, self.size)
+
+    def write(self, values: Float[Array, "S O"], y: Float[Array, "R O"]) -> Float[Array, "R O"]:
+        """Returns ``y`` with the values of the group's own rows."""
+        values = jnp.where(self.own, values.astype(y.dtype), self.rows_of(y))
+        return lax.dynamic_update_slice_in_dim(y, values, self.place, 0)
 
 
 def grouped_product(
@@ -113,44 +138,43 @@ def grouped_product(
         groups: the group of each row, ascending in [0, E). A row of group E is of none: what it
             gets means nothing, and a gradient of it must be zero.
     """
-    return _product(x, kernel, groups, block_rows(x.shape[0], kernel.shape[0]))
+    return _product(x, kernel, groups, block_sizes(x.shape[0], kernel.shape[0]))
 
 
-def block_rows(rows: int, groups: int) -> tuple[int, int]:
-    """Returns the rows of a block, about half of what a group has on average, and of a small one.
+def block_sizes(rows: int, groups: int) -> tuple[int, ...]:
+    """Returns the rows of blocks, ascending.
 
-    >>> block_rows(4096, 8), block_rows(2, 8)
-    ((256, 64), (1, 1))
+    >>> block_sizes(4, 8), block_sizes(2048, 8)
+    ((1,), (64, 128, 192, 256, 320, 384))
     """
-    half = max(1, rows // (2 * groups))
-    large = min(MOST_ROWS, 1 << (half.bit_length() - 1))
-    return large, max(min(FEWEST_ROWS, large), large // PARTS)
+    most = max(1, min(MOST_ROWS, rows, 3 * rows // (2 * groups)))
+    step = -(-most // MOST_SIZES)
+    return tuple(range(step, most + 1, step))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _product(x: Array, kernel: Array, groups: Array, sizes: tuple[int, int]) -> Array:
+def _product(x: Array, kernel: Array, groups: Array, sizes: tuple[int, ...]) -> Array:
     return _multiply(x, kernel, _find_groups(groups, kernel.shape[0], sizes))
 
 
 def _forward(
-    x: Array, kernel: Array, groups: Array, sizes: tuple[int, int]
+    x: Array, kernel: Array, groups: Array, sizes: tuple[int, ...]
 ) -> tuple[Array, tuple[Array, ...]]:
     return _product(x, kernel, groups, sizes), (x, kernel, groups)
 
 
 def _backward(
-    sizes: tuple[int, int], kept: tuple[Array, ...], gradient: Array
+    sizes: tuple[int, ...], kept: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, None]:
     x, kernel, groups = kept
     rows = _find_groups(groups, kernel.shape[0], sizes)
-    to_x = _multiply(gradient, kernel, rows, transposed=True)
-    return to_x, _sum_by_group(x, gradient, kernel, rows), None
+    return *_multiply_back(x, kernel, gradient, rows), None
 
 
 _product.defvjp(_forward, _backward)
 
 
-def _find_groups(groups: Int[Array, "R"], count: int, sizes: tuple[int, int]) -> _Groups:
+def _find_groups(groups: Int[Array, "R"], count: int, sizes: tuple[int, ...]) -> _Groups:
     counts = jnp.zeros(count, jnp.int32).at[groups].add(1)
     first = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
     used = jnp.argsort(counts == 0, stable=True)
@@ -158,82 +182,90 @@ def _find_groups(groups: Int[Array, "R"], count: int, sizes: tuple[int, int]) ->
 
 
 def _over_blocks(
-    first: Int[Array, ""],
-    last: Int[Array, ""],
-    sizes: Sequence[int],
-    visit: Callable[[Int[Array, ""], int, Array], Array],
-    state: Array,
-) -> Array:
-    """Visits the blocks of the rows from ``first`` to before ``last``: large ones, then small ones.
+    kernel: Float[Array, "E I O"],
+    rows: _Groups,
+    num_rows: int,
+    visit: Callable[[_Block, Array, State], State],
+    state: State,
+) -> State:
+    """Visits the blocks of all groups.
 
     Args:
-        first: a place.
-        last: the place after the last row.
-        sizes: rows of a block, the larger first.
-        visit: is called with a block's first place, its rows and the state; returns the next state.
+        kernel: a matrix for each group.
+        rows: where groups lie.
+        num_rows: of all groups.
+        visit: is called with a block, its group's matrix and the state; returns the next state.
         state: the first state.
     """
-    large, small = sizes
-    whole = (last - first) // large
-    rest = first + whole * large
-    state = lax.fori_loop(0, whole, lambda i, s: visit(first + i * large, large, s), state)
-    left = -(-(last - rest) // small)
-    return lax.fori_loop(0, left, lambda i, s: visit(rest + i * small, small, s), state)
+    *_, most = rows.sizes
+
+    def visit_group(number: Array, state: State) -> State:
+        group = rows.used[number]
+        matrix = kernel[group]
+        first, last = rows.first[group], rows.first[group + 1]
+        num_large = (last - first - 1) // most
+        rest = last - first - num_large * most
+
+        def visit_rows(start: Array, end: Array, size: int, state: State) -> State:
+            # At the end of all rows a block begins earlier, for there are none to reach into.
+            place = jnp.minimum(start, num_rows - size)
+            each = place + jnp.arange(size, dtype=place.dtype)
+            own = ((each >= start) & (each < end))[:, None]
+            return visit(_Block(group, place, size, own), matrix, state)
+
+        # One of these loops makes one turn. Branches of a conditional would each copy the state.
+        for fewer, size in zip((0, *rows.sizes), rows.sizes, strict=False):
+
+            def visit_rest(turn: Array, state: State, size: int = size) -> State:
+                # What does not depend on the turn would be computed before the loop, if it makes
+                # a turn or not.
+                return visit_rows(first + turn * size, first + rest, size, state)
+
+            is_of_size = (rest > fewer) & (rest <= size)
+            state = lax.fori_loop(0, is_of_size.astype(jnp.int32), visit_rest, state)
+
+        def visit_large(turn: Array, state: State) -> State:
+            start = first + rest + turn * most
+            return visit_rows(start, start + most, most, state)
+
+        return lax.fori_loop(0, num_large, visit_large, state)
+
+    return lax.fori_loop(0, rows.num_used, visit_group, state)
 
 
 def _multiply(
-    x: Float[Array, "R I"], kernel: Float[Array, "E I O"], rows: _Groups, transposed: bool = False
+    x: Float[Array, "R I"], kernel: Float[Array, "E I O"], rows: _Groups
 ) -> Float[Array, "R O"]:
-    """Returns the products of sorted rows with their group's matrix; O is I where it is transposed.
-
-    Groups come in ascending order, so that what a block writes beyond its group is written over.
-    """
-    # The dimension of the kernel that is summed over.
-    summed = 2 if transposed else 1
+    """Returns the products of sorted rows with their group's matrix."""
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
-    x_padded = rows.padded(x)
 
-    def group(number: Array, y: Array) -> Array:
-        which = rows.used[number]
-        matrix = kernel[which]
+    def visit(block: _Block, matrix: Array, y: Array) -> Array:
+        return block.write(block.rows_of(x) @ matrix, y)
 
-        def block(place: Array, size: int, y: Array) -> Array:
-            part = lax.dynamic_slice_in_dim(x_padded, place, size)
-            product = lax.dot_general(part, matrix, (((1,), (summed - 1,)), ((), ())))
-            return lax.dynamic_update_slice_in_dim(y, product.astype(dtype), place, 0)
-
-        return _over_blocks(rows.first[which], rows.first[which + 1], rows.sizes, block, y)
-
-    y = rows.unwritten(
-        (x_padded.shape[0], kernel.shape[3 - summed]), dtype, x if transposed else kernel
-    )
-    return lax.fori_loop(0, rows.num_used, group, y)[: x.shape[0]]
+    y = rows.unwritten((x.shape[0], kernel.shape[2]), dtype, kernel)
+    return _over_blocks(kernel, rows, x.shape[0], visit, y)
 
 
-def _sum_by_group(
+def _multiply_back(
     x: Float[Array, "R I"],
-    gradients: Float[Array, "R O"],
     kernel: Float[Array, "E I O"],
+    gradient: Float[Array, "R O"],
     rows: _Groups,
-) -> Float[Array, "E I O"]:
-    """Returns the gradient of each group's matrix."""
+) -> tuple[Float[Array, "R I"], Float[Array, "E I O"]]:
+    """Returns the gradients of the rows and of each group's matrix."""
     wide = jnp.promote_types(kernel.dtype, jnp.float32)
-    x_padded, gradients_padded = rows.padded(x), rows.padded(gradients)
 
-    def group(number: Array, total: Array) -> Array:
-        which = rows.used[number]
-        last = rows.first[which + 1]
+    def visit(block: _Block, matrix: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        to_x, to_kernel = found
+        given = block.rows_of(gradient)
+        to_x = block.write(lax.dot_general(given, matrix, (((1,), (1,)), ((), ()))), to_x)
+        given = jnp.where(block.own, given, jnp.zeros((), given.dtype))
+        product = jnp.matmul(block.rows_of(x).T, given, preferred_element_type=wide)
+        return to_x, to_kernel.at[block.group].add(product)
 
-        def block(place: Array, size: int, summed: Array) -> Array:
-            part = lax.dynamic_slice_in_dim(x_padded, place, size)
-            given = lax.dynamic_slice_in_dim(gradients_padded, place, size)
-            own = jnp.arange(size, dtype=place.dtype)[:, None] < last - place
-            given = jnp.where(own, given, jnp.zeros((), given.dtype))
-            return summed + jnp.matmul(part.T, given, preferred_element_type=wide)
-
-        zeros = jnp.zeros(kernel.shape[1:], wide)
-        summed = _over_blocks(rows.first[which], last, rows.sizes, block, zeros)
-        return total.at[which].set(summed.astype(kernel.dtype))
-
-    total = rows.unwritten(kernel.shape, kernel.dtype, gradients)
-    return lax.fori_loop(0, rows.num_used, group, total)
+    unwritten = (
+        rows.unwritten(x.shape, x.dtype, x),
+        rows.unwritten(kernel.shape, wide, gradient),
+    )
+    to_x, to_kernel = _over_blocks(kernel, rows, x.shape[0], visit, unwritten)
+    return to_x, to_kernel.astype(kernel.dtype)
