@@ -1,4 +1,4 @@
-"""Weights drawn by one program for each kind of array are bit-equal to those of one program."""
+"""Weights drawn by few programs, each for arrays of one kind, are bit-equal to those of one."""
 
 import jax
 import numpy as np
@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from jaxformer.config import EncoderDecoderConfig, OptimizerConfig, TransformerLMConfig
+from jaxformer.execution import delayed_draws
 from jaxformer.execution.delayed_draws import DelayedDraw, draw_arrays
 from jaxformer.initializers import normal, uniform
 from jaxformer.parameters import abstract, split
@@ -105,6 +106,22 @@ def test_a_deeper_model_needs_no_more_programs():
     (few, kinds_of_few), (many, kinds_of_many) = kinds(2), kinds(6)
     assert many > 2 * few
     assert kinds_of_many == kinds_of_few < few
+
+
+@pytest.mark.parametrize("most", [0, 200, 2**22])
+def test_arrays_that_share_a_program_are_those_of_their_own(most, monkeypatch):
+    monkeypatch.setattr(delayed_draws, "MOST_TOGETHER", most)
+    shapes = [(7, 5), (3,), (11, 2), (0,), (), (6, 5)]
+    keys = jax.random.split(jax.random.key(SEED), len(shapes))
+    laws = [normal(0.02), normal(0.02), uniform(0.3)] * 2
+    kinds = {str(i): kind for i, kind in enumerate(zip(laws, keys, shapes, strict=True))}
+    found = draw_arrays({name: DelayedDraw(*kind) for name, kind in kinds.items()})
+    expected = {
+        name: jax.jit(lambda key, init=init, shape=shape: init(key, shape))(key)
+        for name, (init, key, shape) in kinds.items()
+    }
+    assert list(found) == list(expected)
+    assert_equal(found, expected)
 
 
 def test_what_is_not_drawn_yet_is_never_read():

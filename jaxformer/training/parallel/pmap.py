@@ -70,8 +70,12 @@ class PmapStrategy(Strategy):
 
     def initial_state(self, planned: PlannedParameters) -> TrainState:
         """See ``Strategy``; parameters are drawn on one device."""
-        state = TrainState.create(draw_arrays(planned), self.spec.optimizer)
-        placed: TrainState = self.place(state)
+        parameters = draw_arrays(planned)
+        # In one program: each shape of a moment would be one.
+        create = jax.jit(
+            lambda parameters: TrainState.create(parameters, self.spec.optimizer).optimizer_state
+        )
+        placed: TrainState = self.place(TrainState(parameters, create(parameters), np.int32(0)))
         return placed
 
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
