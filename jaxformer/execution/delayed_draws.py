@@ -90,7 +90,11 @@ def draw_arrays(
     draws = {name: draw for name, draw in arrays.items() if isinstance(draw, DelayedDraw)}
     drawn = {} if shardings is not None else _draw_together(draws)
     rest = {name: draw for name, draw in draws.items() if name not in drawn}
-    return {**arrays, **drawn, **_draw_by_shape(rest, shardings)}
+    drawn |= _draw_by_shape(rest, shardings)
+    return {
+        name: drawn[name] if isinstance(array, DelayedDraw) else array
+        for name, array in arrays.items()
+    }
 
 
 def _draw_together(draws: Mapping[str, DelayedDraw]) -> dict[str, Array]:

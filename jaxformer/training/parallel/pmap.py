@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
@@ -75,7 +76,7 @@ class PmapStrategy(Strategy):
         create = jax.jit(
             lambda parameters: TrainState.create(parameters, self.spec.optimizer).optimizer_state
         )
-        placed: TrainState = self.place(TrainState(parameters, create(parameters), np.int32(0)))
+        placed: TrainState = self.place(TrainState(parameters, create(parameters), jnp.int32(0)))
         return placed
 
     def place_tokens(self, ids: Int[np.ndarray, "C"]) -> Array:
