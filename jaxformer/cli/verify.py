@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from jaxformer.cli.arguments import Switch, parse
+from jaxformer.cli.verify_code import exit_code
 from jaxformer.errors import JaxformerError, ResourceError, UsageError
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ class VerifyOptions:
 
     A is run in PyTorch, B in JAX: each a .safetensors or .pt file, a Hugging Face folder or the
     folder of a run. Exit code 0: they are equal, up to rounding. 1: there is a bug, and the last
-    line says where. Models of your own code: --torch MODULE:FUNCTION --jax MODULE:FUNCTION
-    --inputs FILE.npz.
+    line says where. 11: a part of B was not compared. Models of your own code: --torch
+    MODULE:FUNCTION --jax MODULE:FUNCTION --inputs FILE.npz.
     """
 
     reference: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="A")]
@@ -123,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Returns:
         The exit code: 0 if the two are equal up to rounding, 1 if there is a bug, or if something
-        got worse since an earlier report.
+        got worse since an earlier report, 11 if a part of the candidate was not compared.
 
     Raises:
         JaxformerError: the comparison cannot be made.
@@ -160,7 +161,7 @@ def run(arguments: Sequence[str]) -> int:
     finally:
         # A full disk is no reason to lose what was found.
         _print(report, worse, repro, options)
-    return 1 if report.verdict == "bug" or worse else 0
+    return 1 if worse else exit_code(report)
 
 
 def _check_outputs(options: VerifyOptions) -> None:

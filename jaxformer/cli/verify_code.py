@@ -6,10 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxformer.cli.arguments import Switch, parse
 from jaxformer.errors import TextError, UsageError
+
+if TYPE_CHECKING:
+    from jaxformer.parity.report.report import Report
 
 # A part of the candidate was not compared, and no bug was found in the rest.
 INCOMPLETE = 11
@@ -78,6 +81,11 @@ def run(arguments: Sequence[str]) -> int:
     print(report)
     if options.json is not None:
         save_json(report, options.json)
+    return exit_code(report)
+
+
+def exit_code(report: "Report") -> int:
+    """Returns the exit code that a report's verdict gives a command."""
     return {"bug": 1, "incomplete": INCOMPLETE}.get(report.verdict, 0)
 
 

@@ -229,26 +229,37 @@ class RootCause:
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """How much was compared, where operators were matched by their values.
+    """How much was compared. Each pair of numbers says how many were, and how many there are.
+
+    What was not recorded is None: where modules are paired no operators are, and not every
+    framework says which of its modules computes a value.
 
     Attributes:
-        modules: modules of the reference whose output a value of the candidate equals or was put
-            right to equal, and how many were called.
-        operators: operators of the reference that read a parameter and were compared with one of
-            the candidate that reads the same, and how many there are.
-        parameters: parameters of the candidate found in the reference, and how many there are.
-        values: floats of the candidate that equal a value of the reference, and how many there are.
-        gradients: parameters and float inputs of the candidate whose gradient was compared, and how
-            many there are; (0, 0) if there was no backward pass.
+        modules: of the reference, of those that were called. Where modules are paired, those whose
+            pair was run by itself; the others were compared as parts of the modules around them.
+            Else those whose output a value of the candidate equals or was put right to equal.
+        candidate_modules: the same of the candidate; where modules are not paired, those that made
+            a value which equals one of the reference.
+        parameters: of the candidate: those that were found in the reference.
+        reference_parameters: those that were found in the candidate.
+        operators: of the reference, of those that read a parameter: those that were compared with
+            one of the candidate that reads the same.
+        candidate_operators: the same of the candidate.
+        values: floats of the candidate that equal a value of the reference.
+        gradients: of the candidate's parameters, and where operators were compared of its float
+            inputs too; (0, 0) if there was no backward pass.
         error: the largest difference of an equal value, as a share of its largest number.
     """
 
     modules: tuple[int, int]
-    operators: tuple[int, int]
     parameters: tuple[int, int]
-    values: tuple[int, int]
+    operators: tuple[int, int] | None = None
+    values: tuple[int, int] | None = None
     gradients: tuple[int, int] = (0, 0)
     error: float = 0.0
+    candidate_modules: tuple[int, int] | None = None
+    reference_parameters: tuple[int, int] | None = None
+    candidate_operators: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

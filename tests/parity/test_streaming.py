@@ -259,6 +259,7 @@ def test_it_resumes_from_the_last_finished_block(tmp_path, monkeypatch):
         whole = open_session(a, b, "never").run()
     assert_same(resumed, whole)
     assert [node.order for node in resumed] == [node.order for node in whole]
+    assert resumed.coverage == whole.coverage
 
 
 def test_it_starts_again_where_a_file_changed(tmp_path):

@@ -18,6 +18,12 @@ from jaxformer.parity.comparison.code_lines import find_lines
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.findings import Difference, Node
+from jaxformer.parity.judging.pair_coverage import (
+    Called,
+    find_unreached,
+    linked_parameters,
+    measure_pair_coverage,
+)
 from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.judging.weights import (
@@ -25,6 +31,8 @@ from jaxformer.parity.judging.weights import (
     compare_weights,
     describe_wrong_weights,
     find_swapped_layers,
+    found_weights,
+    match_weights,
     wrong_weights_by_name,
 )
 from jaxformer.parity.matching.calls.pairs import Pair, in_call_order, parents_of
@@ -176,6 +184,7 @@ class ModuleComparison:
             calls = None
         if calls is None:
             calls = self._trace(candidate, "float64")
+        called_paths = set(calls)
         different = {name for name, difference in self.weights.items() if difference.error}
         if different and reference.plan is not None:
             tensors = reference.plan.tensors
@@ -228,6 +237,16 @@ class ModuleComparison:
             for key, node in nodes.items()
         }
         lines = find_lines(reference, runner, self.pairs, judged)
+        called = Called(trace.called, called_paths)
+        own = jax_trace.parameters_of(self.module)
+        wrong: list[str] = []
+        if reference.plan is None:
+            matches = match_weights(self.module, reference.module)
+            wrong = wrong_weights_by_name(matches, self.pairs)
+            parameters = found_weights(matches, reference.module)
+        else:
+            linked = linked_parameters(reference.module, reference.plan.links)
+            parameters = (len(self.weights), len(own)), linked
         return Report(
             "grad" if reference.backward else "forward",
             self.dtype,
@@ -236,10 +255,10 @@ class ModuleComparison:
             about=dict(about),
             remarks=(*self._remarks(runner), *lines.remarks),
             causes=lines.causes,
-            weights=tuple(
-                wrong_weights_by_name(self.module, reference.module, self.pairs)
-                if reference.plan is None
-                else ()
+            weights=tuple(wrong),
+            incomplete=tuple(find_unreached(self.pairs, called, own)),
+            coverage=measure_pair_coverage(
+                self.pairs, judged, called, own, *parameters, reference.backward
             ),
         )
 

@@ -8,5 +8,6 @@ the line is, ``jaxformer.parity.tolerance`` says, for all stages.
 - ``context``: errors and rounding of modules inside the whole models.
 - ``weights``: parameters of both sides, before anything is run.
 - ``divergences``: which wrong segments of operators reach the results.
+- ``pair_coverage``: how many of both sides' modules and parameters were compared in pairs.
 - ``coverage``: modules whose values were compared, and what was not.
 """

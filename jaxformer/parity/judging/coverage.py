@@ -65,14 +65,31 @@ def measure_coverage(
     """
     missing = sum(node.verdict == "incomplete" for node in nodes)
     floats = [value for value in walk.candidate.values if value.is_activation]
+    wanted = len(walk.reference.parameters)
+    lost = sum(name in walk.reference.parameters for name in parameters.missing)
     return Coverage(
         (len(nodes) - missing, len(nodes)),
-        (len(walk.checked & walk.expected), len(walk.expected)),
         (len(parameters.whole) + len(parameters.in_parts), len(walk.candidate.parameters)),
+        (len(walk.checked & walk.expected), len(walk.expected)),
         (sum(value.index in walk.matches for value in floats), len(floats)),
         (gradients.compared, gradients.expected),
         walk.largest_error,
+        _modules_of_candidate(walk),
+        (wanted - lost, wanted),
+        (len(walk.own_checked & walk.own_expected), len(walk.own_expected)),
     )
+
+
+def _modules_of_candidate(walk: Walk) -> tuple[int, int] | None:
+    """Returns how many modules made an equal value, of all; None if the framework names none."""
+    called: set[str] = set()
+    compared: set[str] = set()
+    for value in walk.candidate.values:
+        if value.is_activation and value.producer is not None and value.producer.module:
+            called.add(value.producer.module)
+            if value.index in walk.matches:
+                compared.add(value.producer.module)
+    return (len(compared), len(called)) if called else None
 
 
 def find_incomplete(walk: Walk, results: Results, parameters: ParameterMatches) -> Iterator[str]:

@@ -63,7 +63,7 @@ class Report:
         casts: a sentence for each line that rounds to a dtype narrower than float32, which is left
             out of the comparison.
         incomplete: a sentence for each part that was not compared, and why.
-        coverage: how much was compared; None where modules were paired by name.
+        coverage: how much was compared; None of training and generation.
     """
 
     mode: str
@@ -96,6 +96,11 @@ class Report:
         return tuple(sorted(found, key=lambda cause: not cause.is_severe))
 
     @property
+    def is_by_operators(self) -> bool:
+        """Whether operators were compared; if not, pairs of modules were."""
+        return self.coverage is not None and self.coverage.operators is not None
+
+    @property
     def uncompared_modules(self) -> tuple[str, ...]:
         """Paths of modules of the reference without a counterpart."""
         return tuple(n.reference_path for n in self.nodes if n.verdict == "incomplete")
@@ -103,7 +108,7 @@ class Report:
     @property
     def error(self) -> float:
         """The largest difference of values that count as equal, of their scale."""
-        if self.coverage is not None:
+        if self.coverage is not None and self.is_by_operators:
             return self.coverage.error
         worst = [node.worst for node in self.nodes if node.verdict != "bug"]
         return max((one.relative for one in worst if one is not None), default=0.0)
@@ -185,7 +190,7 @@ class Report:
         Raises:
             UsageError: pandas is not installed.
         """
-        if self.coverage is not None:
+        if self.is_by_operators:
             names = [field.name for field in dataclasses.fields(RootCause) if field.name != "node"]
             return make_dataframe(
                 [[getattr(cause, name) for name in names] for cause in self.root_causes], names
@@ -257,7 +262,11 @@ def _cause(values: Mapping[str, Any]) -> RootCause:
 def _coverage(values: Mapping[str, Any] | None) -> Coverage | None:
     if values is None:
         return None
-    made = {name: tuple(value) for name, value in values.items() if name != "error"}
+    made: dict[str, Any] = {
+        name: None if value is None else tuple(value)
+        for name, value in values.items()
+        if name != "error"
+    }
     return Coverage(**made, error=float(values["error"]))
 
 

@@ -16,7 +16,7 @@ from jaxformer.parity.report.text import (
     cause_facts,
     cause_lines,
     chosen_steps,
-    coverage_line,
+    coverage_lines,
     has_lines,
     numbers_line,
     one_line,
@@ -60,9 +60,10 @@ TEXT_WIDTH = 100
 def print_report(report: "Report", console: Console) -> None:
     """Prints a report.
 
-    The tree of the model comes first. A line shows a node's verdict, its worst float64 error
-    relative to scale, its error in the dtype under test in units in the last place, and the
-    condition of nodes that amplify. Similar clean siblings share a line with their worst values.
+    How much of each side was compared comes first, then the tree of the model. A line shows a
+    node's verdict, its worst float64 error relative to scale, its error in the dtype under test in
+    units in the last place, and the condition of nodes that amplify. Similar clean siblings share a
+    line with their worst values.
     Then come the settings that differ, the steps of training or generation, the lines of code of
     the root causes, what was not compared, what several nodes show together, and as the last line
     the verdict: ``equal (rounding)``, or ``bug:`` with the first root cause. That line is never
@@ -74,6 +75,7 @@ def print_report(report: "Report", console: Console) -> None:
     """
     printer = _Printer(report, console)
     printer.line((title(report), "bold"))
+    printer.coverage()
     printer.tree()
     printer.settings()
     printer.steps()
@@ -109,8 +111,9 @@ def as_text(report: "Report", most_lines: int) -> str:
     )
     # The last line is the verdict.
     end = [*cut(end[:-1], most_lines // 2 - 1, "lines"), end[-1]]
-    tree = cut(lines_of(_Printer.tree), most_lines - 1 - len(end), "modules")
-    return "\n".join([title(report), *tree, *end])
+    begin = [title(report), *lines_of(_Printer.coverage)]
+    tree = cut(lines_of(_Printer.tree), most_lines - len(begin) - len(end), "modules")
+    return "\n".join([*begin, *tree, *end])
 
 
 class _Printer:
@@ -131,6 +134,11 @@ class _Printer:
         if not self.ascii:
             return text
         return text.translate(ASCII).encode("ascii", "backslashreplace").decode()
+
+    def coverage(self) -> None:
+        """Prints how much of each side was compared, and what was not counted."""
+        for text in coverage_lines(self.report):
+            self._paragraph(text, "", "dim")
 
     def tree(self) -> None:
         """Prints one line a node, numbers in columns, with a node's message below it."""
@@ -243,9 +251,6 @@ class _Printer:
             self.line((f"nodes: {counted}", "dim"))
         elif not report.steps:
             self.line(("no nodes were compared", "dim"))
-        if report.coverage is not None:
-            for part in coverage_line(report).split("; "):
-                self.line((part, "dim"))
         for remark in report.remarks:
             self._paragraph(remark, "", STYLES["amplified"])
         count = len(report.root_causes)

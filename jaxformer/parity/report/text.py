@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxformer.parity.findings import Difference, Node, RootCause, Step, Verdict
@@ -118,16 +118,34 @@ def has_lines(cause: RootCause) -> bool:
     return bool(cause.jax_operators or cause.torch_operators)
 
 
-def coverage_line(report: "Report") -> str:
-    """Returns how much was compared; "" where modules were paired."""
+def coverage_lines(report: "Report") -> list[str]:
+    """Returns how much of each side was compared; nothing where that was not counted."""
     c = report.coverage
     if c is None:
-        return ""
-    return (
-        f"compared: {c.modules[0]} of {c.modules[1]} modules, {c.operators[0]} of "
-        f"{c.operators[1]} operators with parameters, {c.parameters[0]} of {c.parameters[1]} "
-        f"parameters, {c.gradients[0]} of {c.gradients[1]} gradients; {c.values[0]} of "
-        f"{c.values[1]} values of the candidate are equal to one of the reference"
+        return []
+    modules = "modules" if report.is_by_operators else "modules by themselves"
+    operators = "operators with parameters"
+    reference = {modules: c.modules, operators: c.operators, "parameters": c.reference_parameters}
+    candidate = {
+        modules: c.candidate_modules, operators: c.candidate_operators,
+        "parameters": c.parameters, "gradients": c.gradients if c.gradients[1] else None,
+        "values": c.values,
+    }  # fmt: skip
+    lines = [
+        f"compared of the {side}: {_counted(counts)}"
+        for side, counts in (("reference", reference), ("candidate", candidate))
+    ]
+    if not report.is_by_operators:
+        lines.append(
+            "operators were not recorded: the other modules were compared as parts of those around "
+            "them"
+        )
+    return lines
+
+
+def _counted(counts: Mapping[str, tuple[int, int] | None]) -> str:
+    return ", ".join(
+        f"{found[0]} of {found[1]} {what}" for what, found in counts.items() if found is not None
     )
 
 
@@ -165,8 +183,8 @@ def verdict_line(report: "Report") -> str:
     if report.verdict == "incomplete":
         return "incomplete: no bug was found in what was compared"
     if report.verdict != "bug":
-        most = f", at most {scientific(report.error)} of scale apart" if report.coverage else ""
-        return f"equal ({report.verdict}){most}"
+        most = f", at most {scientific(report.error)} of scale apart"
+        return f"equal ({report.verdict}){most if report.is_by_operators else ''}"
     bad: Sequence[Node | RootCause] = report.root_causes
     bad = bad or [node for node in reversed(report.nodes) if node.verdict == "bug"]
     if bad:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxformer.parity.comparison.code_lines import find_lines
 from jaxformer.parity.findings import Difference, Node, RootCause
+from jaxformer.parity.judging.pair_coverage import Called
 from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
 from jaxformer.parity.judging.verdicts import judge_node
 from jaxformer.parity.judging.weights import compare_weight, weight_difference
@@ -105,6 +106,7 @@ class BlockResult:
         count: how many calls of the reference are inside it.
         causes: the lines of code of its bugs.
         remarks: what else is to be said of it.
+        called: which modules in it were called.
     """
 
     nodes: dict[PairKey, Node]
@@ -113,6 +115,7 @@ class BlockResult:
     count: int
     causes: tuple[RootCause, ...] = ()
     remarks: tuple[str, ...] = ()
+    called: Called = dataclasses.field(default_factory=Called)
 
     def save(self, state: State, name: str) -> None:
         """Keeps what was found."""
@@ -129,6 +132,7 @@ class BlockResult:
             "masks": [{name: place(a) for name, a in states.items()} for states in self.masks],
             "count": self.count,
             "remarks": self.remarks,
+            "called": [sorted(self.called.reference), sorted(self.called.candidate)],
         }
         state.save(name, arrays, notes)
 
@@ -147,6 +151,7 @@ class BlockResult:
             notes["count"],
             report.causes,
             tuple(notes["remarks"]),
+            Called(*notes["called"]),
         )
 
 
@@ -191,4 +196,5 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
     remarks = [*lines.remarks]
     if runner.gradients is not None:
         remarks += runner.gradients.remarks()
-    return BlockResult(nodes, looks, masks, count, lines.causes, tuple(remarks))
+    called = Called(trace.called, inner.keys())
+    return BlockResult(nodes, looks, masks, count, lines.causes, tuple(remarks), called)

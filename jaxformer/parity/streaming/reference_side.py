@@ -149,7 +149,7 @@ class ReferencePass:
         try:
             with (
                 self._exact(),
-                recorder.recording(kept),
+                recorder.recording(kept, self.modules),
                 torch.no_grad(),
             ):
                 results = torch_values.floats(call(self.module, tensors))
@@ -157,6 +157,7 @@ class ReferencePass:
             for unit in originals:
                 del self.modules[unit].forward
         self.trace.calls.update(recorder.calls)
+        self.trace.called.update(recorder.called)
         self.trace.outputs.extend(torch_values.view(value) for value in results)
 
     def _answer(self, unit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,12 @@ from jaxformer.errors import UsageError
 from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
 from jaxformer.parity.findings import Node
+from jaxformer.parity.judging.pair_coverage import (
+    Called,
+    find_unreached,
+    linked_parameters,
+    measure_pair_coverage,
+)
 from jaxformer.parity.judging.pair_nodes import in_context
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.judging.weights import (
@@ -116,6 +122,9 @@ class StreamedComparison:
             )
         said += [remark for result in results.values() for remark in result.remarks]
         remarks = [*said, *find_swapped_layers(wrong)]
+        called = Called(sides.reference.trace.called, sides.calls)
+        for result in results.values():
+            called |= result.called
         self._advance()
         return Report(
             "grad" if self.backward else "forward",
@@ -124,6 +133,16 @@ class StreamedComparison:
             tuple(settings),
             remarks=tuple(remarks),
             causes=tuple(cause for result in results.values() for cause in result.causes),
+            incomplete=tuple(find_unreached(self.layout.pairs, called, sides.own)),
+            coverage=measure_pair_coverage(
+                self.layout.pairs,
+                dict(zip(ordered, judged, strict=True)),
+                called,
+                sides.own,
+                (sum(map(len, parameters.values())),) * 2,
+                linked_parameters(self.empty.module, sides.links),
+                self.backward,
+            ),
         )
 
     def _run_forward(self) -> Sides:

@@ -106,6 +106,16 @@ class WeightUses:
         own = self._collect(operators, self._of_candidate)
         return Pairing(self._anchors, own, expected)
 
+    def reading(self, operators: Sequence[Operator]) -> set[int]:
+        """Returns which operators of the candidate read a weight, known in the reference or not."""
+        ambiguous = self._ambiguous()
+        return {
+            operator.index
+            for operator in operators
+            if (weight := _weight_of(operator)) is not None
+            and self._of_candidate(weight) not in ambiguous
+        }
+
     def _collect(
         self, operators: Sequence[Operator], identify: Callable[[Value], int | None]
     ) -> Uses:
@@ -113,17 +123,13 @@ class WeightUses:
         found: Uses = defaultdict(list)
         ambiguous = self._ambiguous()
         for operator in operators:
-            kind = KINDS.get(operator.name)
-            weights = [v for v in operator.inputs if v.is_weight and v.data.dtype.kind == "f"]
-            if kind is None or len(weights) != 1 or len(operator.outputs) != 1:
-                continue
-            if not (operator.outputs[0].is_activation or kind == "lookup"):
-                continue
-            key = identify(weights[0])
+            weight = _weight_of(operator)
+            key = None if weight is None else identify(weight)
             if key is None or key in ambiguous:
                 continue
             activations = [v for v in operator.inputs if v.is_activation]
-            found[key, kind, operator.outputs[0].data.size].append(Use(operator, activations))
+            use = key, KINDS[operator.name], operator.outputs[0].data.size
+            found[use].append(Use(operator, activations))
         return found
 
     def _of_candidate(self, value: Value) -> int | None:
@@ -146,6 +152,15 @@ class WeightUses:
         for value in self._anchors.reference.parameters.values():
             counts[self._first_twin(value)] += 1 + (np.ptp(value.data) == 0)
         return {index for index, count in counts.items() if count > 1}
+
+
+def _weight_of(operator: Operator) -> Value | None:
+    """Returns the one weight that an operator reads, if what it does with it is in ``KINDS``."""
+    kind = KINDS.get(operator.name)
+    weights = [v for v in operator.inputs if v.is_weight and v.data.dtype.kind == "f"]
+    if kind is None or len(weights) != 1 or len(operator.outputs) != 1:
+        return None
+    return weights[0] if operator.outputs[0].is_activation or kind == "lookup" else None
 
 
 class Pairing:

@@ -133,6 +133,7 @@ class CallRecorder:
 
     Attributes:
         calls: the first call of every module, by path.
+        called: paths of all modules that were called, also of those that are not recorded.
     """
 
     def __init__(self, copying: bool):
@@ -140,6 +141,7 @@ class CallRecorder:
         # Tensors recorded without a copy, and how often each had been written to by then.
         self.uncopied: list[tuple[Any, int]] = []
         self.calls: dict[str, TorchCall] = {}
+        self.called: set[str] = set()
         self.count = 0
         self.running: list[TorchCall] = []
         # Of each running call: what was kept of its arguments, and how often each had been written
@@ -160,9 +162,22 @@ class CallRecorder:
         return intact
 
     @contextlib.contextmanager
-    def recording(self, modules: Mapping[str, Any]) -> Iterator[None]:
-        """Records the calls of modules, by path, inside the ``with`` block."""
+    def recording(self, modules: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[None]:
+        """Records the calls of modules inside the ``with`` block.
+
+        Args:
+            modules: by path.
+            others: modules of which only the paths are noted, if they are called.
+        """
+
+        def note(module: Any, args: Any, path: str) -> None:
+            self.called.add(path)
+
         with contextlib.ExitStack() as stack:
+            for path, module in others.items():
+                if path not in modules and owner_of(path, module) == path:
+                    hook = functools.partial(note, path=path)
+                    stack.callback(module.register_forward_pre_hook(hook).remove)
             for path, module in modules.items():
                 if owner_of(path, module) != path:
                     name = path.rpartition(".")[2]
@@ -207,6 +222,7 @@ class CallRecorder:
         made = TorchCall(self.count, own_args, own_kwargs, is_copied=self.copying)
         self._given.append(given)
         self.count += 1
+        self.called.add(path)
         self.running.append(made)
         if path in self.calls:
             self.calls[path].later.append(made)

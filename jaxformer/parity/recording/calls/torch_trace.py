@@ -45,11 +45,13 @@ class Trace:
         calls: the first call of every module, by path, in the order of calls.
         outputs: the float arrays of the whole model's result.
         padding: which tokens no attention may look at; empty where masks were not recorded.
+        called: paths of all modules that were called, also of those that are not recorded.
     """
 
     calls: dict[str, TorchCall]
     outputs: list[np.ndarray]
     padding: Padding = dataclasses.field(default_factory=dict)
+    called: set[str] = dataclasses.field(default_factory=set)
 
 
 def run(
@@ -103,18 +105,19 @@ def _run_once(
     copying: bool,
 ) -> tuple[Trace, bool]:
     """Returns one pass, and whether all recorded arrays still hold what was recorded."""
-    kept = {path: m for path, m in modules_of(module).items() if keep(owner_of(path, m))}
+    modules = modules_of(module)
+    kept = {path: m for path, m in modules.items() if keep(owner_of(path, m))}
     recorder = CallRecorder(copying)
     tensors = [tensor(x) if isinstance(x, np.ndarray) else x for x in inputs]
     with (
-        recorder.recording(kept),
+        recorder.recording(kept, modules),
         recorder.recording_attention() if weights else contextlib.nullcontext(),
         require_torch().no_grad(),
         without_fast_path(),
     ):
         outputs = [view(value) for value in floats(call(module, tensors))]
     padding = find_padding(recorder.calls.values())
-    return Trace(recorder.calls, outputs, padding), recorder.is_intact()
+    return Trace(recorder.calls, outputs, padding, recorder.called), recorder.is_intact()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from jaxformer.parity.report.text import (
     cause_facts,
     cause_lines,
     chosen_steps,
-    coverage_line,
+    coverage_lines,
     has_lines,
     one_line,
     place,
@@ -88,7 +88,7 @@ def page(report: "Report") -> str:
         # Only a closing tag could end a data block early.
         "data": data.replace("<", "\\u003c"),
     }
-    if report.coverage is not None:
+    if report.is_by_operators:
         # Operators were compared: nothing was measured of nodes that could be drawn.
         template = SCRIPTED.sub("", template)
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
@@ -136,8 +136,7 @@ def _header(report: "Report") -> str:
     if report.remarks:
         remarks = "".join(f"<li>{escape(one_line(remark))}</li>" for remark in report.remarks)
         lines.append(f'<ul class="remarks">{remarks}</ul>')
-    if report.coverage is not None:
-        lines.append(f"<p>{escape(coverage_line(report))}</p>")
+    lines += [f"<p>{escape(line)}</p>" for line in coverage_lines(report)]
     counts = {v: sum(node.verdict == v for node in report.nodes) for v in reversed(VERDICTS)}
     lines.append('<ul class="counts" aria-label="nodes by verdict">')
     lines += [

@@ -47,6 +47,8 @@ class Walk(Anchors):
         divergences: what was found, in the order of the run.
         checked: operators of the reference whose counterpart was compared.
         expected: operators of the reference that read a parameter.
+        own_checked: operators of the candidate whose counterpart was compared.
+        own_expected: operators of the candidate that read a parameter.
         remarks: what a reader should know of how the results were compared.
         unknown: paths of parameters of the candidate whose numbers the reference does not have.
         missing: paths of parameters of the reference whose numbers the candidate does not have.
@@ -62,6 +64,8 @@ class Walk(Anchors):
         self.divergences: list[Divergence] = []
         self.checked: set[int] = set()
         self.expected: set[int] = set()
+        self.own_checked: set[int] = set()
+        self.own_expected: set[int] = set()
         self.remarks: list[str] = []
         self.unknown: set[str] = set()
         self.missing: set[str] = set()
@@ -77,20 +81,21 @@ class Walk(Anchors):
         operators = self.candidate.operators[self._done :]
         expected = self._uses.of_reference(self.reference.operators[self._reference_done :])
         self.expected |= {use.operator.index for uses in expected.values() for use in uses}
+        self.own_expected |= self._uses.reading(operators)
         pairing = self._uses.pairing(operators, expected)
         later: dict[int, list[tuple[Value, Value]]] = {}
         self.missing_calls |= pairing.missing
         for operator in operators:
             self._done = operator.index
             pair = pairing.partner(operator)
-            if pair is not None and leads_right(self, *pair):
+            if pair is not None:
+                if not leads_right(self, *pair):
+                    entering, (made, wanted) = required_values(*pair)
+                    for value, other in entering:
+                        self.require(value, other)
+                    later.setdefault(_place(made), []).append((made, wanted))
                 self.checked.add(pair[1].operator.index)
-            elif pair is not None:
-                entering, (made, wanted) = required_values(*pair)
-                for value, other in entering:
-                    self.require(value, other)
-                later.setdefault(_place(made), []).append((made, wanted))
-                self.checked.add(pair[1].operator.index)
+                self.own_checked.add(operator.index)
             elif operator.index in pairing.miscounted:
                 self.extra_calls[operator.index] = pairing.miscounted[operator.index]
             self.compute(operator)

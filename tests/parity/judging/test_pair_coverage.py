@@ -1,0 +1,124 @@
+"""What was compared is counted on every way, and what was never reached is said."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from jaxformer.parity import assert_parity, compare
+from jaxformer.parity.comparison.modules import compare as compare_modules
+from jaxformer.parity.report.report import Report
+from jaxformer.parity.report.text import coverage_lines
+from tests.support.subjects import subject
+
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
+D = 6
+X = np.random.default_rng(0).normal(size=(3, 5, D)).astype(np.float32)
+
+
+class ReferenceGate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.gate, self.act = nn.Linear(D, D), nn.Linear(D, D), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.linear(x)), torch.sigmoid(self.gate(x))
+
+
+class UngatedReference(ReferenceGate):
+    def forward(self, x):
+        return self.act(self.linear(x))
+
+
+class CandidateGate(nnx.Module):
+    def __init__(self, reference):
+        for name in ("linear", "gate"):
+            own, other = nnx.Linear(D, D, rngs=nnx.Rngs(0)), getattr(reference, name)
+            own.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
+            own.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
+            setattr(self, name, own)
+
+    def __call__(self, x):
+        return jax.nn.relu(self.linear(x)), jax.nn.sigmoid(self.gate(x))
+
+
+class Ungated(CandidateGate):
+    """Returns what the gate has no part in."""
+
+    def __call__(self, x):
+        return jax.nn.relu(self.linear(x))
+
+
+NAMES = {"linear": "linear", "gate": "gate"}
+
+
+def gate(candidate=CandidateGate):
+    torch.manual_seed(0)
+    reference = ReferenceGate()
+    return reference, candidate(reference)
+
+
+def test_modules_known_by_name_are_counted():
+    with jax.enable_x64(True):
+        found = subject("gpt2")
+        report = compare_modules(found.torch_module, found.fresh(), found.inputs)
+    coverage = report.coverage
+    own, all_own = coverage.candidate_modules
+    wanted, called = coverage.modules
+    assert own < all_own
+    assert wanted < called
+    assert wanted == len({node.reference_path for node in report})
+    names = {name for name, _ in nnx.to_flat_state(nnx.state(found.fresh(), nnx.Param))}
+    assert coverage.parameters == coverage.gradients == (len(names), len(names))
+    count = len([*found.torch_module.parameters()])
+    assert coverage.reference_parameters == (count, count)
+    assert coverage.operators is coverage.candidate_operators is coverage.values is None
+    assert not report.is_by_operators
+    head, first, second, third = str(report).splitlines()[:4]
+    assert "against" in head
+    assert first.startswith(f"compared of the reference: {wanted} of {called} modules")
+    assert second.startswith(f"compared of the candidate: {own} of {all_own} modules")
+    assert third.startswith("operators were not recorded")
+    assert Report.from_dict(report.to_dict()).coverage == coverage
+
+
+def test_modules_of_a_map_of_names_are_counted():
+    coverage = compare_modules(*gate(), [X], names={"linear": "linear"}).coverage
+    # The whole model and the one that is named; the activation is a module of the reference alone.
+    assert coverage.modules == (2, 4)
+    assert coverage.candidate_modules == (2, 3)
+    assert coverage.parameters == coverage.reference_parameters == (4, 4)
+
+
+def test_operators_of_both_sides_are_counted():
+    report = compare(*gate(), X, backward=False)
+    coverage = report.coverage
+    assert coverage.modules == (4, 4)
+    assert coverage.operators == coverage.candidate_operators == (2, 2)
+    assert coverage.parameters == coverage.reference_parameters == (4, 4)
+    first, second = coverage_lines(report)
+    assert "2 of 2 operators with parameters, 4 of 4 parameters" in first
+    assert "values" in second
+
+
+@pytest.mark.parametrize("names", [None, NAMES])
+def test_a_part_that_was_never_reached_makes_the_report_incomplete(names):
+    reference, candidate = gate(Ungated)
+    options = {} if names is None else {"names": names}
+    report = compare(reference, candidate, [X], **options)
+    assert report.verdict == "incomplete"
+    assert any("gate" in sentence for sentence in report.incomplete)
+    with pytest.raises(AssertionError, match="gate"):
+        assert_parity(reference, candidate, [X], **options)
+
+
+def test_what_neither_side_reaches_is_no_part_of_the_comparison():
+    reference = UngatedReference()
+    candidate = Ungated(reference)
+    report = compare_modules(reference, candidate, [X], names=NAMES)
+    assert report.verdict == "rounding"
+    assert not report.incomplete
