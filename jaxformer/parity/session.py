@@ -13,13 +13,8 @@ import numpy as np
 
 import jaxformer
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
-from jaxformer.config_classifiers import EncoderDecoderClassifierConfig
 from jaxformer.config_dual_encoder import DualEncoderConfig
-from jaxformer.config_speech import (
-    FeatureConfig,
-    SpeechClassifierConfig,
-    SpeechTransformerConfig,
-)
+from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import Setting, UsageError
 from jaxformer.parity.comparison.generation import compare_generation
@@ -27,6 +22,7 @@ from jaxformer.parity.comparison.modules import compare
 from jaxformer.parity.comparison.training import compare_training
 from jaxformer.parity.diagnosis.settings import compare_settings, precision_flags
 from jaxformer.parity.recording.calls import torch_trace
+from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import one_line
 from jaxformer.parity.repro.writer import write_repro
@@ -42,6 +38,7 @@ from jaxformer.parity.sources.checkpoints import (
     load_reference,
     padding_ids,
 )
+from jaxformer.parity.sources.inputs import InputSource, drawn_instead_of_text
 from jaxformer.parity.sources.tokens import (
     TextInput,
     chosen_length,
@@ -109,9 +106,10 @@ class ParitySession:
         self.vocab_size = 0
         if isinstance(self.config, TransformerLMConfig):
             self.vocab_size = min(vocabulary_size(source) for source in (source_a, source_b))
-        if text is not None and self._sense:
+        drawn = drawn_instead_of_text(self.config)
+        if text is not None and drawn:
             raise UsageError(
-                f"{source_a.path} reads {self._sense}: they are drawn at random, and no text"
+                f"{source_a.path} reads {drawn}: they are drawn at random, and no text"
             )
         if text is not None:
             needed = self.batch * self.length + (mode == "train")
@@ -139,7 +137,7 @@ class ParitySession:
         self.about: dict[str, Any] = {
             "reference": f"{source_a.path}, {self.reference.note}, {dtype_names(source_a)}",
             "candidate": f"{source_b.path}, {candidate_note}, {dtype_names(source_b)}",
-            "data": f"random {self._sense} (seed {seed})" if self._sense else tokens.note,
+            "data": f"random {drawn} (seed {seed})" if drawn else tokens.note,
             "compared": how,
         }
 
@@ -195,7 +193,7 @@ class ParitySession:
             self.candidate,
             self._inputs(),
             first.path,
-            jax_call=_call_candidate,
+            jax_call=call_candidate,
             message=one_line(first.message),
             backward=self.mode == "grad",
         )
@@ -212,7 +210,7 @@ class ParitySession:
                 backward=self.mode == "grad",
                 dtype=dtype,
                 torch_call=call_reference,
-                jax_call=_call_candidate,
+                jax_call=call_candidate,
             )
         return report, " and ".join(f"{x.dtype} {x.shape}" for x in inputs)
 
@@ -238,7 +236,7 @@ class ParitySession:
         self.about["compared"] += state.note
         report = StreamedComparison(
             empty, reference, candidate, layout, inputs, torch_call=call_reference,
-            jax_call=_call_candidate, backward=self.mode == "grad", dtype=dtype, state=state,
+            jax_call=call_candidate, backward=self.mode == "grad", dtype=dtype, state=state,
             progress=self.progress,
         ).report()  # fmt: skip
         state.remove()
@@ -268,68 +266,12 @@ class ParitySession:
         found = compare_settings(self.candidate, self.reference_skeleton) + precision_flags()
         return dataclasses.replace(report, settings=tuple(found))
 
-    @property
-    def _sense(self) -> str:
-        """What the model reads in place of texts; "" if it reads texts."""
-        if isinstance(self.config, SpeechClassifierConfig):
-            return "features"
-        return "images" if isinstance(self.config, VisionTransformerConfig) else ""
-
-    def _images(self, config: VisionTransformerConfig) -> np.ndarray:
-        part = config.patches
-        shape = (self.batch, part.num_channels, part.image_height, part.image_width)
-        return np.random.default_rng(self.seed).standard_normal(shape)
-
-    def _sound(self, part: FeatureConfig) -> np.ndarray:
-        shape = (self.batch, part.num_features, part.num_frames)
-        return np.random.default_rng(self.seed).standard_normal(shape)
-
-    def _text_as_both(self) -> Sequence[np.ndarray]:
-        """Returns a text that ends with the end token, and itself shifted: of a classifier."""
-        size = min(self.config.source_vocab_size, self.config.target_vocab_size)  # type: ignore[union-attr]
-        ids = np.array(self.tokens.window(0, self.batch, self.length, size))
+    def _inputs(self) -> list[np.ndarray]:
+        """Returns what both models are called with."""
         end = getattr(getattr(self.reference.module, "config", None), "eos_token_id", None)
-        if isinstance(end, int) and 0 <= end < size:
-            ids[ids == end] = (end + 1) % size
-            ids[:, -1] = end
-        return [ids, np.concatenate((ids[:, -1:], ids[:, :-1]), axis=1)]
-
-    def _inputs(self) -> Sequence[np.ndarray]:
-        """Returns ids (B, T); for an encoder and decoder, those of source and target; or images."""
-        if isinstance(self.config, VisionTransformerConfig):
-            return [self._images(self.config)]
-        if isinstance(self.config, DualEncoderConfig):
-            text = self.config.text
-            length = min(self.length, text.context_length)
-            ids = self.tokens.window(0, self.batch, length, text.vocab_size or 1)
-            return [ids, self._images(self.config.vision)]
-        if isinstance(self.config, TransformerLMConfig):
-            return [self.tokens.window(0, self.batch, self.length, self.vocab_size)]
-        if isinstance(self.config, SpeechTransformerConfig):
-            ids = self.tokens.window(0, self.batch, self.length, self.config.target_vocab_size)
-            return [self._sound(self.config.features), ids]
-        if isinstance(self.config, SpeechClassifierConfig):
-            return [self._sound(self.config.features)]
-        if isinstance(self.config, EncoderDecoderClassifierConfig):
-            return self._text_as_both()
-        # Different lengths, so that a mix-up of the two is found.
-        lengths = self.length, max(1, self.length - self.length // 4)
-        sizes = self.config.source_vocab_size, self.config.target_vocab_size
-        return [
-            self.tokens.window(place, self.batch, length, size)
-            for place, (length, size) in enumerate(zip(lengths, sizes, strict=True))
-        ]
-
-
-def _call_candidate(module: Any, given: Sequence[Any]) -> Any:
-    output = module(*given)
-    if isinstance(module.config, TransformerLMConfig) and module.config.head.pooler:
-        # The reference pools in the same call.
-        module.pooled(output)
-    has_vector = isinstance(module.config, VisionTransformerConfig) and module.classifier is None
-    if has_vector and any((module.pooler, module.pooled_norm, module.pooling)):
-        module.pooled(output)
-    return output
+        source = InputSource(self.tokens, self.batch, self.length, self.seed)
+        end_token = end if isinstance(end, int) else None
+        return source.draw(self.config, self.vocab_size, end_token)
 
 
 def _check_mode(mode: Mode, source: Source) -> None:

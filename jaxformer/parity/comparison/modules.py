@@ -42,6 +42,7 @@ from jaxformer.parity.matching.calls.positions import (
     share_tables,
 )
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.recording.memory import LARGE, release
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.calls.products import compare_held_product, is_large_product
@@ -294,7 +295,7 @@ class ModuleComparison:
     def _call(self, module: Any, inputs: Sequence[Any]) -> Any:
         if self.call is not None:
             return self.call(module, inputs)
-        return module(*inputs, **self.positions)
+        return call_candidate(module, inputs, **self.positions)
 
     def _low_pass(self) -> dict[str, jax_trace.JaxCall]:
         """Returns the pass of the candidate in the dtype under test."""

@@ -8,4 +8,11 @@ bug hides another.
   return, to what enters these and what it returns. They are known by name.
 - ``operators/``: segments of operators between equal values. They are found on the way, each as
   short as the values tell.
+
+Both kinds have a runner of their own. A pair's segments have ends that are known beforehand: each
+is a function that runs by itself, in any order, with a backward pass by its own vjp, and is freed
+afterwards, which streaming and the pass in the dtype under test need. The ends of operators show
+only while they run: all stand on one tape, and a value that is found wrong is put right there for
+those behind it. What they share is what comes of a segment: a value, the one wanted, a judgement. A
+pair that is found wrong becomes a model of operators (``calls.pair_functions``).
 """

@@ -5,5 +5,6 @@ leave.
 
 - ``checkpoints``: opens A and B, checks that their architectures are equal, and loads both.
 - ``transformers_folders``: loads a Hugging Face folder with ``transformers``.
+- ``inputs``: the ids, images or features that both are called with.
 - ``tokens``: random token ids, or those of a text.
 """

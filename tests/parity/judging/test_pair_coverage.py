@@ -12,6 +12,7 @@ from jaxformer.parity import assert_parity, compare
 from jaxformer.parity.comparison.modules import compare as compare_modules
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.report.text import coverage_lines
+from jaxformer.porting import from_torch
 from tests.support.subjects import subject
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
@@ -122,3 +123,18 @@ def test_what_neither_side_reaches_is_no_part_of_the_comparison():
     report = compare_modules(reference, candidate, [X], names=NAMES)
     assert report.verdict == "rounding"
     assert not report.incomplete
+
+
+def test_a_pooler_that_the_reference_calls_is_called_here_too():
+    """jaxformer's models pool by a method of their own, which a plain call leaves out."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=12,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    reference = transformers.BertModel(config).eval()
+    ids = np.random.default_rng(0).integers(0, 20, (2, 7))
+    report = compare(reference, from_torch(reference), ids)
+    assert report.verdict in ("equal", "rounding"), report
+    assert not [node.path for node in report.nodes if node.verdict == "incomplete"]

@@ -5,6 +5,7 @@ arguments and outputs; or the results and gradients of one module of either side
 
 - ``torch_trace``: one pass of the reference; ``torch_recorder``: the hooks that record it.
 - ``jax_trace``: one pass of the candidate, and copies of it in other dtypes.
+- ``whole_models``: how a model of jaxformer is called.
 - ``torch_isolated``: one PyTorch module run by itself, its submodules returning given outputs.
 - ``jax_isolated``: the same of a JAX module.
 - ``attention``: recorded attention weights and scores.
