@@ -24,7 +24,7 @@ from jaxformer.porting.dialects.bert import (
     masked_lm_head,
 )
 from jaxformer.porting.dialects.common.buffers import rotaries
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     FEED_FORWARD_WIDTH,
@@ -32,6 +32,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     even_head_width,
     narrow_embedding,
 )
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.packings import Shape
 from jaxformer.porting.mapping.position_tables import install_table

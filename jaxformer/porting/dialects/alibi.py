@@ -17,11 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.common.hugging_face import (
-    fused_stack,
-    language_model,
-    stack_rules,
-)
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
@@ -29,6 +25,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.dialects.common.known_settings import DEFAULTS, SHARED
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
+from jaxformer.porting.dialects.common.stacks import fused_stack, stack_rules
 from jaxformer.porting.mapping.packings import Fused
 from jaxformer.porting.mapping.rules import Rule, Rules, names
 from jaxformer.porting.mapping.settings import (

@@ -24,16 +24,14 @@ from typing import Any
 import numpy as np
 
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.dialects.common.hugging_face import (
-    decoder_mapping,
-    language_model,
-    stack_rules,
-)
+from jaxformer.porting.dialects.common.halves import decoder_mapping
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
     scaled_embedding,
 )
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.packings import AsRow, Shape
 from jaxformer.porting.mapping.position_tables import install_table

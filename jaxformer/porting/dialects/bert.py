@@ -18,7 +18,7 @@ and the class ``BertModel``.
 
 import numpy as np
 
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
@@ -27,6 +27,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     even_head_width,
     narrow_embedding,
 )
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.packings import Shape

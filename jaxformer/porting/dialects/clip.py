@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.common.buffers import position_ids
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_images import (
     IMAGES,
     Tokens,
@@ -28,6 +28,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     FEED_FORWARD_WIDTH,
     SIZES,
 )
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.mapping.packings import Fused, Reshaped
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under
 from jaxformer.porting.mapping.settings import (

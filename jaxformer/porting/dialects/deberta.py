@@ -8,12 +8,13 @@ from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.bert import BERT_HEAD, MASKED_LM, POST_NORM
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     FEED_FORWARD_WIDTH,
     SIZES,
 )
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.mapping.rules import names
 from jaxformer.porting.mapping.settings import (
     Mapped,

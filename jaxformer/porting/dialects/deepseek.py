@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxformer.config import TransformerLMConfig
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.rotary_settings import PARAMETERS, RotaryPositions
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.dialects.experts import (
     IN_ONE_ARRAY,
     OWN_WIDTH,

@@ -15,13 +15,14 @@ from typing import Any
 from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.porting.dialects.common.buffers import causal_mask, masked_score
-from jaxformer.porting.dialects.common.hugging_face import language_model, rotated, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ACTIVATIONS_OF_TORCH,
     ATTENTION_DROPOUT,
     even_head_width,
 )
+from jaxformer.porting.dialects.common.stacks import rotated, stack_rules
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.packings import Fused, FusedByHead, Packing
 from jaxformer.porting.mapping.rules import Rule, Rules, names, untransposed

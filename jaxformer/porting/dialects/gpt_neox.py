@@ -6,12 +6,7 @@
 """
 
 from jaxformer.porting.dialects.common.buffers import causal_mask, inverse_frequencies, masked_score
-from jaxformer.porting.dialects.common.hugging_face import (
-    fused_stack,
-    language_model,
-    rotated,
-    stack_rules,
-)
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
@@ -20,6 +15,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     SIZES,
 )
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
+from jaxformer.porting.dialects.common.stacks import fused_stack, rotated, stack_rules
 from jaxformer.porting.mapping.adapter import Buffer
 from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.settings import BOOLEAN, Flag, Mapped, Required, fixed

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxformer.porting.dialects.common.buffers import inverse_frequencies
-from jaxformer.porting.dialects.common.hugging_face import language_model, rotated, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ATTENTION_DROPOUT,
     FEED_FORWARD_WIDTH,
@@ -15,6 +15,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
 )
 from jaxformer.porting.dialects.common.layer_patterns import SlidingWindow
 from jaxformer.porting.dialects.common.rotary_settings import RotaryPositions
+from jaxformer.porting.dialects.common.stacks import rotated, stack_rules
 from jaxformer.porting.mapping.adapter import Buffer, StateDictAdapter
 from jaxformer.porting.mapping.rules import Rules, names
 from jaxformer.porting.mapping.settings import (

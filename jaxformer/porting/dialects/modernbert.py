@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.porting.dialects.bert import masked_lm_head
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     FEED_FORWARD_WIDTH,
@@ -17,6 +17,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     SIZES,
 )
 from jaxformer.porting.dialects.common.rotary_settings import LAYER_TYPES, RotaryByLayerType
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.mapping.packings import Fused
 from jaxformer.porting.mapping.rules import Rule, names
 from jaxformer.porting.mapping.settings import (

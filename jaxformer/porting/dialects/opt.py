@@ -4,7 +4,7 @@ OPT (arXiv 2205.01068) and BioGPT (arXiv 2210.10341) learn the table, XGLM (arXi
 sinusoids.
 """
 
-from jaxformer.porting.dialects.common.hugging_face import language_model, stack_rules
+from jaxformer.porting.dialects.common.hugging_face import language_model
 from jaxformer.porting.dialects.common.hugging_face_settings import (
     ACTIVATIONS,
     ATTENTION_DROPOUT,
@@ -14,6 +14,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     narrow_embedding,
     scaled_embedding,
 )
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.mapping.rules import Rules, names, under
 from jaxformer.porting.mapping.settings import (
     BOOLEAN,

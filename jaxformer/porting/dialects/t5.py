@@ -13,15 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxformer.encoder_decoder import EncoderDecoder
-from jaxformer.porting.dialects.common.hugging_face import (
-    encoder_mapping,
-    language_model,
-    stack_rules,
-)
-from jaxformer.porting.dialects.common.hugging_face_settings import (
-    ACTIVATIONS,
-    GATED_ACTIVATIONS,
-)
+from jaxformer.porting.dialects.common.halves import encoder_mapping
+from jaxformer.porting.dialects.common.hugging_face import language_model
+from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS, GATED_ACTIVATIONS
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.dialects.common.task_heads import TOKENS_OF_ENCODER
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.mapping.adapter import StateDictAdapter

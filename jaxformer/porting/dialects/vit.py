@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from jaxformer.porting.dialects.common.hugging_face import stack_rules
 from jaxformer.porting.dialects.common.hugging_face_images import (
     IMAGES,
     Labels,
@@ -28,6 +27,7 @@ from jaxformer.porting.dialects.common.hugging_face_settings import (
     FEED_FORWARD_WIDTH,
     SIZES,
 )
+from jaxformer.porting.dialects.common.stacks import stack_rules
 from jaxformer.porting.mapping.adapter import StateDictAdapter
 from jaxformer.porting.mapping.packings import Fused, Reshaped
 from jaxformer.porting.mapping.rules import Rule, Rules, names, under

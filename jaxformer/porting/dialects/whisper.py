@@ -25,11 +25,8 @@ from jaxformer.porting.dialects.bart import (
     own_of_encoder,
     sinusoids,
 )
-from jaxformer.porting.dialects.common.hugging_face import (
-    decoder_mapping,
-    language_model,
-    read_fields,
-)
+from jaxformer.porting.dialects.common.halves import decoder_mapping
+from jaxformer.porting.dialects.common.hugging_face import language_model, read_fields
 from jaxformer.porting.dialects.common.hugging_face_settings import ACTIVATIONS, ATTENTION_DROPOUT
 from jaxformer.porting.dialects.common.known_settings import SHARED
 from jaxformer.porting.dialects.common.task_heads import Labels

@@ -1,6 +1,8 @@
 """What the declarations of several families share.
 
-- ``hugging_face``: the adapter of a family of Hugging Face; rules that several have.
+- ``hugging_face``: the adapter of a family of Hugging Face, its body and its heads.
+- ``halves``: encoders and decoders that have a class of their own.
+- ``stacks``: rules of stacks of blocks.
 - ``transformers_types``: what transformers declares of each model type: classes, defaults.
 - ``hugging_face_settings``: rows of settings tables: sizes, activations, factors.
 - ``rotary_settings``, ``layer_patterns``: rows of rotary positions, and of what differs between
