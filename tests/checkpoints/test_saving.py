@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 
 import jax
@@ -149,9 +150,12 @@ def test_a_run_whose_disk_is_full_ends_and_resumes_later(small_disk, text, capsy
     free = shutil.disk_usage(small_disk).free
     filler.write_bytes(bytes(free - 60_000))
     monkeypatch.setattr(files, "check_space", lambda *_: None)
-    # pytest would format what Orbax's threads log, with a traceback each. On Python 3.11 two of
-    # them cannot do that at once: "SystemError: AST constructor recursion depth mismatch".
-    monkeypatch.setattr(logging.getLogger("absl"), "disabled", True)
+    # pytest would format what Orbax's threads log or leave unraised, with a traceback each. While
+    # one does, Python 3.11 cannot parse code in another thread, as the command line does:
+    # "SystemError: AST constructor recursion depth mismatch".
+    for name in ("absl", "asyncio"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+    monkeypatch.setattr(sys, "unraisablehook", lambda *_: None)
     capsys.readouterr()
     assert resume(run, "--steps", 30, "--decay-steps", 10) == 7
     err = capsys.readouterr().err
