@@ -257,7 +257,7 @@ class ModuleComparison:
             remarks=(*self._remarks(runner), *lines.remarks),
             causes=lines.causes,
             weights=tuple(wrong),
-            incomplete=tuple(find_unreached(self.pairs, called, own)),
+            incomplete=tuple(find_unreached(self.pairs, called, own, self.module)),
             coverage=measure_pair_coverage(
                 self.pairs, judged, called, own, *parameters, reference.backward
             ),

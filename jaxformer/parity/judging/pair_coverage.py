@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from flax import nnx
+
+from jaxformer.parameters import join_path
 from jaxformer.parity.findings import Coverage, Node
 from jaxformer.parity.matching.calls.pairs import Pair, PairKey
 from jaxformer.porting.mapping.rules import Link
@@ -78,17 +81,21 @@ def linked_parameters(reference: Any, links: Sequence[Link]) -> tuple[int, int]:
 
 
 def find_unreached(
-    pairs: Sequence[Pair], called: Called, parameters: Collection[str]
+    pairs: Sequence[Pair], called: Called, parameters: Collection[str], module: nnx.Module
 ) -> Iterator[str]:
     """Yields a sentence for each module with parameters that the candidate's pass never reached.
 
-    What the reference does not call either is no part of the comparison.
+    What the reference does not call either is no part of the comparison. A module that cannot be
+    called, such as a table of relative positions, is read by the one that holds it.
 
     Args:
         pairs: all of them.
         called: which modules.
         parameters: names of the candidate's.
+        module: the candidate.
     """
+    read = {join_path(path) for path, part in nnx.iter_modules(module) if not callable(part)}
+    called |= Called(candidate=read)
     for pair in pairs:
         if not all(path in called.reference for path in pair.reference):
             continue

@@ -133,7 +133,7 @@ class StreamedComparison:
             tuple(settings),
             remarks=tuple(remarks),
             causes=tuple(cause for result in results.values() for cause in result.causes),
-            incomplete=tuple(find_unreached(self.layout.pairs, called, sides.own)),
+            incomplete=tuple(find_unreached(self.layout.pairs, called, sides.own, plans[1].module)),
             coverage=measure_pair_coverage(
                 self.layout.pairs,
                 dict(zip(ordered, judged, strict=True)),
