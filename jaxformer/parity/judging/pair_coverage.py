@@ -86,7 +86,8 @@ def find_unreached(
     """Yields a sentence for each module with parameters that the candidate's pass never reached.
 
     What the reference does not call either is no part of the comparison. A module that cannot be
-    called, such as a table of relative positions, is read by the one that holds it.
+    called, such as a table of relative positions, is read by the one that holds it; one whose parts
+    are called is reached.
 
     Args:
         pairs: all of them.
@@ -100,11 +101,16 @@ def find_unreached(
         if not all(path in called.reference for path in pair.reference):
             continue
         for path in pair.candidate:
-            if path not in called.candidate and any(n.startswith(f"{path}.") for n in parameters):
+            if not _reaches(called.candidate, path) and _reaches(parameters, path):
                 yield (
                     f"{path} of the candidate is never called; "
                     f"the reference calls {pair.reference_path}"
                 )
+
+
+def _reaches(paths: Collection[str], path: str) -> bool:
+    """Returns whether a path, or one inside of it, is among some."""
+    return any(each == path or each.startswith(f"{path}.") for each in paths)
 
 
 def _was_compared(node: Node | None) -> bool:
