@@ -282,6 +282,38 @@ def test_the_statistics_of_a_batch_norm_have_no_gradients():
     assert "1.running_mean, 1.running_var" in report.remarks[0]
 
 
+class PaddedLookup(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 7, padding_idx=2)
+        torch.nn.init.normal_(self.table.weight)
+
+    def forward(self, ids):
+        return torch.tanh(self.table(ids))
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_the_row_of_a_padding_token_that_pytorch_does_not_train_is_no_bug(is_trained):
+    reference = PaddedLookup()
+    ids = np.array([[3, 2, 5, 2], [2, 10, 0, 3]])
+
+    def candidate(table, ids):
+        rows = table[ids]
+        if not is_trained:
+            rows = jnp.where((ids == 2)[..., None], jax.lax.stop_gradient(rows), rows)
+        return jnp.tanh(rows)
+
+    table = reference.table.weight.detach().numpy()
+    report = compare(reference, (candidate, table), ids)
+    assert report.verdict == "rounding", str(report)
+    assert report.coverage.gradients == (1, 1)
+    remark = "the reference gives padding tokens no gradient, the candidate does: table.weight"
+    assert report.remarks == ((f"{remark} (row 2)",) if is_trained else ())
+    wrong = compare(reference, (lambda t, i: jnp.tanh(jax.lax.stop_gradient(t)[i]), table), ids)
+    assert wrong.verdict == "bug"
+    assert all(cause.is_backward for cause in wrong.root_causes)
+
+
 def test_what_cannot_be_differentiated_is_said():
     linear = torch.nn.Linear(4, 4)
     params = {"w": linear.weight.detach().numpy(), "b": linear.bias.detach().numpy()}

@@ -29,6 +29,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     # PyTorch's own way imports its compiler, which takes five seconds.
     found[aten.gelu.default] = _gelu
     found[aten.convolution.default] = _convolution
+    found[aten.embedding_dense_backward.default] = _embedding_backward
     # Of the other tensor only the shape is read: the result does not depend on its numbers.
     found[aten.expand_as.default] = lambda x, other: x.expand(other.shape)
     return found
@@ -40,6 +41,19 @@ def _convolution(x: Any, weight: Any, bias: Any, *settings: Any) -> Any:
         return NotImplemented
     made = require_torch().ops.aten.convolution.default(x, weight, None, *settings)
     return made + bias.reshape(-1, *(1 for _ in weight.shape[2:]))
+
+
+def _embedding_backward(
+    gradient: Any, ids: Any, count: int, padding: int, by_frequency: bool
+) -> Any:
+    """Returns the gradient of an embedding, with that of its padding token.
+
+    PyTorch leaves that row out, which no port does: see ``TorchRun.padding_rows``.
+    """
+    if padding < 0:
+        return NotImplemented
+    aten = require_torch().ops.aten
+    return aten.embedding_dense_backward.default(gradient, ids, count, -1, by_frequency)
 
 
 def _group_norm(

@@ -31,6 +31,8 @@ class TorchRun:
         tape: the operators.
         returned: of each module that was called, by path, the float values that it returned.
         kinds: the class of each module, by path, a module before those inside it.
+        padding_rows: by the name of an embedding's parameter, the row of its padding token, which
+            PyTorch does not train; here its gradient is computed.
         no_gradients: why there is no backward pass; "" if there is one.
     """
 
@@ -47,6 +49,7 @@ class TorchRun:
         self.tape = Tape()
         self.returned: dict[str, list[Value]] = {}
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
+        self.padding_rows = _padding_rows(wide)
         self.no_gradients = ""
         self._recorder = make_recorder(self.tape)
         self._leaves: dict[int, Any] = {}
@@ -124,6 +127,18 @@ class TorchRun:
             index: self._recorder.value(gradient)
             for index, gradient in zip(self._leaves, found, strict=True)
         }
+
+
+def _padding_rows(module: Any) -> dict[str, int]:
+    """Returns the row of the padding token of each embedding that has one, by its parameter."""
+    torch = require_torch()
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return {
+        names[id(inner.weight)]: inner.padding_idx
+        for inner in module.modules()
+        if isinstance(inner, torch.nn.Embedding) and inner.padding_idx is not None
+        if id(inner.weight) in names
+    }
 
 
 def run_torch(

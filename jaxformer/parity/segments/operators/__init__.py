@@ -9,4 +9,5 @@ something else than the reference's between the same places.
 - ``constants``: what float32 does to the numbers and tables of a segment.
 - ``effects``: how much of a wrong segment reaches the results.
 - ``gradients``: the backward passes.
+- ``padding_rows``: the gradients of padding tokens.
 """

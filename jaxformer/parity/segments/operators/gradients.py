@@ -20,6 +20,7 @@ from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.tape import Value
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.effects import seen_positions
+from jaxformer.parity.segments.operators.padding_rows import describe_padding_rows, without_row
 from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import listed
@@ -71,7 +72,7 @@ def compare_gradients(
     walk.index.add(walk.reference.values[before:])
     own = candidate.backward({place: array for _, place, array in cotangents.values()})
     walk.advance_backward()
-    return _Comparison(walk, parameters, right, own).run()
+    return _Comparison(walk, parameters, right, own, reference.padding_rows).run()
 
 
 def _cotangents(walk: Walk, results: Results) -> dict[int, tuple[np.ndarray, int, np.ndarray]]:
@@ -106,6 +107,7 @@ class _Comparison:
         parameters: ParameterMatches,
         right: Mapping[int, Value],
         own: Mapping[int, Value],
+        padding_rows: Mapping[str, int],
     ):
         self._walk, self._parameters = walk, parameters
         named = [*walk.reference.parameters.values(), *walk.reference.buffers.values()]
@@ -115,6 +117,8 @@ class _Comparison:
             v.index: right[v.index] for v in walk.reference.inputs if v.index in right
         }
         self._own = own
+        self._padding_rows = padding_rows
+        self._trained_rows: dict[str, int] = {}
         self._left: list[str] = []
         self._compared = 0
         self._layouts: dict[tuple[str, str], Layout | None] = {
@@ -154,6 +158,7 @@ class _Comparison:
                 buffers, "because the reference has these numbers in buffers without gradients"
             ),
             self._without_gradients(),
+            describe_padding_rows(self._walk.reference, self._trained_rows),
         ]
         count = self._compared + len(self._left) + len(buffers)
         return Gradients(self._compared, count, tuple(filter(None, remarks)))
@@ -211,7 +216,22 @@ class _Comparison:
             self._left += own
         else:
             ((_, value),) = own.items()
-            self._require(value, self._derive("layout", [self._right[left[0]]], layout.apply))
+            right = self._right_gradient(left[0], value, layout)
+            self._require(value, self._derive("layout", [right], layout.apply))
+
+    def _right_gradient(self, twin: str, own: Value, layout: Layout) -> Value:
+        """Returns the gradient of a parameter, without a padding token's if the candidate has none.
+
+        Where the candidate trains that row, the reference's is what it would be.
+        """
+        right, row = self._right[twin], self._padding_rows.get(twin)
+        if row is None:
+            return right
+        array = layout.invert(self._walk.array(own), right.data.shape)
+        if array[row].any():
+            self._trained_rows[twin] = row
+            return right
+        return self._derive("row", [right], lambda gradient: without_row(gradient, row))
 
     def _is_equal(self, own: Value, twin: str) -> bool:
         right = self._right[twin]
