@@ -92,7 +92,7 @@ def serve() -> None:
     for name in (
         "jaxformer.cli.main", "jaxformer.training.loop", "jaxformer.training.startup",
         "jaxformer.checkpoints", "jaxformer.hardware.compilation_cache", "orbax.checkpoint",
-        "matplotlib.pyplot", "jaxformer.training.parallel.mesh", "jax.experimental.multihost_utils",
+        "matplotlib.figure", "jaxformer.training.parallel.mesh", "jax.experimental.multihost_utils",
     ):  # fmt: skip
         importlib.import_module(name)
     for line in sys.stdin:

@@ -1,6 +1,5 @@
 """``report.html`` in a run's folder: curves, samples, settings and environment in one file."""
 
-import io
 import platform
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,6 +9,7 @@ from typing import Any
 from jaxformer.checkpoints.manifest import versions
 from jaxformer.hardware.invocation import command
 from jaxformer.training.config import TrainConfig
+from jaxformer.training.logging.curves import draw_curves
 
 # By metric: what its curve shows, and whether its axis is logarithmic.
 CURVES = {
@@ -54,7 +54,7 @@ def make_report(
         f"<h1>{escape(folder.name)}</h1>",
         _table(_results(config, records)),
         "<h2>Curves</h2>",
-        curves or "<p>There are no curves: matplotlib is missing.</p>",
+        curves or "<p>Nothing was measured.</p>",
         "<h2>Samples</h2>",
         *(f"<h3>step {one['step']}</h3><pre>{escape(str(one['text']))}</pre>" for one in samples),
         *([] if samples else ["<p>No samples were written.</p>"]),
@@ -102,35 +102,14 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _draw(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a curve for each metric that was measured, as one SVG; empty without matplotlib."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        return ""
+    """Returns a curve for each metric that was measured, as one SVG; empty where none was."""
     points = {
         name: [(r["step"], r[name]) for r in records if r.get(name) is not None] for name in CURVES
     }
-    measured = {name: values for name, values in points.items() if values}
-    if not measured:
-        return ""
-    # The same run gives the same file.
-    with mpl.rc_context({"svg.hashsalt": "jaxformer", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(8, 2.2 * len(measured)), layout="constrained")
-        grid = figure.subplots(len(measured), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, (name, values) in zip(grid, measured.items(), strict=True):
-            title, is_logarithmic = CURVES[name]
-            every = -(-len(values) // MOST_POINTS)
-            steps, numbers = zip(*[*values[::every], values[-1]], strict=True)
-            marker = "o-" if len(values) <= 50 else "-"
-            axes.plot(steps, numbers, marker, color="#0072B2", linewidth=1, markersize=3)
-            axes.set_title(title, loc="left", fontsize=10)
-            if is_logarithmic and min(numbers) > 0:
-                axes.set_yscale("log")
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
-        grid[-1].set_xlabel("optimizer step")
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    # What stands before the tag belongs to a file of its own.
-    return text.getvalue()[text.getvalue().index("<svg") :]
+    return draw_curves(
+        [
+            (title, [*values[:: -(-len(values) // MOST_POINTS)], values[-1]], is_logarithmic)
+            for name, (title, is_logarithmic) in CURVES.items()
+            if (values := points[name])
+        ]
+    )
