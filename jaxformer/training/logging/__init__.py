@@ -5,7 +5,6 @@ service, the lines of the terminal, and at the end a picture of the losses.
 
 - ``run_log``: all of a run's reports, of which only the primary process makes any.
 - ``metrics``: the file, the services and the picture.
-- ``report_page``: all of it on one page, with its ``curves``.
 - ``noise_scale``: what the gradients of a step's parts say of its noise.
 - ``progress``: the terminal; ``dashboard``: the same, on one screen.
 """
