@@ -16,6 +16,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.decoding import (
+    SamplingSettings,
+    choose_tokens,
+    evaluating,
+    generating_programs,
+    make_cache,
+    read_request,
+)
 from jaxformer.execution import lengths
 from jaxformer.execution.shared_window import (
     SharedWindow,
@@ -24,14 +32,6 @@ from jaxformer.execution.shared_window import (
     shift_shared,
 )
 from jaxformer.execution.token_window import Window
-from jaxformer.generation import (
-    SamplingSettings,
-    choose_tokens,
-    evaluating,
-    generating_programs,
-    make_cache,
-    read_request,
-)
 from jaxformer.layers import few_row_kernels, prepare_few_rows
 from jaxformer.parameters import Parameters, split
 from jaxformer.positions import Rotary

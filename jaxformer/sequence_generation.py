@@ -17,10 +17,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.attention import LayerCache
+from jaxformer.decoding import SamplingSettings, choose_tokens, make_cache
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import TokenRows
-from jaxformer.generation import SamplingSettings, choose_tokens, make_cache
 from jaxformer.layers import few_row_kernels, prepare_few_rows
 from jaxformer.logits import check_sampling
 from jaxformer.parameters import Parameters, merge, split

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from jaxformer import generation
+from jaxformer import decoding, generation
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import lengths
 from jaxformer.parameters import split
 from parity_tests.generating import BASE, CONTEXT, TOKENS, V, build, pair, prompts, torch_generate
 from tests.support.tiers import full_after
+from torch_ref import decoding as torch_decoding
 from torch_ref import generation as torch_generation
 from torch_ref.config import TransformerLMConfig as TorchTransformerLMConfig
 
@@ -149,8 +150,8 @@ def test_lengths_are_rounded_to_powers_of_two_and_halfway_between(monkeypatch):
 def test_caches_have_the_shape_and_dtype_asked_for():
     config = TransformerLMConfig(vocab_size=V, **{**BASE, "num_kv_heads": 2, "head_dim": 7})
     torch_config = TorchTransformerLMConfig(**config.settings())
-    caches = generation.make_cache(config, 3, 11, jnp.bfloat16)
-    torch_caches = torch_generation.make_cache(torch_config, 3, 11, torch.bfloat16)
+    caches = decoding.make_cache(config, 3, 11, jnp.bfloat16)
+    torch_caches = torch_decoding.make_cache(torch_config, 3, 11, torch.bfloat16)
     assert len(caches) == len(torch_caches) == config.num_layers
     for cache, twin in zip(caches, torch_caches, strict=True):
         for candidate, reference in ((cache.k_RSH, twin.k_BSKH), (cache.v_RSH, twin.v_BSKH)):
@@ -190,7 +191,7 @@ def test_the_loop_copies_no_cache(batch, num_kv_heads):
     rows = list(prompts(batch).astype(np.int64))
     window = generation.Window.pack(rows, np.zeros(batch, bool), CONTEXT)
     common = {"key": None, "stop_tokens": np.zeros(0, np.int32)}
-    prefill, extend = generation.generating_programs(definition, None, jnp.dtype("float32"))
+    prefill, extend = decoding.generating_programs(definition, None, jnp.dtype("float32"))
     window = prefill(parameters, window, 0, slots_read=16, **common)
     compiled = extend.lower(parameters, {}, window, 1, 5, **common).compile()
     rows_of_cache = batch * num_kv_heads

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from jaxformer import generation, speculative_generation
+from jaxformer import generation, speculative_rounds
 from jaxformer.parameters import get_parameters, map_parameters
 from jaxformer.porting import export_arrays
 from jaxformer.speculative_generation import generate_with_draft, stream_with_draft
 from parity_tests.generating import CONTEXT, MODELS, TOKENS, build, pair, prompts
 from tests.support.tiers import full_after
 from torch_ref import speculative_generation as twin_generation
+from torch_ref import speculative_rounds as twin_rounds
 
 
 def near(model, twin, noise=0.05):
@@ -115,11 +116,11 @@ def test_what_is_accepted_or_drawn_has_the_models_probabilities(side):
     draft = np.stack([np.tile(q1, (9, 1)), q2[first]], axis=1)
     if side == "jax":
         accept, rest = map(
-            np.asarray, speculative_generation.accept_proposals(model, draft, jnp.array(proposals))
+            np.asarray, speculative_rounds.accept_proposals(model, draft, jnp.array(proposals))
         )
     else:
         arguments = map(torch.from_numpy, (model, draft, proposals))
-        accept, rest = (x.numpy() for x in twin_generation.accept_proposals(*arguments))
+        accept, rest = (x.numpy() for x in twin_rounds.accept_proposals(*arguments))
     weight = q1[first] * q2[first, second]
     found1, found2 = np.zeros(size), np.zeros((size, size))
     for row, (x, y) in enumerate(proposals):

@@ -6,66 +6,16 @@ from there; a longer prompt is cut in the same way. With a cache the new window 
 then extended token by token, without one it is read anew for every token: the results are equal.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from torch_ref.attention import LayerCache
-from torch_ref.config import EncoderDecoderConfig, TransformerLMConfig
-from torch_ref.logits import check_sampling, filter_logits
-from torch_ref.prompts import read_prompt
+from torch_ref.decoding import choose_tokens, evaluating, make_cache, read_request
 from torch_ref.transformer_lm import TransformerLM
-
-# Temperature, top_k and top_p.
-SamplingSettings = tuple[float, int | None, float | None]
-
-
-def make_cache(
-    config: TransformerLMConfig | EncoderDecoderConfig,
-    batch: int,
-    length: int,
-    dtype: torch.dtype,
-    device: torch.device | None = None,
-) -> list[LayerCache]:
-    """Returns empty caches, one a layer, each with room for ``length`` tokens of ``batch`` rows."""
-    heads, *widths = config.cache_widths
-    keys, values = ((batch, length, heads, width) for width in widths)
-    return [
-        LayerCache(
-            torch.zeros(keys, dtype=dtype, device=device),
-            torch.zeros(values, dtype=dtype, device=device),
-            0,
-        )
-        for _ in range(_causal_layers(config))
-    ]
-
-
-def _causal_layers(config: TransformerLMConfig | EncoderDecoderConfig) -> int:
-    if isinstance(config, EncoderDecoderConfig):
-        return config.num_decoder_layers
-    return config.num_layers
-
-
-def choose_tokens(
-    logits_BV: torch.Tensor, settings: SamplingSettings | None, generator: torch.Generator | None
-) -> torch.Tensor:
-    """Returns the next token of every row (B,): the most probable one, or one that is drawn.
-
-    Args:
-        logits_BV: in nats.
-        settings: None takes the most probable one.
-        generator: what is drawn from; None is torch's global one.
-    """
-    if settings is None:
-        return logits_BV.argmax(dim=-1)
-    temperature, top_k, top_p = settings
-    kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
-    return torch.multinomial(kept_BV.softmax(dim=-1), 1, generator=generator)[:, 0]
 
 
 def generate(
@@ -252,40 +202,6 @@ def _copy(cache: list[LayerCache], length: int) -> list[LayerCache]:
     return [LayerCache(c.k_BSKH.clone(), c.v_BSKH.clone(), length) for c in cache]
 
 
-def read_request(
-    model: TransformerLM,
-    prompt_BT: torch.Tensor,
-    num_tokens: int,
-    *,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    stop_tokens: Sequence[int],
-    mask: torch.Tensor | None,
-    chunk: int,
-) -> list[torch.Tensor]:
-    """Returns the rows of a prompt without their padding. Arguments are those of ``stream``.
-
-    Raises:
-        ValueError: see ``stream``.
-    """
-    check_sampling(temperature, top_k, top_p)
-    if num_tokens < 0:
-        raise ValueError(f"num_tokens must not be negative: got {num_tokens}")
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1: got {chunk}")
-    if not model.config.causal:
-        raise ValueError("only a causal model can generate: got causal=False")
-    if model.config.head.head == "none":
-        raise ValueError("only a model with a head can generate: got head='none'")
-    vocab_size = model.token_embedding.num_embeddings
-    rows = read_prompt(prompt_BT, mask, vocab_size)
-    for token in stop_tokens:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"stop_tokens must be in [0, {vocab_size}): got {token}")
-    return rows
-
-
 def _stream(
     model: TransformerLM,
     rows: list[torch.Tensor],
@@ -351,18 +267,6 @@ def _next_logits(
     )
     assert not isinstance(hidden, tuple)
     return model.logits(hidden[:, -1])
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts the modules in evaluation mode within the context."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _device(model: TransformerLM) -> torch.device:

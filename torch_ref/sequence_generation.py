@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from torch_ref.decoding import choose_tokens, evaluating, make_cache
 from torch_ref.encoder_decoder import EncoderDecoder
-from torch_ref.generation import choose_tokens, evaluating, make_cache
 from torch_ref.logits import check_sampling
 from torch_ref.prompts import check_target_tokens, read_features, read_source, read_start
 from torch_ref.speech_transformer import SpeechTransformer

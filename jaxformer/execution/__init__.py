@@ -14,6 +14,8 @@ is imported here at run time: what a file needs of it comes in as an argument.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
 - ``lengths``: how long prompts and caches are when text is generated, so that few programs compile.
 - ``token_window``: the rows of a generating program, in buffers, with their cache.
+- ``shared_window``: the same where each row belongs to another request, and comes and goes.
+- ``drafted_window``: the same with the cache of a draft.
 - ``delayed_draws``: initial weights, drawn by one program for each kind of array.
 - ``rematerialization``: what the forward pass keeps for the backward pass.
 - ``sharding``: where arrays lie among many devices; ``training.parallel`` decides it.

@@ -8,9 +8,10 @@ from flax import nnx
 
 from jaxformer import layers
 from jaxformer.config import TransformerLMConfig
+from jaxformer.decoding import generating_programs
 from jaxformer.execution import few_rows
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
-from jaxformer.generation import generate, generating_programs, stream
+from jaxformer.generation import generate, stream
 from jaxformer.layers import Embedding, Linear, few_row_kernels, prepare_few_rows
 from jaxformer.transformer_lm import TransformerLM
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.generation import make_cache
+from jaxformer.decoding import make_cache
 from jaxformer.parity.findings import Step
 from jaxformer.parity.matching.calls.positions import match_alibi_slopes, share_tables_of_length
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
