@@ -29,6 +29,7 @@ CPU = {
     "generation": "generation.py",
     "narrow_weights": "narrow_weights.py",
     "many_requests": "many_requests.py",
+    "drafts": "drafts.py",
     "families": "families.py",
     "growth": "growth.py",
     "peers-nano": "peers.py --preset nano",

@@ -19,6 +19,7 @@ from typing import Any
 
 import measure
 import numpy as np
+import shapes
 from limits import measure_limits
 
 JAXFORMER, TRANSFORMERS = "jaxformer", "transformers"
@@ -33,11 +34,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 32], help="sequences")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens to write")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--vocab-size", type=int, default=65)
-    parser.add_argument("--context-length", type=int, default=1024)
+    shapes.add_arguments(parser)
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
     parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

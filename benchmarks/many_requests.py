@@ -14,28 +14,21 @@ from typing import Any
 
 import measure
 import numpy as np
+import shapes
 
 CONTINUOUS, BATCHES = "continuous", "batches"
 
 
 def main() -> None:
     """Measures, and writes the result."""
-    parser = measure.parser(__doc__, turns=5)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--rows", type=int, nargs="+", default=[8, 16], help="texts at a time")
+    parser = measure.parser(__doc__, turns=3)
+    parser.add_argument("--requests", type=int, default=48)
+    parser.add_argument("--rows", type=int, nargs="+", default=[8], help="texts at a time")
     parser.add_argument("--longest-prompt", type=int, default=128, help="tokens")
     parser.add_argument("--longest-text", type=int, default=256, help="tokens")
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--vocab-size", type=int, default=65)
-    parser.add_argument("--context-length", type=int, default=1024)
+    shapes.add_arguments(parser)
     arguments = parser.parse_args()
 
-    from flax import nnx
-
-    from jaxformer import TransformerLM
-    from jaxformer.config import TransformerLMConfig
     from jaxformer.continuous_generation import Request
 
     draw = np.random.default_rng(0)
@@ -48,15 +41,7 @@ def main() -> None:
         Request(draw.integers(0, arguments.vocab_size, prompt), int(text))
         for prompt, text in zip(*lengths, strict=True)
     ]
-    config = TransformerLMConfig(
-        vocab_size=arguments.vocab_size,
-        d_model=arguments.width,
-        num_heads=arguments.heads,
-        num_layers=arguments.layers,
-        context_length=arguments.context_length,
-    )
-    model = TransformerLM(config, rngs=nnx.Rngs(0))
-    model.eval()
+    model = shapes.make_model(arguments)
     results: list[dict[str, Any]] = []
     speedups = {}
     for rows in arguments.rows:

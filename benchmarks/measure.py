@@ -141,6 +141,12 @@ def seconds_of(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
+def processor_seconds() -> float:
+    """Returns the time that all threads of this process have used so far, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Returns ``median``, ``min``, ``max``, the quartiles ``q1`` and ``q3``, and ``count``."""
     q1, median, q3 = (

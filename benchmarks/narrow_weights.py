@@ -9,12 +9,12 @@ machine they say more than the clock.
 """
 
 import functools
-import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import measure
 import numpy as np
+import shapes
 
 OWN, NARROW = "float32", ("bfloat16", "int8")
 
@@ -25,28 +25,13 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 32], help="sequences")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt")
     parser.add_argument("--tokens", type=int, default=32, help="tokens to write")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--vocab-size", type=int, default=50257)
-    parser.add_argument("--context-length", type=int, default=1024)
+    shapes.add_arguments(parser, layers=12, width=768, heads=12, vocab_size=50257)
     arguments = parser.parse_args()
 
-    from flax import nnx
-
-    from jaxformer import TransformerLM, narrow_weights
-    from jaxformer.config import TransformerLMConfig
+    from jaxformer import narrow_weights
     from jaxformer.parameters import get_parameters
 
-    config = TransformerLMConfig(
-        vocab_size=arguments.vocab_size,
-        d_model=arguments.width,
-        num_heads=arguments.heads,
-        num_layers=arguments.layers,
-        context_length=arguments.context_length,
-    )
-    own = TransformerLM(config, rngs=nnx.Rngs(0))
-    own.eval()
+    own = shapes.make_model(arguments)
     models = {OWN: own, **{dtype: narrow_weights(own, dtype) for dtype in NARROW}}
     sizes = {
         name: sum(array.nbytes for array in get_parameters(model).values())
@@ -78,10 +63,10 @@ def time_sides(
     processor: dict[str, list[float]] = {name: [] for name in models}
 
     def call(name: str, count: int) -> None:
-        before = _processor_seconds()
+        before = measure.processor_seconds()
         generate(models[name], prompt, count, greedy=True)
         if count == tokens:
-            processor[name].append(_processor_seconds() - before)
+            processor[name].append(measure.processor_seconds() - before)
 
     def calls(count: int) -> dict[str, Callable[[], None]]:
         return {name: functools.partial(call, name, count) for name in models}
@@ -101,11 +86,6 @@ def time_sides(
         }
         for name in models
     ]
-
-
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 COLUMNS = {

@@ -33,7 +33,7 @@ TARGETS = (
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
     "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
-    "families", "growth", "narrow_weights", "many_requests",
+    "families", "growth", "narrow_weights", "many_requests", "drafts",
 )  # fmt: skip
 Result = dict[str, Any]
 

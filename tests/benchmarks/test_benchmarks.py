@@ -26,7 +26,7 @@ pytestmark = pytest.mark.optimized
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-HELPERS = {"measure", "limits", "sides"}
+HELPERS = {"measure", "limits", "shapes", "sides"}
 SCRIPTS = sorted(
     path
     for path in BENCHMARKS.glob("*.py")
