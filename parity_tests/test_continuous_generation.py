@@ -107,7 +107,7 @@ def test_latent_attention_and_experts():
         {"num_experts": 5, "experts_per_token": 2, "activation": "swiglu"},
     )
     for settings in kinds:
-        model, _ = build(**settings)
+        model, _ = build(num_layers=1, **settings)
         requests = make_requests()
         found = together(model, requests, rows=3, greedy=True)
         assert_same(found, alone(model, requests, greedy=True))

@@ -27,8 +27,6 @@ from jaxformer.transformer_lm import TransformerLM
 from parity_tests.twins import copy_to_torch
 from tests.support.tiers import FULL, full_after
 
-pytestmark = pytest.mark.optimized
-
 CONFIG = TransformerLMConfig(
     vocab_size=29, context_length=13, d_model=24, num_layers=2, num_heads=3, d_ff=40
 )
@@ -52,6 +50,8 @@ def build_twin(model):
     return twin
 
 
+# As users compile it; what devices share out is the same whichever way a program is compiled.
+@pytest.mark.optimized
 @pytest.mark.parametrize("logits_at_once", full_after(1, [chunked_loss.LOGITS_AT_ONCE, 2000]))
 @pytest.mark.parametrize("accumulation", [pytest.param(1, marks=FULL), 3])
 def test_fifty_steps_of_adamw_agree_with_torch(accumulation, logits_at_once, monkeypatch):

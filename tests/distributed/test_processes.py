@@ -12,8 +12,8 @@ from tests.support.several import PEER_TIMEOUT, Processes, fresh, lines, run
 from tests.support.tiny import DROPOUT, TEXT, losses, same_run, steps
 
 GRADIENT_NORM = "grad_norm"
-STEPS = 300
-LONG = ["--steps", STEPS, "--eval-interval", 100, "--checkpoint-interval", 100, *DROPOUT]
+STEPS = 180
+LONG = ["--steps", STEPS, "--eval-interval", 60, "--checkpoint-interval", 60, *DROPOUT]
 # Beyond the time after which a process counts as lost: to notice it, and to say so.
 GRACE = 15
 
@@ -25,7 +25,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory, cache):
-    """A run of 300 steps of one process with four devices."""
+    """A run of 180 steps of one process with four devices."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "text.txt").write_text(TEXT)
     arguments = fresh(folder / "text.txt", folder / "run", *LONG)
@@ -49,10 +49,10 @@ def test_four_processes_are_bit_exact_with_one(together, cache, empty_folder):
     arguments = fresh(together / "text.txt", "run", *LONG)
     outputs = run(4, 1, *arguments, cache=cache)
     same_everywhere("run", together)
-    assert steps("run") == [100, 200, 300]
+    assert steps("run") == [60, 120, 180]
     out, err = outputs[0]
     assert "4 × cpu in 4 processes" in out
-    assert "step 300 · validation loss" in out
+    assert "step 180 · validation loss" in out
     assert err == ""
     for other in (1, 2, 3):
         assert outputs[other] == ("", "")
@@ -64,7 +64,7 @@ def test_a_run_resumes_after_a_loss_and_a_signal_on_fewer_processes(together, ca
     arguments = fresh(together / "text.txt", "run", *LONG)
     slow = ["--steps-per-call", 1]
     with Processes(2, 2, *arguments, *slow, cache=cache) as processes:
-        processes.wait_for(lambda: Path("run/checkpoints/100").exists())
+        processes.wait_for(lambda: Path("run/checkpoints/60").exists())
         processes.running[0].kill()
         begin = time.monotonic()
         out, err = processes.ends(9, but=[0])[1]

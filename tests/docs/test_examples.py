@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.support.pages import ROOT
+from tests.support.quick_compiling import flags_for_devices
 from tests.support.tokens import corpus
 
 EXAMPLES = ROOT / "examples"
@@ -29,9 +30,8 @@ MORE = {
 
 
 def python(folder, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # A newcomer has one device.
-    environment.pop("XLA_FLAGS", None)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags_for_devices(1)}
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=folder, env=environment, capture_output=True, text=True,

@@ -13,6 +13,8 @@ from jax._src.interpreters import mlir
 # do not have it, and end a process that asks for it.
 FUSIONS = ("xla_cpu_use_fusion_emitters",) if jax.__version_info__ < (0, 11) else ()
 OLDER_FUSIONS = "".join(f" --{name}=false" for name in FUSIONS)
+# A program in one part compiles in two thirds of the time: parts are for cores with nothing to do.
+IN_ONE_PART = "--xla_cpu_parallel_codegen_split_count=1"
 XLA_FLAGS = os.environ.get("XLA_FLAGS", "")
 # How many programs are written in one context of MLIR. A new one for each is a third of the time of
 # a small operation; it keeps the types and places of all its programs.
@@ -51,3 +53,10 @@ def compile_quickly(quickly: bool) -> None:
     jax.config.update("jax_disable_most_optimizations", quickly)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quickly))
     os.environ["XLA_FLAGS"] = XLA_FLAGS + OLDER_FUSIONS * quickly
+
+
+def flags_for_devices(count: int) -> str:
+    """Returns XLA's flags of a process with so many devices that compiles as this one does."""
+    quickly = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+    devices = f"--xla_force_host_platform_device_count={count}"
+    return f"{devices} {IN_ONE_PART}{OLDER_FUSIONS * quickly}"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+from tests.support.quick_compiling import flags_for_devices
 from tests.support.tiny import ROOT, train_arguments
 
 PEER_TIMEOUT = 10
@@ -37,7 +38,7 @@ class Processes:
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": flags_for_devices(devices),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
         }
