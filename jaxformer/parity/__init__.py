@@ -13,11 +13,12 @@ It is one pipeline. Each stage is a package and imports only the stages before i
 5. ``diagnosis/``: says why a segment is wrong, and in which line of code.
 6. ``report/``: the report as data, in the terminal, as JSON and as HTML.
 
-Models are divided twice. Where modules are known by name (those of jaxformer, or of a map of
-names), a segment is a pair of modules. A wrong one is taken through the stages again, as if it were
-a model: its operators are recorded, and values with equal numbers are the anchors. A model of which
-no names are known is one such segment from the start. So the packages of the stages have a part
-``calls/`` and a part ``operators/``; numbers, verdicts, root causes and reports are the same.
+Models are divided twice. Of jaxformer's own models, whose modules mirror those of the reference, a
+segment is a pair of modules. A wrong one is taken through the stages again, as if it were a model:
+its operators are recorded, and values with equal numbers are the anchors. Any other model is one
+such segment from the start, and names of its modules, where a user gives them, only label the
+report. So the packages of the stages have a part ``calls/`` and a part ``operators/``; numbers,
+verdicts, root causes and reports are the same.
 
 What takes models through the stages:
 

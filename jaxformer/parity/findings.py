@@ -176,6 +176,7 @@ class RootCause:
         jax_after: "path:line" of the code that made what the candidate's line reads. A step that is
             missing has no line: it belongs between the two.
         node: the pair of modules that it is in, where modules were paired.
+        candidate_path: of the candidate's module, where the user gave names; else "".
     """
 
     jax_source: str = ""
@@ -191,11 +192,14 @@ class RootCause:
     effect: float | None = None
     jax_after: str = ""
     node: Node | None = None
+    candidate_path: str = ""
 
     @property
     def path(self) -> str:
-        """Path of the candidate's module, as its node has it; else of the reference's."""
-        return self.torch_module if self.node is None else self.node.path
+        """Path of the candidate's module, as its node or the user has it; else the reference's."""
+        if self.node is not None:
+            return self.node.path
+        return self.candidate_path or self.torch_module
 
     @property
     def reference_path(self) -> str:

@@ -3,7 +3,7 @@
 In go two models and their inputs. Out comes a ``Report``.
 
 - ``api``: ``compare`` and ``assert_parity``, for every kind of candidate.
-- ``modules``: models whose modules are known by name: pair by pair.
+- ``modules``: jaxformer's own models, whose modules mirror the reference's: pair by pair.
 - ``operators``: any two functions: operator by operator, with no names.
 - ``code_lines``: a wrong pair of modules, as two functions, operator by operator.
 - ``reference_run``: the reference, run once for any number of candidates.

@@ -10,6 +10,9 @@ from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
 from jaxformer.parity.report.report import Report
 
+# Of the comparison operator by operator.
+OPTIONS = ("backward", "names", "torch_call", "jax_call", "about")
+
 
 def compare(
     torch_module: Any,
@@ -21,9 +24,9 @@ def compare(
 ) -> Report:
     """Runs two models on the same inputs and says where, and why, they differ.
 
-    Where modules of both sides are known by name, a segment is a pair of modules: see
-    ``jaxformer.parity.comparison.modules``. They are those of jaxformer, or of a map of names. A
-    wrong pair, and any other candidate, is compared operator by operator, with no names given: see
+    Of jaxformer's own models, whose modules are those of the reference, a segment is a pair of
+    modules: see ``jaxformer.parity.comparison.modules``. A wrong pair, and any other candidate, is
+    compared operator by operator, with no names given: see
     ``jaxformer.parity.comparison.operators``. Both are the pipeline of ``jaxformer.parity``.
 
     Args:
@@ -34,9 +37,11 @@ def compare(
         inputs: of the reference: an array, a list of positional arguments, or a dict of named ones.
             Arrays of numpy, PyTorch and JAX are taken.
         jax_inputs: of the candidate, where they differ; default the same.
-        options: ``backward`` (whether gradients are compared too; default True), and of the
-            comparison module by module ``dialect``, ``force``, ``names``, ``dtype``,
-            ``torch_call``, ``jax_call``, ``about``.
+        options: ``backward`` (whether gradients are compared too; default True), ``torch_call`` and
+            ``jax_call`` (how each side is called, given it and its inputs), ``about`` (notes for
+            the report); of jaxformer's own models ``dialect``, ``force``, ``dtype``; of any other
+            NNX module ``names`` (its module paths to those of the reference, which the report then
+            shows).
 
     Returns:
         the report; ``verdict`` and ``root_causes`` are there for every kind of candidate.
@@ -45,21 +50,25 @@ def compare(
         UsageError: torch is missing, the candidate is of no known kind, or an option does not serve
             it.
         CheckpointError: the reference's arrays are not those of its dialect; all are listed.
+        ValueError: names has a path that does not exist; all such paths are listed.
     """
-    if "names" in options and candidate is not None and not isinstance(candidate, nnx.Module):
+    named = options.get("names") is not None
+    if named and not isinstance(candidate, nnx.Module):
         raise UsageError(
-            "names pairs the modules of an NNX module; any other candidate is compared without it"
+            "give the JAX module: a map of names does not make one"
+            if candidate is None
+            else "names pairs the modules of an NNX module; any other candidate is compared "
+            "without it"
         )
-    if candidate is None or "names" in options or "dialect" in options or _is_own(candidate):
+    if candidate is None or (not named and ("dialect" in options or _is_own(candidate))):
+        options.pop("names", None)
         listed = [_as_list(given) for given in (inputs, jax_inputs)]
         return modules.compare(
             torch_module, candidate, listed[0] or (), jax_inputs=listed[1], **options
         )
-    others = [name for name in options if name != "backward"]
+    others = [name for name in options if name not in OPTIONS]
     if others:
-        raise UsageError(
-            f"{', '.join(others)}: serves candidates of jaxformer's own modules, or with names"
-        )
+        raise UsageError(f"{', '.join(others)}: serves jaxformer's own models, without names")
     return compare_operators(torch_module, candidate, inputs, jax_inputs, **options)
 
 
@@ -89,11 +98,9 @@ def check_parity(report: Report) -> Report:
 
 
 def _is_own(candidate: Any) -> bool:
-    """Returns whether a candidate is an NNX module with jaxformer's own modules in it."""
+    """Returns whether a candidate is one of jaxformer's own modules, and not only made of them."""
     return isinstance(candidate, nnx.Module) and any(
-        type(inner).__module__.startswith("jaxformer.")
-        for _, inner in nnx.iter_graph(candidate)
-        if isinstance(inner, nnx.Module)
+        kind.__module__.startswith("jaxformer.") for kind in type(candidate).__mro__
     )
 
 

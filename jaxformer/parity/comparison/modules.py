@@ -17,7 +17,7 @@ from jaxformer.execution.query_blocks import large_query_blocks
 from jaxformer.parity.comparison.code_lines import find_lines
 from jaxformer.parity.comparison.reference_run import Caller, ReferenceRun
 from jaxformer.parity.diagnosis.settings import compare_settings, name_causes, precision_flags
-from jaxformer.parity.findings import Difference, Node
+from jaxformer.parity.findings import Node
 from jaxformer.parity.judging.pair_coverage import (
     Called,
     find_unreached,
@@ -27,13 +27,9 @@ from jaxformer.parity.judging.pair_coverage import (
 from jaxformer.parity.judging.pair_nodes import PairNodes, in_context
 from jaxformer.parity.judging.verdicts import arithmetic_stage, judge_node
 from jaxformer.parity.judging.weights import (
-    WrongWeight,
     compare_weights,
     describe_wrong_weights,
     find_swapped_layers,
-    found_weights,
-    match_weights,
-    wrong_weights_by_name,
 )
 from jaxformer.parity.matching.calls.pairs import Pair, in_call_order, parents_of
 from jaxformer.parity.matching.calls.positions import (
@@ -58,7 +54,6 @@ def compare(
     jax_inputs: Sequence[Any] | None = None,
     dialect: str | None = None,
     force: bool = False,
-    names: Mapping[str, str] | None = None,
     backward: bool = True,
     dtype: str | None = None,
     torch_call: Caller | None = None,
@@ -69,16 +64,13 @@ def compare(
 
     Args:
         torch_module: the reference; it is not changed.
-        jax_module: the candidate, any NNX module; it is not changed. Default: what ``from_torch``
-            makes of the reference.
+        jax_module: the candidate, one of jaxformer's own modules; it is not changed. Default: what
+            ``from_torch`` makes of the reference.
         inputs: positional arguments of the reference: numpy arrays, tensors, None.
         jax_inputs: those of the candidate, where they differ (masks of another convention);
             default the same.
         dialect: the name of the reference's dialect; default found by its class.
         force: whether the dialect may contradict the reference's config.
-        names: candidate module paths to reference module paths, instead of a dialect, for modules
-            that no dialect knows. The candidate is then run with its own weights, so that a wrong
-            one shows in the output of its module; one that is wrong in a part is named, too.
         backward: whether to compare gradients too.
         dtype: the dtype whose rounding is reported; default that of the candidate's weights.
         torch_call: how to call the reference, given it and its inputs.
@@ -92,7 +84,7 @@ def compare(
     """
     with jax.enable_x64(True):
         reference = ReferenceRun(
-            torch_module, inputs, dialect=dialect, names=names, backward=backward,
+            torch_module, inputs, dialect=dialect, backward=backward,
             call=torch_call, config=jax_module, is_single_use=True, force=force,
         )  # fmt: skip
         if jax_module is None:
@@ -151,12 +143,12 @@ class ModuleComparison:
         self.positions: dict[str, np.ndarray] = {}
         self.pairs = reference.pairs_with(jax_module)
         self.parents = parents_of(self.pairs)
-        self.weights: dict[str, Difference] = {}
-        self.wrong_weights: dict[str, WrongWeight] = {}
-        if reference.plan is not None:
-            self.weights, self.wrong_weights = compare_weights(
-                jax_trace.parameters_of(jax_module), reference.plan.tensors
-            )
+        # A reference with names has none, and is compared by its operators.
+        assert reference.plan is not None
+        self.plan = reference.plan
+        self.weights, self.wrong_weights = compare_weights(
+            jax_trace.parameters_of(jax_module), self.plan.tensors
+        )
 
     def report(self, about: Mapping[str, Any]) -> Report:
         """Runs both sides and returns what was found."""
@@ -166,8 +158,8 @@ class ModuleComparison:
     def _report(self, about: Mapping[str, Any]) -> Report:
         reference = self.reference
         settings = precision_flags()
-        if reference.plan is not None and not reference.unsupported_settings:
-            settings = compare_settings(self.module, reference.plan.module) + settings
+        if not reference.unsupported_settings:
+            settings = compare_settings(self.module, self.plan.module) + settings
         # All weights of a large model in float64 would be the largest thing in memory, so they are
         # cast when they are needed.
         working_dtype = None if reference.size > LARGE else "float64"
@@ -187,13 +179,13 @@ class ModuleComparison:
             calls = self._trace(candidate, "float64")
         called_paths = set(calls)
         different = {name for name, difference in self.weights.items() if difference.error}
-        if different and reference.plan is not None:
-            tensors = reference.plan.tensors
+        if different:
+            tensors = self.plan.tensors
             candidate = jax_trace.with_parameters(
                 candidate, {n: tensors[n].read() for n in different}
             )
             candidate = jax_trace.in_dtype(candidate, working_dtype)
-        links = () if reference.plan is None else reference.plan.links
+        links = self.plan.links
         gradients = None
         if reference.backward:
             gradients = ReferenceGradients(reference.wide, reference.modules, trace, links)
@@ -217,7 +209,7 @@ class ModuleComparison:
 
         def run(pair: Pair) -> PairDifferences:
             module = reference.modules[pair.reference[0]]
-            if reference.plan is not None and is_large_product(pair, runner, module):
+            if is_large_product(pair, runner, module):
                 return compare_held_product(pair, runner, module)
             return runner.run(pair)
 
@@ -240,14 +232,8 @@ class ModuleComparison:
         lines = find_lines(reference, runner, self.pairs, judged)
         called = Called(trace.called, called_paths)
         own = jax_trace.parameters_of(self.module)
-        wrong: list[str] = []
-        if reference.plan is None:
-            matches = match_weights(self.module, reference.module)
-            wrong = wrong_weights_by_name(matches, self.pairs)
-            parameters = found_weights(matches, reference.module)
-        else:
-            linked = linked_parameters(reference.module, reference.plan.links)
-            parameters = (len(self.weights), len(own)), linked
+        parameters = (len(self.weights), len(own))
+        linked = linked_parameters(reference.module, links)
         return Report(
             "grad" if reference.backward else "forward",
             self.dtype,
@@ -256,10 +242,9 @@ class ModuleComparison:
             about=dict(about),
             remarks=(*self._remarks(runner), *lines.remarks),
             causes=lines.causes,
-            weights=tuple(wrong),
             incomplete=tuple(find_unreached(self.pairs, called, own, self.module)),
             coverage=measure_pair_coverage(
-                self.pairs, judged, called, own, *parameters, reference.backward
+                self.pairs, judged, called, own, parameters, linked, reference.backward
             ),
         )
 

@@ -4,6 +4,7 @@ The stages, each a package: both sides are recorded on tapes, equal parameters a
 matched, the segments between them are walked through, and what differs is judged and diagnosed.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,12 +25,18 @@ from jaxformer.parity.judging.coverage import (
     measure_coverage,
 )
 from jaxformer.parity.judging.divergences import judge_backward, judge_forward
+from jaxformer.parity.judging.labels import Labels
 from jaxformer.parity.matching.operators.parameters import (
     buffers_with_gradients,
     in_reference_numbers,
     match_parameters,
 )
-from jaxformer.parity.recording.operators.candidates import Candidate, arguments, as_candidate
+from jaxformer.parity.recording.operators.candidates import (
+    Caller,
+    Candidate,
+    arguments,
+    as_candidate,
+)
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
@@ -46,6 +53,11 @@ def compare_operators(
     jax_inputs: Any = None,
     backward: bool = True,
     line_that_reads: Callable[[int], str] = lambda place: "",
+    *,
+    names: Mapping[str, str] | None = None,
+    torch_call: Caller | None = None,
+    jax_call: Caller | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Report:
     """Runs both models once, in float64, and compares them operator by operator.
 
@@ -60,18 +72,33 @@ def compare_operators(
         line_that_reads: returns "path:line" of the code that a result of the candidate, given its
             place, goes to; known of parts of a model. It is the source of a result that no operator
             of the candidate makes.
+        names: of an NNX module: paths of the candidate to paths of the reference, which the report
+            shows. What is compared does not depend on them.
+        torch_call: how to call the reference, given it and its inputs.
+        jax_call: how to call the candidate.
+        about: notes for the report.
 
     Raises:
         UsageError: the candidate is of no known kind, or torch is missing.
+        ValueError: names has a path that does not exist; all such paths are listed.
     """
-    model = as_candidate(candidate)
+    labels = None if names is None else Labels(names, candidate, torch_module)
+    model = as_candidate(candidate, jax_call)
     args, kwargs = arguments(inputs)
     jax_arguments = (args, kwargs) if jax_inputs is None else arguments(jax_inputs)
     asked = buffers_with_gradients(torch_module, candidate_arrays(model)) if backward else []
-    reference = run_torch(torch_module, args, kwargs, backward, asked)
+    reference = run_torch(torch_module, args, kwargs, backward, asked, torch_call)
     comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads)
     with jax.enable_x64(True):
-        return comparison.report()
+        report = dataclasses.replace(comparison.report(), about=dict(about or {}))
+    if labels is None:
+        return report
+    return dataclasses.replace(
+        report,
+        nodes=tuple(labels.nodes(report.nodes)),
+        causes=tuple(labels.causes(report.causes)),
+        weights=(*report.weights, *labels.wrong(comparison.parameters)),
+    )
 
 
 class _Comparison:

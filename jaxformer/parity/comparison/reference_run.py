@@ -27,7 +27,7 @@ class ReferenceRun:
         torch_module: the reference.
         inputs: its positional arguments.
         dialect: the name of its dialect; default found by its class.
-        names: candidate paths to reference paths, instead of a dialect.
+        names: candidate paths to reference paths, instead of a dialect, to show one pair of them.
         backward: whether to compare gradients too.
         call: how to call the reference.
         config: the candidate; its settings are used where the reference's own are unsupported.
@@ -82,7 +82,7 @@ class ReferenceRun:
     def port(self) -> Any:
         """Returns the JAX module that ``from_torch`` makes of the reference."""
         if self.plan is None:
-            raise UsageError("give the JAX module: a map of names does not make one")
+            raise UsageError("a map of names does not make a JAX module")
         return build(self.plan)
 
     @functools.cached_property

@@ -85,7 +85,7 @@ def _cause(judged: Judged, walk: Walk) -> RootCause:
         tuple(op.name for op in divergence.operators),
         tuple(op.name for op in divergence.reference_operators),
         operator.module if operator else "",
-        reference.module,
+        divergence.reference_module,
         effect=judged.effect,
         jax_after=_source_before(divergence, found.read),
     )

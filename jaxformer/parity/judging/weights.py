@@ -11,18 +11,11 @@ import numpy as np
 
 from jaxformer.errors import UsageError, mismatches
 from jaxformer.parity.findings import Difference
-from jaxformer.parity.matching.calls.pairs import Pair
-from jaxformer.parity.matching.operators.parameters import ParameterMatches, match_parameters
-from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.tolerance import ROUNDOFF
 from jaxformer.porting.formats.tensors import StoredTensor, digest
 
-# How many were compared, and how many there are.
-Share = tuple[int, int]
 # Elements that are compared at a time.
 CHUNK = 1 << 21
-# A smaller share of numbers that differ is a mistake in a weight that is meant to be the same.
-MOSTLY_EQUAL = 0.5
 LAYER = re.compile(r"(.*?blocks)\.(\d+)\.(.*)")
 
 
@@ -42,54 +35,6 @@ class WrongWeight:
         if self.found_at:
             return f"it is the reference's {' or '.join(self.found_at)}"
         return self.look
-
-
-def match_weights(candidate: Any, reference: Any) -> ParameterMatches:
-    """Returns which weights of two models hold the same numbers, in any layout.
-
-    Args:
-        candidate: the model.
-        reference: the model.
-    """
-    targets = {n: np.asarray(a) for n, a in jax_trace.parameters_of(candidate).items()}
-    held = [*reference.named_parameters(), *reference.named_buffers()]
-    sources = {n: torch_trace.as_numpy(a.detach()) for n, a in held if a.is_floating_point()}
-    return match_parameters(sources, targets, ())
-
-
-def found_weights(matches: ParameterMatches, reference: Any) -> tuple[Share, Share]:
-    """Returns how many weights of the candidate were found, of how many; and of the reference."""
-    found = len(matches.whole) + len(matches.in_parts)
-    names = {name for name, _ in reference.named_parameters()}
-    return (
-        (found, found + len(matches.wrong) + len(matches.unmatched)),
-        (len(names - {*matches.missing, *(one.reference for one in matches.wrong)}), len(names)),
-    )
-
-
-def wrong_weights_by_name(matches: ParameterMatches, pairs: Sequence[Pair]) -> list[str]:
-    """Returns a sentence for each weight of named modules that is the reference's but for a part.
-
-    The two modules of a pair may hold their numbers in any layout, and need not hold the same: a
-    scale may be stored less one. What is mostly equal is meant to be equal.
-
-    Args:
-        matches: of the weights of both models.
-        pairs: of modules, by name.
-    """
-
-    def is_within(name: str, paths: Sequence[str]) -> bool:
-        return any(name.startswith(f"{path}.") for path in paths if path)
-
-    return [
-        str(one)
-        for one in matches.wrong
-        if one.share < MOSTLY_EQUAL
-        and any(
-            is_within(one.candidate, pair.candidate) and is_within(one.reference, pair.reference)
-            for pair in pairs
-        )
-    ]
 
 
 def compare_weights(

@@ -82,7 +82,7 @@ def reference_place(node: Node | RootCause) -> str:
 def root_cause_line(cause: Node | RootCause) -> str:
     """Returns where a bug is, on both sides, and what it is."""
     where = f"{place(cause)} (reference: {reference_place(cause)})"
-    if isinstance(cause, RootCause) and cause.node is None:
+    if isinstance(cause, RootCause) and cause.node is None and not cause.candidate_path:
         # It has the reference's path alone.
         where = place(cause)
     return one_line(f"{where}: {cause.message}" if cause.message else where)

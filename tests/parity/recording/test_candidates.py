@@ -165,8 +165,24 @@ def test_other_candidates_are_rejected_in_one_line(candidate, match):
 
 
 def test_an_option_that_does_not_serve_is_rejected():
-    with pytest.raises(UsageError, match="about: serves"):
-        compare(REFERENCE, KINDS["linen"](False), X, about="x")
+    with pytest.raises(UsageError, match="dtype, force: serves"):
+        compare(REFERENCE, KINDS["linen"](False), X, dtype="float32", force=True)
+    with pytest.raises(UsageError, match="dialect: serves jaxformer's own models, without names"):
+        compare(REFERENCE, KINDS["nnx"](False), X, names={"dense": "fc"}, dialect="gpt2")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_how_each_side_is_called_may_be_said(kind):
+    report = compare(
+        REFERENCE,
+        KINDS[kind](False),
+        [X],
+        torch_call=lambda module, given: 2 * module(given[0]),
+        jax_call=lambda module, given: module(given[0]) + module(*given),
+        about={"note": "twice"},
+    )
+    assert report.verdict == "rounding", report
+    assert report.about == {"note": "twice"}
 
 
 def test_names_are_for_modules_of_nnx():

@@ -1,7 +1,6 @@
 """Pairs of candidate and reference modules, from the rules that port the weights."""
 
 import dataclasses
-import difflib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from flax import nnx
 
 from jaxformer.layers import Dropout
 from jaxformer.parameters import join_path
+from jaxformer.parity.matching.names import check_names
 from jaxformer.porting.mapping.adapter import ModuleMapping
 from jaxformer.porting.mapping.packings import ONE_TO_ONE, Packing, Reshaped
 from jaxformer.porting.mapping.rules import Link, Rule
@@ -193,11 +193,6 @@ def _is_within(paths: Iterable[str], outer: str) -> bool:
     return all(path == outer or path.startswith(f"{outer}.") or not outer for path in paths)
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def pair_by_map(
     module: Any, names: Mapping[str, str], reference_paths: Iterable[str]
 ) -> list[Pair]:
@@ -212,19 +207,7 @@ def pair_by_map(
         ValueError: a path does not exist; all such paths are listed.
     """
     candidate_paths = {join_path(path) for path, _ in nnx.iter_modules(module)}
-    known = set(reference_paths)
-    problems = [
-        f"the candidate has no {name}{_suggest(name, candidate_paths)}"
-        for name in names
-        if name not in candidate_paths
-    ]
-    problems += [
-        f"the reference has no {name}{_suggest(name, known)}"
-        for name in names.values()
-        if name not in known
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))
+    check_names(names, candidate_paths, set(reference_paths))
     pairs = {"": Pair(("",), ("",))}
     return list({**pairs, **{o: Pair((o,), (t,)) for o, t in names.items()}}.values())
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ from jaxformer.errors import UsageError
 from jaxformer.parity.recording.torch_values import as_numpy
 
 Inputs = Sequence[Any] | Mapping[str, Any]
+# Calls a model, given it and its inputs: a list, or a dict where they are named.
+Caller = Callable[[Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,25 +23,39 @@ class Candidate:
     Attributes:
         kind: what it is, for the report.
         parameters: a pytree of arrays.
-        call: computes the outputs from such a pytree, positional and named arguments.
+        bind: returns the model that has such a pytree: an NNX or Equinox module, or a function.
+        caller: calls such a model, given it and its inputs; None to call it with them.
     """
 
     kind: str
     parameters: Any
-    call: Callable[..., Any]
+    bind: Callable[[Any], Callable[..., Any]]
+    caller: Caller | None = None
+
+    def call(self, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        """Computes the outputs from a pytree of arrays, positional and named arguments."""
+        model = self.bind(parameters)
+        if self.caller is None:
+            return model(*args, **kwargs)
+        return self.caller(model, kwargs or list(args))
 
 
-def as_candidate(model: Any) -> Candidate:
+def as_candidate(model: Any, caller: Caller | None = None) -> Candidate:
     """Returns a model of any framework as a function.
 
     Args:
         model: an NNX module; an Equinox module or any other pytree that can be called; or a pair: a
             Linen module and its variables, what Haiku's ``transform`` gives and its parameters, or
             a function and its parameters.
+        caller: how to call it, given it and its inputs.
 
     Raises:
         UsageError: it is none of these.
     """
+    return dataclasses.replace(_as_candidate(model), caller=caller)
+
+
+def _as_candidate(model: Any) -> Candidate:
     from flax import nnx
 
     if isinstance(model, nnx.Module):
@@ -49,9 +66,10 @@ def as_candidate(model: Any) -> Candidate:
             return _linen(module, parameters)
         apply = getattr(module, "apply", None)
         if callable(apply) and callable(getattr(module, "init", None)):
-            return Candidate("Haiku function", parameters, _haiku(apply))
+            run = _haiku(apply)
+            return Candidate("Haiku function", parameters, lambda given: partial(run, given))
         if callable(module):
-            return Candidate("function", parameters, module)
+            return Candidate("function", parameters, lambda given: partial(module, given))
     if _is_linen(model):
         raise UsageError("give a Linen module together with its variables: (module, variables)")
     if callable(model) and any(_is_array(leaf) for leaf in jax.tree.leaves(model)):
@@ -96,13 +114,13 @@ def _nnx(model: Any) -> Candidate:
     definition, state = nnx.split(model)
     pure = nnx.to_pure_dict(state)
 
-    def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    def bind(parameters: Any) -> Any:
         # Merged anew, so that caches and random streams start as they were.
         filled = jax.tree.map(lambda leaf: leaf, state)
         nnx.replace_by_pure_dict(filled, parameters)
-        return nnx.merge(definition, filled)(*args, **kwargs)
+        return nnx.merge(definition, filled)
 
-    return Candidate("NNX module", pure, call)
+    return Candidate("NNX module", pure, bind)
 
 
 def _linen(module: Any, variables: Any) -> Candidate:
@@ -120,7 +138,7 @@ def _linen(module: Any, variables: Any) -> Candidate:
         # What it writes to its caches is forgotten, so that each call starts as the first.
         return module.apply(parameters, *args, mutable=mutable, **kwargs)[0]
 
-    return Candidate("Linen module", collections, call)
+    return Candidate("Linen module", collections, lambda given: partial(call, given))
 
 
 def _haiku(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,8 +163,8 @@ def _pytree(model: Any) -> Candidate:
     ]
     arrays = {p: leaf for p, leaf in zip(paths, leaves, strict=True) if _is_array(leaf)}
 
-    def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    def bind(parameters: Any) -> Any:
         filled = [parameters.get(p, leaf) for p, leaf in zip(paths, leaves, strict=True)]
-        return jax.tree.unflatten(definition, filled)(*args, **kwargs)
+        return jax.tree.unflatten(definition, filled)
 
-    return Candidate(f"{type(model).__name__} module", arrays, call)
+    return Candidate(f"{type(model).__name__} module", arrays, bind)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.recording.operators.candidates import Caller
 from jaxformer.parity.recording.operators.tape import Tape, Value
 from jaxformer.parity.recording.operators.torch_recorder import make_recorder
 from jaxformer.parity.recording.torch_values import (
@@ -26,6 +27,7 @@ class TorchRun:
         kwargs: named arguments.
         backward: whether to prepare the backward pass.
         buffers: paths of buffers that have gradients too.
+        caller: how to call the module, given it and its inputs; None to call it with them.
 
     Attributes:
         tape: the operators.
@@ -43,6 +45,7 @@ class TorchRun:
         kwargs: Mapping[str, Any],
         backward: bool = True,
         buffers: Collection[str] = (),
+        caller: Caller | None = None,
     ):
         torch = require_torch()
         wide = in_float64(module)
@@ -68,7 +71,7 @@ class TorchRun:
                 self._name(value, str(name), "input")
         paths = _paths(wide, self._recorder.stack, self._leave)
         with _settings(), torch.set_grad_enabled(backward), paths, self._recorder:
-            output = wide(*given, **named)
+            output = wide(*given, **named) if caller is None else caller(wide, named or given)
         logits = [output.logits] if hasattr(output, "logits") else []
         found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
         self.tape.outputs = [self._recorder.value(tensor) for tensor in found]
@@ -147,6 +150,7 @@ def run_torch(
     kwargs: Mapping[str, Any],
     backward: bool,
     buffers: Sequence[str],
+    caller: Caller | None = None,
 ) -> TorchRun:
     """Runs a module; without a backward pass if it writes over what that would read.
 
@@ -156,10 +160,10 @@ def run_torch(
     reason = ""
     for asked in dict.fromkeys([tuple(buffers), ()]) if backward else ():
         try:
-            return TorchRun(module, args, kwargs, buffers=asked)
+            return TorchRun(module, args, kwargs, buffers=asked, caller=caller)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-    run = TorchRun(module, args, kwargs, backward=False)
+    run = TorchRun(module, args, kwargs, backward=False, caller=caller)
     if reason:
         run.no_gradients = f"the reference cannot be differentiated: {reason}"
     return run

@@ -9,7 +9,7 @@ import numpy as np
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.layouts import Layout, distance, find_layout
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.tape import Operator, Value, run_again
+from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Value, run_again
 
 # What puts a segment right leaves less than this share of its error.
 REMAINS = 1e-2
@@ -65,6 +65,16 @@ class Divergence:
         own = self.reference_value.producer
         named = (op for op in reversed(self.reference_operators) if op.source)
         return next(named, _named_before(self.reference_value) or own or NO_OPERATOR)
+
+    @property
+    def reference_module(self) -> str:
+        """Path of the reference's module in which the last operator that is a step runs."""
+        steps = (
+            op
+            for op in reversed(self.reference_operators)
+            if op.source and op.name not in LAYOUT_ONLY
+        )
+        return next(steps, self.reference_operator).module
 
     def agrees(self, given: Mapping[int, Any], allowed: float) -> bool:
         """Returns whether the segment, or all up to the required value, is right with other arrays.
