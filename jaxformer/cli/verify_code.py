@@ -123,13 +123,13 @@ def _check_inputs(forward: Callable[..., Any], inputs: Any, path: Path) -> None:
     Raises:
         UsageError: it does not.
     """
-    signature = inspect.signature(forward)
-    try:
-        signature.bind(**inputs) if isinstance(inputs, dict) else signature.bind(*inputs)
-    except TypeError as error:
-        raise UsageError(
-            f"{path} does not fit the reference's forward{signature}: {error}"
-        ) from None
+    from jaxformer.parity.recording.operators.signatures import misfit
+
+    args, kwargs = ([], inputs) if isinstance(inputs, dict) else (inputs, {})
+    found = misfit(forward, args, kwargs)
+    if found:
+        signature = inspect.signature(forward)
+        raise UsageError(f"{path} does not fit the reference's forward{signature}: {found}")
 
 
 def _read_inputs(path: Path) -> Any:

@@ -463,3 +463,17 @@ def test_without_gradients():
     assert report.mode == "forward"
     assert report.verdict == "rounding"
     assert not any(node.backward for node in report)
+
+
+def test_inputs_of_jaxformers_own_models_may_have_names():
+    found = subject("gpt2")
+    reference, (tokens,) = found.torch_module, found.inputs
+    with jax.enable_x64(False):
+        assert compare(reference, None, {"input_ids": tokens}, backward=False).verdict == "rounding"
+        positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        both = {"input_ids": tokens, "position_ids": positions}
+        with pytest.raises(UsageError, match="give jax_inputs"):
+            compare(reference, None, both)
+        own = {"tokens": tokens, "positions": positions}
+        report = compare(reference, None, both, jax_inputs=own, backward=False)
+    assert report.verdict == "rounding"

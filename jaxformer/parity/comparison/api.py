@@ -1,6 +1,6 @@
 """``compare`` and ``assert_parity``: one call for every kind of candidate."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -8,6 +8,8 @@ from flax import nnx
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
+from jaxformer.parity.recording.operators.candidates import Caller, unwrapped
+from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.report.report import Report
 
 # Of the comparison operator by operator.
@@ -52,6 +54,7 @@ def compare(
         CheckpointError: the reference's arrays are not those of its dialect; all are listed.
         ValueError: names has a path that does not exist; all such paths are listed.
     """
+    candidate = unwrapped(candidate)
     named = options.get("names") is not None
     if named and not isinstance(candidate, nnx.Module):
         raise UsageError(
@@ -62,10 +65,7 @@ def compare(
         )
     if candidate is None or (not named and ("dialect" in options or _is_own(candidate))):
         options.pop("names", None)
-        listed = [_as_list(given) for given in (inputs, jax_inputs)]
-        return modules.compare(
-            torch_module, candidate, listed[0] or (), jax_inputs=listed[1], **options
-        )
+        return _compare_own(torch_module, candidate, inputs, jax_inputs, options)
     others = [name for name in options if name not in OPTIONS]
     if others:
         raise UsageError(f"{', '.join(others)}: serves jaxformer's own models, without names")
@@ -104,9 +104,40 @@ def _is_own(candidate: Any) -> bool:
     )
 
 
+def _compare_own(
+    torch_module: Any, candidate: Any, inputs: Any, jax_inputs: Any, options: dict[str, Any]
+) -> Report:
+    """Compares one of jaxformer's own modules, whose inputs are a list in order.
+
+    Raises:
+        UsageError: the reference's inputs have names which the candidate's have not.
+    """
+    if isinstance(inputs, Mapping):
+        if jax_inputs is None and len(inputs) > 1:
+            raise UsageError(
+                f"give jax_inputs: jaxformer's model takes its inputs by other names than "
+                f"{', '.join(inputs)}"
+            )
+        options.setdefault("torch_call", _by_name(inputs))
+    if isinstance(jax_inputs, Mapping):
+        options.setdefault("jax_call", _by_name(jax_inputs))
+    named = inputs if isinstance(inputs, Mapping) else {}
+    with naming_misfits("reference", torch_module.forward if named else None, [], named):
+        return modules.compare(
+            torch_module,
+            candidate,
+            _as_list(inputs) or (),
+            jax_inputs=_as_list(jax_inputs),
+            **options,
+        )
+
+
+def _by_name(inputs: Mapping[str, Any]) -> Caller:
+    """Returns what calls a model with inputs by their names, given them in order."""
+    return lambda module, given: module(**dict(zip(inputs, given, strict=True)))
+
+
 def _as_list(inputs: Any) -> Sequence[Any] | None:
     if inputs is None or isinstance(inputs, list | tuple):
         return inputs
-    if isinstance(inputs, dict):
-        raise UsageError("jaxformer's own modules take a list of inputs in order, not a dict")
-    return [inputs]
+    return list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]

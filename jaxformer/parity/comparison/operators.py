@@ -36,8 +36,10 @@ from jaxformer.parity.recording.operators.candidates import (
     Candidate,
     arguments,
     as_candidate,
+    unwrapped,
 )
 from jaxformer.parity.recording.operators.jax_run import JaxRun
+from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
@@ -82,12 +84,15 @@ def compare_operators(
         UsageError: the candidate is of no known kind, or torch is missing.
         ValueError: names has a path that does not exist; all such paths are listed.
     """
+    candidate = unwrapped(candidate)
     labels = None if names is None else Labels(names, candidate, torch_module)
     model = as_candidate(candidate, jax_call)
     args, kwargs = arguments(inputs)
     jax_arguments = (args, kwargs) if jax_inputs is None else arguments(jax_inputs)
     asked = buffers_with_gradients(torch_module, candidate_arrays(model)) if backward else []
-    reference = run_torch(torch_module, args, kwargs, backward, asked, torch_call)
+    called = None if torch_call else torch_module.forward
+    with naming_misfits("reference", called, args, kwargs):
+        reference = run_torch(torch_module, args, kwargs, backward, asked, torch_call)
     comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads)
     with jax.enable_x64(True):
         report = dataclasses.replace(comparison.report(), about=dict(about or {}))
@@ -122,7 +127,9 @@ class _Comparison:
         self.walk.missing = set(self.parameters.missing)
         self.walk.index.add(tape.values)
         known = in_reference_numbers(self.parameters, sources, targets)
-        self.run = JaxRun(model, *given, self.walk.candidate, known, backward)
+        called = None if model.caller else model.bind(model.parameters)
+        with naming_misfits("candidate", called, *given):
+            self.run = JaxRun(model, *given, self.walk.candidate, known, backward)
 
     def report(self) -> Report:
         """Walks through both passes and returns what was found."""

@@ -19,7 +19,7 @@ def check_names(
     """
     sides = ("candidate", names, candidate), ("reference", names.values(), reference)
     problems = [
-        f"the {side} has no {name}{_suggest(name, known)}"
+        f"the {side} has no {name}{suggest(name, known)}"
         for side, given, known in sides
         for name in given
         if name not in known
@@ -28,6 +28,7 @@ def check_names(
         raise ValueError("; ".join(problems))
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Returns a question for the known name that is most like another one, "" if none is."""
     close = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""

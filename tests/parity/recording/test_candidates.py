@@ -185,6 +185,25 @@ def test_how_each_side_is_called_may_be_said(kind):
     assert report.about == {"note": "twice"}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_input_has_a_suggestion(kind):
+    with pytest.raises(UsageError, match=r"the reference, which takes \(x\): it has no input xs"):
+        compare(REFERENCE, KINDS[kind](False), {"xs": X})
+
+
+@pytest.mark.parametrize("kind", ["nnx", "linen", "function"])
+def test_an_unknown_input_of_the_candidate_has_a_suggestion(kind):
+    with pytest.raises(UsageError, match=r"fit the candidate.*no input xx \(did you mean x\?\)"):
+        compare(REFERENCE, KINDS[kind](False), {"x": X}, jax_inputs={"xx": X})
+    with pytest.raises(UsageError, match=r"fit the candidate.*too many positional arguments"):
+        compare(REFERENCE, KINDS[kind](False), X, jax_inputs=[X, X])
+
+
+def test_a_module_that_jit_was_given_is_taken():
+    assert compare(REFERENCE, nnx.jit(KINDS["nnx"](False)), X).verdict == "rounding"
+    assert compare(REFERENCE, equinox.filter_jit(KINDS["equinox"](False)), X).verdict == "rounding"
+
+
 def test_names_are_for_modules_of_nnx():
     with pytest.raises(UsageError, match="names pairs the modules of an NNX module"):
         compare(REFERENCE, KINDS["linen"](False), X, names={"fc": "fc"})

@@ -1,6 +1,7 @@
 """The ways to call a candidate: as one function of its parameters and inputs."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -80,6 +81,12 @@ def _as_candidate(model: Any) -> Candidate:
     )
 
 
+def unwrapped(model: Any) -> Any:
+    """Returns the module that ``nnx.jit`` or ``jax.jit`` was given, or else the model itself."""
+    inner = getattr(model, "__wrapped__", None)
+    return inner if callable(inner) and not inspect.isroutine(inner) else model
+
+
 def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
     """Returns positional and named arguments, with every array as a numpy array.
 
@@ -87,15 +94,21 @@ def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
         inputs: an array, a list or tuple of arguments, or a dict of named ones.
 
     Raises:
-        UsageError: it is a list of numbers.
+        UsageError: it is a list of numbers, or of nothing but such lists.
     """
     if isinstance(inputs, Mapping):
         return [], {str(name): as_numpy(value) for name, value in inputs.items()}
     if isinstance(inputs, list | tuple):
-        if inputs and all(isinstance(x, int | float) for x in inputs):
+        if inputs and all(map(_is_numbers, inputs)):
             raise UsageError("inputs must be an array, a list of arrays, or a dict of arrays")
         return [as_numpy(value) for value in inputs], {}
     return [as_numpy(inputs)], {}
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_numbers, value))
+    return isinstance(value, int | float)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -138,12 +151,15 @@ def _linen(module: Any, variables: Any) -> Candidate:
         # What it writes to its caches is forgotten, so that each call starts as the first.
         return module.apply(parameters, *args, mutable=mutable, **kwargs)[0]
 
-    return Candidate("Linen module", collections, lambda given: partial(call, given))
+    def bind(parameters: Any) -> Any:
+        made: Any = partial(call, parameters)
+        made.__signature__ = inspect.signature(module.__call__)
+        return made
+
+    return Candidate("Linen module", collections, bind)
 
 
 def _haiku(apply: Callable[..., Any]) -> Callable[..., Any]:
-    import inspect
-
     takes_key = "rng" in inspect.signature(apply).parameters
 
     def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
