@@ -95,6 +95,8 @@ def _function(name: str, flag: str) -> Callable[..., Any]:
     Raises:
         UsageError: there is none.
     """
+    from jaxformer.parity.matching.names import suggest
+
     module, _, function = name.partition(":")
     if not module or not function:
         raise UsageError(f'{flag} must be "package.module:function": got {name}')
@@ -103,7 +105,9 @@ def _function(name: str, flag: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         raise UsageError(f"{flag} {name}: {error}") from error
     if not callable(found):
-        raise UsageError(f"{flag} {name}: {module} has no function {function}")
+        known = [n for n, value in vars(sys.modules[module]).items() if callable(value)]
+        meant = suggest(function, known)
+        raise UsageError(f"{flag} {name}: {module} has no function {function}{meant}")
     return found
 
 

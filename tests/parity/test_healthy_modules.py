@@ -204,3 +204,46 @@ def test_the_most_severe_root_cause_comes_first():
     report = compare(reference, candidate, [hidden()], names=NAMES)
     assert root_causes(report) == [("ln", "forward"), ("", "forward")]
     assert str(report).splitlines()[-1].startswith("bug: ln (reference: norm)")
+
+
+class ReferencePast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys = nn.Linear(D, D)
+
+    def forward(self, x, past=None):
+        keys = self.keys(x)
+        if past is not None:
+            keys = torch.cat([past[0], keys], 1)
+        return torch.cumsum(torch.tanh(keys), 1)
+
+
+class CandidatePast(nnx.Module):
+    """Takes old keys as an argument; its own cache is for decoding."""
+
+    def __init__(self, reference):
+        self.keys = linear(reference.keys)
+        self.cache = nnx.Cache(jnp.zeros((2, 7, D)))
+
+    def __call__(self, x, *, past=None, decode=False, rngs=None):
+        keys = self.keys(x)
+        if decode:
+            self.cache.set_value(jax.lax.dynamic_update_slice(self.cache[...], keys, (0, 4, 0)))
+            keys = self.cache[...]
+        elif past is not None:
+            keys = jnp.concatenate([past["keys"], keys], 1)
+        return jnp.cumsum(jnp.tanh(keys), 1)
+
+
+@pytest.mark.parametrize("as_given", [np.asarray, torch.from_numpy])
+def test_caches_are_inputs_in_arguments_and_in_modules(as_given):
+    reference = randomize(ReferencePast())
+    candidate = CandidatePast(reference)
+    x, past = hidden()[:, :3], hidden(1)[:, :4]
+    inputs = {"x": x, "past": [as_given(past)]}
+    own = {"x": x, "past": {"keys": as_given(past)}, "rngs": nnx.Rngs(0)}
+    candidate.cache.set_value(candidate.cache[...].at[:, :4].set(past))
+    for jax_inputs in (own, {"x": x, "decode": True}):
+        report = compare(reference, candidate, inputs, jax_inputs=jax_inputs)
+        assert report.verdict == "rounding", report
+        assert report.coverage.parameters == (2, 2)

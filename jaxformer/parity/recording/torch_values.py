@@ -5,7 +5,8 @@ torch comes with the extra ``torch`` and is imported only inside functions, by `
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -98,7 +99,16 @@ def as_numpy(value: Any) -> Any:
     """Returns a tensor or an array of JAX as one of numpy, anything else unchanged."""
     if isinstance(value, jax.Array):
         return np.asarray(value)
-    return array(value) if hasattr(value, "untyped_storage") else value
+    return array(value) if _is_tensor(value) else value
+
+
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns what a function makes of a value, or of each in nested lists, tuples and dicts."""
+    if type(value) is dict:
+        return {name: map_nested(function, inner) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map_nested(function, inner) for inner in value)
+    return function(value)
 
 
 def in_dtype(inputs: Sequence[Any], dtype: str) -> list[Any]:
@@ -126,15 +136,21 @@ def _is_float_dtype(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
+def _is_tensor(value: Any) -> bool:
+    # What is no tensor may still have every attribute, as nnx.Rngs has.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def is_float(value: Any) -> bool:
     """Returns whether a value is a tensor of floats."""
-    return hasattr(value, "untyped_storage") and value.dtype.is_floating_point
+    return _is_tensor(value) and value.dtype.is_floating_point
 
 
 def is_integer(value: Any) -> bool:
     """Returns whether a value is a tensor of integers."""
     return (
-        hasattr(value, "untyped_storage")
+        _is_tensor(value)
         and not value.dtype.is_floating_point
         and str(value.dtype).startswith("torch.int")
     )

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jaxformer.errors import UsageError
-from jaxformer.parity.recording.torch_values import as_numpy
+from jaxformer.parameters import join_path
+from jaxformer.parity.recording.torch_values import as_numpy, map_nested
 
 Inputs = Sequence[Any] | Mapping[str, Any]
 # Calls a model, given it and its inputs: a list, or a dict where they are named.
@@ -26,12 +27,14 @@ class Candidate:
         parameters: a pytree of arrays.
         bind: returns the model that has such a pytree: an NNX or Equinox module, or a function.
         caller: calls such a model, given it and its inputs; None to call it with them.
+        caches: paths of those arrays that are caches, which count as inputs.
     """
 
     kind: str
     parameters: Any
     bind: Callable[[Any], Callable[..., Any]]
     caller: Caller | None = None
+    caches: frozenset[str] = frozenset()
 
     def call(self, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the outputs from a pytree of arrays, positional and named arguments."""
@@ -91,17 +94,18 @@ def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
     """Returns positional and named arguments, with every array as a numpy array.
 
     Args:
-        inputs: an array, a list or tuple of arguments, or a dict of named ones.
+        inputs: an array, a list or tuple of arguments, or a dict of named ones. An argument may be
+            a nested list, tuple or dict of arrays, as a cache is.
 
     Raises:
         UsageError: it is a list of numbers, or of nothing but such lists.
     """
     if isinstance(inputs, Mapping):
-        return [], {str(name): as_numpy(value) for name, value in inputs.items()}
+        return [], {str(name): map_nested(as_numpy, value) for name, value in inputs.items()}
     if isinstance(inputs, list | tuple):
         if inputs and all(map(_is_numbers, inputs)):
             raise UsageError("inputs must be an array, a list of arrays, or a dict of arrays")
-        return [as_numpy(value) for value in inputs], {}
+        return [map_nested(as_numpy, value) for value in inputs], {}
     return [as_numpy(inputs)], {}
 
 
@@ -133,7 +137,9 @@ def _nnx(model: Any) -> Candidate:
         nnx.replace_by_pure_dict(filled, parameters)
         return nnx.merge(definition, filled)
 
-    return Candidate("NNX module", pure, bind)
+    caches = nnx.state(model, nnx.Cache)
+    paths = (join_path(path) for path, _ in nnx.to_flat_state(caches))
+    return Candidate("NNX module", pure, bind, caches=frozenset(paths))
 
 
 def _linen(module: Any, variables: Any) -> Candidate:

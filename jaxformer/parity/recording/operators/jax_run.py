@@ -45,7 +45,7 @@ class JaxRun:
     Args:
         candidate: the model.
         args: positional arguments, numpy arrays.
-        kwargs: named arguments: arrays are inputs, everything else is passed on.
+        kwargs: named arguments: arrays, nested ones too, are inputs; all else is passed on.
         tape: what the run is recorded on.
         known: arrays to use in place of some parameters, by path, in float64.
         backward: whether to prepare the backward pass.
@@ -64,7 +64,7 @@ class JaxRun:
         known: Mapping[str, Any],
         backward: bool = True,
     ):
-        arrays = {name: value for name, value in kwargs.items() if isinstance(value, np.ndarray)}
+        arrays = {name: value for name, value in kwargs.items() if _is_of_arrays(value)}
         others = {name: value for name, value in kwargs.items() if name not in arrays}
 
         def call(parameters: Any, args: Sequence[Any], arrays: Mapping[str, Any]) -> Any:
@@ -80,7 +80,8 @@ class JaxRun:
         with jax.enable_x64(True):
             for name, leaf in zip(leaf_names(given), leaves, strict=True):
                 side, _, rest = name.partition(".")
-                kind = "parameter" if side == "0" else "input"
+                is_parameter = side == "0" and rest not in candidate.caches
+                kind = "parameter" if is_parameter else "input"
                 data = known.get(rest) if kind == "parameter" else None
                 values.append(
                     tape.add(on_host(in_float64(leaf)) if data is None else data, kind, rest)
@@ -131,6 +132,11 @@ class JaxRun:
         found = narrow_casts(self._traced.forward.jaxpr)
         bits = jnp.finfo(np.float32).nmant
         return dict(Counter(one for one in found if jnp.finfo(one[1]).nmant < bits))
+
+
+def _is_of_arrays(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(isinstance(leaf, np.ndarray) for leaf in leaves)
 
 
 def _constants(tape: Tape, arrays: Sequence[Any]) -> list[Value]:

@@ -12,6 +12,7 @@ from jaxformer.parity.recording.operators.torch_recorder import make_recorder
 from jaxformer.parity.recording.torch_values import (
     floats,
     in_float64,
+    map_nested,
     require_torch,
     tensor,
     without_fast_path,
@@ -63,12 +64,11 @@ class TorchRun:
             if buffer.dtype.is_floating_point:
                 buffer.requires_grad_(backward and name in buffers)
                 self._name(buffer, name, "constant")
-        given = [_tensor(value) for value in args]
-        named = {name: _tensor(value) for name, value in kwargs.items()}
-        for name, value in [*enumerate(given), *named.items()]:
-            if isinstance(value, torch.Tensor):
-                value.requires_grad_(backward and value.dtype.is_floating_point)
-                self._name(value, str(name), "input")
+        given: list[Any] = map_nested(_tensor, list(args))
+        named: dict[str, Any] = map_nested(_tensor, dict(kwargs))
+        for name, value in _tensors("", {**dict(enumerate(given)), **named}):
+            value.requires_grad_(backward and value.dtype.is_floating_point)
+            self._name(value, name, "input")
         paths = _paths(wide, self._recorder.stack, self._leave)
         with _settings(), torch.set_grad_enabled(backward), paths, self._recorder:
             output = wide(*given, **named) if caller is None else caller(wide, named or given)
@@ -193,6 +193,16 @@ def _tensor(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype == torch.int32:
         return value.long()
     return value
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the tensors of nested lists, tuples and dicts, with their paths."""
+    if isinstance(value, require_torch().Tensor):
+        yield name, value
+        return
+    inside = enumerate(value) if type(value) in (list, tuple) else ()
+    for key, inner in value.items() if type(value) is dict else inside:
+        yield from _tensors(f"{name}.{key}".lstrip("."), inner)
 
 
 @contextmanager

@@ -16,11 +16,15 @@ from jaxformer.parity.recording.operators.sources import is_called_by_user, sour
 
 
 def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
-    """Returns the float parameters of a candidate, by path, as they are."""
+    """Returns the float parameters of a candidate, by path, as they are; no caches."""
     leaves = zip(
         leaf_names(candidate.parameters), jax.tree.leaves(candidate.parameters), strict=True
     )
-    return {name: np.asarray(leaf) for name, leaf in leaves if is_float(leaf)}
+    return {
+        name: np.asarray(leaf)
+        for name, leaf in leaves
+        if is_float(leaf) and name not in candidate.caches
+    }
 
 
 def leaf_names(tree: Any) -> list[str]:
