@@ -95,7 +95,7 @@ def _function(name: str, flag: str) -> Callable[..., Any]:
     Raises:
         UsageError: there is none.
     """
-    from jaxformer.parity.matching.names import suggest
+    from jaxformer.parity.words import suggest
 
     module, _, function = name.partition(":")
     if not module or not function:

@@ -1,8 +1,9 @@
 """How messages of every stage write numbers, lines of code and lists of names."""
 
+import difflib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # A longer list of names is cut, and says how many more there are.
 MOST_NAMES = 3
@@ -39,3 +40,9 @@ def listed(names: Sequence[str], most: int = MOST_NAMES) -> str:
     """
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Returns a question for the known name that is most like another one, "" if none is."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -1,7 +1,8 @@
 """Names of modules that the user gives: candidate paths to reference paths."""
 
-import difflib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+
+from jaxformer.parity.words import suggest
 
 
 def check_names(
@@ -26,9 +27,3 @@ def check_names(
     ]
     if problems:
         raise ValueError("; ".join(problems))
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Returns a question for the known name that is most like another one, "" if none is."""
-    close = difflib.get_close_matches(name, known, 1)
-    return f" (did you mean {close[0]}?)" if close else ""
