@@ -16,7 +16,8 @@ only while they run: all stand on one tape, and a value that is found wrong is p
 those behind it. What they share is what comes of a segment: a value, the one wanted, a judgement. A
 pair that is found wrong becomes a model of operators (``calls.pair_functions``).
 
-Names that a user gives to modules divide nothing. Measured on ten foreign modules with and without
-bugs, dividing by them first took twice the CPU time (14 s, not 7), gave no line of code for two
-bugs of which operators give one, and passed swapped names in silence.
+Names that a user gives to modules divide nothing. Measured in ten comparisons of four
+small foreign models, right and with bugs, dividing by them first took twice the CPU time (14 s, not
+7), gave no line of code for two bugs of which operators give one, and passed swapped names in
+silence.
 """
