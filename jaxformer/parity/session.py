@@ -33,12 +33,12 @@ from jaxformer.parity.sources.checkpoints import (
     check_same_architecture,
     describe_candidate,
     dtype_names,
-    in_rotary_layout_of,
     load_candidate,
     load_reference,
     padding_ids,
 )
 from jaxformer.parity.sources.inputs import InputSource, drawn_instead_of_text
+from jaxformer.parity.sources.same_form import in_rotary_layout_of, with_head_of
 from jaxformer.parity.sources.tokens import (
     TextInput,
     chosen_length,
@@ -93,6 +93,7 @@ class ParitySession:
         progress: Progress = lambda done, total: None,
     ):
         self.began = time.monotonic()
+        source_b = with_head_of(source_a, source_b)
         check_same_architecture(source_a, source_b)
         source_b = in_rotary_layout_of(source_a, source_b)
         for source in (source_a, source_b):

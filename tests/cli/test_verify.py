@@ -11,6 +11,8 @@ import pytest
 from jaxformer.config import EncoderDecoderConfig
 from jaxformer.parity.report.files import load_report
 from jaxformer.parity.sources.checkpoints import make_twin
+from jaxformer.porting.formats.safetensors_files import read_safetensors, write_safetensors
+from jaxformer.porting.formats.tensors import StoredTensor
 from tests.support.ported import VOCABULARY, port, run_rejected
 from tests.support.tiers import FULL, SLOW, first_of_each, full_except
 from tests.support.verified import (
@@ -330,3 +332,36 @@ def test_jax_may_be_set_to_float64_or_not(gpt2):
         with jax.enable_x64(wide):
             assert verify(gpt2["pt"], gpt2["run"], "--mode", "forward", *SHORT)[0] == 0
             assert jax.config.jax_enable_x64 is wide
+
+
+@pytest.mark.tier("full")
+def test_a_head_that_is_the_embedding_is_no_bug(llamas, tmp_path):
+    """A model with a tied head, and the same with a head of its own that holds equal numbers."""
+    tensors, metadata = read_safetensors(llamas / "llama.safetensors")
+    record = json.loads(metadata["jaxformer"])
+    table = tensors["token_embedding.weight"].read()
+    del tensors["lm_head.weight"]
+
+    def write(name, **head):
+        record["config"]["tie_embeddings"] = not head
+        arrays = tensors | {name: StoredTensor.of(array) for name, array in head.items()}
+        path = tmp_path / f"{name}.safetensors"
+        write_safetensors(path, arrays, {"jaxformer": json.dumps(record)})
+        return path
+
+    tied = write("tied")
+    own = write("own", **{"lm_head.weight": table})
+    wrong = write("wrong", **{"lm_head.weight": nudged(table)})
+    for a, b, words in (
+        (tied, own, "its head tied to the embedding, which is equal"),
+        (own, tied, "its head no longer tied to the embedding"),
+    ):
+        code, lines = verify(a, b, *SHORT)
+        assert code == 0
+        assert words in lines[1]
+    code, lines = verify(wrong, tied, *SHORT)
+    assert code == 1
+    assert "its weights differ: kernel (1 of its" in lines[-1]
+    code, error = run_rejected("verify", tied, wrong, *SHORT)
+    assert code == 4
+    assert "unexpected lm_head.kernel" in error

@@ -1,15 +1,20 @@
 """Which dialect a module, a config or arrays are of, where nobody says it."""
 
+import numpy as np
 import pytest
 import torch
 
 import torch_ref.config
 import torch_ref.transformer_lm
 from jaxformer.config import TransformerLMConfig
+from jaxformer.config_speech import SpeechTransformerConfig
 from jaxformer.errors import UsageError
 from jaxformer.porting.api import from_torch
-from jaxformer.porting.dialects import detect_dialect
+from jaxformer.porting.dialects import detect_dialect, find_dialect
 from jaxformer.porting.formats.arrays import to_stored_tensors
+from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.mapping.abstract_modules import abstract_model, parameter_shapes
+from jaxformer.porting.mapping.plans import plan_import
 from parity_tests.families import charlm, encdec, minimal, nanogpt, prepost, unified
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -44,6 +49,17 @@ def test_a_module_tells_its_dialect(name):
     make, dialect = KNOWN[name]
     module = make()
     assert detect_dialect(to_stored_tensors(module.state_dict()), module=module).name == dialect
+
+
+def test_a_config_tells_its_own_class_before_those_that_it_is_derived_from():
+    config = SpeechTransformerConfig(
+        target_vocab_size=13, d_model=24, num_heads=4, num_encoder_layers=1, num_decoder_layers=1,
+        num_features=5, encoder_length=11, context_length=17,
+    )  # fmt: skip
+    shapes = parameter_shapes(abstract_model(config))
+    arrays = {name: StoredTensor.of(np.zeros(shape)) for name, shape in shapes.items()}
+    plan = plan_import(arrays, find_dialect("jaxformer"), config=config)
+    assert plan.origin.kind == "SpeechTransformer"
 
 
 @pytest.mark.parametrize(

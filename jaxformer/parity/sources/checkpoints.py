@@ -1,11 +1,9 @@
 """Opens two checkpoints and loads them: A, the reference, in PyTorch; B, the candidate, in JAX."""
 
 import dataclasses
-import functools
 import importlib
 import importlib.util
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,15 @@ from jaxformer.config_dual_encoder import DualEncoderConfig
 from jaxformer.config_speech import SpeechClassifierConfig
 from jaxformer.config_vision import VisionTransformerConfig
 from jaxformer.errors import CheckpointError, JaxformerError, Setting, UsageError
-from jaxformer.parity.judging.weights import weight_difference
 from jaxformer.parity.recording.calls.torch_trace import require_torch
 from jaxformer.parity.sources.transformers_folders import from_transformers
 from jaxformer.porting.api import build
 from jaxformer.porting.checkpoint import Checkpoint, open_checkpoint
-from jaxformer.porting.formats.tensors import StoredTensor
 from jaxformer.porting.mapping.abstract_modules import (
     MODEL_OF_CONFIG,
-    abstract_model,
     parameter_shapes,
 )
 from jaxformer.porting.mapping.naming import export_arrays
-from jaxformer.porting.mapping.packings import RotaryPermutation
 from jaxformer.porting.mapping.plans import Plan
 
 ModelConfig = (
@@ -38,8 +32,6 @@ ModelConfig = (
     | DualEncoderConfig
     | SpeechClassifierConfig
 )
-# The arrays whose order of features depends on the rotary layout.
-ROTATED = re.compile(r"attention\.(q|k)_(proj|norm)\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,60 +148,6 @@ def check_same_architecture(reference: Source, candidate: Source) -> None:
             f"{candidate.path} is not of the architecture of {reference.path}: "
             f"{'; '.join(problems)}"
         )
-
-
-def in_rotary_layout_of(reference: Source, candidate: Source) -> Source:
-    """Returns B with its queries and keys in A's rotary layout, if its weights fit its own layout.
-
-    Rotary positions either turn neighbouring features or the two halves of a head. With reordered
-    weights both compute the same, so one model can be stored in two ways. If the reordered weights
-    of B are closer to A's, they are reordered. If B has A's weights as they are but another layout,
-    that is a bug: B is returned unchanged, for the comparison to find it.
-    """
-    config = candidate.config
-    if (
-        not isinstance(config, TransformerLMConfig)
-        or config.position.positions != "rotary"
-        or not isinstance(reference.config, TransformerLMConfig)
-        or config.position.rotary.rotary_interleaved
-        == reference.config.position.rotary.rotary_interleaved
-    ):
-        return candidate
-    attention = candidate.plan.module.blocks[0].attention
-    packing = RotaryPermutation(attention.head_dim, attention.position.width)
-
-    def reorder(array: np.ndarray) -> np.ndarray:
-        outputs_first = [np.moveaxis(array, -1, 0)]
-        shapes = [outputs_first[0].shape]
-        turned = (
-            packing.pack(outputs_first)
-            if config.position.rotary.rotary_interleaved
-            else packing.unpack(outputs_first, shapes)
-        )
-        return np.ascontiguousarray(np.moveaxis(turned[0], 0, -1))
-
-    names = [name for name in candidate.plan.tensors if ROTATED.search(name)]
-    as_it_is = reordered = 0
-    tensors = dict(candidate.plan.tensors)
-    for name in names:
-        array, expected = tensors[name].read(), reference.plan.tensors[name].read()
-        as_it_is += not weight_difference(array, expected).is_bug
-        reordered += not weight_difference(reorder(array), expected).is_bug
-        read = functools.partial(_read_reordered, tensors[name], reorder)
-        tensors[name] = dataclasses.replace(tensors[name], read=read, storage=None)
-    if reordered <= as_it_is:
-        return candidate
-    same = config.replace(rotary_interleaved=not config.position.rotary.rotary_interleaved)
-    module = abstract_model(same)
-    plan = dataclasses.replace(candidate.plan, module=module, tensors=tensors)
-    note = ", queries and keys reordered to A's rotary layout"
-    return dataclasses.replace(candidate, plan=plan, note=note)
-
-
-def _read_reordered(
-    tensor: StoredTensor, reorder: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    return reorder(tensor.read())
 
 
 def load_candidate(source: Source) -> tuple[Any, str]:

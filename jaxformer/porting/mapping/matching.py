@@ -131,6 +131,9 @@ def _candidates(
     ]
     if not fitting:
         raise UsageError(f"{dialect.name} has no class for a {type(config).__name__}")
+    if target:
+        # Its own class before those that it is derived from.
+        fitting.sort(key=lambda mapping: target.__mro__.index(mapping.target))
     return fitting
 
 
