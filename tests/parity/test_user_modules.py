@@ -11,6 +11,7 @@ from flax import nnx
 from torch import nn
 
 from jaxformer.errors import UsageError
+from jaxformer.feed_forward import FeedForward
 from jaxformer.layers import Linear
 from jaxformer.parity.comparison.api import assert_parity, compare
 from jaxformer.parity.comparison.generation import compare_generation
@@ -477,3 +478,38 @@ def test_inputs_of_jaxformers_own_models_may_have_names():
         own = {"tokens": tokens, "positions": positions}
         report = compare(reference, None, both, jax_inputs=own, backward=False)
     assert report.verdict == "rounding"
+
+
+class TanhMlp(nn.Module):
+    """A feed-forward as no code base has it: its second layer goes by a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out_of = nn.Linear(D, F), nn.Linear(F, D)
+
+    def forward(self, x):
+        return self.out_of(torch.nn.functional.gelu(self.into(x), approximate="tanh"))
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
+def test_a_part_of_jaxformer_beside_a_reference_that_no_dialect_knows(activation):
+    torch.manual_seed(0)
+    reference = TanhMlp()
+    candidate = FeedForward(D, F, activation=activation, rngs=nnx.Rngs(0))
+    for mine, other in (
+        (candidate.up_proj, reference.into),
+        (candidate.down_proj, reference.out_of),
+    ):
+        mine.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
+        mine.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
+    given = np.random.default_rng(0).normal(size=(2, 5, D)).astype(np.float32)
+    report = compare(reference, candidate, given)
+    if activation == "gelu_tanh":
+        assert report.verdict == "rounding"
+    else:
+        (cause,) = report.root_causes
+        assert "erf" in cause.diagnosis
+    with pytest.raises(UsageError, match="no dialect has these arrays"):
+        compare(reference, candidate, given, dtype="bfloat16")
+    with pytest.raises(UsageError, match="no dialect has these arrays"):
+        compare(reference, None, given)

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxformer.errors import UsageError
+from jaxformer.errors import UnknownDialectError, UsageError
 from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
 from jaxformer.parity.recording.operators.candidates import Caller, unwrapped
@@ -27,8 +27,8 @@ def compare(
     """Runs two models on the same inputs and says where, and why, they differ.
 
     Of jaxformer's own models, whose modules are those of the reference, a segment is a pair of
-    modules: see ``jaxformer.parity.comparison.modules``. A wrong pair, and any other candidate, is
-    compared operator by operator, with no names given: see
+    modules: see ``jaxformer.parity.comparison.modules``. A wrong pair, any other candidate, and a
+    reference that no dialect knows, is compared operator by operator, with no names given: see
     ``jaxformer.parity.comparison.operators``. Both are the pipeline of ``jaxformer.parity``.
 
     Args:
@@ -65,7 +65,12 @@ def compare(
         )
     if candidate is None or (not named and ("dialect" in options or _is_own(candidate))):
         options.pop("names", None)
-        return _compare_own(torch_module, candidate, inputs, jax_inputs, options)
+        try:
+            return _compare_own(torch_module, candidate, inputs, jax_inputs, dict(options))
+        except UnknownDialectError:
+            # Nobody knows which modules of the reference its modules mirror.
+            if candidate is None or options.keys() - set(OPTIONS):
+                raise
     others = [name for name in options if name not in OPTIONS]
     if others:
         raise UsageError(f"{', '.join(others)}: serves jaxformer's own models, without names")

@@ -16,7 +16,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.errors import JaxformerError, Setting, UsageError
+from jaxformer.errors import JaxformerError, Setting, UnknownDialectError, UsageError
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.dialects.multimodal import MULTIMODAL
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -67,7 +67,8 @@ def detect_dialect(
         module: the PyTorch module, where there is one.
 
     Raises:
-        UsageError: no dialect fits, or several do; the message says how to name one.
+        UnknownDialectError: no dialect fits; the message says how to name one.
+        UsageError: several do, likewise.
     """
     settings = _settings(config)
     if "auto_map" in settings:
@@ -230,7 +231,7 @@ def _find_by_arrays(
         found = ", ".join(dialect.name for dialect in fitting)
         raise UsageError(f"the arrays may be of {found}: say which with ", Setting("dialect"))
     what = f"the first is called {next(iter(tensors))!r}" if tensors else "there are none"
-    raise UsageError(
+    raise UnknownDialectError(
         f"no dialect has these arrays with these settings ({what}): name one with ",
         Setting("dialect"),
         " to see what it lacks, and give its settings with ",
