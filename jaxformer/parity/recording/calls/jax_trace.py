@@ -108,7 +108,9 @@ def replace_arguments(owner: Any, call: JaxCall, values: Mapping[str, Any]) -> J
 @contextlib.contextmanager
 def intercept_calls(module: Any, on_call: CallHandler) -> Iterator[None]:
     """Routes every call of a submodule through ``on_call`` inside the ``with`` block."""
-    paths = {id(node): join_path(path) for path, node in nnx.iter_modules(module)}
+    # To walk through a module takes long beside the calls that are made in it.
+    nodes = list(nnx.iter_modules(module))
+    paths = {id(node): join_path(path) for path, node in nodes}
     busy: set[tuple[int, str]] = set()
     replaced: list[tuple[type, str, Any]] = []
 
@@ -130,7 +132,7 @@ def intercept_calls(module: Any, on_call: CallHandler) -> Iterator[None]:
         replaced.append((cls, name, cls.__dict__.get(name)))
         setattr(cls, name, call)
 
-    for cls in {type(node) for _, node in nnx.iter_modules(module)}:
+    for cls in {type(node) for _, node in nodes}:
         for name in ("__call__", *_called_methods(cls)):
             # ``type`` has a ``__call__`` too: the one that makes instances.
             if any(name in vars(base) for base in cls.__mro__):
