@@ -263,11 +263,13 @@ def fine_tuning(config: TrainConfig) -> TrainConfig:
     The learning rate is 5e-5, as in transformers' ``TrainingArguments``, and decays to a tenth.
     Windows have at most 1,024 tokens; targets and sources are as long as they are.
     """
-    window = min(config.model.context_length, FINE_TUNING_WINDOW)
+    is_cut = config.model.context_length > FINE_TUNING_WINDOW
     return dataclasses.replace(
         config,
         optimizer=dataclasses.replace(
             config.optimizer, learning_rate=5e-5, min_learning_rate=5e-6, warmup_steps=20
         ),
-        block_size=None if isinstance(config, PairTrainConfig) else window,
+        block_size=FINE_TUNING_WINDOW
+        if is_cut and not isinstance(config, PairTrainConfig)
+        else None,
     )

@@ -1,5 +1,6 @@
 """``train.py --init-from``: a run that starts from a ported model, and from its optimizer."""
 
+import dataclasses
 import json
 import types
 
@@ -180,12 +181,15 @@ def test_meta_names_the_vocabulary_and_weights_alone_are_trained_gently(
     assert run(*arguments, "--meta", meta) == 0
     config = stored_config(tmp_path / "run")
     assert config.optimizer.learning_rate == 5e-5
-    assert config.block_size == SETTINGS["block_size"]
+    assert config.window == SETTINGS["block_size"]
 
 
 def test_a_window_of_fine_tuning_is_bounded():
     model = TransformerLMConfig(d_model=8, num_heads=2, num_layers=1, context_length=131_072)
     assert fine_tuning(TrainConfig(model=model)).window == 1024
+    # One that has all of a model's context follows it where the user shortens it.
+    short = fine_tuning(TrainConfig(model=model.replace(context_length=96)))
+    assert dataclasses.replace(short, model=short.model.replace(context_length=16)).window == 16
 
 
 def test_a_port_without_a_vocabulary_says_so(checkpoint, tmp_path, capsys):
