@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from jaxformer.heads import ClassifierHead, LayerSum, Similarity
     from jaxformer.inspection.attention_maps import AttentionMaps
     from jaxformer.latent_attention import LatentAttention
-    from jaxformer.layers import Dropout, Embedding, Linear
+    from jaxformer.layers import Dropout, Embedding, Linear, seed_dropout
     from jaxformer.losses import cross_entropy
     from jaxformer.masks import causal_mask, combine_masks, padding_mask, window_mask
     from jaxformer.narrow_linear import NarrowLinear, narrow_weights
@@ -229,6 +229,7 @@ __all__ = [
     "padding_mask",
     "presets",
     "scaled_dot_product_attention",
+    "seed_dropout",
     "stream",
     "stream_samples",
     "stream_with_draft",
@@ -316,7 +317,7 @@ _PUBLIC = {
     "generation": ("generate", "stream", "stream_samples"),
     "heads": ("ClassifierHead", "LayerSum", "Similarity"),
     "latent_attention": ("LatentAttention",),
-    "layers": ("Dropout", "Embedding", "Linear"),
+    "layers": ("Dropout", "Embedding", "Linear", "seed_dropout"),
     "losses": ("cross_entropy",),
     "masks": ("causal_mask", "combine_masks", "padding_mask", "window_mask"),
     "narrow_linear": ("NarrowLinear", "narrow_weights"),

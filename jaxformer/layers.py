@@ -198,7 +198,9 @@ class Dropout(nnx.Module):
 
     def _draw(self, shape: tuple[int, ...], part: Part | None = None) -> Bool[Array, "..."]:
         if self.key is None:
-            raise ValueError("dropout in training mode needs a key: call seed_dropout(model, key)")
+            raise ValueError(
+                "dropout in training mode needs a key: call jaxformer.seed_dropout(model, key)"
+            )
         bits = random_bits(self.key, shape, self.first_row, part)
         return bits < np.uint32(min((1 - self.rate) * 2**32, 2**32 - 1))
 
@@ -254,6 +256,8 @@ def seed_dropout(
     module: nnx.Module, key: Array | None, first_row: Int[Array, ""] | None = None
 ) -> None:
     """Gives every ``Dropout`` its own key, a function of ``key`` and of its path only.
+
+    A training step calls it with a new key before it calls the module: each draws other masks.
 
     Args:
         module: any.

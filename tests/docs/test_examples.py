@@ -18,6 +18,7 @@ RUNS = {
     "finetune_lora.py": ("--data text.txt --steps 3", "adapters added to its weights"),
     "port_hugging_face.py": ("", "compared with transformers: rounding"),
     "custom_attention_with_twin.py": ("", "cosine_attention: rounding"),
+    "train_classifier.py": ("--steps 3", "scores differ from transformers' by "),
 }
 # What the examples must also have said, beside the first.
 MORE = {
@@ -26,6 +27,7 @@ MORE = {
     "finetune_lora.py": ("for peft: runs/lora/adapter",),
     "port_hugging_face.py": ("the same greedy text: True", "the same bits back: True"),
     "custom_attention_with_twin.py": ("with_bug: bug", "custom_attention_with_twin.py"),
+    "train_classifier.py": ("step 3: loss ", "of 256 lines"),
 }
 
 
