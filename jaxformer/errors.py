@@ -74,10 +74,6 @@ class UsageError(JaxformerError):
     exit_code = 2
 
 
-class UnknownDialectError(UsageError):
-    """Arrays that are of no known code base."""
-
-
 class TextError(JaxformerError, ValueError):
     """Text or vocabulary that cannot be used."""
 

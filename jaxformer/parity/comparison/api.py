@@ -5,12 +5,13 @@ from typing import Any
 
 from flax import nnx
 
-from jaxformer.errors import UnknownDialectError, UsageError
+from jaxformer.errors import UsageError
 from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
 from jaxformer.parity.recording.operators.candidates import Caller, unwrapped
 from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.report.report import Report
+from jaxformer.porting.dialects import UnknownDialectError
 
 # Of the comparison operator by operator.
 OPTIONS = ("backward", "names", "torch_call", "jax_call", "about")

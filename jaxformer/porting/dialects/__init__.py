@@ -16,7 +16,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from jaxformer.errors import JaxformerError, Setting, UnknownDialectError, UsageError
+from jaxformer.errors import JaxformerError, Setting, UsageError
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
 from jaxformer.porting.dialects.multimodal import MULTIMODAL
 from jaxformer.porting.formats.tensors import StoredTensor
@@ -36,6 +36,10 @@ DIALECTS = {
     "nanogpt": "nanogpt",
     **HUGGING_FACE,
 }
+
+
+class UnknownDialectError(UsageError):
+    """Arrays that are of no known code base."""
 
 
 @functools.cache
