@@ -496,12 +496,12 @@ def test_a_part_of_jaxformer_beside_a_reference_that_no_dialect_knows(activation
     torch.manual_seed(0)
     reference = TanhMlp()
     candidate = FeedForward(D, F, activation=activation, rngs=nnx.Rngs(0))
-    for mine, other in (
+    for layer, other in (
         (candidate.up_proj, reference.into),
         (candidate.down_proj, reference.out_of),
     ):
-        mine.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
-        mine.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
+        layer.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
+        layer.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
     given = np.random.default_rng(0).normal(size=(2, 5, D)).astype(np.float32)
     report = compare(reference, candidate, given)
     if activation == "gelu_tanh":

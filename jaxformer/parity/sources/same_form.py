@@ -10,7 +10,7 @@ import numpy as np
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.parity.judging.weights import weight_difference
 from jaxformer.parity.sources.checkpoints import Source
-from jaxformer.porting.formats.tensors import StoredTensor
+from jaxformer.porting.formats.tensors import StoredTensor, as_bytes
 from jaxformer.porting.mapping.abstract_modules import abstract_model
 from jaxformer.porting.mapping.packings import RotaryPermutation
 
@@ -40,7 +40,9 @@ def with_head_of(reference: Source, candidate: Source) -> Source:
         return candidate
     if wanted.head.tie_embeddings:
         head = tensors.pop(HEAD, None)
-        if head is None or not _equal_bits(head.read(), table.read().T):
+        if head is None or (head.shape, head.dtype) != (table.shape[::-1], table.dtype):
+            return candidate
+        if as_bytes(head.read()) != as_bytes(_read_turned(table)):
             return candidate
         note = "its head tied to the embedding, which is equal"
     else:
@@ -50,10 +52,6 @@ def with_head_of(reference: Source, candidate: Source) -> Source:
     module = abstract_model(config.replace(tie_embeddings=wanted.head.tie_embeddings))
     plan = dataclasses.replace(candidate.plan, module=module, tensors=tensors)
     return dataclasses.replace(candidate, plan=plan, note=f"{candidate.note}, {note}")
-
-
-def _equal_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 def _read_turned(table: StoredTensor) -> np.ndarray:
