@@ -144,17 +144,32 @@ class Pair:
     def _output(self, result: Any) -> Any:
         return result[0] if self.case.first else result
 
+    def _run_jax(self, parameters: Any, arguments: Any) -> Any:
+        """Returns the output of the JAX side from given parameters and arguments."""
+        module = self.module
+        if self.is_module:
+            module = merge(self.definition, parameters)
+            jaxformer.layers.inject_keep_masks(module, self.masks)
+        # Plain numbers in a call are settings: shapes may depend on them.
+        given = {n: v if isinstance(v, int) else arguments[n] for n, v in self._usual.items()}
+        return self._call_jax(module, given)
+
+    @functools.cached_property
+    def _usual(self) -> Arrays:
+        """The inputs in the order of the call."""
+        return self.case.arguments(1.0)
+
+    @functools.cached_property
+    def _jax_output(self) -> Callable[..., Any]:
+        return jax.jit(
+            lambda parameters, variable, fixed: self._run_jax(parameters, {**variable, **fixed})
+        )
+
     @functools.cached_property
     def _jax_gradients(self) -> Callable[..., Any]:
         def run(parameters: Any, variable: Any, fixed: Any, wide: Any) -> Any:
             def loss(parameters: Any, variable: Any) -> Any:
-                module = self.module
-                if self.is_module:
-                    module = merge(self.definition, parameters)
-                    jaxformer.layers.inject_keep_masks(module, self.masks)
-                arguments = {**variable, **fixed}
-                ordered = {name: arguments[name] for name in self.case.arguments(1.0)}
-                output = self._call_jax(module, ordered)
+                output = self._run_jax(parameters, {**variable, **fixed})
                 cotangent = jnp.asarray(cotangent_of(output.shape), wide)
                 return jnp.sum(output.astype(wide) * cotangent), output
 
@@ -163,14 +178,7 @@ class Pair:
             )
             return output, gradients
 
-        # Plain numbers in a call are settings: shapes may depend on them.
-        numbers = {n: v for n, v in self.case.arguments(1.0).items() if isinstance(v, int)}
-        return jax.jit(
-            lambda parameters, variable, fixed, wide: run(
-                parameters, variable, {**fixed, **numbers}, wide
-            ),
-            static_argnums=3,
-        )
+        return jax.jit(run, static_argnums=3)
 
     def jax(
         self,
@@ -183,20 +191,34 @@ class Pair:
 
         Parameters and inputs are first rounded to ``rounded``.
         """
-        parameters, arguments = self._rounded(std, rounded, dtype, draw)
-        variable = floats(arguments)
+        given = self._given_to_jax(std, rounded, dtype, draw)
         wide = jnp.promote_types(dtype, jnp.float32)
-        output, (by_parameter, by_input) = self._jax_gradients(
-            parameters,
-            {name: arguments[name] for name in variable},
-            {n: v for n, v in arguments.items() if n not in variable and not isinstance(v, int)},
-            wide,
-        )
+        output, (by_parameter, by_input) = self._jax_gradients(*given, wide)
         return {
             "output": widened(output),
             **{f"input.{name}": widened(g) for name, g in by_input.items()},
             **{f"parameter.{n}": widened(g) for n, g in export_arrays(by_parameter).items()},
         }
+
+    def jax_output(
+        self,
+        std: float,
+        dtype: np.dtype = FLOAT64,
+        rounded: np.dtype = FLOAT64,
+        draw: int = 0,
+    ) -> Arrays:
+        """Returns the output that ``jax`` returns, from a program without gradients."""
+        given = self._given_to_jax(std, rounded, dtype, draw)
+        return {"output": widened(self._jax_output(*given))}
+
+    def _given_to_jax(
+        self, std: float, rounded: np.dtype, dtype: np.dtype, draw: int
+    ) -> tuple[Any, Arrays, Arrays]:
+        """Returns parameters, inputs that have a gradient, and other arrays."""
+        parameters, arguments = self._rounded(std, rounded, dtype, draw)
+        variable = {name: arguments[name] for name in floats(arguments)}
+        fixed = {n: v for n, v in arguments.items() if n not in variable and not isinstance(v, int)}
+        return parameters, variable, fixed
 
     def jax_eagerly(self, std: float) -> Arrays:
         """Returns output and weights of the JAX side in float64, without ``jax.jit``."""
@@ -315,6 +337,20 @@ def rounding_draws(
             pair.jax(std, dtype, dtype, draw),
             pair.torch(std, dtype, dtype, draw),
             pair.torch(std, FLOAT64, dtype, draw),
+        )
+        for draw in range(draws)
+    ]
+
+
+def output_draws(
+    pair: Pair, std: float, dtype: np.dtype, draws: int = 8
+) -> list[tuple[Arrays, Arrays, Arrays]]:
+    """Returns the outputs of ``rounding_draws``."""
+    return [
+        (
+            pair.jax_output(std, dtype, dtype, draw),
+            {"output": pair.torch(std, dtype, dtype, draw)["output"]},
+            {"output": pair.torch(std, FLOAT64, dtype, draw)["output"]},
         )
         for draw in range(draws)
     ]
