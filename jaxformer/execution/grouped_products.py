@@ -154,7 +154,7 @@ def block_sizes(rows: int, groups: int) -> tuple[int, ...]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _product(x: Array, kernel: Array, groups: Array, sizes: tuple[int, ...]) -> Array:
-    return _multiply(x, kernel, _find_groups(groups, kernel.shape[0], sizes))
+    return _multiply(x, kernel, groups, sizes)
 
 
 def _forward(
@@ -167,8 +167,7 @@ def _backward(
     sizes: tuple[int, ...], kept: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, None]:
     x, kernel, groups = kept
-    rows = _find_groups(groups, kernel.shape[0], sizes)
-    return *_multiply_back(x, kernel, gradient, rows), None
+    return *_multiply_back(x, kernel, gradient, groups, sizes), None
 
 
 _product.defvjp(_forward, _backward)
@@ -233,10 +232,16 @@ def _over_blocks(
     return lax.fori_loop(0, rows.num_used, visit_group, state)
 
 
+# Layers have products of equal shapes: their loops are traced once for all.
+@functools.partial(jax.jit, static_argnames="sizes")
 def _multiply(
-    x: Float[Array, "R I"], kernel: Float[Array, "E I O"], rows: _Groups
+    x: Float[Array, "R I"],
+    kernel: Float[Array, "E I O"],
+    groups: Int[Array, "R"],
+    sizes: tuple[int, ...],
 ) -> Float[Array, "R O"]:
     """Returns the products of sorted rows with their group's matrix."""
+    rows = _find_groups(groups, kernel.shape[0], sizes)
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
 
     def visit(block: _Block, matrix: Array, y: Array) -> Array:
@@ -246,13 +251,16 @@ def _multiply(
     return _over_blocks(kernel, rows, x.shape[0], visit, y)
 
 
+@functools.partial(jax.jit, static_argnames="sizes")
 def _multiply_back(
     x: Float[Array, "R I"],
     kernel: Float[Array, "E I O"],
     gradient: Float[Array, "R O"],
-    rows: _Groups,
+    groups: Int[Array, "R"],
+    sizes: tuple[int, ...],
 ) -> tuple[Float[Array, "R I"], Float[Array, "E I O"]]:
     """Returns the gradients of the rows and of each group's matrix."""
+    rows = _find_groups(groups, kernel.shape[0], sizes)
     wide = jnp.promote_types(kernel.dtype, jnp.float32)
 
     def visit(block: _Block, matrix: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
