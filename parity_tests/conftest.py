@@ -24,12 +24,22 @@ LADDER = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs the files of this folder in the order of the ladder."""
+    """Runs the files of this folder in the order of the ladder, and test_cases.py case by case.
+
+    All proofs of a case then share its pair, which a fixture of a module keeps until the next one.
+    """
     places = [i for i, item in enumerate(items) if item.path.parent == Path(__file__).parent]
     steps = {name: step for step, name in enumerate(LADDER)}
-    climbing = sorted(
-        (items[i] for i in places), key=lambda item: steps.get(item.path.stem, len(steps))
-    )
+    cases: dict[str, int] = {}
+
+    def step(item: pytest.Item) -> tuple[int, int]:
+        called = getattr(item, "callspec", None)
+        pair = called.params.get("pair") if called else None
+        is_proof = item.path.stem == "test_cases" and pair is not None
+        case = cases.setdefault(pair.name, len(cases)) if is_proof else len(items)
+        return steps.get(item.path.stem, len(steps)), case
+
+    climbing = sorted((items[i] for i in places), key=step)
     for place, item in zip(places, climbing, strict=True):
         items[place] = item
 
