@@ -13,7 +13,14 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import Index, Match, largest
-from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Tape, Value, run_again
+from jaxformer.parity.recording.operators.tape import (
+    LAYOUT_ONLY,
+    Operator,
+    Tape,
+    Value,
+    run_again,
+    same_numbers,
+)
 from jaxformer.parity.tolerance import ROUNDOFF, allowed_error
 
 # A constant that differs by less than this, per position, is a table in float32.
@@ -130,7 +137,7 @@ class Anchors:
     def _look_up(self, value: Value, array: Any) -> None:
         if getattr(getattr(array, "dtype", None), "kind", "") != "f":
             return
-        found = self.index.find(array)
+        found = self.index.find(array, own=self._known_moments(value))
         if not found and value.is_constant:
             found = self._find_table(value, array)
         if found:
@@ -140,6 +147,12 @@ class Anchors:
             self.largest_error = max(self.largest_error, found[0].error / scale)
         else:
             self.matches.pop(value.index, None)
+
+    def _known_moments(self, value: Value) -> np.ndarray | None:
+        """Returns the moments of a value that is an anchor in another shape."""
+        source = same_numbers(value)
+        found = self.matches.get(source.index) if source is not None else None
+        return self.index.moments_of(found[0].value) if found else None
 
     def _find_table(self, value: Value, array: np.ndarray) -> list[Match]:
         """Returns what a table in float32 should be."""

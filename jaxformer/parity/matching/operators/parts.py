@@ -5,8 +5,9 @@ gradient of such a parameter is put together from the same places as its numbers
 """
 
 import dataclasses
+import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -44,30 +45,87 @@ def find_pieces(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> list[Pi
         array: of the candidate, floats.
         sources: of the reference, by path.
     """
-    places: dict[int, list[tuple[str, Index]]] = {}
+    places: dict[int, list[_Place]] = {}
     for name, source in sources.items():
         for axes, prints in fingerprints_of_parts(source):
             if len(axes) == source.ndim:
                 continue
             for index, one in np.ndenumerate(prints):
-                places.setdefault(int(one), []).append((name, _index(source.ndim, axes, index)))
+                places.setdefault(int(one), []).append(_Place(name, axes, index))
     for axes, prints in fingerprints_of_parts(array):
         if len(axes) == array.ndim:
             return _find_runs(array, sources)
-        pieces = []
-        for index, one in np.ndenumerate(prints):
-            found = places.get(int(one), ())
-            if len(found) != 1:
-                break
-            (name, source_index), at = found[0], _index(array.ndim, axes, index)
-            own, other = np.atleast_1d(array[at]), np.atleast_1d(sources[name][source_index])
-            layout = find_layout(other, own, max(rounding_allowed(other), 0.0))
-            if layout is None:
-                break
-            pieces.append(Piece(at, name, source_index, layout[0]))
-        else:
-            return pieces
+        found = [places.get(int(one), ()) for one in prints.flat]
+        if any(len(each) != 1 for each in found):
+            continue
+        only = [each[0] for each in found]
+        # A block of neighbours is one piece where all of it has one layout.
+        for blocks in (_neighbours(only), [(place, 1) for place in range(len(only))]):
+            pieces = [
+                _piece(array, axes, prints.shape, block, only[block[0]], sources)
+                for block in blocks
+            ]
+            if all(pieces):
+                return [piece for piece in pieces if piece]
     return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A part of an array of the reference: its name, along which axes it is one, and which."""
+
+    name: str
+    axes: tuple[int, ...]
+    index: tuple[int, ...]
+
+    def is_before(self, other: "_Place") -> bool:
+        """Returns whether another part comes next along the same axis."""
+        same = self.name == other.name and self.axes == other.axes and len(self.axes) == 1
+        return same and self.index[0] + 1 == other.index[0]
+
+
+def _neighbours(places: Sequence[_Place]) -> list[tuple[int, int]]:
+    """Returns where runs of parts begin that come one after another, and how long they are."""
+    starts = [n for n, place in enumerate(places) if n == 0 or not places[n - 1].is_before(place)]
+    return [
+        (start, end - start) for start, end in zip(starts, [*starts[1:], len(places)], strict=True)
+    ]
+
+
+def _piece(
+    array: np.ndarray,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    block: tuple[int, int],
+    place: _Place,
+    sources: Mapping[str, np.ndarray],
+) -> Piece | None:
+    """Returns a block of parts of an array as one piece, None if it is none.
+
+    Args:
+        array: of the candidate.
+        axes: along which its parts are told apart.
+        shape: of these axes.
+        block: the first part and how many parts it has.
+        place: of the first part, in the reference.
+        sources: of the reference, by path.
+    """
+    first, count = block
+    if count == math.prod(shape):
+        at: Index = (slice(None),) * array.ndim
+    elif len(axes) == 1 and count > 1:
+        at = _index(array.ndim, axes, (slice(first, first + count),))
+    elif count == 1:
+        at = _index(array.ndim, axes, tuple(map(int, np.unravel_index(first, shape))))
+    else:
+        return None
+    source = sources[place.name]
+    start = place.index[0] if place.index else 0
+    which = place.index if count == 1 else (slice(start, start + count),)
+    source_at = _index(source.ndim, place.axes, which)
+    own, other = np.atleast_1d(array[at]), np.atleast_1d(source[source_at])
+    layout = find_layout(other, own, max(rounding_allowed(other), 0.0))
+    return None if layout is None else Piece(at, place.name, source_at, layout[0])
 
 
 def _find_runs(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> list[Piece] | None:
@@ -130,8 +188,8 @@ def assemble(
     return made
 
 
-def _index(rank: int, axes: tuple[int, ...], index: tuple[int, ...]) -> Index:
-    """Returns what takes one entry along some axes and all along the others."""
+def _index(rank: int, axes: tuple[int, ...], index: tuple[int | slice, ...]) -> Index:
+    """Returns what takes one entry, or a block, along some axes and all along the others."""
     full: list[int | slice] = [slice(None)] * rank
     for axis, place in zip(axes, index, strict=True):
         full[axis] = place

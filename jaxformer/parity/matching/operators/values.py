@@ -10,8 +10,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jaxformer.parity.matching.operators.layouts import INFINITE, Layout, find_layout, is_finite
-from jaxformer.parity.recording.operators.tape import Value
+from jaxformer.parity.matching.operators.layouts import (
+    INFINITE,
+    Compared,
+    Layout,
+    find_layout,
+    is_finite,
+)
+from jaxformer.parity.recording.operators.tape import Value, same_numbers
 from jaxformer.parity.tolerance import allowed_error
 
 # How far sums of equal values may be apart: many times what single numbers may.
@@ -100,6 +106,8 @@ class Index:
 
     def __init__(self) -> None:
         self._by_size: dict[int, list[Value]] = defaultdict(list)
+        # Of the values of one size, row by row: those whose moments were needed so far.
+        self._rows: dict[int, np.ndarray] = {}
         self._moments: dict[int, np.ndarray] = {}
 
     def add(self, values: Iterable[Value]) -> None:
@@ -111,7 +119,10 @@ class Index:
     def moments_of(self, value: Value) -> np.ndarray:
         """Returns the moments of a value of the reference, computed once."""
         if value.index not in self._moments:
-            self._moments[value.index] = moments(value.data)
+            source = same_numbers(value)
+            self._moments[value.index] = (
+                moments(value.data) if source is None else self.moments_of(source)
+            )
         return self._moments[value.index]
 
     def is_finite(self, value: Value) -> bool:
@@ -122,27 +133,44 @@ class Index:
         """Returns the largest finite magnitude of a value of the reference."""
         return float(self.moments_of(value)[1])
 
-    def find(self, array: np.ndarray, allowed: float = 0.0, slack: float = 1.0) -> list[Match]:
+    def find(
+        self,
+        array: np.ndarray,
+        allowed: float = 0.0,
+        slack: float = 1.0,
+        own: np.ndarray | None = None,
+    ) -> list[Match]:
         """Returns the values that an array equals, in the order of the reference's run.
 
         Args:
             array: of the candidate, floats.
             allowed: the largest difference, of scale; default what rounding allows.
             slack: how many times further apart the sums may be.
+            own: the array's moments, if they are known.
         """
         among = self._by_size.get(array.size, ())
         if not among:
             return []
-        own = moments(array)
+        own = moments(array) if own is None else own
         size = own[1] or 1.0
-        tolerance = slack * SUMS_ALLOWED * size
-        found = []
-        for value in among:
-            other = self.moments_of(value)
-            if own[0] != other[0] or np.abs(own - other).max() > tolerance:
-                continue
-            limit = allowed * size if allowed else allowed_error(float(other[1]))
-            layout = find_layout(value.data, array, limit)
+        rows = self._moments_of_size(array.size)
+        near = (rows[:, 0] == own[0]) & (np.abs(rows - own).max(1) <= slack * SUMS_ALLOWED * size)
+        found: list[Match] = []
+        known: Compared | None = None
+        for place in np.flatnonzero(near):
+            value = among[place]
+            limit = allowed * size if allowed else allowed_error(float(rows[place, 1]))
+            layout = find_layout(value.data, array, limit, known)
             if layout is not None:
                 found.append(Match(value, *layout))
+                if known is None:
+                    known = Compared(layout[0].apply(value.data), layout[1])
         return found
+
+    def _moments_of_size(self, size: int) -> np.ndarray:
+        """Returns the moments of all values of one size, a row for each."""
+        among, rows = self._by_size[size], self._rows.get(size, np.zeros((0, 6)))
+        if len(rows) < len(among):
+            added = [self.moments_of(value) for value in among[len(rows) :]]
+            rows = self._rows[size] = np.concatenate([rows, added])
+        return rows

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from jaxformer.parity.recording.jax_values import in_float64, is_number, on_host
-from jaxformer.parity.recording.operators.numpy_operators import MOST_NUMBERS, VIEWS, numpy_function
+from jaxformer.parity.recording.operators.numpy_operators import numpy_function
 
 # Operators that must see the bits of the dtype that they were written for.
 OWN_DTYPE = {"bitcast_convert_type", "nextafter", "pallas_call", "ffi_call", "custom_call"}
@@ -76,11 +76,9 @@ def _in_numpy(equation: Any) -> Callable[..., Sequence[Any]] | None:
     atoms = (*equation.invars, *equation.outvars)
     if any(not isinstance(atom.aval.dtype, np.dtype) for atom in atoms) or len(atoms) == 1:
         return None
-    is_large = max(atom.aval.size for atom in atoms) > MOST_NUMBERS
-    if is_large and equation.primitive.name not in VIEWS:
-        return None
     is_float = all(jnp.issubdtype(atom.aval.dtype, jnp.floating) for atom in equation.invars)
-    function = numpy_function(equation.primitive.name, equation.params, is_float)
+    size = max(atom.aval.size for atom in atoms)
+    function = numpy_function(equation.primitive.name, equation.params, is_float, size)
     if function is None:
         return None
     dtype = equation.outvars[0].aval.dtype

@@ -149,6 +149,17 @@ class Tape:
         return found
 
 
+def same_numbers(value: Value) -> Value | None:
+    """Returns the value whose numbers another one brings into another shape, None if it is none."""
+    producer = value.producer
+    if producer is None or producer.name not in LAYOUT_ONLY - {"index", "select"}:
+        return None
+    floats = [v for v in producer.inputs if v.data.dtype.kind == "f"]
+    if len(floats) == 1 and floats[0].data.size == value.data.size:
+        return floats[0]
+    return None
+
+
 def region_before(
     ends: Iterable[Value], is_boundary: Callable[[Value], bool]
 ) -> tuple[list[Operator], list[Value]]:
