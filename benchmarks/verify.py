@@ -3,7 +3,9 @@
     uv run --group test python benchmarks/verify.py --out benchmarks/results/verify-cpu.json
 
 12 layers of width 768 with 256 positions, random weights. It is compared with one pass
-forward and backward of only transformers' model in float64, in a process of its own.
+forward and backward of only transformers' model in float64, in a process of its own. With
+``--operators`` the candidate is a plain function of its parameters, as anybody's port may be, and
+is compared operator by operator.
 """
 
 import argparse
@@ -34,6 +36,14 @@ def make(layers: int, positions: int) -> tuple[Any, Any]:
     return model, np.random.default_rng(0).integers(0, config.vocab_size, (1, positions))
 
 
+def as_function(module: Any) -> tuple[Any, Any]:
+    """Returns an NNX module as a function of its parameters, and these."""
+    from flax import nnx
+
+    definition, parameters = nnx.split(module)
+    return lambda parameters, ids: nnx.merge(definition, parameters)(ids), parameters
+
+
 def plain_pass(layers: int, positions: int) -> dict[str, float]:
     """Returns the seconds of one pass forward and backward of the reference in float64."""
     import torch
@@ -53,6 +63,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--dtype", default="float32", help="dtype under test, beside float64")
     parser.add_argument("--forward", action="store_true", help="without gradients")
+    parser.add_argument("--operators", action="store_true", help="as a function, by operators")
     parser.add_argument("--plain", action="store_true", help="only the reference model")
     parser.add_argument("--out", type=Path, help="file for the figures")
     arguments = parser.parse_args()
@@ -66,14 +77,20 @@ def main() -> None:
     import transformers
 
     from jaxformer.parity import compare
+    from jaxformer.porting import from_torch
 
     model, ids = make(arguments.layers, arguments.positions)
     config = model.config
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    backward = not arguments.forward
+    candidate = as_function(from_torch(model)) if arguments.operators else None
     wall, cpu = time.perf_counter(), time.process_time()
-    report = compare(
-        model, None, [ids], dialect="gpt2", dtype=arguments.dtype, backward=not arguments.forward,
-    )  # fmt: skip
+    if candidate is None:
+        report = compare(
+            model, None, [ids], dialect="gpt2", dtype=arguments.dtype, backward=backward
+        )
+    else:
+        report = compare(model, candidate, [ids], backward=backward)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     # In kilobytes on Linux.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -89,7 +106,8 @@ def main() -> None:
             "parameters": parameters,
         },
         "mode": report.mode,
-        "dtype": arguments.dtype,
+        "segments": "operators" if arguments.operators else "pairs of modules",
+        "dtype": report.dtype,
         "verdict": report.verdict,
         "nodes": len(report.nodes),
         "seconds": round(wall, 1),

@@ -31,6 +31,8 @@ from jaxformer.parity.matching.operators.parameters import (
     in_reference_numbers,
     match_parameters,
 )
+from jaxformer.parity.matching.operators.values import Index
+from jaxformer.parity.recording.memory import release
 from jaxformer.parity.recording.operators.candidates import (
     Caller,
     Candidate,
@@ -91,9 +93,10 @@ def compare_operators(
     jax_arguments = (args, kwargs) if jax_inputs is None else arguments(jax_inputs)
     asked = buffers_with_gradients(torch_module, candidate_arrays(model)) if backward else []
     called = None if torch_call else torch_module.forward
+    index = Index()
     with naming_misfits("reference", called, args, kwargs):
-        reference = run_torch(torch_module, args, kwargs, backward, asked, torch_call)
-    comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads)
+        reference = run_torch(torch_module, args, kwargs, backward, asked, torch_call, index.note)
+    comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads, index)
     with jax.enable_x64(True):
         report = dataclasses.replace(comparison.report(), about=dict(about or {}))
     if labels is None:
@@ -116,13 +119,16 @@ class _Comparison:
         reference: TorchRun,
         backward: bool,
         line_that_reads: Callable[[int], str],
+        index: Index,
     ):
         self.model, self.reference, self.backward = model, reference, backward
         tape, targets = reference.tape, candidate_arrays(model)
         buffers = {name: value.data for name, value in tape.buffers.items()}
         sources = {name: value.data for name, value in tape.parameters.items()} | buffers
+        self._size = sum(array.size for array in targets.values())
         self.parameters = match_parameters(sources, targets, buffers)
-        self.walk = Walk(tape, line_that_reads)
+        release(self._size)
+        self.walk = Walk(tape, line_that_reads, index)
         self.walk.unknown = set(self.parameters.unmatched)
         self.walk.missing = set(self.parameters.missing)
         self.walk.index.add(tape.values)
@@ -134,6 +140,7 @@ class _Comparison:
     def report(self) -> Report:
         """Walks through both passes and returns what was found."""
         walk = self.walk
+        release(self._size)
         walk.advance()
         results = compare_results(walk)
         wrong = judge_forward(walk)

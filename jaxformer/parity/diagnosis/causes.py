@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from jaxformer.parity.diagnosis.operators.attempts import diagnose
 from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
-from jaxformer.parity.recording.operators.tape import Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten

@@ -117,7 +117,7 @@ def describe_table(table: Table) -> str:
     """Returns a sentence on a constant that is only rounded to float32."""
     producer = table.value.producer
     where = shorten(producer.source) if producer is not None else "a constant of the function"
-    shape = tuple(table.value.data.shape)
+    shape = tuple(table.value.shape)
     return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
 
 

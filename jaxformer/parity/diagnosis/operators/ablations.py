@@ -13,7 +13,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 )
 from jaxformer.parity.matching.operators.layouts import find_layout
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value, run_again
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
@@ -73,10 +73,10 @@ def _steps(operators: Sequence[Operator]) -> Iterator[tuple[Operator, Value, Val
         if operator.name in LAYOUT_ONLY or len(operator.outputs) != 1:
             continue
         made = operator.outputs[0]
-        if made.data.dtype.kind != "f":
+        if made.dtype.kind != "f":
             continue
         for kept in operator.inputs:
-            if kept.data.shape != made.data.shape or kept.data.dtype.kind != "f":
+            if kept.shape != made.shape or kept.dtype.kind != "f":
                 continue
             others = [v for v in operator.inputs if v is not kept]
             if kept.is_constant or np.array_equal(kept.data, made.data):

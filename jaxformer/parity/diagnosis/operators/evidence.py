@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.tape import Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
@@ -47,7 +47,7 @@ def activations_of(divergence: Divergence, walk: Walk) -> list[np.ndarray]:
         for value in entering
         if value.producer is not None
         for read in value.producer.inputs
-        if read.is_activation and read.data.size > value.data.size
+        if read.is_activation and read.size > value.size
     ]
     return [walk.array(value) for value in dict.fromkeys([*entering, *whole])]
 
@@ -73,7 +73,7 @@ def numbers_of(operators: Sequence[Operator]) -> list[float]:
         float(value.data.item())
         for operator in operators
         for value in operator.inputs
-        if value.is_constant and value.data.size == 1 and value.data.dtype.kind in "fi"
+        if value.is_constant and value.size == 1 and value.dtype.kind in "fi"
     ]
     return found + [n for operator in operators for n in operator.numbers.values()]
 

@@ -90,7 +90,7 @@ PAIRS: dict[str, Callable[[Any, Any], Any]] = {
 def other_combination(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Names how two activations are put together."""
     shape = divergence.array.shape
-    values = [v for v in divergence.boundary if v.is_activation and v.data.shape == shape]
+    values = [v for v in divergence.boundary if v.is_activation and v.shape == shape]
     for one, other in itertools.permutations(values, 2):
         a, b = walk.array(one), walk.array(other)
 
@@ -155,12 +155,12 @@ def other_norm(divergence: Divergence, walk: Walk) -> Diagnosis | None:
         if x.ndim == 0 or x.size < divergence.array.size or x.shape[-1] < 2:
             continue
         size = x.shape[-1]
-        weights = [v for v in divergence.boundary if v.is_weight and v.data.size == size]
+        weights = [v for v in divergence.boundary if v.is_weight and v.size == size]
         rows = [walk.array(v).reshape(-1) for v in weights]
         rows += [
             v.data.reshape(-1)
             for v in divergence.reference_boundary
-            if v.is_weight and v.data.size == size
+            if v.is_weight and v.size == size
         ]
         norms = [
             _Norm(centred, biased, inside, eps)

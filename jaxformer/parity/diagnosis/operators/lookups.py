@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis, sides_of
-from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator
+from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
@@ -44,7 +44,7 @@ def _maker_of_rows(divergence: Divergence) -> Operator | None:
     lookup = next((op for op in reversed(divergence.operators) if op.name == "gather"), None)
     if lookup is None:
         return None
-    known, found = {v.index for v in lookup.inputs if v.data.dtype.kind == "i"}, []
+    known, found = {v.index for v in lookup.inputs if v.dtype.kind == "i"}, []
     for operator in reversed(divergence.operators):
         if any(v.index in known for v in operator.outputs):
             known |= {v.index for v in operator.inputs}

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
-from jaxformer.parity.recording.operators.tape import Operator
+from jaxformer.parity.recording.operators.graph import Operator
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 
@@ -50,7 +50,7 @@ def _other_filling(divergence: Divergence) -> Diagnosis | None:
         if operator.name != "select_n" or not operator.source:
             continue
         for value in operator.inputs[1:]:
-            number = value.data.flat[0] if value.is_constant and value.data.size else np.nan
+            number = value.data.flat[0] if value.is_constant and value.size else np.nan
             if number > -1e4 and (value.data == number).all():
                 text = f"the mask is right, but {number:g} is too large a number for hidden scores"
                 return Diagnosis(text, operator)
@@ -92,7 +92,7 @@ def _last_mask(divergence: Divergence) -> Operator | None:
     """Returns the last operator of the user's that makes a boolean mask."""
     for operator in reversed(divergence.operators):
         made = operator.outputs[0]
-        if made.data.dtype.kind == "b" and made.data.ndim >= 2 and operator.source:
+        if made.dtype.kind == "b" and made.ndim >= 2 and operator.source:
             return operator
     return None
 

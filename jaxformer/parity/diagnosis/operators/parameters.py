@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
-from jaxformer.parity.recording.operators.tape import Operator
+from jaxformer.parity.recording.operators.graph import Operator
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import listed

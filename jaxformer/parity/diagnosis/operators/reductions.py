@@ -13,7 +13,7 @@ import numpy as np
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
 from jaxformer.parity.matching.operators.layouts import find_layout
 from jaxformer.parity.matching.operators.values import rounding_allowed
-from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Value
+from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten
@@ -43,8 +43,8 @@ def other_reduction(divergence: Divergence, walk: Walk) -> Diagnosis | None:
             continue
         other, right = next(iter(wanted.items()))
         text = (
-            f"{operator.name} is taken over groups of {read.data.size // own.size} numbers; "
-            f"the reference's {other.name} over {other.inputs[0].data.size // right.size}"
+            f"{operator.name} is taken over groups of {read.size // own.size} numbers; "
+            f"the reference's {other.name} over {other.inputs[0].size // right.size}"
         )
         array = walk.array(read)
         for axes in () if _stays_turned(read, divergence, walk) else _subsets(array.ndim):
@@ -67,7 +67,7 @@ def _reductions_of_twins(read: Value, walk: Walk) -> Iterator[Operator]:
                 yield reader
             elif reader.name in LAYOUT_ONLY:
                 # The same numbers, in a layout that the candidate does not have.
-                new = [v for v in reader.outputs if v.data.size == value.data.size]
+                new = [v for v in reader.outputs if v.size == value.size]
                 waiting += [v for v in new if v not in seen]
                 seen.update(new)
 
@@ -77,7 +77,7 @@ def _stays_turned(read: Value, divergence: Divergence, walk: Walk) -> bool:
     if any(operator.name == "transpose" for operator in divergence.operators):
         return False
     return any(
-        match.layout.turns(match.value.data.shape)
+        match.layout.turns(match.value.shape)
         for match in walk.matches[read.index]
         # Where it was computed: later the reference itself may split it.
         if match.value.producer is None or match.value.producer.name not in LAYOUT_ONLY

@@ -38,7 +38,7 @@ def simple_relation(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     candidates = [
         (value, layout)
         for value in reversed(walk.reference.values)
-        if value.is_activation and value.data.size == right.size and value.index in walk.reached
+        if value.is_activation and value.size == right.size and value.index in walk.reached
         for layout in [find_layout(value.data, missing, 1e-9 * (largest(missing) or 1.0))]
         if layout is not None
     ]

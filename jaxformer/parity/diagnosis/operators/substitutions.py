@@ -14,7 +14,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
     where,
 )
 from jaxformer.parity.matching.operators.layouts import layouts
-from jaxformer.parity.recording.operators.tape import Operator
+from jaxformer.parity.recording.operators.graph import Operator
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import apart
@@ -103,7 +103,7 @@ def _reference_numbers(divergence: Divergence) -> dict[float, str]:
             *COMMON_NUMBERS,
         )
     )
-    sizes = {n for v in divergence.boundary for n in v.data.shape if n > 1}
+    sizes = {n for v in divergence.boundary for n in v.shape if n > 1}
     found = {number: "" for number in numbers if math.isfinite(number)}
     for number in [*found]:
         for other in (-number, number + 1, number - 1):
@@ -129,17 +129,15 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     others = [other for other in others if other is not divergence.reference_value]
     for operator in reversed(divergence.operators):
         for value in operator.inputs:
-            if value.index in made or value.is_constant or value.data.dtype.kind != "f":
+            if value.index in made or value.is_constant or value.dtype.kind != "f":
                 continue
             array = walk.array(value)
             for other in others:
-                if other.is_weight != value.is_weight or other.data.size != array.size:
+                if other.is_weight != value.is_weight or other.size != array.size:
                     continue
-                if other.data.dtype.kind != "f":
+                if other.dtype.kind != "f":
                     continue
-                for layout in itertools.islice(
-                    layouts(other.data.shape, array.shape), MOST_LAYOUTS
-                ):
+                for layout in itertools.islice(layouts(other.shape, array.shape), MOST_LAYOUTS):
                     if divergence.agrees({value.index: layout.apply(other.data)}, FITS):
                         return Diagnosis(
                             f"{operator.name} reads {own_name(value, walk)}; it must read "

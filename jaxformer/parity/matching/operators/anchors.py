@@ -13,14 +13,14 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import Index, Match, largest
-from jaxformer.parity.recording.operators.tape import (
+from jaxformer.parity.recording.operators.graph import (
     LAYOUT_ONLY,
     Operator,
-    Tape,
     Value,
     run_again,
     same_numbers,
 )
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.tolerance import ROUNDOFF, allowed_error
 
 # A constant that differs by less than this, per position, is a table in float32.
@@ -42,6 +42,7 @@ class Anchors:
 
     Args:
         reference: its tape.
+        index: of its values, where some were noted during its run.
 
     Attributes:
         reference: its tape.
@@ -55,10 +56,10 @@ class Anchors:
         largest_error: the largest difference of an anchor, of scale.
     """
 
-    def __init__(self, reference: Tape):
+    def __init__(self, reference: Tape, index: Index | None = None):
         self.reference = reference
         self.candidate = Tape(self._observe)
-        self.index = Index()
+        self.index = index or Index()
         self.matches: dict[int, list[Match]] = {}
         self.reached: set[int] = set()
         self.arrays: dict[int, Any] = {}
@@ -68,7 +69,8 @@ class Anchors:
 
     def array(self, value: Value) -> Any:
         """Returns a value's array, put right where it was wrong."""
-        return self.arrays.get(value.index, value.data)
+        found = self.arrays.get(value.index)
+        return value.data if found is None else found
 
     def keep_corrections(self) -> None:
         """Makes the arrays that were put right those of their values."""
@@ -119,7 +121,7 @@ class Anchors:
             producer = producer.inputs[0].producer
         if producer is None or producer.name not in SUMS:
             return 0.0
-        arrays = [self.array(v) for v in producer.inputs if v.data.dtype.kind == "f"]
+        arrays = [self.array(v) for v in producer.inputs if v.dtype.kind == "f"]
         return max(map(largest, arrays), default=0.0)
 
     def _observe(self, value: Value) -> None:
@@ -129,10 +131,11 @@ class Anchors:
         if found:
             # The nearest: with a small eps, a variance is near to itself plus eps.
             nearest = min(found, key=lambda match: match.error)
-            right = nearest.layout.apply(nearest.value.data)
             # -1e9 and minus infinity are alike, but not in what is computed from them.
             if self.index.is_finite(nearest.value):
-                value.data = right
+                value.stand_for(
+                    lambda: nearest.layout.apply(nearest.value.data), self.candidate.recent
+                )
 
     def _look_up(self, value: Value, array: Any) -> None:
         if getattr(getattr(array, "dtype", None), "kind", "") != "f":

@@ -153,8 +153,10 @@ def find_layout(
         if not is_close(_pick(reference, layout, at), wanted, allowed):
             continue
         laid = layout.apply(reference)
-        is_known = known is not None and known.is_view(laid)
-        error = known.error if is_known else distance(laid, candidate)
+        if known is not None and known.is_view(laid):
+            error = known.error
+        else:
+            error = distance(laid, candidate)
         if error <= allowed:
             return layout, error
     return None

@@ -8,7 +8,7 @@ is read before the scale is, and what comes after it; with a bias, after that is
 import dataclasses
 import itertools
 
-from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Value
+from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value
 
 # Two scales are equal if they differ by no more than what is left of a number in float32.
 SAME = 1e-6
@@ -62,7 +62,7 @@ def unscaled(value: Value) -> list[Scaled]:
     found = [Scaled(value)]
     while value.producer is not None:
         step = _scale(value.producer)
-        if step is None or step[0].data.size != value.data.size:
+        if step is None or step[0].size != value.size:
             break
         value = step[0]
         if step[1] != 1:
@@ -77,7 +77,7 @@ def _scaled(value: Value) -> list[Scaled]:
         reader = value.consumers[0]
         is_bias = _adds_weight(reader)
         step = (value, 1.0) if is_bias else _scale(reader)
-        if step is None or step[0] is not value or reader.outputs[0].data.size != value.data.size:
+        if step is None or step[0] is not value or reader.outputs[0].size != value.size:
             break
         value, last = reader.outputs[0], found[-1]
         if step[1] != 1 or is_bias:
@@ -105,7 +105,7 @@ def _scale(operator: Operator) -> tuple[Value, float] | None:
     name = operator.name.removesuffix("_")
     if name not in ("mul", "div") or (name == "div" and operator.inputs[0] is not read[0]):
         return None
-    numbers = [float(v.data.item()) for v in operator.inputs if v.is_constant and v.data.size == 1]
+    numbers = [float(v.data.item()) for v in operator.inputs if v.is_constant and v.size == 1]
     if "other" in operator.numbers:
         numbers.append(operator.numbers["other"])
     if len(numbers) != 1 or not numbers[0]:

@@ -51,11 +51,12 @@ def find_pieces(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> list[Pi
             if len(axes) == source.ndim:
                 continue
             for index, one in np.ndenumerate(prints):
-                places.setdefault(int(one), []).append(_Place(name, axes, index))
+                place = _Place(name, axes, tuple(index))
+                places.setdefault(int(one), []).append(place)
     for axes, prints in fingerprints_of_parts(array):
         if len(axes) == array.ndim:
             return _find_runs(array, sources)
-        found = [places.get(int(one), ()) for one in prints.flat]
+        found = [places.get(int(one), []) for one in prints.flat]
         if any(len(each) != 1 for each in found):
             continue
         only = [each[0] for each in found]

@@ -17,7 +17,7 @@ from jaxformer.parity.matching.operators.layouts import (
     find_layout,
     is_finite,
 )
-from jaxformer.parity.recording.operators.tape import Value, same_numbers
+from jaxformer.parity.recording.operators.graph import Value, same_numbers
 from jaxformer.parity.tolerance import allowed_error
 
 # How far sums of equal values may be apart: many times what single numbers may.
@@ -113,8 +113,13 @@ class Index:
     def add(self, values: Iterable[Value]) -> None:
         """Adds values that can be found from now on."""
         for value in values:
-            if value.data.dtype.kind == "f" and value.data.size >= FEWEST:
-                self._by_size[value.data.size].append(value)
+            if _is_looked_up(value):
+                self._by_size[value.size].append(value)
+
+    def note(self, value: Value) -> None:
+        """Computes the moments of a value that may be added later, before it is forgotten."""
+        if _is_looked_up(value):
+            self.moments_of(value)
 
     def moments_of(self, value: Value) -> np.ndarray:
         """Returns the moments of a value of the reference, computed once."""
@@ -174,3 +179,7 @@ class Index:
             added = [self.moments_of(value) for value in among[len(rows) :]]
             rows = self._rows[size] = np.concatenate([rows, added])
         return rows
+
+
+def _is_looked_up(value: Value) -> bool:
+    return value.dtype.kind == "f" and value.size >= FEWEST

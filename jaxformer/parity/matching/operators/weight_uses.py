@@ -14,7 +14,7 @@ import numpy as np
 from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.layouts import nearest_layout
 from jaxformer.parity.matching.operators.moved_scales import unscaled
-from jaxformer.parity.recording.operators.tape import Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value
 
 # What an operator does with a parameter, in both frameworks' words. Products and sums number by
 # number are left out: they can be taken in another order, with other values in between.
@@ -128,7 +128,7 @@ class WeightUses:
             if key is None or key in ambiguous:
                 continue
             activations = [v for v in operator.inputs if v.is_activation]
-            use = key, KINDS[operator.name], operator.outputs[0].data.size
+            use = key, KINDS[operator.name], operator.outputs[0].size
             found[use].append(Use(operator, activations))
         return found
 
@@ -157,7 +157,7 @@ class WeightUses:
 def _weight_of(operator: Operator) -> Value | None:
     """Returns the one weight that an operator reads, if what it does with it is in ``KINDS``."""
     kind = KINDS.get(operator.name)
-    weights = [v for v in operator.inputs if v.is_weight and v.data.dtype.kind == "f"]
+    weights = [v for v in operator.inputs if v.is_weight and v.dtype.kind == "f"]
     if kind is None or len(weights) != 1 or len(operator.outputs) != 1:
         return None
     return weights[0] if operator.outputs[0].is_activation or kind == "lookup" else None
@@ -273,7 +273,7 @@ class _Calls:
         array = self._anchors.array(use.read[0])
         found = []
         for place, other in enumerate(among):
-            if other.read and other.read[0].data.size == array.size:
+            if other.read and other.read[0].size == array.size:
                 near = nearest_layout(other.read[0].data, array, is_plain=True)
                 if near is not None:
                     found.append((near[1], place))
@@ -292,5 +292,5 @@ def _read_alike(one: Use, other: Use) -> bool:
 def _rows(use: Use) -> Iterator[np.ndarray]:
     """Yields the integers that a lookup reads, in a line."""
     for value in use.operator.inputs:
-        if value.data.dtype.kind in "iu":
+        if value.dtype.kind in "iu":
             yield value.data.reshape(-1)

@@ -4,13 +4,15 @@ In go a PyTorch module, or a candidate as a function of its parameters, and inpu
 ``Tape`` with the operators, their values and their lines of code; then, given cotangents, the
 operators of the backward pass on the same tape.
 
-- ``tape``: operators and their values; what an operator depends on; a part that is run again.
+- ``graph``: operators and their values, what they depend on, a part that is run again. Large
+  values that are soon made again are forgotten.
+- ``tape``: all of them, in the order of a run.
 - ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.
 - ``candidates``: the ways to call a candidate, and what it is called with.
 - ``jax_run``: a candidate, evaluated operator by operator.
 - ``tracing``: the jaxprs of a candidate, forward and backward.
 - ``equations``: what one equation of a jaxpr computes, with every float in float64.
-- ``numpy_operators``: common primitives in numpy, which is faster where arrays are small.
+- ``numpy_operators``: common primitives in numpy, which compiles nothing.
 - ``sources``: the user's line of code that made an equation.
 """

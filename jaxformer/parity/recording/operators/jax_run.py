@@ -18,8 +18,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxformer.parity.recording.jax_values import in_float64, is_float, on_host
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.equations import function_of, is_opaque, literal
+from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
-from jaxformer.parity.recording.operators.tape import Tape, Value
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.tracing import leaf_names, narrow_casts, stops, trace
 
 # Operators that call a jaxpr, with the name of the argument that holds it.
@@ -108,7 +109,7 @@ class JaxRun:
         with jax.enable_x64(True):
             given = [
                 self.tape.add(
-                    cotangents.get(place, np.zeros(output.data.shape)),
+                    cotangents.get(place, np.zeros(output.shape)),
                     "input",
                     f"cotangent {place}",
                 )

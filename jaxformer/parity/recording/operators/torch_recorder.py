@@ -1,19 +1,30 @@
 """The ATen operators of PyTorch, recorded as they are dispatched, with source lines."""
 
+import contextlib
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from jaxformer.parity.recording.operators.tape import Tape, Value
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_decompositions import decompositions
 from jaxformer.parity.recording.torch_values import require_torch, view
 
+# How many arrays are looked at, after each operator, whether they can be forgotten.
+LOOKED_AT = 8
 
-def make_recorder(tape: Tape) -> Any:
-    """Returns a dispatch mode that records every operator onto a tape, in float64."""
+
+def make_recorder(tape: Tape, before_forgetting: Callable[[Value], Any]) -> Any:
+    """Returns a dispatch mode that records every operator onto a tape, in float64.
+
+    Args:
+        tape: of the run.
+        before_forgetting: called with each value whose array is let go of.
+    """
     torch = require_torch()
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,10 +43,12 @@ def make_recorder(tape: Tape) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.stack: list[str] = []
-            # By the place in memory; the tensors are kept, so that no other gets their place.
+            # By the place in memory, which is kept, so that no other tensor gets it.
             self.known: dict[tuple[Any, ...], tuple[Value, int]] = {}
-            self.kept: list[Any] = []
-            self.by_storage: dict[int, list[Value]] = {}
+            self.by_storage: dict[int, list[tuple[Value, tuple[Any, ...]]]] = {}
+            self.kept: list[np.ndarray] = []
+            # Memory that is forgotten as soon as PyTorch does not hold it any more.
+            self.waiting: deque[int] = deque()
             self.writers: dict[int, list[Value]] = {}
             self.versions: dict[int, int] = {}
             # Source and module of what autograd knows by a number.
@@ -48,9 +61,11 @@ def make_recorder(tape: Tape) -> Any:
 
         def keep(self, tensor: Any, value: Value) -> None:
             storage = tensor.untyped_storage().data_ptr()
-            self.known[_place(tensor)] = value, self.versions.get(storage, 0)
-            self.kept.append(tensor)
-            self.by_storage.setdefault(storage, []).append(value)
+            place = _place(tensor)
+            self.known[place] = value, self.versions.get(storage, 0)
+            if value.is_quick and storage not in self.by_storage:
+                self.waiting.append(storage)
+            self.by_storage.setdefault(storage, []).append((value, place))
 
         def value(self, tensor: Any) -> Value:
             """Returns the value of a tensor; one that is not known is a constant."""
@@ -82,9 +97,31 @@ def make_recorder(tape: Tape) -> Any:
         def before_write(self, tensor: Any) -> None:
             """Keeps what recorded values hold before an operator writes to their memory."""
             storage = tensor.untyped_storage().data_ptr()
-            for value in self.by_storage.pop(storage, []):
+            for value, _ in self.by_storage.pop(storage, []):
+                self.kept.append(value.data)
                 value.data = value.data.copy()
             self.versions[storage] = self.versions.get(storage, 0) + 1
+
+        def forget(self, most: int | None = None) -> None:
+            """Lets go of memory that PyTorch does not hold any more.
+
+            Args:
+                most: how many pieces of memory are looked at; default all that wait.
+            """
+            waiting = len(self.waiting)
+            for _ in range(waiting if most is None else min(most, waiting)):
+                storage = self.waiting.popleft()
+                values = self.by_storage.get(storage, [])
+                is_quick = all(value.is_quick for value, _ in values)
+                if not values or not is_quick or storage in self.versions:
+                    continue
+                if not _is_held_by(values[0][0].data, len(values)):
+                    self.waiting.append(storage)
+                    continue
+                for value, place in self.by_storage.pop(storage):
+                    before_forgetting(value)
+                    self.known.pop(place, None)
+                    value.forget(tape.recent)
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -96,6 +133,7 @@ def make_recorder(tape: Tape) -> Any:
                     made = table[func](*args, **kwargs)
                 if made is not NotImplemented:
                     return made
+            self.forget(LOOKED_AT)
             flat, rebuild = _flatten(args, kwargs)
             inputs = [self.value(tensor) for tensor in flat]
             written = [
@@ -118,7 +156,8 @@ def make_recorder(tape: Tape) -> Any:
             def run(*arrays: Any) -> list[Any]:
                 tensors = [torch.from_numpy(np.array(array, order="C")) for array in arrays]
                 again_args, again_kwargs = rebuild(tensors)
-                made = func(*again_args, **again_kwargs)
+                with float64_by_default():
+                    made = func(*again_args, **again_kwargs)
                 return [view(t) for t in _leaves(made) if isinstance(t, torch.Tensor)]
 
             numbers = {
@@ -139,6 +178,29 @@ def make_recorder(tape: Tape) -> Any:
             return out
 
     return Recorder()
+
+
+@contextlib.contextmanager
+def float64_by_default() -> Iterator[None]:
+    """Makes what PyTorch computes of integers float64, as in the run itself."""
+    torch = require_torch()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _is_held_by(array: np.ndarray, count: int) -> bool:
+    """Returns whether the memory of a tensor's array is held by so many arrays, and no tensor."""
+    torch = require_torch()
+    # An array of a tensor keeps a tensor of its own alive.
+    tensor, holders = array.base, getattr(torch._C, "_storage_Use_Count", None)
+    if holders is None or not isinstance(tensor, torch.Tensor):
+        return False
+    # The storage that is asked is one more.
+    return bool(holders(tensor.untyped_storage()._cdata) == count + 1)
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from jaxformer.parity.recording.operators.candidates import Caller
-from jaxformer.parity.recording.operators.tape import Tape, Value
-from jaxformer.parity.recording.operators.torch_recorder import make_recorder
+from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.tape import Tape
+from jaxformer.parity.recording.operators.torch_recorder import float64_by_default, make_recorder
 from jaxformer.parity.recording.torch_values import (
     floats,
     in_float64,
@@ -29,6 +30,7 @@ class TorchRun:
         backward: whether to prepare the backward pass.
         buffers: paths of buffers that have gradients too.
         caller: how to call the module, given it and its inputs; None to call it with them.
+        before_forgetting: called with each value whose array is let go of.
 
     Attributes:
         tape: the operators.
@@ -47,6 +49,7 @@ class TorchRun:
         backward: bool = True,
         buffers: Collection[str] = (),
         caller: Caller | None = None,
+        before_forgetting: Callable[[Value], Any] = id,
     ):
         torch = require_torch()
         wide = in_float64(module)
@@ -55,7 +58,7 @@ class TorchRun:
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
         self.padding_rows = _padding_rows(wide)
         self.no_gradients = ""
-        self._recorder = make_recorder(self.tape)
+        self._recorder = make_recorder(self.tape, before_forgetting)
         self._leaves: dict[int, Any] = {}
         for name, parameter in wide.named_parameters():
             parameter.requires_grad_(backward and parameter.dtype.is_floating_point)
@@ -76,6 +79,7 @@ class TorchRun:
         found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
         self.tape.outputs = [self._recorder.value(tensor) for tensor in found]
         self._outputs = found
+        self._recorder.forget()
 
     def _name(self, tensor: Any, name: str, kind: str) -> None:
         value = self._recorder.name(tensor, name, kind)
@@ -126,10 +130,13 @@ class TorchRun:
             reason = str(error).partition("\n")[0]
             self.no_gradients = f"the reference cannot be differentiated: {reason}"
             return {}
-        return {
+        gradients = {
             index: self._recorder.value(gradient)
             for index, gradient in zip(self._leaves, found, strict=True)
         }
+        del found
+        self._recorder.forget()
+        return gradients
 
 
 def _padding_rows(module: Any) -> dict[str, int]:
@@ -151,6 +158,7 @@ def run_torch(
     backward: bool,
     buffers: Sequence[str],
     caller: Caller | None = None,
+    before_forgetting: Callable[[Value], Any] = id,
 ) -> TorchRun:
     """Runs a module; without a backward pass if it writes over what that would read.
 
@@ -160,10 +168,10 @@ def run_torch(
     reason = ""
     for asked in dict.fromkeys([tuple(buffers), ()]) if backward else ():
         try:
-            return TorchRun(module, args, kwargs, buffers=asked, caller=caller)
+            return TorchRun(module, args, kwargs, True, asked, caller, before_forgetting)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-    run = TorchRun(module, args, kwargs, backward=False, caller=caller)
+    run = TorchRun(module, args, kwargs, False, (), caller, before_forgetting)
     if reason:
         run.no_gradients = f"the reference cannot be differentiated: {reason}"
     return run
@@ -172,16 +180,11 @@ def run_torch(
 @contextmanager
 def _settings() -> Iterator[None]:
     """Makes PyTorch compute everything in float64, in operators that can be recorded."""
-    torch = require_torch()
+    require_torch()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with without_fast_path(), sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.set_default_dtype(default)
+    with float64_by_default(), without_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def _tensor(value: Any) -> Any:

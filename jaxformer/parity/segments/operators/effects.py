@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.tape import Operator, Tape, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.segments.operators.constants import rounded_ends
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.tolerance import allowed_error
@@ -39,7 +40,7 @@ def effect_of(divergence: Divergence, reference: Tape) -> float | None:
         return None
 
     def moved_by(array: np.ndarray) -> float:
-        wrong = divergence.layout.invert(array, value.data.shape)
+        wrong = divergence.layout.invert(array, value.shape)
         with np.errstate(all="ignore"):
             arrays = run_again(later, {value.index: wrong})
         return _largest_move(reference, arrays)
@@ -91,7 +92,7 @@ def seen_positions(tape: Tape) -> list[np.ndarray | None]:
         return found
     mask = masks[0].data.astype(bool)
     rows, length = mask.shape
-    shapes = [v.data.shape for v in tape.outputs]
+    shapes = [v.shape for v in tape.outputs]
     lengths = [s[1] if len(s) > 1 and s[0] == rows else -1 for s in shapes]
     if -1 not in lengths and len(lengths) > 1 and sum(lengths) == length:
         ends = np.cumsum(lengths)

@@ -15,7 +15,7 @@ from jaxformer.parity.matching.operators.layouts import (
 )
 from jaxformer.parity.matching.operators.values import largest, rounding_allowed
 from jaxformer.parity.matching.operators.weight_uses import KINDS
-from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value, run_again
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import REMAINS
 from jaxformer.parity.segments.operators.effects import depending
@@ -52,8 +52,8 @@ def earliest_end(
     by_size: dict[int, list[Value]] = defaultdict(list)
     for operator in reference_operators:
         for made in operator.outputs:
-            if made.data.dtype.kind == "f" and made.index not in anchors.reached:
-                by_size[made.data.size].append(made)
+            if made.dtype.kind == "f" and made.index not in anchors.reached:
+                by_size[made.size].append(made)
     known = anchors.arrays_before(operators)
     limit = _allowed(anchors, operators, value, wanted)
     first = None
@@ -90,14 +90,14 @@ def _permuted(
     anchors: Anchors, operators: Sequence[Operator], wanted: Value, value: Value
 ) -> tuple[Layout, float] | None:
     """Returns the order of axes that values have which enter a segment, and how far it is off."""
-    shape, own = _without_ones(wanted.data.shape), _without_ones(value.data.shape)
+    shape, own = _without_ones(wanted.shape), _without_ones(value.shape)
     array, best = anchors.array(value), None
     for entering, found in _inherited(anchors, operators).items():
         for layout in found:
             is_same = layout.split == entering and len(entering) == len(shape)
             if not is_same or tuple(shape[axis] for axis in layout.order) != own:
                 continue
-            one = Layout(shape, layout.order, value.data.shape)
+            one = Layout(shape, layout.order, value.shape)
             right = one.apply(wanted.data)
             far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
             if best is None or far < best[1]:
@@ -135,7 +135,7 @@ def _follows_alike(
         return True
     if not later:
         return other is wanted
-    own = layout.invert(anchors.array(end), other.data.shape)
+    own = layout.invert(anchors.array(end), other.shape)
     made = run_again(later, {other.index: own}).get(wanted.index)
     wrong = anchors.array(value)
     return made is None or find_layout(made, wrong, ALIKE * (largest(wrong) or 1.0)) is not None
@@ -181,7 +181,7 @@ def _inherited(anchors: Anchors, operators: Sequence[Operator]) -> dict[Shape, l
         if not value.is_activation:
             continue
         for match in anchors.matches.get(value.index, ()):
-            shape = _without_ones(match.value.data.shape)
+            shape = _without_ones(match.value.shape)
             if match.layout not in found[shape]:
                 found[shape].append(match.layout)
     return found
@@ -191,8 +191,8 @@ def _layouts(
     nearest: Layout, other: Value, made: Value, inherited: Mapping[Shape, Sequence[Layout]]
 ) -> Iterator[Layout]:
     """Yields the layouts in which a value of the reference may be one of the candidate."""
-    same_shape = inherited.get(_without_ones(other.data.shape), ())
-    found = [Layout(layout.split, layout.order, made.data.shape) for layout in same_shape]
+    same_shape = inherited.get(_without_ones(other.shape), ())
+    found = [Layout(layout.split, layout.order, made.shape) for layout in same_shape]
     yield from dict.fromkeys([*found, nearest])
 
 
@@ -241,19 +241,19 @@ def wrong_factors(
 def _is_plain(anchors: Anchors, value: Value) -> bool:
     """Returns whether a value is an anchor with no part of an axis in another order."""
     matches = anchors.matches.get(value.index, ())
-    turned = (match.layout.turns(match.value.data.shape) for match in matches)
+    turned = (match.layout.turns(match.value.shape) for match in matches)
     return bool(matches) and not any(turned)
 
 
 def _tried(
     anchors: Anchors, inherited: Mapping[Shape, Sequence[Layout]], factor: Value, other: Value
 ) -> Iterator[Layout]:
-    shape = other.data.shape
+    shape = other.shape
     nearest = nearest_layout(other.data, anchors.array(factor), is_plain=True)
     if nearest is not None:
         yield from _layouts(nearest[0], other, factor, inherited)
     # A product of two wrong factors has no nearest; axes that only change places are the likeliest.
-    whole = (n for n in layouts(shape, factor.data.shape) if n.split == _without_ones(shape))
+    whole = (n for n in layouts(shape, factor.shape) if n.split == _without_ones(shape))
     yield from itertools.islice(whole, MOST_PERMUTED)
 
 
@@ -268,10 +268,10 @@ def _pairs(
         for order in (read, read[::-1]):
             chains = [_chain(v) for v in order]
             yield [
-                [v for v in reversed(chain) if v.data.size == factor.data.size]
+                [v for v in reversed(chain) if v.size == factor.size]
                 for chain, factor in zip(chains, factors, strict=True)
             ]
-    made = [v for op in reference_operators for v in op.outputs if v.data.dtype.kind == "f"]
+    made = [v for op in reference_operators for v in op.outputs if v.dtype.kind == "f"]
     yield [_nearest(anchors, factor, made) for factor in factors]
 
 
@@ -288,7 +288,7 @@ def _nearest(anchors: Anchors, factor: Value, among: Sequence[Value]) -> list[Va
     near = [
         (found[1], made.index, made)
         for made in among
-        if made.data.size == factor.data.size
+        if made.size == factor.size
         for found in [nearest_layout(made.data, anchors.array(factor), is_plain=True)]
         if found is not None
     ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.layouts import Layout, layouts
-from jaxformer.parity.recording.operators.tape import LAYOUT_ONLY, Operator, Value
+from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.effects import depending
 
@@ -51,8 +51,8 @@ def _substitutes(
         *(v for step in divergence.reference_operators for v in step.outputs),
     ])  # fmt: skip
     for other in others:
-        if other.data.size == array.size and other.is_activation:
-            for layout in itertools.islice(layouts(other.data.shape, array.shape), MOST_LAYOUTS):
+        if other.size == array.size and other.is_activation:
+            for layout in itertools.islice(layouts(other.shape, array.shape), MOST_LAYOUTS):
                 yield other, layout
 
 
@@ -62,15 +62,13 @@ def _before_layouts(
     """Returns the value of which another only has the numbers in another layout."""
     while value.producer is not None and value.producer.name in LAYOUT_ONLY:
         made, source = value.producer, value.producer.inputs[0]
-        if source.data.size != value.data.size or not source.is_activation:
+        if source.size != value.size or not source.is_activation:
             break
         right = layout.apply(other.data)
         found = next(
             (
                 one
-                for one in itertools.islice(
-                    layouts(other.data.shape, source.data.shape), MOST_LAYOUTS
-                )
+                for one in itertools.islice(layouts(other.shape, source.shape), MOST_LAYOUTS)
                 if (made.run(one.apply(other.data))[0] == right).all()
             ),
             None,
@@ -102,8 +100,8 @@ def _is_made_wrong(anchors: Anchors, value: Value, other: Value, layout: Layout)
     matches = {match.value.index: match for match in anchors.matches[value.index]}
     if other.index in matches:
         # The same numbers: one of the two has parts of an axis in the wrong order.
-        is_turned = any(m.layout.turns(m.value.data.shape) for m in matches.values())
-        return is_turned and not layout.turns(other.data.shape)
+        is_turned = any(m.layout.turns(m.value.shape) for m in matches.values())
+        return is_turned and not layout.turns(other.shape)
     operators = anchors.reference.operators
     for match in matches.values():
         own, steps = match.value.producer, _steps_between(operators, match.value, other)

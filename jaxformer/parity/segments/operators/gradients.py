@@ -16,8 +16,8 @@ from jaxformer.parity.matching.operators.layouts import Layout, find_layout
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
 from jaxformer.parity.matching.operators.parts import assemble, find_pieces
 from jaxformer.parity.matching.operators.values import rounding_allowed
+from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.jax_run import JaxRun
-from jaxformer.parity.recording.operators.tape import Value
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.effects import seen_positions
 from jaxformer.parity.segments.operators.padding_rows import describe_padding_rows, without_row
@@ -84,14 +84,14 @@ def _cotangents(walk: Walk, results: Results) -> dict[int, tuple[np.ndarray, int
     for place, result in results.compared.items():
         if result.reference.index in found:
             continue
-        cotangent = random.normal(size=result.reference.data.shape)
+        cotangent = random.normal(size=result.reference.shape)
         positions = seen[result.reference.index]
         if positions is not None:
             # What is computed at padding is not judged.
             cotangent[~positions] = 0
         own = result.layout.apply(cotangent)
         if result.part is not None:
-            whole = np.zeros(result.candidate.data.shape)
+            whole = np.zeros(result.candidate.shape)
             whole[result.part] = own
             own = whole
         found[result.reference.index] = cotangent, place, own
@@ -200,7 +200,7 @@ class _Comparison:
             # One parameter of the reference, several copies in the candidate: their sum counts.
             layouts = [one for name in names if (one := self._layout(twins[0], name)) is not None]
             right = self._right[twins[0]]
-            self._require(self._sum(list(own.values()), layouts, right.data.shape), right)
+            self._require(self._sum(list(own.values()), layouts, right.shape), right)
             return
         left = list(twins)
         if len(twins) > 1:
@@ -227,7 +227,7 @@ class _Comparison:
         right, row = self._right[twin], self._padding_rows.get(twin)
         if row is None:
             return right
-        array = layout.invert(self._walk.array(own), right.data.shape)
+        array = layout.invert(self._walk.array(own), right.shape)
         if array[row].any():
             self._trained_rows[twin] = row
             return right
@@ -238,7 +238,7 @@ class _Comparison:
         if any(match.value is right for match in self._walk.matches.get(own.index, ())):
             return True
         array = self._walk.array(own)
-        return own.data.size == right.data.size and (
+        return own.size == right.size and (
             find_layout(right.data, array, rounding_allowed(right.data)) is not None
         )
 
@@ -273,7 +273,7 @@ class _Comparison:
         if pieces is None:
             self._left.append(name)
             return
-        shape = own.data.shape
+        shape = own.shape
 
         def put_together(*arrays: np.ndarray) -> np.ndarray:
             return assemble(shape, pieces, dict(zip(names, arrays, strict=True)))

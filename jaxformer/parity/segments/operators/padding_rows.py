@@ -26,7 +26,7 @@ def describe_padding_rows(tape: Tape, rows: Mapping[str, int]) -> str:
         f"{name} (row {row})"
         for name, row in rows.items()
         # The head of a tied embedding trains the row on both sides.
-        if any(g.shape == tape.parameters[name].data.shape and g[row].any() for g in made)
+        if any(g.shape == tape.parameters[name].shape and g[row].any() for g in made)
     ]
     if not read:
         return ""

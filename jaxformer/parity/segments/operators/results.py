@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import Layout
-from jaxformer.parity.recording.operators.tape import Value
+from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -66,9 +66,9 @@ def compare_results(walk: Walk) -> Results:
             continue
         other = _counterpart(value, right[place], wanted)
         if other is None:
-            shapes = ", ".join(str(one.data.shape) for one in wanted)
+            shapes = ", ".join(str(one.shape) for one in wanted)
             results.uncompared.append(
-                f"result {place} of shape {value.data.shape}: the reference gives {shapes}"
+                f"result {place} of shape {value.shape}: the reference gives {shapes}"
             )
             continue
         found = _require(walk, value, other)
@@ -79,18 +79,18 @@ def compare_results(walk: Walk) -> Results:
 
 def _counterpart(value: Value, right: Value | None, wanted: Sequence[Value]) -> Value | None:
     """Returns the reference's result that one should be: by its place, by size, or in part."""
-    same = [one for one in wanted if one.data.size == value.data.size]
+    same = [one for one in wanted if one.size == value.size]
     if right is not None and right in same:
         return right
-    same = same or [one for one in wanted if _is_last_entry(one.data.shape, value.data.shape)]
+    same = same or [one for one in wanted if _is_last_entry(one.shape, value.shape)]
     return next(iter(same), None)
 
 
 def _require(walk: Walk, value: Value, other: Value) -> ComparedResult | None:
     """Compares a result that is no anchor; None if nothing is known of their layouts."""
     whole, part = value, None
-    if other.data.size != value.data.size:
-        value, part = _last_entry(walk, value, other.data.shape)
+    if other.size != value.size:
+        value, part = _last_entry(walk, value, other.shape)
     walk.require(value, other)
     found = walk.matches.get(value.index, ())
     layout = next((match.layout for match in found if match.value is other), None)
@@ -102,14 +102,13 @@ def _last_entry(
 ) -> tuple[Value, tuple[slice, ...]]:
     """Returns the last entry of a result along the axis where the reference has one entry."""
     part = tuple(
-        slice(None) if m == n else slice(-1, None)
-        for m, n in zip(shape, value.data.shape, strict=True)
+        slice(None) if m == n else slice(-1, None) for m, n in zip(shape, value.shape, strict=True)
     )
 
     def take(array: np.ndarray) -> list[np.ndarray]:
         return [array[part]]
 
-    walk.remarks.append(f"the reference gives only the last entry: {shape} of {value.data.shape}")
+    walk.remarks.append(f"the reference gives only the last entry: {shape} of {value.shape}")
     made = walk.candidate.record("slice", [value], take(walk.array(value)), take)
     return made[0], part
 

@@ -18,14 +18,10 @@ from jaxformer.parity.matching.operators.layouts import (
     find_layout,
     nearest_layout,
 )
-from jaxformer.parity.matching.operators.values import Match, largest, rounding_allowed
+from jaxformer.parity.matching.operators.values import Index, Match, largest, rounding_allowed
 from jaxformer.parity.matching.operators.weight_uses import OtherCount, WeightUses
-from jaxformer.parity.recording.operators.tape import (
-    Operator,
-    Tape,
-    Value,
-    region_before,
-)
+from jaxformer.parity.recording.operators.graph import Operator, Value, region_before
+from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.ends import earliest_end, wrong_factors
@@ -42,6 +38,7 @@ class Walk(Anchors):
     Args:
         reference: its tape.
         line_that_reads: see ``compare_operators``.
+        index: of the reference's values, where some were noted during its run.
 
     Attributes:
         divergences: what was found, in the order of the run.
@@ -58,8 +55,13 @@ class Walk(Anchors):
             often.
     """
 
-    def __init__(self, reference: Tape, line_that_reads: Callable[[int], str] = lambda place: ""):
-        super().__init__(reference)
+    def __init__(
+        self,
+        reference: Tape,
+        line_that_reads: Callable[[int], str] = lambda place: "",
+        index: Index | None = None,
+    ):
+        super().__init__(reference, index)
         self.line_that_reads = line_that_reads
         self.divergences: list[Divergence] = []
         self.checked: set[int] = set()
@@ -130,7 +132,7 @@ class Walk(Anchors):
             wanted: what it must be.
             layout: from the reference's to the candidate's, where that is known.
         """
-        if value.data.size != wanted.data.size or value.data.dtype.kind != "f":
+        if value.size != wanted.size or value.dtype.kind != "f":
             return
         if any(m.value is wanted for m in self.matches.get(value.index, ())):
             return

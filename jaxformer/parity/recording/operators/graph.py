@@ -1,0 +1,270 @@
+"""Operators and their values; what they depend on, and parts of a run that are run again."""
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Run = Callable[..., Sequence[Any]]
+
+# Operators that only bring numbers into another shape are no steps.
+LAYOUT_ONLY = {
+    "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "view", "unsqueeze",
+    "_unsafe_view", "expand", "permute", "t", "clone", "copy", "convert_element_type", "_to_copy",
+    "to", "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
+}  # fmt: skip
+# Operators that take hardly longer than reading what they made: it may be forgotten.
+QUICK = LAYOUT_ONLY | {
+    "add", "add_any", "sub", "rsub", "mul", "div", "neg", "abs", "max", "min", "maximum", "minimum",
+    "square", "pow", "integer_pow", "sqrt", "rsqrt", "exp", "log", "tanh", "tanh_backward",
+    "logistic", "sigmoid", "sigmoid_backward", "silu", "silu_backward", "gelu", "gelu_backward",
+    "relu", "erf", "sin", "cos", "threshold_backward", "where", "select_n", "masked_fill", "pad",
+    "_softmax", "_softmax_backward_data", "native_layer_norm", "embedding_dense_backward",
+}  # fmt: skip
+# Smaller arrays are kept.
+LARGE = 1 << 20
+# Of arrays that were made again, or may be: the last ones that take so much memory are kept.
+MOST_BYTES = 1 << 28
+
+
+class Value:
+    """An array of a run.
+
+    A large one may be forgotten, and is then made again when it is read: by the operators that it
+    came from, or of the value that it stands for.
+
+    Args:
+        index: its place on the tape.
+        data: the array.
+        producer: the operator that made it; None for inputs, parameters and constants.
+        kind: "input", "parameter", "constant", or "" for what an operator made.
+        name: of an input or a parameter.
+
+    Attributes:
+        shape: of the array.
+        dtype: of the array.
+        is_constant: whether it depends on no input and no parameter.
+        is_weight: whether it depends on parameters and on no input.
+        is_table: whether it depends on no parameter and on no input of floats: what is made of
+            positions and constants, which may be rounded to float32.
+        consumers: the operators that read it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        data: np.ndarray,
+        producer: "Operator | None" = None,
+        kind: str = "",
+        name: str = "",
+    ):
+        self.index, self.producer, self.kind, self.name = index, producer, kind, name
+        self.shape, self.dtype = data.shape, data.dtype
+        self._data: np.ndarray | None = data
+        self._other: Callable[[], np.ndarray] | None = None
+        self._recent: Recent | None = None
+        self.is_constant = self.is_weight = self.is_table = False
+        self.consumers: list[Operator] = []
+
+    @property
+    def data(self) -> np.ndarray:
+        """The array, on the host; floats in float64."""
+        if self._data is not None:
+            return self._data
+        if self._other is not None:
+            return self._remember(self._other())
+        operators, _ = region_before([self], lambda v: v.is_there)
+        made = run_again(operators, {}, lambda array: array)
+        # What was made on the way is as likely to be read next.
+        for operator in operators:
+            for value in operator.outputs:
+                if value._data is None:
+                    value._remember(made[value.index])
+        return np.asarray(made[self.index])
+
+    @data.setter
+    def data(self, array: np.ndarray) -> None:
+        self._data, self._other, self._recent = array, None, None
+
+    @property
+    def size(self) -> int:
+        """The count of numbers."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        """The count of axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the array."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it depends on an input, and holds floats."""
+        return not (self.is_constant or self.is_weight) and self.dtype.kind == "f"
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it is large, and soon made again by the operator that made it."""
+        return self.nbytes >= LARGE and self.producer is not None and self.producer.name in QUICK
+
+    @property
+    def stands_for_another(self) -> bool:
+        """Whether it has the numbers of another value."""
+        return self._other is not None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether reading it runs no operator of its own tape."""
+        return self._data is not None or self._other is not None
+
+    def _remember(self, array: Any) -> np.ndarray:
+        """Keeps an array that was made again for a while, and returns it."""
+        made = self._data = np.asarray(array)
+        if self._recent is not None:
+            self._recent.add(self)
+        return made
+
+    def forget(self, recent: "Recent") -> None:
+        """Lets go of the array, which is made again when it is read, and kept for a while."""
+        self._data, self._recent = None, recent
+
+    def stand_for(self, other: Callable[[], np.ndarray], recent: "Recent") -> None:
+        """Takes the numbers of another value in place of its own."""
+        if self.nbytes < LARGE:
+            self.data = other()
+        else:
+            self._other = other
+            self.forget(recent)
+
+
+class Recent:
+    """The arrays that were read last, of values that can be made again.
+
+    Args:
+        most: how many bytes they may take.
+    """
+
+    def __init__(self, most: int | None = None):
+        self._most = MOST_BYTES if most is None else most
+        self._values: deque[Value] = deque()
+        self._bytes = 0
+
+    def add(self, value: Value) -> None:
+        """Keeps a value's array, and forgets the oldest ones."""
+        self._values.append(value)
+        self._bytes += value.nbytes
+        while self._bytes > self._most and len(self._values) > 1:
+            oldest = self._values.popleft()
+            self._bytes -= oldest.nbytes
+            if oldest._recent is self:
+                oldest.forget(self)
+
+    def keep_for_a_while(self, value: Value) -> None:
+        """Keeps a value's array that has just been made, until others are read."""
+        value._recent = self
+        self.add(value)
+
+
+@dataclasses.dataclass(eq=False)
+class Operator:
+    """One operator of a run.
+
+    Attributes:
+        index: its place on the tape.
+        name: of the primitive of JAX or the ATen operator.
+        inputs: the values that it reads.
+        outputs: the values that it made.
+        run: computes the outputs' arrays from the inputs' arrays.
+        source: "path:line" of the code that called it; "" where it is not known.
+        caller: "path:line" of what called the function with that code, where it is known.
+        module: path or name of the module that called it; "" where it is not known.
+        numbers: numbers written into the operator itself, by name of the argument.
+    """
+
+    index: int
+    name: str
+    inputs: list[Value]
+    outputs: list[Value]
+    run: Run
+    source: str = ""
+    caller: str = ""
+    module: str = ""
+    numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def same_numbers(value: Value) -> Value | None:
+    """Returns the value whose numbers another one brings into another shape, None if it is none."""
+    producer = value.producer
+    if producer is None or producer.name not in LAYOUT_ONLY - {"index", "select"}:
+        return None
+    floats = [v for v in producer.inputs if v.dtype.kind == "f"]
+    if len(floats) == 1 and floats[0].size == value.size:
+        return floats[0]
+    return None
+
+
+def region_before(
+    ends: Iterable[Value], is_boundary: Callable[[Value], bool]
+) -> tuple[list[Operator], list[Value]]:
+    """Returns the operators on which values depend, back to a boundary, and the boundary's values.
+
+    Args:
+        ends: the values; they are not asked whether they are on the boundary.
+        is_boundary: whether to stop at a value.
+    """
+    operators: dict[int, Operator] = {}
+    boundary: dict[int, Value] = {}
+    waiting = [value for value in ends if value.producer is not None]
+    while waiting:
+        operator = waiting.pop().producer
+        if operator is None or operator.index in operators:
+            continue
+        operators[operator.index] = operator
+        for value in operator.inputs:
+            if value.producer is None or is_boundary(value):
+                boundary[value.index] = value
+            else:
+                waiting.append(value)
+    return [operators[i] for i in sorted(operators)], [boundary[i] for i in sorted(boundary)]
+
+
+def run_again(
+    operators: Sequence[Operator],
+    given: Mapping[int, Any],
+    cast: Callable[[Any], Any] | None = None,
+) -> dict[int, Any]:
+    """Runs operators once more, with other values in some places.
+
+    Args:
+        operators: in the order of the tape.
+        given: arrays of values by their index, also of values that the operators make; every other
+            value is as recorded.
+        cast: applied to each array before an operator reads it.
+
+    Returns:
+        the arrays of all values that depend on what was given, and what was given.
+    """
+    arrays = dict(given)
+    for operator in operators:
+        if cast is None and not any(value.index in arrays for value in operator.inputs):
+            continue
+        if all(value.index in given for value in operator.outputs):
+            continue
+        # What was given may have been forgotten, and is not made again for nothing.
+        known = [arrays.get(value.index) for value in operator.inputs]
+        read = [
+            value.data if array is None else array
+            for value, array in zip(operator.inputs, known, strict=True)
+        ]
+        made = operator.run(*(read if cast is None else map(cast, read)))
+        for value, array in zip(operator.outputs, made, strict=True):
+            if value.index not in given:
+                arrays[value.index] = array
+    return arrays
