@@ -92,6 +92,8 @@ class VerifyOptions:
     """The encoding of the text."""
     unknown: Literal["error", "skip", "replace"] = "error"
     """What to do with characters that the models do not know."""
+    compilation_cache: bool = True
+    """Keep compiled programs in the user's cache folder, and use those that are there."""
     debug: Switch = False
     """Show the traceback of an error."""
 
@@ -135,11 +137,13 @@ def run(arguments: Sequence[str]) -> int:
         return verify_code.run(arguments)
     options: VerifyOptions = parse(VerifyOptions, "jaxformer verify", arguments)
 
+    from jaxformer.hardware.compilation_cache import use_compilation_cache
     from jaxformer.parity.recording.calls.torch_trace import require_torch
     from jaxformer.parity.report.files import load_report
     from jaxformer.parity.report.regressions import compare_reports
 
     require_torch()
+    use_compilation_cache(options.compilation_cache)
     before = None if options.against is None else load_report(options.against)
     _check_outputs(options)
 

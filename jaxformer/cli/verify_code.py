@@ -41,6 +41,8 @@ class VerifyCodeOptions:
     """Write the report to this file as JSON."""
     no_backward: Switch = False
     """Compare the results alone, not the gradients."""
+    compilation_cache: bool = True
+    """Keep compiled programs in the user's cache folder, and use those that are there."""
     debug: Switch = False
     """Show the traceback of an error."""
 
@@ -62,6 +64,10 @@ def run(arguments: Sequence[str]) -> int:
     """
     options: VerifyCodeOptions = parse(VerifyCodeOptions, "jaxformer verify", arguments)
     inputs = _read_inputs(options.inputs)
+
+    from jaxformer.hardware.compilation_cache import use_compilation_cache
+
+    use_compilation_cache(options.compilation_cache)
     jax_inputs = None if options.jax_inputs is None else _read_inputs(options.jax_inputs)
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -67,6 +67,21 @@ def test_a_warm_cache_compiles_nothing_and_changes_no_bit(text, tmp_path, monkey
         assert manifest(other, 20)["state_sha256"] == manifest("cold", 20)["state_sha256"]
 
 
+@pytest.mark.tier("full")
+def test_a_second_comparison_compiles_nothing(text, tmp_path, monkeypatch):
+    assert train(text, "run", "--steps", 2) == 0
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    cache = tmp_path / "cache" / "jaxformer" / "xla"
+    verify = ["verify", "run", "run", "--mode", "forward"]
+    run(*verify, "--no-compilation-cache")
+    assert not entries(cache)
+    run(*verify)
+    compiled = entries(cache)
+    assert len(compiled) > 20
+    run(*verify)
+    assert entries(cache) == compiled
+
+
 def test_no_cache_keeps_nothing(text, tmp_path):
     try:
         assert train(text, "run", "--steps", 2, "--no-compilation-cache") == 0

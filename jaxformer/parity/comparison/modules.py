@@ -205,12 +205,16 @@ class ModuleComparison:
         def free(pair: Pair, node: Node | None) -> None:
             if reference.is_single_use:
                 runner.free(pair, is_wrong=node is not None and bool(arithmetic_stage(node)))
-            release(reference.size)
+            # Asking the system each time takes longer than some pairs.
+            if pair.candidate in runner.inner_pairs:
+                release(reference.size)
 
         def run(pair: Pair) -> PairDifferences:
             module = reference.modules[pair.reference[0]]
             if is_large_product(pair, runner, module):
-                return compare_held_product(pair, runner, module)
+                found = compare_held_product(pair, runner, module)
+                release(reference.size)
+                return found
             return runner.run(pair)
 
         maker = PairNodes(self.module, reference.modules, self.parents, self.weights, self.dtype)
