@@ -102,7 +102,8 @@ def test_a_run_of_pytorch_is_read_as_if_all_were_kept(monkeypatch):
     assert not any(map(is_kept, seen))
     for wanted, value in zip(*both, strict=True):
         assert value.data.dtype == wanted.data.dtype
-        np.testing.assert_array_equal(value.data, wanted.data)
+        # Arrays that lie in another order in memory may be rounded otherwise.
+        np.testing.assert_allclose(value.data, wanted.data, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("is_exact", [True, False])

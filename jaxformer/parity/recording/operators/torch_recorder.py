@@ -18,7 +18,7 @@ from jaxformer.parity.recording.torch_values import require_torch, view
 LOOKED_AT = 8
 
 
-def make_recorder(tape: Tape, before_forgetting: Callable[[Value], Any]) -> Any:
+def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None = None) -> Any:
     """Returns a dispatch mode that records every operator onto a tape, in float64.
 
     Args:
@@ -119,7 +119,8 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], Any]) -> Any:
                     self.waiting.append(storage)
                     continue
                 for value, place in self.by_storage.pop(storage):
-                    before_forgetting(value)
+                    if before_forgetting is not None:
+                        before_forgetting(value)
                     self.known.pop(place, None)
                     value.forget(tape.recent)
 

@@ -49,7 +49,7 @@ class TorchRun:
         backward: bool = True,
         buffers: Collection[str] = (),
         caller: Caller | None = None,
-        before_forgetting: Callable[[Value], Any] = id,
+        before_forgetting: Callable[[Value], None] | None = None,
     ):
         torch = require_torch()
         wide = in_float64(module)
@@ -158,7 +158,7 @@ def run_torch(
     backward: bool,
     buffers: Sequence[str],
     caller: Caller | None = None,
-    before_forgetting: Callable[[Value], Any] = id,
+    before_forgetting: Callable[[Value], None] | None = None,
 ) -> TorchRun:
     """Runs a module; without a backward pass if it writes over what that would read.
 
