@@ -34,7 +34,7 @@ SCRIPTS = sorted(
 )
 # Written by a script that has its own form of a result.
 LARGE = {"verify-llama-3-8b", "verify-llama-3.2-1b"}
-OTHERS = {"verify-cpu", "faults", "soak"} | LARGE
+OTHERS = {"verify-cpu", "verify-operators-cpu", "faults", "soak"} | LARGE
 RESULTS = [p for p in sorted((BENCHMARKS / "results").glob("*.json")) if p.stem not in OTHERS]
 
 

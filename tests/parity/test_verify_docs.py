@@ -39,6 +39,12 @@ def test_its_figures_are_those_that_were_measured():
         f"and {found['seconds']:.0f} s by the clock"
     )
     assert cost in PAGE
+    found = measured("operators-cpu")
+    cost = (
+        f"takes {found['cpu_seconds']:.0f} s\nof processor time, {found['seconds']:.0f} s by the "
+        f"clock and {found['peak_gib']:.1f} GiB"
+    )
+    assert cost in PAGE
     for name in ("llama-3.2-1b", "llama-3-8b"):
         found = measured(name)
         minutes, cpu = (found[key] / 60 for key in ("seconds", "cpu_seconds"))
