@@ -105,7 +105,7 @@ def _piece(
 
     Args:
         array: of the candidate.
-        axes: along which its parts are told apart.
+        axes: along which it is divided into parts.
         shape: of these axes.
         block: the first part and how many parts it has.
         place: of the first part, in the reference.
@@ -125,7 +125,7 @@ def _piece(
     which = place.index if count == 1 else (slice(start, start + count),)
     source_at = _index(source.ndim, place.axes, which)
     own, other = np.atleast_1d(array[at]), np.atleast_1d(source[source_at])
-    layout = find_layout(other, own, max(rounding_allowed(other), 0.0))
+    layout = find_layout(other, own, rounding_allowed(other))
     return None if layout is None else Piece(at, place.name, source_at, layout[0])
 
 
