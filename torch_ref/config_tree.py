@@ -19,9 +19,11 @@ tree, one of ``Settings``, its settings are named by the field too: ``text.d_mod
 Car(seats=2, wheel=Wheel(radius=0.5))
 """
 
+import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 from .checks import check_numbers, check_rate, check_types
@@ -82,20 +84,31 @@ def from_dict(cls: type, values: Any) -> Any:
     return unflatten(cls, values)
 
 
-def setting_types(cls: Any) -> dict[str, Any]:
+@functools.cache
+def _field_types(cls: Any) -> Mapping[str, Any]:
+    """Returns the types of the fields of a dataclass by name; reading them takes a millisecond."""
+    return MappingProxyType(typing.get_type_hints(cls))
+
+
+def setting_types(cls: Any) -> Mapping[str, Any]:
     """Returns the types of all settings of a config class by name."""
-    hints = typing.get_type_hints(cls)
+    return _setting_types(cls)
+
+
+@functools.cache
+def _setting_types(cls: Any) -> Mapping[str, Any]:
+    hints = _field_types(cls)
     types: dict[str, Any] = {}
     for field in fields(cls):
         hint = hints[field.name]
         inner = setting_types(hint) if is_dataclass(hint) else {field.name: hint}
         types |= _within(field.name, inner) if _is_tree(hint) else inner
-    return types
+    return MappingProxyType(types)
 
 
 def default_settings(cls: Any) -> dict[str, Any]:
     """Returns the defaults of the settings of a config class by name; some have none."""
-    hints = typing.get_type_hints(cls)
+    hints = _field_types(cls)
     defaults: dict[str, Any] = {}
     for field in fields(cls):
         hint = hints[field.name]
@@ -107,9 +120,10 @@ def default_settings(cls: Any) -> dict[str, Any]:
     return defaults
 
 
-def required_settings(cls: type) -> set[str]:
+@functools.cache
+def required_settings(cls: type) -> frozenset[str]:
     """Returns the names of the settings of a config class that have no default."""
-    return setting_types(cls).keys() - default_settings(cls).keys()
+    return frozenset(setting_types(cls).keys() - default_settings(cls).keys())
 
 
 def _spread(settings: Mapping[str, Any], cls: type | None = None) -> dict[str, Any]:
@@ -119,7 +133,7 @@ def _spread(settings: Mapping[str, Any], cls: type | None = None) -> dict[str, A
         settings: these.
         cls: the class of which fields may be trees.
     """
-    hints = {} if cls is None else typing.get_type_hints(cls)
+    hints = {} if cls is None else _field_types(cls)
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if not isinstance(value, Mapping):
@@ -144,7 +158,7 @@ def _field_values(
     cls: type, settings: Mapping[str, Any], base: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the values of all fields: from the settings, else from ``base``, else defaults."""
-    hints = typing.get_type_hints(cls)
+    hints = _field_types(cls)
     values = {}
     for field in fields(cls):
         hint: Any = hints[field.name]
