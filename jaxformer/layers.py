@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxformer.execution import few_rows
+from jaxformer.execution.gpu_shapes import fill_rows
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
@@ -94,7 +95,7 @@ class Embedding(nnx.Module):
             logits = few_rows.product(rows, table)
         else:
             # Not ``@ …T``: outside of ``jax.jit`` that would first make a transposed copy.
-            logits = jnp.einsum("rd,vd->rv", rows, table)
+            logits = jnp.einsum("rd,vd->rv", rows, fill_rows(table))[:, : len(table)]
         return jnp.reshape(logits, (*x.shape[:-1], -1))
 
 

@@ -1,5 +1,7 @@
 """The cross-entropy of logits, in nats."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -40,13 +42,30 @@ def token_losses(
             every other class ε/V (arXiv 1512.00567, section 7).
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    # A comparison with every class fuses with the sum; picking by index would cost a scatter in
-    # the gradient.
-    classes = jnp.arange(logits.shape[-1]).reshape((1,) * targets.ndim + (-1,))
-    picked = jnp.sum(jnp.where(classes == targets[..., None], logits, 0), axis=-1)
+    picked = _pick(logits, targets)
     if label_smoothing:
         mean = jnp.mean(logits, axis=-1)
         picked = (1 - label_smoothing) * picked + label_smoothing * mean
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     losses = normalizer - picked
     return losses + z_loss * jnp.square(normalizer) if z_loss else losses
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _pick(logits: Float[Array, "B T V"], targets: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """Returns the logit of each target."""
+    return jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
+
+
+@_pick.defjvp
+def _pick_jvp(
+    targets: Int[Array, "B T"], primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    """A comparison with every class, which fuses with the rest of the gradient.
+
+    JAX's own rule adds to an array of zeros by index, in a pass of its own.
+    """
+    (logits,), (tangent,) = primals, tangents
+    classes = jnp.arange(logits.shape[-1]).reshape((1,) * targets.ndim + (-1,))
+    along = jnp.sum(jnp.where(classes == targets[..., None], tangent, 0), axis=-1)
+    return _pick(logits, targets), along

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxformer.execution.gpu_shapes import compute_once
 from jaxformer.layers import widen
 
 
@@ -148,7 +149,7 @@ def _standardize_jvp(
 ) -> tuple[Array, Array]:
     """With y the result and r its factor: dy = r (dx - mean(dx) - y mean(y dx))."""
     (x,), (tangent,) = primals, tangents
-    centred = x - _mean(x)
+    centred = x - compute_once(_mean(x))
     factor = jax.lax.rsqrt(_mean(jnp.square(centred)) + eps)
     y = centred * factor
     along = _mean(y * tangent)

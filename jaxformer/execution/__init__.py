@@ -10,6 +10,7 @@ is imported here at run time: what a file needs of it comes in as an argument.
 - ``blockwise_attention``: attention over long texts on a CPU, with few scores in memory at a time.
 - ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.
 - ``chunked_loss``: the loss of a large vocabulary, with few logits in memory at a time.
+- ``gpu_shapes``: layouts and sizes that XLA should be given on an NVIDIA GPU.
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
 - ``lengths``: how long prompts and caches are when text is generated, so that few programs compile.

@@ -9,10 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.execution.gpu_shapes import is_for_cuda
 from jaxformer.execution.sharding import current_layout
 
 # The most logits that are made at a time, in bytes; those of one position are made in any case.
 LOGITS_AT_ONCE = 2**28
+# On a GPU, whose products want more rows, and where the gradients of the weights, which are added
+# up anew for each part, cost as much time as the logits themselves.
+LOGITS_AT_ONCE_ON_GPU = 2**30
 
 # Logits (B, T, V) and targets (B, T) to the loss of each token (B, T).
 TokenLosses = Callable[[Array, Array], Array]
@@ -59,7 +63,8 @@ def positions_at_once(batch: int, length: int, vocabulary: int, itemsize: int) -
     >>> positions_at_once(8, 1024, 50257, 4)
     147
     """
-    chunks = math.ceil(batch * length * vocabulary * itemsize / LOGITS_AT_ONCE)
+    most = LOGITS_AT_ONCE_ON_GPU if is_for_cuda() else LOGITS_AT_ONCE
+    chunks = math.ceil(batch * length * vocabulary * itemsize / most)
     return math.ceil(length / max(1, chunks))
 
 
