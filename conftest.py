@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Where an accelerator is asked for, the workers share its memory.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # A program in one part compiles in two thirds of the time: parts are for cores with nothing to do.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")

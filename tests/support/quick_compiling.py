@@ -46,8 +46,10 @@ _ir_context = functools.lru_cache(maxsize=1)(lambda _: _make_ir_context())
 def compile_quickly(quickly: bool) -> None:
     """Turns LLVM's optimisations off, or on again, here and in processes that tests start.
 
-    Where XLA keeps its arrays stays as it is.
+    Where XLA keeps its arrays stays as it is. For an accelerator all programs are compiled as users
+    compile them: it is asked for to see what those compute.
     """
+    quickly = quickly and os.environ.get("JAX_PLATFORMS") == "cpu"
     compiler.get_compile_options = _with_fusions
     mlir.make_ir_context = _shared_ir_context
     jax.config.update("jax_disable_most_optimizations", quickly)
