@@ -242,13 +242,17 @@ def train_losses(preset: str, dtype: str) -> Arrays:
 
 
 def comparable(preset: str) -> Any:
-    """Returns a preset without dropout and warm-up, whose first steps then change something."""
+    """Returns a preset without dropout, whose steps do not amplify rounding.
+
+    At nano's own learning rate without warm-up, float32 is 40 % from float64 after 50 steps.
+    """
     from jaxformer.training.presets import PRESETS
 
     config = PRESETS[preset]()
     rates = [name for name in config.model.settings() if name.endswith("_dropout")]
     size = config.model.vocab_size or 65
-    return config.replace(**dict.fromkeys(rates, 0.0), vocab_size=size, warmup_steps=0)
+    schedule = {"learning_rate": 1e-4, "min_learning_rate": 1e-5, "warmup_steps": 0}
+    return config.replace(**dict.fromkeys(rates, 0.0), **schedule, vocab_size=size)
 
 
 def drawn_weights(shapes: Mapping[str, Any]) -> Arrays:
