@@ -45,15 +45,19 @@ CPU = {
 }
 GPU = {
     "training_step-gpt2-small": "training_step.py --preset gpt2-small --dtype bfloat16"
-    " --no-attention-dropout",
-    "training_step-gpt2-small-dropout": "training_step.py --preset gpt2-small --dtype bfloat16",
+    " --no-attention-dropout --turns 7",
+    "training_step-gpt2-small-dropout": "training_step.py --preset gpt2-small --dtype bfloat16"
+    " --batch-size 16 --turns 7",
     "training_step-baby": "training_step.py --preset baby --dtype bfloat16",
     "training_step-nano": "training_step.py --preset nano",
     "evaluation-gpt2-small": "evaluation.py --preset gpt2-small --dtype bfloat16",
-    "generation": "generation.py",
+    "generation-gpt2-small": "generation.py --dtype bfloat16 --layers 12 --width 768 --heads 12"
+    " --vocab-size 50257",
     "checkpointing-baby": "checkpointing.py --preset baby --dtype bfloat16",
     "start_up-nano": "start_up.py --preset nano",
     "time_to_loss-baby": "time_to_loss.py --preset baby --dtype bfloat16 --interval 250",
+    "time_to_loss-char-lm": "time_to_loss.py --preset char-lm --dtype bfloat16 --interval 250"
+    " --steps 1000",
 }
 
 

@@ -228,6 +228,41 @@ def peak_memory() -> dict[str, int]:
     return found
 
 
+def device_peak(call: Callable[[], Any], framework: str) -> int | None:
+    """Calls, and returns the most memory that a framework has had on the GPU meanwhile, in bytes.
+
+    JAX keeps one figure from its beginning on: it is of this call where it has risen by it.
+
+    Args:
+        call: what to do.
+        framework: ``jax`` or ``torch``.
+
+    Returns:
+        The memory beyond what there was before; None without a GPU, and where it is not known.
+    """
+    if not on_gpu():
+        call()
+        return None
+    if framework == "torch":
+        import torch
+
+        wait_for_torch()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        wait_for_torch()
+        return torch.cuda.max_memory_allocated() - before
+    import jax
+
+    def read(field: str) -> int:
+        return (jax.devices()[0].memory_stats() or {}).get(field, 0)
+
+    used, peak = read("bytes_in_use"), read("peak_bytes_in_use")
+    call()
+    risen = read("peak_bytes_in_use")
+    return risen - used if risen > peak else None
+
+
 def child(arguments: Sequence[str], **environment: str) -> dict[str, Any]:
     """Runs Python with these arguments, and returns the JSON of its last line of output.
 

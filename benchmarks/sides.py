@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from measure import on_gpu, rounded, torch_device
+from measure import on_gpu, rounded, torch_device, wait_for_torch
 
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
@@ -23,7 +23,7 @@ CAST = "torch_ref compiled, parameters cast"
 NAMES = (JAXFORMER, EAGER, COMPILED, CAST)
 # Windows a step that fit a small machine and are timed within minutes; on a GPU the preset's.
 CPU_BATCHES = {"nano": 12, "baby": 8, "char-lm": 2, "gpt2-small": 1}
-GPU_BATCHES = {"gpt2-small": 16}
+GPU_BATCHES = {"gpt2-small": 32}
 SEED = 1337
 
 
@@ -40,10 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on no side: cuDNN's and splash attention's kernels have none",
     )  # fmt: skip
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument(
+        "--only", action="append", choices=NAMES,
+        help="a side that takes part, once for each; default those of the dtype",
+    )  # fmt: skip
 
 
 def side_names(arguments: argparse.Namespace) -> list[str]:
-    """Returns the names of the sides that take part."""
+    """Returns the names of the sides that take part, jaxformer first."""
+    if arguments.only:
+        return [name for name in NAMES if name in arguments.only]
     compiled = [COMPILED, CAST] if arguments.dtype == "bfloat16" else [COMPILED]
     return [JAXFORMER, EAGER, *([] if arguments.no_compile else compiled)]
 
@@ -113,11 +119,11 @@ class Jaxformer:
         """What ``train`` takes, of the windows that begin at ``starts`` (n, B)."""
         return starts
 
-    def train(self, starts: np.ndarray) -> float:
-        """Makes n steps and returns the loss of the last one."""
-        made = 0
-        while made < len(starts):
-            count = min(self._count, len(starts) - made)
+    def train(self, starts: np.ndarray, steps: int | None = None) -> float:
+        """Makes n steps, or the first ``steps`` of them, and returns the loss of the last one."""
+        made, steps = 0, len(starts) if steps is None else steps
+        while made < steps:
+            count = min(self._count, steps - made)
             began = time.perf_counter()
             self.state, history = self.parallel.train(
                 self.state, self.tokens, np.roll(starts, -made, axis=0), count
@@ -151,7 +157,8 @@ class TorchRef:
         from jaxformer.porting import export_arrays
         from jaxformer.training.initial_state import draw_parameters
 
-        self.config, self.ids, self.device = config, ids, torch_device()
+        self.config, self.device = config, torch_device()
+        self.tokens = torch.from_numpy(ids).to(self.device)
         model = torch_ref.transformer_lm.TransformerLM(
             torch_ref.config.TransformerLMConfig(**config.model.settings())
         )
@@ -186,15 +193,18 @@ class TorchRef:
         """What ``train`` takes, of the windows that begin at ``starts`` (n, B), on the device."""
         import torch
 
-        offsets = np.arange(self.config.model.context_length + 1)
-        windows = torch.from_numpy(self.ids[starts[..., None] + offsets]).long().to(self.device)
-        return [(w[None, :, :-1].contiguous(), w[None, :, 1:].contiguous()) for w in windows]
+        offsets = torch.arange(self.config.model.context_length + 1, device=self.device)
+        firsts = torch.from_numpy(starts).long().to(self.device)
+        windows = self.tokens[firsts[..., None] + offsets].long()
+        batches = [(w[None, :, :-1].contiguous(), w[None, :, 1:].contiguous()) for w in windows]
+        wait_for_torch()
+        return batches
 
-    def train(self, batches: Sequence[Any]) -> float:
-        """Makes n steps and returns the loss of the last one."""
+    def train(self, batches: Sequence[Any], steps: int | None = None) -> float:
+        """Makes n steps, or the first ``steps`` of them, and returns the loss of the last one."""
         import torch_ref.train_step
 
-        for batch in batches:
+        for batch in batches[:steps]:
             _, metrics = torch_ref.train_step.train_step(
                 self.state,
                 batch,
@@ -210,6 +220,7 @@ class TorchRef:
         inputs, targets = batches[0]
         self.loss(self.state.model, inputs[0], targets[0], self.dtype).backward()
         self.state.optimizer_state.zero_grad(set_to_none=True)
+        wait_for_torch()
 
     def evaluate(self, ids: Any, windows: tuple[np.ndarray, np.ndarray]) -> float:
         """Mean loss of the windows (starts, mask), in nats per token."""
@@ -217,7 +228,10 @@ class TorchRef:
 
         batch = self.evaluation_batch
         offsets = np.arange(self.config.model.context_length + 1)
-        starts, mask = windows
+        # Another size of the last batch would be compiled anew.
+        padding = -len(windows[0]) % batch
+        starts = np.pad(windows[0], (0, padding))
+        mask = np.pad(windows[1], ((0, padding), (0, 0)))
         total = torch.zeros((), device=self.device)
         with torch.inference_mode():
             for first in range(0, len(starts), batch):
@@ -239,7 +253,12 @@ def make_side(name: str, config: TrainConfig, ids: np.ndarray) -> Side:
 
 
 def speedup(results: Sequence[Mapping[str, Any]], field: str) -> dict[str, float]:
-    """Returns how many times as long as jaxformer each side takes, by medians of ``field``."""
+    """Returns how many times as long as jaxformer each side takes, by medians of ``field``.
+
+    Without jaxformer there is nothing to compare.
+    """
     medians = {row["side"]: row[field]["median"] for row in results}
+    if JAXFORMER not in medians:
+        return {}
     candidate = medians.pop(JAXFORMER)
     return {name: rounded(value / candidate) for name, value in medians.items()}

@@ -6,7 +6,9 @@ Both sides take the same windows of the same random tokens, from the same weight
 steps of jaxformer, in the calls that training would make, and as many of torch_ref, after one to
 five that are not timed: training does not pause, and a pause costs memory that the machine takes
 back. Where dropout is on, torch's fused attention on a CPU is its plain implementation: no other
-kernel of its has dropout there. Peak memory is that of a process that runs only one side.
+kernel of its has dropout there. Peak memory is that of a process that runs only one side; on a GPU
+it is what a side adds to this one when it is made, compiled and run. ``--profile`` traces some
+more steps of each side, and writes which kernels took how long.
 """
 
 import argparse
@@ -14,8 +16,10 @@ import functools
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import kernels
 import measure
 import numpy as np
 import sides
@@ -24,6 +28,7 @@ from limits import measure_limits, products_for, stated_peak
 from jaxformer.training.config import TrainConfig
 
 CPU_STEPS = {"nano": 20, "baby": 4, "char-lm": 3, "gpt2-small": 1}
+PROFILED_STEPS = 3
 PRODUCTS = "matrix products"
 
 
@@ -33,7 +38,8 @@ def main() -> None:
     sides.add_arguments(parser)
     parser.add_argument("--steps", type=int, help="in a turn; default what takes some seconds")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
-    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--profile", type=Path, help="folder for traces and tables of kernels")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
     config = sides.make_config(arguments)
@@ -41,39 +47,48 @@ def main() -> None:
     ids = sides.random_ids(config, 200_000)
     last = len(ids) - config.model.context_length
     starts = np.random.default_rng(1).integers(0, last, (steps, config.batch_size), np.int32)
-    if arguments.only is not None:
-        side = sides.make_side(arguments.only, config, ids)
+    if arguments.memory_of is not None:
+        side = sides.make_side(arguments.memory_of, config, ids)
         batches = side.prepare(starts)
         for _ in range(2):
             side.train(batches)
         print(json.dumps(measure.peak_memory()))
         return
 
-    limits = measure_limits(sorted({"float32", config.dtype}))
-    running, work, compiling, failed = {}, {}, {}, {}
-    for name in sides.side_names(arguments):
+    running, work, compiling, failed, peaks = {}, {}, {}, {}, {}
+
+    def start(name: str) -> None:
         side = sides.make_side(name, config, ids)
         work[name] = side.prepare(starts)
+        compiling[name] = measure.seconds_of(functools.partial(side.compile, work[name]))
+        running[name] = side
+        if measure.on_gpu():
+            side.train(work[name], min(2, steps))
+
+    # Before the limits, whose arrays are larger than a small model's.
+    for name in sides.side_names(arguments):
+        framework = "jax" if name == sides.JAXFORMER else "torch"
         try:
-            compiling[name] = measure.seconds_of(functools.partial(side.compile, work[name]))
+            peaks[name] = measure.device_peak(functools.partial(start, name), framework)
         except Exception as error:
             if name in (sides.JAXFORMER, sides.EAGER):
                 raise
             # What torch cannot compile here is noted in the result; the other sides still run.
             failed[name] = str(error).splitlines()[0]
-            continue
-        running[name] = side
+            running.pop(name, None)
+    limits = measure_limits(sorted({"float32", config.dtype}))
     losses: dict[str, float] = {}
 
     def call(name: str, steps: int) -> None:
-        losses[name] = running[name].train(work[name][:steps])
+        losses[name] = running[name].train(work[name], steps)
 
     calls = {name: functools.partial(call, name, steps) for name in running}
     untimed = max(1, steps // 4)
     before = {name: functools.partial(call, name, untimed) for name in running}
     dtype = config.dtype if config.dtype in limits["matmul"] else "float32"
     products = limits["matmul"][dtype]
-    calls[PRODUCTS], operations = products_for(products["tried"], dtype)
+    seconds = 0.2 if measure.on_gpu() else 1.0
+    calls[PRODUCTS], operations = products_for(products["tried"], dtype, seconds)
     times = measure.interleave(calls, arguments.turns, warm_up=2, before=before)
     products["meanwhile"] = measure.rounded(operations / times.pop(PRODUCTS)["seconds"]["median"])
     results = [
@@ -85,9 +100,11 @@ def main() -> None:
         }
         for name, found in times.items()
     ]
-    if not arguments.no_memory:
-        for row in results:
-            only = ["--only", str(row["side"])]
+    for row in results:
+        if (peak := peaks[row["side"]]) is not None:
+            row["peak_memory"] = {"device": peak}
+        elif not arguments.no_memory and not measure.on_gpu():
+            only = ["--memory-of", str(row["side"])]
             row["peak_memory"] = measure.child([__file__, *sys.argv[1:], *only])
     measure.write(
         "training_step",
@@ -103,6 +120,12 @@ def main() -> None:
         speedup=sides.speedup(results, "seconds_per_step"),
         failed=failed,
     )
+    if arguments.profile is not None:
+        for name, side in running.items():
+            trace = kernels.trace_jax if name == sides.JAXFORMER else kernels.trace_torch
+            count = min(PROFILED_STEPS, steps)
+            profiled = functools.partial(side.train, work[name], count)
+            kernels.write(name, trace, profiled, count, arguments.profile)
 
 
 def speed(

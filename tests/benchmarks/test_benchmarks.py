@@ -26,7 +26,7 @@ pytestmark = pytest.mark.optimized
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-HELPERS = {"measure", "limits", "shapes", "sides"}
+HELPERS = {"kernels", "measure", "limits", "shapes", "sides"}
 SCRIPTS = sorted(
     path
     for path in BENCHMARKS.glob("*.py")
@@ -125,6 +125,35 @@ def test_what_comes_before_a_turn_is_not_timed(benchmark_modules, monkeypatch):
 def test_a_spread_is_of_the_values(benchmark_modules):
     spread = benchmark_modules("measure").spread([5.0, 1.0, 2.0, 4.0, 3.0])
     assert spread == {"median": 3, "min": 1, "max": 5, "q1": 2, "q3": 4, "count": 5}
+
+
+def test_kernels_are_summed_by_name_and_their_overlap_counts_once(benchmark_modules):
+    kernels = benchmark_modules("kernels")
+    events = [
+        kernels.Event("product", 9e3, 4e3, "late"),
+        kernels.Event("product", 0, 6e3, "dot"),
+        kernels.Event("copy", 5e3, 2e3),
+    ]
+    table = kernels.summarize(events, 2)
+    assert (table["span"], table["busy"], table["sum"]) == (6.5, 5.5, 6.0)
+    product, copied = table["kernels"]
+    assert (product["name"], product["work"]) == ("product", "dot")
+    assert (product["microseconds_per_step"], product["count_per_step"]) == (5.0, 1.0)
+    assert (copied["microseconds_per_step"], copied["share"]) == (1.0, 0.16667)
+    with pytest.raises(ValueError, match="no kernels"):
+        kernels.summarize([], 1)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_kernels_are_read_from_a_trace(framework, benchmark_modules, tmp_path):
+    kernels = benchmark_modules("kernels")
+    x = jnp.ones((300, 300))
+    work = {"jax": lambda: (x @ x).block_until_ready(), "torch": lambda: torch.ones(99).cumsum(0)}
+    trace = {"jax": kernels.trace_jax, "torch": kernels.trace_torch}[framework]
+    kernels.write("a side, cast", trace, work[framework], 1, tmp_path)
+    table = json.loads((tmp_path / "kernels-a-side-cast.json").read_text())
+    assert any(("dot", "cumsum")[framework == "torch"] in row["name"] for row in table["kernels"])
+    assert len((tmp_path / "kernels-a-side-cast.txt").read_text().splitlines()) > 1
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
