@@ -112,24 +112,29 @@ def trace_jax(call: Callable[[], Any], folder: Path) -> list[Event]:
 
 
 def read_jax(path: Path) -> list[Event]:
-    """Returns the kernels in an ``xplane.pb``, and on a CPU what XLA's threads ran."""
+    """Returns the kernels in an ``xplane.pb``, or without a GPU what XLA's threads computed.
+
+    Raises:
+        ValueError: there are none; the message says what there is.
+    """
     import jax
 
-    profile = jax.profiler.ProfileData.from_file(str(path))
-    # Other lines of a GPU's plane sum up what its streams ran.
-    place, lines = ("/device:GPU:", "Stream") if on_gpu() else ("/host:CPU", "tf_XLA")
+    planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
+    gpus = [plane for plane in planes if plane.name.startswith("/device:GPU:")]
     found = []
-    for plane in profile.planes:
-        if not plane.name.startswith(place):
-            continue
+    for plane in gpus or planes:
         for line in plane.lines:
-            if not line.name.startswith(lines):
+            # Other lines of a GPU's plane sum up what its streams ran.
+            if gpus and not line.name.startswith("Stream"):
                 continue
             for event in line.events:
                 stats = dict(event.stats)
-                work = str(stats.get("name") or stats.get("tf_op") or stats.get("hlo_op") or "")
-                if event.duration_ns:
-                    found.append(Event(event.name, event.start_ns, event.duration_ns, work))
+                if event.duration_ns and (gpus or "hlo_op" in stats):
+                    work = stats.get("name") or stats.get("tf_op") or stats.get("hlo_op") or ""
+                    found.append(Event(event.name, event.start_ns, event.duration_ns, str(work)))
+    if not found:
+        lines = {plane.name: [line.name for line in plane.lines] for plane in planes}
+        raise ValueError(f"the trace holds no kernels: {lines}")
     return found
 
 
