@@ -128,7 +128,6 @@ COLUMNS = {
     "compiling": lambda row: f"{row['compile_seconds']:.1f} s",
     "steps": lambda row: str(row["steps"]),
     "validation loss": _loss,
-    "best": lambda row: f"{row['best_validation_loss']:.4f}",
 }
 
 if __name__ == "__main__":
