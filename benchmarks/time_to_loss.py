@@ -95,9 +95,10 @@ class Racer:
         end = self.step + steps
         while self.step < end:
             count = min(self.config.steps_per_call, end - self.step)
-            prepared = self.side.prepare(self._starts(count))
+            # Always as many, which is what was compiled for.
+            prepared = self.side.prepare(self._starts(self.config.steps_per_call))
             begin = time.perf_counter()
-            self.side.train(prepared)
+            self.side.train(prepared, count)
             self.seconds += time.perf_counter() - begin
             self.step += count
         self.losses.append(self.side.evaluate(self.validation, self.windows))
