@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from jaxformer.execution.gpu_shapes import fill_rows
 from jaxformer.feed_forward import ACTIVATIONS
 from jaxformer.layers import Dropout, Embedding, Linear, in_float32, widen
 from jaxformer.norms import LayerNorm, RMSNorm
@@ -166,7 +167,7 @@ class OutputBias(nnx.Module):
     def __call__(self, x: Float[Array, "... V"]) -> Float[Array, "... V"]:
         """Returns the logits, in the dtype of x."""
         # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
-        bias = jnp.broadcast_to(widen(self.bias[...]), x.shape)
+        bias = jnp.broadcast_to(fill_rows(widen(self.bias[...])), x.shape)
         return (widen(x) + bias).astype(x.dtype)
 
 

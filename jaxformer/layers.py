@@ -1,5 +1,6 @@
 """The modules that hold parameters or draw dropout: ``Linear``, ``Embedding`` and ``Dropout``."""
 
+import functools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,13 +12,17 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxformer.execution import few_rows
-from jaxformer.execution.gpu_shapes import fill_rows
+from jaxformer.execution.gpu_shapes import fill_rows, is_for_cuda
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
 
 # Where a part of an array begins along each dimension, and its shape.
 Part = tuple[Sequence[Int[Array, ""]], tuple[int, ...]]
+
+# On a GPU the gradient of a table of up to so many rows is a product with ones and zeros: places of
+# one id otherwise wait for each other, which with 65 characters took a tenth of a step.
+MOST_ONE_HOT = 512
 
 
 def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -86,17 +91,47 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: Int[Array, "..."]) -> Float[Array, "... D"]:
         """Returns the rows of ``ids``, in the table's dtype."""
-        return self.embedding[...][ids]
+        return look_up(self.embedding[...], ids)
 
     def attend(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Returns the product of x with every row: the logits of a tied output head."""
+        """Returns the product of x with every row: the logits of a tied output head.
+
+        Within ``filled_columns`` there are more columns than rows; those behind are 0.
+        """
         rows, table = jnp.reshape(x, (-1, x.shape[-1])), self.embedding[...]
         if self.for_few_rows and few_rows.is_few(len(rows)):
             logits = few_rows.product(rows, table)
         else:
             # Not ``@ …T``: outside of ``jax.jit`` that would first make a transposed copy.
-            logits = jnp.einsum("rd,vd->rv", rows, fill_rows(table))[:, : len(table)]
+            logits = jnp.einsum("rd,vd->rv", rows, fill_rows(table))
         return jnp.reshape(logits, (*x.shape[:-1], -1))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def look_up(table: Float[Array, "V D"], ids: Int[Array, "..."]) -> Float[Array, "... D"]:
+    """Returns the rows of ``ids``.
+
+    The gradient of a row is the sum over all places of its id, which is made in float32 or wider
+    and rounded once, as PyTorch's is.
+    """
+    return table[ids]
+
+
+@look_up.defjvp
+def _look_up_jvp(
+    ids: Int[Array, "..."], primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (table,), (tangent,) = primals, tangents
+    if len(table) > MOST_ONE_HOT or not is_for_cuda():
+        return look_up(table, ids), widen(tangent)[ids].astype(table.dtype)
+    chosen = jax.nn.one_hot(ids, len(table), dtype=table.dtype)
+    along = jnp.matmul(
+        chosen,
+        tangent,
+        precision="highest",
+        preferred_element_type=jnp.promote_types(table.dtype, jnp.float32),
+    )
+    return look_up(table, ids), along.astype(table.dtype)
 
 
 def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> dict[str, Array]:

@@ -30,6 +30,7 @@ def token_losses(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    num_classes: int | None = None,
 ) -> Float[Array, "B T"]:
     """Returns -log softmax(logits)[target] of each token, in nats, in float32 or wider.
 
@@ -40,11 +41,16 @@ def token_losses(
             it keeps that sum near 1.
         label_smoothing: ε: the target's share of the true distribution is 1 - ε + ε/V, and that of
             every other class ε/V (arXiv 1512.00567, section 7).
+        num_classes: how many of the columns are logits, where others follow; default all.
     """
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    picked = _pick(logits, targets)
+    picked, columns = _pick(logits, targets), logits.shape[-1]
+    count = columns if num_classes is None else num_classes
+    is_class = (jnp.arange(columns) < count).reshape((1,) * targets.ndim + (-1,))
+    if count < columns:
+        logits = jnp.where(is_class, logits, -jnp.inf)
     if label_smoothing:
-        mean = jnp.mean(logits, axis=-1)
+        mean = jnp.sum(jnp.where(is_class, logits, 0), axis=-1) / count
         picked = (1 - label_smoothing) * picked + label_smoothing * mean
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     losses = normalizer - picked

@@ -30,6 +30,7 @@ def token_losses(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    num_classes: int | None = None,
 ) -> torch.Tensor:
     """Returns -log softmax(logits)[target] of each token (B, T), in nats, in float32 or wider.
 
@@ -40,7 +41,9 @@ def token_losses(
             it keeps that sum near 1.
         label_smoothing: ε: the target's share of the true distribution is 1 - ε + ε/V, and that of
             every other class ε/V (arXiv 1512.00567, section 7).
+        num_classes: how many of the columns are logits, where others follow; default all.
     """
+    logits = logits[..., :num_classes]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     losses = functional.cross_entropy(
         logits.flatten(0, -2),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxformer.execution.gpu_shapes import is_for_cuda
+from jaxformer.execution.gpu_shapes import filled_columns, is_for_cuda
 from jaxformer.execution.sharding import current_layout
 
 # The most logits that are made at a time, in bytes; those of one position are made in any case.
@@ -18,8 +18,9 @@ LOGITS_AT_ONCE = 2**28
 # up anew for each part, cost as much time as the logits themselves.
 LOGITS_AT_ONCE_ON_GPU = 2**30
 
-# Logits (B, T, V) and targets (B, T) to the loss of each token (B, T).
-TokenLosses = Callable[[Array, Array], Array]
+# Logits (B, T, W) and targets (B, T) to the loss of each token (B, T). The keyword ``num_classes``
+# says how many of the W columns are logits; see ``filled_columns``.
+TokenLosses = Callable[..., Array]
 
 
 def average_losses(
@@ -48,11 +49,18 @@ def average_losses(
     logits = jax.eval_shape(head, hidden)
     batch, length, vocabulary = logits.shape
     size = positions_at_once(batch, length, vocabulary, logits.dtype.itemsize)
-    if size == length or current_layout() is not None:
-        losses = token_losses(head(hidden), targets)
-        return jnp.mean(losses) if shares is None else jnp.sum(losses * shares.astype(losses.dtype))
-    closed, weights = jax.closure_convert(head, hidden[:, :size])
+    if current_layout() is not None:
+        return _average(token_losses(head(hidden), targets), shares)
+    token_losses = functools.partial(token_losses, num_classes=vocabulary)
+    with filled_columns():
+        if size == length:
+            return _average(token_losses(head(hidden), targets), shares)
+        closed, weights = jax.closure_convert(head, hidden[:, :size])
     return _average_in_chunks(token_losses, closed, size, hidden, targets, shares, weights)
+
+
+def _average(losses: Float[Array, "B T"], shares: Float[Array, "B T"] | None) -> Float[Array, ""]:
+    return jnp.mean(losses) if shares is None else jnp.sum(losses * shares.astype(losses.dtype))
 
 
 def positions_at_once(batch: int, length: int, vocabulary: int, itemsize: int) -> int:
@@ -65,7 +73,9 @@ def positions_at_once(batch: int, length: int, vocabulary: int, itemsize: int) -
     """
     most = LOGITS_AT_ONCE_ON_GPU if is_for_cuda() else LOGITS_AT_ONCE
     chunks = math.ceil(batch * length * vocabulary * itemsize / most)
-    return math.ceil(length / max(1, chunks))
+    size = math.ceil(length / max(1, chunks))
+    # Products with a power of two of rows keep all of a GPU busy to their end.
+    return 2 ** int(math.log2(size)) if is_for_cuda() and size < length else size
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

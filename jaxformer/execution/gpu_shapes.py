@@ -3,15 +3,21 @@
 The numbers stay the same. On any other device these functions change nothing.
 """
 
+import contextvars
+from contextlib import AbstractContextManager
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float
 
 from jaxformer.execution.attention_backends import CompilationTarget
+from jaxformer.execution.scopes import set_within
 
 # Tensor cores read 16 bytes at a time, and the fastest kernels compute 128 columns at a time.
 COLUMNS = 128
+
+_fills_columns: contextvars.ContextVar[bool] = contextvars.ContextVar("fills", default=False)
 
 
 def is_for_cuda() -> bool:
@@ -32,17 +38,24 @@ def keep_row_major(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
     return kept
 
 
-def fill_rows(table: Float[Array, "V D"]) -> Float[Array, "W D"]:
-    """Returns a table with zeros below its rows, so that products with it have aligned columns.
-
-    A product with GPT-2's 50,257 rows begins each row of its result at an odd address, which the
-    fastest kernels cannot write. W is V where that is a multiple of ``COLUMNS``.
-    """
-    missing = -len(table) % COLUMNS
-    return jnp.pad(table, ((0, missing), (0, 0))) if missing and is_for_cuda() else table
-
-
 def compute_once(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
     """Returns ``x``, which is then computed once and kept, not again wherever it is used."""
     kept: Array = jax.lax.optimization_barrier(x) if is_for_cuda() else x
     return kept
+
+
+def filled_columns() -> AbstractContextManager[None]:
+    """Makes ``fill_rows`` fill up: whoever enters must leave the columns more out of account."""
+    return set_within(_fills_columns, is_for_cuda())
+
+
+def fill_rows(table: Float[Array, "V *dims"]) -> Float[Array, "W *dims"]:
+    """Returns a table, within ``filled_columns`` with zeros below its rows up to a multiple of 128.
+
+    A product with GPT-2's 50,257 rows would begin each row of its result at an odd address, which
+    the fastest kernels cannot write, and which every pass over the result reads slowly.
+    """
+    missing = -len(table) % COLUMNS
+    if not missing or not _fills_columns.get():
+        return table
+    return jnp.pad(table, [(0, missing)] + [(0, 0)] * (table.ndim - 1))

@@ -1,36 +1,58 @@
 """What is laid out otherwise for an NVIDIA GPU gives the same numbers. Needs no GPU."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import chunked_loss
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
-from jaxformer.execution.gpu_shapes import COLUMNS, fill_rows
-from jaxformer.parameters import split
+from jaxformer.execution.gpu_shapes import COLUMNS, fill_rows, filled_columns
+from jaxformer.layers import MOST_ONE_HOT, look_up
+from jaxformer.losses import token_losses
+from jaxformer.parameters import abstract
 from jaxformer.train_step import language_model_loss
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 
 H100 = CompilationTarget("cuda", (9, 0))
+CONFIG = TransformerLMConfig(
+    d_model=12, num_heads=3, num_layers=2, context_length=20, vocab_size=131
+)
+HEADS = {
+    "own matrix": {"tie_embeddings": False, "head_bias": True},
+    "embedding": {},
+    "embedding, bias": {"head_bias": True},
+    "cap": {"logit_soft_cap": 2.0},
+}
+# With more texts in a batch than XLA sums without another layout.
+TEXTS = 33
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-@pytest.mark.parametrize("at_once", [2**30, 20_000])
-def test_a_program_for_a_gpu_computes_the_same(monkeypatch, at_once):
+@pytest.mark.parametrize("at_once", full_after(1, [20_000, 2**30]))
+@pytest.mark.parametrize(
+    "head", full_after(1, ["embedding, bias", "cap", "embedding", "own matrix"])
+)
+def test_a_program_for_a_gpu_computes_the_same(head, at_once, monkeypatch):
     monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE", at_once)
     monkeypatch.setattr(chunked_loss, "LOGITS_AT_ONCE_ON_GPU", at_once)
-    config = TransformerLMConfig(
-        vocab_size=131, num_layers=2, num_heads=2, d_model=12, context_length=20
-    )
-    definition, parameters = split(TransformerLM(config, rngs=nnx.Rngs(0)))
-    ids = np.random.default_rng(0).integers(0, 131, (33, 21))
+    config = dataclasses.replace(CONFIG, **HEADS[head])
+    definition, shapes = abstract(lambda rngs: TransformerLM(config, rngs=rngs))
+    random = np.random.default_rng(0)
+    parameters = {name: jnp.asarray(random.normal(size=p.shape) / 3) for name, p in shapes.items()}
+    ids = random.integers(0, config.vocab_size, (TEXTS, config.context_length + 1))
+    losses = functools.partial(token_losses, z_loss=0.01, label_smoothing=0.1)
 
     def loss(parameters):
-        return language_model_loss(definition, parameters, ids[:, :-1], ids[:, 1:], None)
+        return language_model_loss(
+            definition, parameters, ids[:, :-1], ids[:, 1:], None, losses=losses
+        )
 
     expected, gradients = jax.jit(jax.value_and_grad(loss))(parameters)
     with compiled_for(H100):
@@ -38,7 +60,8 @@ def test_a_program_for_a_gpu_computes_the_same(monkeypatch, at_once):
         text = traced.lower(parameters).as_text()
         found, found_gradients = traced(parameters)
 
-    assert "LayoutConstraint" in text and f"x{2 * COLUMNS}xf64" in text
+    assert "LayoutConstraint" in text
+    assert (f"x{2 * COLUMNS}xf64" in text) == (head != "own matrix")
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     for name, gradient in gradients.items():
         scale = np.abs(gradient).max()
@@ -47,7 +70,27 @@ def test_a_program_for_a_gpu_computes_the_same(monkeypatch, at_once):
 
 def test_rows_are_filled_up_for_a_gpu_alone():
     table = jnp.ones((COLUMNS + 1, 3))
-    assert fill_rows(table) is table
+    with filled_columns():
+        assert fill_rows(table) is table
     with compiled_for(H100):
-        assert fill_rows(table).shape == (2 * COLUMNS, 3)
-        assert fill_rows(table[:COLUMNS]).shape == (COLUMNS, 3)
+        assert fill_rows(table) is table
+        with filled_columns():
+            assert fill_rows(table).shape == (2 * COLUMNS, 3)
+            assert fill_rows(table[:, 0]).shape == (2 * COLUMNS,)
+            assert fill_rows(table[:COLUMNS]).shape == (COLUMNS, 3)
+
+
+@pytest.mark.parametrize("rows", [5, MOST_ONE_HOT + 1])
+@pytest.mark.parametrize("target", [CompilationTarget("cpu"), H100])
+def test_the_gradient_of_a_row_that_is_read_often_is_rounded_once(target, rows):
+    """In bfloat16, 256 added to one by one stays 256."""
+    ids = jnp.zeros((3, 400), jnp.int32)
+
+    def total(table):
+        return look_up(table, ids).astype(jnp.float32).sum()
+
+    with compiled_for(target):
+        gradient = jax.grad(total)(jnp.ones((rows, 2), jnp.bfloat16))
+    assert gradient.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(gradient[0], 1200)
+    np.testing.assert_array_equal(gradient[1:], 0)
