@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxformer.execution.gpu_shapes import is_for_cuda
 from jaxformer.execution.scopes import set_within
 
 # The least queries of a block, and the most blocks: small blocks skip more keys and stay in a CPU's
@@ -18,6 +19,8 @@ SMALLEST_BLOCK = 64
 MOST_BLOCKS = 8
 # The least queries where operators are compiled one by one, each block's with shapes of its own.
 SMALLEST_LARGE_BLOCK = 512
+# On a GPU blocks are cut out by copies, and a kernel of a small block leaves most of it idle.
+SMALLEST_GPU_BLOCK = 256
 
 _smallest: contextvars.ContextVar[int] = contextvars.ContextVar(
     "smallest_query_block", default=SMALLEST_BLOCK
@@ -57,7 +60,8 @@ def query_blocks(
     if not isinstance(mask, np.ndarray):
         yield QueryBlock((0, queries), (0, keys), mask)
         return
-    size = max(_smallest.get(), -(-queries // MOST_BLOCKS))
+    smallest = max(_smallest.get(), SMALLEST_GPU_BLOCK if is_for_cuda() else 0)
+    size = max(smallest, -(-queries // MOST_BLOCKS))
     for start in range(0, queries, size):
         rows = slice(start, min(start + size, queries))
         part = cut(mask, rows, slice(None))
