@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxformer.execution import few_rows
-from jaxformer.execution.gpu_shapes import fill_rows, is_for_cuda
+from jaxformer.execution.gpu_shapes import fill_rows, is_for_cuda, row_product
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
@@ -68,7 +68,7 @@ class Linear(nnx.Module):
         if self.kernel_OI is not None and few_rows.is_few(len(rows)):
             y = few_rows.product(rows, self.kernel_OI)
         else:
-            y = rows @ kernel_IO
+            y = row_product(rows, kernel_IO)
         if self.bias is not None:
             # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
             y = (widen(y) + widen(self.bias[...])[None, :]).astype(y.dtype)

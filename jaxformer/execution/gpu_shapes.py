@@ -59,3 +59,14 @@ def fill_rows(table: Float[Array, "V *dims"]) -> Float[Array, "W *dims"]:
     if not missing or not _fills_columns.get():
         return table
     return jnp.pad(table, [(0, missing)] + [(0, 0)] * (table.ndim - 1))
+
+
+def row_product(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> Float[Array, "R O"]:
+    """Returns x W, which may be of a single row, as in the generation of one text.
+
+    XLA would make a sum over products of that, and write down each product first, in bfloat16 if
+    that is the dtype of the inputs: slower, and rounded once more.
+    """
+    if len(x_RI) > 1 or not is_for_cuda():
+        return x_RI @ kernel_IO
+    return (jnp.pad(x_RI, ((0, 1), (0, 0))) @ kernel_IO)[:1]

@@ -11,7 +11,7 @@ import pytest
 from jaxformer.config import TransformerLMConfig
 from jaxformer.execution import chunked_loss
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
-from jaxformer.execution.gpu_shapes import COLUMNS, fill_rows, filled_columns
+from jaxformer.execution.gpu_shapes import COLUMNS, fill_rows, filled_columns, row_product
 from jaxformer.layers import MOST_ONE_HOT, look_up
 from jaxformer.losses import token_losses
 from jaxformer.parameters import abstract
@@ -94,3 +94,10 @@ def test_the_gradient_of_a_row_that_is_read_often_is_rounded_once(target, rows):
     assert gradient.dtype == jnp.bfloat16
     np.testing.assert_array_equal(gradient[0], 1200)
     np.testing.assert_array_equal(gradient[1:], 0)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_product_of_one_row_is_the_same(rows):
+    x, kernel = (jnp.asarray(np.random.default_rng(0).normal(size=s)) for s in ((rows, 5), (5, 7)))
+    with compiled_for(H100):
+        np.testing.assert_allclose(row_product(x, kernel), np.asarray(x) @ kernel, rtol=1e-12)
