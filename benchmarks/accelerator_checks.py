@@ -456,18 +456,20 @@ def check_resume(turns: int, _: Any) -> Iterator[Row]:
                     **row,
                     "holds": row["bit_exact"] or (False if demanded else None),
                 }
+
+
+def check_price(turns: int, _: Any) -> Iterator[Row]:
+    """Compares the time of a step with that of deterministic kernels."""
+    name = "deterministic kernels: baby"
     if not measure.on_gpu():
+        yield {"name": name, "holds": None, "skipped": "needs an NVIDIA GPU"}
         return
-    seconds = {
-        flags: [measure.child([__file__, "--part", "step:baby"], XLA_FLAGS=flags) for _ in "12"]
-        for flags in (_flags(""), _flags(DETERMINISTIC))
-    }
     usual, deterministic = (
-        min((run["seconds_per_step"] for run in runs), key=lambda spread: spread["median"])
-        for runs in seconds.values()
+        measure.child([__file__, "--part", "step:baby"], XLA_FLAGS=flags)["seconds_per_step"]
+        for flags in (_flags(""), _flags(DETERMINISTIC))
     )
     yield {
-        "name": "price of deterministic kernels: baby",
+        "name": name,
         "holds": None,
         "seconds_per_step": usual,
         "deterministic": deterministic,
@@ -487,7 +489,7 @@ def _resume_rows(folder: Path, flags: str, keeps: bool) -> dict[str, Row]:
     environment = {
         **os.environ,
         "XLA_FLAGS": _flags(flags),
-        "PYTHONPATH": str(measure.ROOT),
+        "PYTHONPATH": measure.python_path(),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "programs"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -610,6 +612,7 @@ CHECKS: dict[str, Callable[[int, Any], Iterator[Row]]] = {
     "losses": check_losses,
     "memory": check_memory,
     "resume": check_resume,
+    "price": check_price,
 }
 PARTS: dict[str, Callable[..., Any]] = {
     "losses": save_losses,

@@ -263,6 +263,11 @@ def device_peak(call: Callable[[], Any], framework: str) -> int | None:
     return risen - used if risen > peak else None
 
 
+def python_path() -> str:
+    """Returns where a process of a benchmark finds modules: the sources first."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def child(arguments: Sequence[str], **environment: str) -> dict[str, Any]:
     """Runs Python with these arguments, and returns the JSON of its last line of output.
 
@@ -271,7 +276,7 @@ def child(arguments: Sequence[str], **environment: str) -> dict[str, Any]:
     """
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": python_path(), **environment},
         capture_output=True,
         text=True,
         check=False,

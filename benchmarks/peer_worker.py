@@ -69,7 +69,7 @@ def worker_command(name: str, weights: Path) -> list[str]:
 def environment(caches: Path) -> dict[str, str]:
     """Returns what makes a process run on the CPU and compile all anew."""
     return {
-        "PYTHONPATH": os.pathsep.join([str(measure.ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": measure.python_path(),
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_COMPILATION_CACHE_DIR": str(caches / "jax"),
