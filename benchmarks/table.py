@@ -26,6 +26,7 @@ TARGETS = (
     DOCS / "explanation" / "speed.md",
     DOCS / "explanation" / "scale.md",
     DOCS / "explanation" / "growth.md",
+    DOCS / "guides" / "accelerators.md",
     DOCS / "guides" / "data.md",
     DOCS / "guides" / "writing.md",
     DOCS / "tutorials" / "port.md",
@@ -33,7 +34,7 @@ TARGETS = (
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
     "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
-    "families", "growth", "narrow_weights", "many_requests", "drafts",
+    "families", "growth", "narrow_weights", "many_requests", "drafts", "accelerator_checks",
 )  # fmt: skip
 Result = dict[str, Any]
 
@@ -136,6 +137,8 @@ def summary(results: Sequence[Result]) -> str:
     for result in results:
         for what, rows, value, show in _comparisons(result):
             jaxformer, *others = sorted(rows, key=lambda row: row["side"] not in JAXFORMER_SIDES)
+            if not others:
+                continue
             best = min(others, key=value)
             gpu = result["machine"]["gpu"]
             machine = gpu[0].partition(",")[0] if gpu else _processor(result["machine"])
@@ -179,9 +182,11 @@ def _comparisons(result: Result) -> list[tuple[str, list[Any], Any, Any]]:
         what = f"{'training step' if step else 'evaluation'} of {model}, tokens/s"
         return [(what, rows, value, lambda row: f"{row['tokens_per_second']:,.0f}")]
     if result["benchmark"] == "generation":
+        size = "{layers} layers, {width} wide".format(**result["settings"])
+        size += f" in {dtype}" if dtype == "bfloat16" else ""
         return [
             (
-                f"writing {batch} text{'s' if batch > 1 else ''} at once, tokens/s",
+                f"writing {batch} text{'s' if batch > 1 else ''} at once, {size}, tokens/s",
                 [row for row in rows if row["batch"] == batch],
                 functools.partial(median, "seconds"),
                 lambda row: f"{row['tokens_per_second']:,.0f}",

@@ -91,6 +91,8 @@ def draw_speeds() -> str:
         result = json.loads(path.read_text("utf-8"))
         seconds = {row["side"]: row["seconds_per_step"]["median"] for row in result["results"]}
         jaxformer = seconds.pop("jaxformer")
+        if not seconds:
+            continue
         machine = result["machine"]
         name = machine["gpu"][0].partition(",")[0] if machine["gpu"] else machine["cpu"]
         settings = result["settings"]

@@ -36,6 +36,7 @@ SCRIPTS = sorted(
 # Written by a script that has its own form of a result.
 LARGE = {"verify-llama-3-8b", "verify-llama-3.2-1b"}
 OTHERS = {"verify-cpu", "verify-operators-cpu", "faults", "soak"} | LARGE
+OTHERS |= {"kernels-gpt2-small-nvidia-h100-80gb-hbm3"}
 RESULTS = [p for p in sorted((BENCHMARKS / "results").glob("*.json")) if p.stem not in OTHERS]
 
 
@@ -84,13 +85,15 @@ def test_documents_say_what_the_results_do(benchmark_modules):
 def test_the_summary_has_every_result_of_every_machine(benchmark_modules):
     """Those that differ in a setting alone are lines of their own."""
     table = benchmark_modules("table")
-    results = [r for r in table.load() if r["benchmark"] == "training_step"]
-    gpu = {"gpu": ["NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"]}
+    results = [
+        r for r in table.load() if r["benchmark"] == "training_step" and len(r["results"]) > 1
+    ]
+    gpu = {"gpu": ["NVIDIA A100, 81559 MiB, 570.1"]}
     for dropped in (True, False):
         settings = {**results[0]["settings"], "no_attention_dropout": dropped}
         results.append({**results[0], "machine": gpu, "settings": settings, "file": f"{dropped}"})
     summary = table.summary(results)
-    assert "| NVIDIA H100 80GB HBM3 |" in summary
+    assert "| NVIDIA A100 |" in summary
     for result in results:
         assert f"(../../benchmarks/results/{result['file']})" in summary
 
