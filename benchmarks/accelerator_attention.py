@@ -74,8 +74,8 @@ def check_attention(turns: int, _: Any) -> Iterator[Row]:
                 found = fused(*given)
                 by_plain.append((found, plain(*given), exact))
                 try:
-                    theirs = torch_attention(given, causal, for_torch)
-                    by_torch.append((found, theirs, exact))
+                    reference_arrays = torch_attention(given, causal, for_torch)
+                    by_torch.append((found, reference_arrays, exact))
                 except RuntimeError as error:
                     failed = str(error).splitlines()[0]
             row: Row = {"name": f"{name}, {dtype.name}", "torch_failed": failed}

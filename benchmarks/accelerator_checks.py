@@ -133,10 +133,10 @@ def check_matmul(turns: int, _: Any) -> Iterator[Row]:
             with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
                 exact = by_jax(ids, "float64")
             with jax.default_matmul_precision(precision):
-                ours = by_jax(ids, "float32")
+                candidate = by_jax(ids, "float32")
             with torch.inference_mode():
                 logits = twin(torch.from_numpy(ids).long().to(device))
-            draws.append((ours, {"output": logits.double().cpu().numpy()}, exact))
+            draws.append((candidate, {"output": logits.double().cpu().numpy()}, exact))
         found = measure_rounding(draws, np.dtype(np.float32))["output"]
         yield {
             "name": f"logits of baby, precision {precision}",

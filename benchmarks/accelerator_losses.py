@@ -42,11 +42,11 @@ def check_losses(turns: int, futures: Mapping[Any, Any]) -> Iterator[Row]:
         exact = cpu[preset, "float64"]
         is_tf32 = precision == "default" and dtype == "float32" and measure.on_gpu()
         reference = cpu[preset, "bfloat16" if is_tf32 else dtype]
-        ours, theirs = (
+        candidate_error, reference_error = (
             np.sqrt(np.mean((run["tokens"] - exact["tokens"]) ** 2, axis=-1))
             for run in (found, reference)
         )
-        ratio = float(np.exp(np.mean(np.log(ours / theirs))))
+        ratio = float(np.exp(np.mean(np.log(candidate_error / reference_error))))
         same = cpu[preset, dtype]["losses"]
         yield {
             "name": f"{preset} {dtype}, precision {precision}",
@@ -55,8 +55,8 @@ def check_losses(turns: int, futures: Mapping[Any, Any]) -> Iterator[Row]:
             "largest_relative_difference": largest(found["losses"] / same - 1),
             "largest_relative_error": largest(found["losses"] / exact["losses"] - 1),
             "of_the_cpu": largest(same / exact["losses"] - 1),
-            "error": measure.rounded(float(np.sqrt(np.mean(ours**2)))),
-            "reference_error": measure.rounded(float(np.sqrt(np.mean(theirs**2)))),
+            "error": measure.rounded(float(np.sqrt(np.mean(candidate_error**2)))),
+            "reference_error": measure.rounded(float(np.sqrt(np.mean(reference_error**2)))),
             "reference": f"CPU, {'bfloat16' if is_tf32 else dtype}",
             "ratio": measure.rounded(ratio),
             "allowed": 1 if is_tf32 else 2,

@@ -167,7 +167,7 @@ def make_side(name: str, reference: Any, longest: int) -> Write:
         settings: dict[str, Any] = {}
         if name == COMPILED:
             # One length of the cache, so that a text of one token compiles nothing anew; every
-            # batch size its own program. On a CPU generate compiles only what is told to.
+            # batch size its own program. On a CPU generate compiles only if it is forced to.
             compiling = CompileConfig(dynamic=False)
             compiling._compile_all_devices = True
             settings = {
