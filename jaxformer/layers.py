@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxformer.execution import few_rows
-from jaxformer.execution.gpu_shapes import fill_rows, is_for_cuda, row_product
+from jaxformer.execution.gpu_shapes import add_bias, fill_rows, is_for_cuda, row_product
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
@@ -70,8 +70,7 @@ class Linear(nnx.Module):
         else:
             y = row_product(rows, kernel_IO)
         if self.bias is not None:
-            # Widened, so that the bias's gradient is not summed over all rows in bfloat16.
-            y = (widen(y) + widen(self.bias[...])[None, :]).astype(y.dtype)
+            y = add_bias(y, self.bias[...])
         return jnp.reshape(y, (*x.shape[:-1], kernel_IO.shape[-1]))
 
 

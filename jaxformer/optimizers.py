@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config import OptimizerConfig
+from jaxformer.execution.gpu_shapes import total
 from jaxformer.parameters import Parameters
 
 
@@ -66,7 +67,7 @@ def hidden_matrices(parameters: Parameters) -> dict[str, bool]:
 
 def global_norm(gradients: Parameters) -> Float[Array, ""]:
     """Returns sqrt(Σ g²) over every element of every gradient."""
-    return jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)))
+    return jnp.sqrt(total([jnp.square(g) for g in jax.tree.leaves(gradients)]))
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:

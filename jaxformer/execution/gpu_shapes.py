@@ -4,6 +4,7 @@ The numbers stay the same. On any other device these functions change nothing.
 """
 
 import contextvars
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import jax
@@ -70,3 +71,43 @@ def row_product(x_RI: Float[Array, "R I"], kernel_IO: Float[Array, "I O"]) -> Fl
     if len(x_RI) > 1 or not is_for_cuda():
         return x_RI @ kernel_IO
     return (jnp.pad(x_RI, ((0, 1), (0, 0))) @ kernel_IO)[:1]
+
+
+def add_bias(y_RO: Float[Array, "R O"], bias_O: Float[Array, "O"]) -> Float[Array, "R O"]:
+    """Returns y + b, of a sum in float32 or wider.
+
+    For a GPU both are added in the dtype of y, which is the same after rounding, since that is the
+    form that XLA computes within the product that y comes from.
+    """
+    if is_for_cuda():
+        return _add_in_product(y_RO, bias_O)
+    wide = jnp.promote_types(y_RO.dtype, jnp.float32)
+    return (y_RO.astype(wide) + bias_O.astype(wide)[None, :]).astype(y_RO.dtype)
+
+
+@jax.custom_jvp
+def _add_in_product(y_RO: Float[Array, "R O"], bias_O: Float[Array, "O"]) -> Float[Array, "R O"]:
+    return y_RO + bias_O.astype(y_RO.dtype)[None, :]
+
+
+@_add_in_product.defjvp
+def _add_in_product_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """The gradient of the bias is a sum over all rows, which is made in float32 or wider."""
+    dtype = primals[0].dtype
+    of_y, of_bias = (t.astype(jnp.promote_types(dtype, jnp.float32)) for t in tangents)
+    return _add_in_product(*primals), (of_y + of_bias[None, :]).astype(dtype)
+
+
+def total(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, ""]:
+    """Returns the sum of every element of some arrays.
+
+    A sum takes a GPU two kernels, and one of a few numbers as long as one of thousands. So the sums
+    of rows are put one behind the other, with vectors as they are, and summed up all at once.
+    """
+    if not is_for_cuda():
+        return sum(map(jnp.sum, arrays))
+    rows = [jnp.sum(jnp.atleast_1d(x), axis=range(1, x.ndim)) for x in arrays]
+    # Else XLA sums the parts by themselves and adds the results.
+    return jnp.sum(compute_once(jnp.concatenate(rows)))
