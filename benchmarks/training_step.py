@@ -43,7 +43,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     config = sides.make_config(arguments)
-    steps = arguments.steps or (10 if measure.on_gpu() else CPU_STEPS.get(arguments.preset, 1))
+    on_cpu = CPU_STEPS.get(arguments.preset, 1)
+    steps = arguments.steps or (config.steps_per_call if measure.on_gpu() else on_cpu)
     ids = sides.random_ids(config, 200_000)
     last = len(ids) - config.model.context_length
     starts = np.random.default_rng(1).integers(0, last, (steps, config.batch_size), np.int32)

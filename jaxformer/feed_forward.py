@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxformer.execution.gpu_shapes import is_for_cuda
 from jaxformer.layers import Dropout, Linear, in_float32, widen
 
 
@@ -53,26 +52,7 @@ def gelu_tanh(x: Float[Array, "..."], root: float = math.sqrt(2 / math.pi)) -> F
     equal: XLA's float32 tanh is less exact where it is nearly 1, and its gradient twice as far from
     the truth as torch's.
     """
-    if is_for_cuda() and x.dtype == jnp.bfloat16 and root == math.sqrt(2 / math.pi):
-        return _gelu_tanh_in_product(x)
     return in_float32(functools.partial(_gelu_tanh, root), x)
-
-
-@jax.custom_jvp
-def _gelu_tanh_in_product(x):
-    cube = x * (x * x)
-    return x * (0.5 * (1.0 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * cube))))
-
-
-@_gelu_tanh_in_product.defjvp
-def _gelu_tanh_in_product_jvp(primals, tangents):
-    root = math.sqrt(2 / math.pi)
-    x = widen(primals[0])
-    gate = jax.nn.sigmoid(2 * root * (x + 0.044715 * x * x * x))
-    slope = 2 * root * (1 + 3 * 0.044715 * x * x)
-    return _gelu_tanh_in_product(*primals), (
-        widen(tangents[0]) * (gate + x * gate * (1 - gate) * slope)
-    ).astype(primals[0].dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.execution.gpu_shapes import is_for_cuda
+from jaxformer.execution.gpu_shapes import log_sum_exp
 
 
 def cross_entropy(
@@ -54,7 +54,7 @@ def token_losses(
     if label_smoothing:
         mean = jnp.sum(jnp.where(is_class, logits, 0), axis=-1) / count
         picked = (1 - label_smoothing) * picked + label_smoothing * mean
-    normalizer = _log_sum_exp(logits) if is_for_cuda() else jax.nn.logsumexp(logits, axis=-1)
+    normalizer = log_sum_exp(logits)
     losses = normalizer - picked
     return losses + z_loss * jnp.square(normalizer) if z_loss else losses
 
@@ -77,29 +77,3 @@ def _pick_jvp(
     classes = jnp.arange(logits.shape[-1]).reshape((1,) * targets.ndim + (-1,))
     along = jnp.sum(jnp.where(classes == targets[..., None], tangent, 0), axis=-1)
     return _pick(logits, targets), along
-
-
-@jax.custom_jvp
-def _log_sum_exp(logits: Float[Array, "B T V"]) -> Float[Array, "B T"]:
-    """Returns log Σ exp(logits), of a single pass over them.
-
-    Maximum and sum are found together (Milakov and Gimelshein, arXiv 1805.02867, algorithm 3).
-    """
-
-    def combine(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-        top = jnp.maximum(a[0], b[0])
-        return top, a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
-
-    # Not -inf, whose difference from itself is no number.
-    lowest = jnp.array(jnp.finfo(logits.dtype).min, logits.dtype)
-    pairs = (logits, jnp.ones_like(logits))
-    start = (lowest, jnp.zeros((), logits.dtype))
-    top, total = jax.lax.reduce(pairs, start, combine, (logits.ndim - 1,))
-    return top + jnp.log(total)
-
-
-@_log_sum_exp.defjvp
-def _log_sum_exp_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    found = _log_sum_exp(primals[0])
-    shares = jnp.exp(primals[0] - found[..., None])
-    return found, jnp.sum(shares * tangents[0], axis=-1)

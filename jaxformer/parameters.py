@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
@@ -147,3 +148,10 @@ def abstract(
         join_path(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
         for path, variable in nnx.to_flat_state(state)
     }
+
+
+def cast_parameters(parameters: Parameters, dtype: jnp.dtype | None) -> Parameters:
+    """Returns the parameters in ``dtype``; None leaves them."""
+    if dtype is None:
+        return parameters
+    return {name: value.astype(dtype) for name, value in parameters.items()}

@@ -21,7 +21,7 @@ from jaxformer.layers import seed_dropout
 from jaxformer.losses import token_losses
 from jaxformer.masks import document_mask, document_positions
 from jaxformer.optimizers import global_norm, learning_rate, make_optimizer
-from jaxformer.parameters import Parameters, merge
+from jaxformer.parameters import Parameters, cast_parameters, merge
 from jaxformer.transformer_lm import TransformerLM
 
 Definition = nnx.GraphDef[Any]
@@ -86,7 +86,7 @@ def language_model_loss(
         losses: from logits and targets to the loss of each token.
         axis_name: of the pmap axis over which the use of experts is averaged.
     """
-    model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
+    model = merge(definition, gather_outside_blocks(cast_parameters(parameters, compute_dtype)))
     model.train()
     seed_dropout(model, key, first_row)
     weight = model.config.feed_forward.experts.router.balance_loss
@@ -106,6 +106,7 @@ def train_step(
     compute_dtype: jnp.dtype | None = None,
     axis_name: str | None = None,
     masked: bool = False,
+    narrow: Parameters | None = None,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Makes one update from the gradients of A micro-batches, averaged.
 
@@ -116,10 +117,12 @@ def train_step(
         key: of this step's dropout, the same on every device: each draws the masks of its own rows.
         definition: the model without its parameters.
         optimizer: its settings.
-        compute_dtype: see ``language_model_loss``.
+        compute_dtype: what parameters are cast to for the forward and backward pass; None leaves
+            them. Gradients are cast back.
         axis_name: of the pmap axis over which losses and gradients are averaged.
         masked: targets below 0 do not count; the loss is the mean over those of all micro-batches
             and devices that do.
+        narrow: the parameters cast to ``compute_dtype``, from whoever has them already.
 
     Returns:
         The state after the step, and ``train_loss`` (nats per token, with what z-loss, label
@@ -131,17 +134,19 @@ def train_step(
     first_row = None if axis_name is None else jax.lax.axis_index(axis_name) * rows
 
     trained = trained_parameters(state.parameters)
+    if narrow is None:
+        narrow = cast_parameters(state.parameters, compute_dtype)
 
     def loss(trained: Parameters, micro: Any, index: Any) -> Float[Array, ""]:
         micro_key = None if key is None else jax.random.fold_in(key, index)
         inputs, targets, *beside = micro
         return language_model_loss(
             definition,
-            {**state.parameters, **trained},
+            {**narrow, **trained},
             inputs,
             targets,
             micro_key,
-            compute_dtype,
+            None,
             first_row,
             beside=beside[0] if beside else None,
             divisor=divisor,
@@ -150,7 +155,9 @@ def train_step(
         )
 
     def differentiate(micro: Any, index: Any) -> tuple[Any, Any, Any]:
-        value, gradients = jax.value_and_grad(loss)(trained, micro, index)
+        at = {name: narrow[name] for name in trained}
+        value, gradients = jax.value_and_grad(loss)(at, micro, index)
+        gradients = {name: g.astype(trained[name].dtype) for name, g in gradients.items()}
         square = jnp.square(global_norm(gradients)) if optimizer.noise_scale else None
         return value, gradients, square
 
@@ -205,7 +212,7 @@ def evaluation_step(
 
     ``beside`` is that of ``language_model_loss``.
     """
-    model = merge(definition, gather_outside_blocks(_cast(parameters, compute_dtype)))
+    model = merge(definition, gather_outside_blocks(cast_parameters(parameters, compute_dtype)))
     model.eval()
     logits = model.logits(_run(model, inputs, beside)[0])
     return jnp.sum(token_losses(logits, targets) * mask)
@@ -259,9 +266,3 @@ def _compute_wide(gradients: Parameters) -> Parameters:
         else gradient
         for name, gradient in gradients.items()
     }
-
-
-def _cast(parameters: Parameters, dtype: jnp.dtype | None) -> Parameters:
-    if dtype is None:
-        return parameters
-    return {name: value.astype(dtype) for name, value in parameters.items()}

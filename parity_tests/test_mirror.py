@@ -93,6 +93,7 @@ def test_the_same_public_functions(name):
         "merge",
         "abstract",
         "abstract_module",
+        "cast_parameters",
         "join_path",
         "split_path",
         "map_parameters",

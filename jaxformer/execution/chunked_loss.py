@@ -16,7 +16,7 @@ from jaxformer.execution.sharding import current_layout
 LOGITS_AT_ONCE = 2**28
 # On a GPU, whose products want more rows, and where the gradients of the weights, which are added
 # up anew for each part, cost as much time as the logits themselves.
-LOGITS_AT_ONCE_ON_GPU = 2**30
+LOGITS_AT_ONCE_ON_GPU = 2**31
 
 # Logits (B, T, W) and targets (B, T) to the loss of each token (B, T). The keyword ``num_classes``
 # says how many of the W columns are logits; see ``filled_columns``.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.parameters import Parameters
+from jaxformer.parameters import Parameters, cast_parameters
 from jaxformer.train_step import TrainState, evaluation_step, train_step
 from jaxformer.training.parallel.step_spec import StepSpec
 
@@ -58,28 +58,34 @@ class DeviceLoop:
             masked=self.spec.row != "ids",
         )
 
+        def cast(parameters: Parameters) -> Parameters | None:
+            """The parameters as the next step wants them: cast where they are updated anyway."""
+            dtype = self.spec.compute_dtype
+            return None if dtype is None else cast_parameters(parameters, dtype)
+
         def continues(carry: Any) -> Bool[Array, ""]:
-            _, _, index, finite = carry
+            _, _, _, index, finite = carry
             return (index < count) & finite
 
         def make_step(carry: Any) -> Any:
-            state, history, index, _ = carry
+            state, narrow, history, index, _ = carry
             key = None if self.key is None else jax.random.fold_in(self.key, state.step)
             batch = self._batch(tokens, starts[index])
-            after, metrics = step(state, batch, key)
+            after, metrics = step(state, batch, key, narrow=narrow)
             finite = jnp.isfinite(metrics["train_loss"]) & jnp.isfinite(metrics["grad_norm"])
             # A choice element by element fuses with the update; ``lax.cond`` copies the state.
             state = jax.tree.map(functools.partial(jnp.where, finite), after, state)
             history = {k: v.at[index].set(metrics[k]) for k, v in history.items()}
-            return self.constrain(state), history, index + 1, finite
+            state = self.constrain(state)
+            return state, cast(state.parameters), history, index + 1, finite
 
         dtype = next(iter(state.parameters.values())).dtype
         empty = jnp.zeros(starts.shape[0], dtype)
         names = ["train_loss", "grad_norm", "learning_rate"]
         names += ["part_grad_norm"] * self.spec.optimizer.noise_scale
         history = dict.fromkeys(names, empty)
-        start = (state, history, jnp.int32(0), jnp.bool_(True))
-        state, history, made, _ = jax.lax.while_loop(continues, make_step, start)
+        start = (state, cast(state.parameters), history, jnp.int32(0), jnp.bool_(True))
+        state, _, history, made, _ = jax.lax.while_loop(continues, make_step, start)
         return state, history, made
 
     def evaluate_windows(
