@@ -4,6 +4,8 @@ The numbers stay the same. On any other device these functions change nothing.
 """
 
 import contextvars
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
@@ -126,7 +128,7 @@ def total(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, ""]:
     of rows are put one behind the other, with vectors as they are, and summed up all at once.
     """
     if not is_for_cuda():
-        return sum(map(jnp.sum, arrays))
+        return functools.reduce(operator.add, map(jnp.sum, arrays))
     rows = [jnp.sum(jnp.atleast_1d(x), axis=range(1, x.ndim)) for x in arrays]
     # Else XLA sums the parts by themselves and adds the results.
     return jnp.sum(compute_once(jnp.concatenate(rows)))
