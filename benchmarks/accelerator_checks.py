@@ -3,8 +3,8 @@
     python benchmarks/accelerator_checks.py --out accelerator.json
 
 Each check is a row, or several. A row ``holds``, does not, or is only reported (null). An error
-costs its own check alone, the file is written again after each, and the exit code is 1 if anything
-does not hold. ``JAX_PLATFORMS`` must leave JAX its CPU, with which numbers are compared.
+costs its own check alone, the file is written again after each row, and the exit code is 1 if
+anything does not hold. ``JAX_PLATFORMS`` must leave JAX its CPU, with which numbers are compared.
 
 Nobody picks a tolerance. As in ``parity_tests/verdict.py`` an error is a root mean square against
 float64, and may be at most twice that of a reference in the same dtype: for attention that of the
@@ -58,6 +58,14 @@ def main() -> None:
         return
 
     results: list[Row] = []
+
+    def add(check: str, start: float, row: Row) -> None:
+        seconds = measure.rounded(time.perf_counter() - start)
+        results.append({"check": check, **row, "seconds_since_start_of_check": seconds})
+        print(_line(results[-1]), file=sys.stderr, flush=True)
+        if arguments.out is not None:
+            _write(arguments, results)
+
     with contextlib.ExitStack() as stack:
         if arguments.references is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxformer-losses-"))
@@ -73,20 +81,15 @@ def main() -> None:
                 for dtype in LOSS_DTYPES
             }
         for name in arguments.only:
-            begin, start = len(results), time.perf_counter()
+            start = time.perf_counter()
             try:
                 for row in CHECKS[name](arguments.turns, futures):
-                    results.append({"check": name, **row})
+                    add(name, start, row)
             except Exception as error:
                 traceback.print_exc()
                 lines = str(error).splitlines() or [""]
                 shown = f"{type(error).__name__}: {' | '.join(lines[-3:])}"
-                results.append({"check": name, "name": "error", "holds": False, "error": shown})
-            for row in results[begin:]:
-                row["seconds_of_check"] = measure.rounded(time.perf_counter() - start)
-                print(_line(row), file=sys.stderr, flush=True)
-            if arguments.out is not None:
-                _write(arguments, results)
+                add(name, start, {"name": "error", "holds": False, "error": shown})
     if arguments.out is None:
         _write(arguments, results)
     sys.exit(any(row["holds"] is False for row in results))

@@ -18,14 +18,15 @@ import sides
 from accelerator_losses import CHECKS_SCRIPT, Row, largest
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-# Makes steps past its last checkpoint, and then dies as if the machine had.
+# Makes steps past its first checkpoint, and then dies as if the machine had.
 KILLED = """
 import os, signal, sys
 from jaxformer.cli.main import main
 from jaxformer.training.loop import TrainingLoop
 train = TrainingLoop._train
 def train_or_die(loop, count):
-    if loop.step >= 40:
+    if loop.step >= 30:
+        train(loop, min(10, count))
         loop.folder.checkpoints.wait()
         os.kill(os.getpid(), signal.SIGKILL)
     train(loop, count)

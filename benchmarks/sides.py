@@ -100,7 +100,7 @@ def training_flops(config: TrainConfig) -> int:
 
 
 class Jaxformer:
-    """Runs jaxformer as ``train.py`` does: calls of up to half a second, state donated."""
+    """Runs jaxformer as ``train.py`` does: calls of up to a second, state donated."""
 
     def __init__(self, config: TrainConfig, ids: np.ndarray):
         from jaxformer.training.initial_state import plan_parameters

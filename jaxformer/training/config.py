@@ -102,7 +102,7 @@ class TrainConfig:
     """Devices in a row of the mesh that each hold some of the experts, whole, and a part of the
     batch."""
     steps_per_call: int = 50
-    """Steps that one call of the compiled function makes at most, in about half a second. On a GPU
+    """Steps that one call of the compiled function makes at most, in about a second. On a GPU
     a call costs some milliseconds beside its steps."""
     eval_interval: int = 250
     """Steps between evaluations, each over the whole validation split, with a text sample."""

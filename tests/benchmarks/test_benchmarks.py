@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +255,21 @@ def test_peers_compute_what_jaxformer_does(biases, benchmark_modules):
     flax.eval()
     found = flax(jnp.asarray(ids), jnp.arange(7)[None], nnx.make_causal_mask(jnp.asarray(ids)))
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.tier("full")
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    """On a CPU, what the check of an accelerator does there."""
+    out = tmp_path / "checks.json"
+    command = [sys.executable, BENCHMARKS / "accelerator_checks.py", "--only", "resume"]
+    done = subprocess.run(
+        [*command, "--out", out],
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["results"]
+    assert len(rows) == 4
+    assert all(row["holds"] and row["bit_exact"] for row in rows)

@@ -18,6 +18,7 @@ from jaxformer.execution.rematerialization import rematerialization
 from jaxformer.parameters import abstract
 from jaxformer.training.initial_state import plan_parameters
 from jaxformer.training.parallel import sharding_rules
+from jaxformer.training.parallel import strategy as strategy_module
 from jaxformer.training.parallel.devices import check_mesh
 from jaxformer.training.parallel.sharding_rules import RULES, check_rules, rule_name, sharding_table
 from jaxformer.transformer_lm import TransformerLM
@@ -322,3 +323,20 @@ def test_a_run_resumes_bit_exact_and_on_another_mesh_up_to_rounding(text, capsys
     # Rounding may be too small for six losses to show; the state shows it.
     assert manifest("run", 18)["state_sha256"] != manifest("whole", 18)["state_sha256"]
     assert manifest("run", 18)["devices"] == "8 x pmap"
+
+
+def test_xla_flags_win_over_the_options_of_a_step(monkeypatch):
+    given = []
+
+    class Lowered:
+        def compile(self, compiler_options=None):
+            given.append(compiler_options)
+
+    strategy = make(LLAMA, (1, None, None))
+    monkeypatch.setattr(strategy, "lower_steps", lambda *arguments: Lowered())
+    usual = strategy_module.OPTIONS["cpu"]
+    assert len(usual) == 1
+    for flags, expected in (("--xla_other=1", usual), (f"--{next(iter(usual))}=false", {})):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        strategy.compile_steps(None, None, None, None)
+        assert given.pop() == expected

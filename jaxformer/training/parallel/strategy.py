@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.device_loop import DeviceLoop
 from jaxformer.training.parallel.step_spec import StepSpec
 
-# What XLA is told, by platform.
+# What XLA is told, by platform, where ``XLA_FLAGS`` says nothing about it.
 OPTIONS: dict[str, dict[str, str | bool]] = {
     # Lets the loop update moments in place. Without it their old values are copied first, 2 % of a
     # step of ``nano``.
@@ -257,10 +258,12 @@ class Strategy(abc.ABC):
     ) -> jax.stages.Compiled:
         """Compiles the program behind ``train``; arguments may be ``jax.ShapeDtypeStruct``."""
         lowered = self.lower_steps(state, tokens, starts, count)
-        platform = CompilationTarget.of(self.devices[0]).platform
+        options = OPTIONS.get(CompilationTarget.of(self.devices[0]).platform, {})
+        flags = os.environ.get("XLA_FLAGS", "")
+        chosen = {name: value for name, value in options.items() if name not in flags}
         # Another version of XLA may not know an option, which changes no result.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            return lowered.compile(compiler_options=OPTIONS.get(platform))
+            return lowered.compile(compiler_options=chosen)
         compiled: jax.stages.Compiled = lowered.compile()
         return compiled
 
