@@ -28,6 +28,8 @@ from limits import measure_limits, products_for, stated_peak
 from jaxformer.training.config import TrainConfig
 
 CPU_STEPS = {"nano": 20, "baby": 4, "char-lm": 3, "gpt2-small": 1}
+# About as many as one call makes in training.
+GPU_STEPS = {"gpt2-small": 15}
 PROFILED_STEPS = 3
 PRODUCTS = "matrix products"
 
@@ -43,8 +45,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     config = sides.make_config(arguments)
-    on_cpu = CPU_STEPS.get(arguments.preset, 1)
-    steps = arguments.steps or (config.steps_per_call if measure.on_gpu() else on_cpu)
+    known, most = (GPU_STEPS, config.steps_per_call) if measure.on_gpu() else (CPU_STEPS, 1)
+    steps = arguments.steps or known.get(arguments.preset, most)
     ids = sides.random_ids(config, 200_000)
     last = len(ids) - config.model.context_length
     starts = np.random.default_rng(1).integers(0, last, (steps, config.batch_size), np.int32)
@@ -77,7 +79,9 @@ def main() -> None:
             # What torch cannot compile here is noted in the result; the other sides still run.
             failed[name] = str(error).splitlines()[0]
             running.pop(name, None)
-    limits = measure_limits(sorted({"float32", config.dtype}))
+    # A GPU's time is short, and its float32 is another than its bfloat16.
+    dtypes = {config.dtype} if measure.on_gpu() else {"float32", config.dtype}
+    limits = measure_limits(sorted(dtypes))
     losses: dict[str, float] = {}
 
     def call(name: str, steps: int) -> None:

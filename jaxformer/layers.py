@@ -12,17 +12,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jaxformer.execution import few_rows
-from jaxformer.execution.gpu_shapes import add_bias, fill_rows, is_for_cuda, row_product
+from jaxformer.execution.gpu_shapes import add_bias, fill_rows, row_product, take_rows
 from jaxformer.execution.query_blocks import cut_part
 from jaxformer.initializers import normal, torch_linear
 from jaxformer.parameters import join_path
 
 # Where a part of an array begins along each dimension, and its shape.
 Part = tuple[Sequence[Int[Array, ""]], tuple[int, ...]]
-
-# On a GPU the gradient of a table of up to so many rows is a product with ones and zeros: places of
-# one id otherwise wait for each other, which with 65 characters took a tenth of a step.
-MOST_ONE_HOT = 512
 
 
 def widen(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -121,16 +117,7 @@ def _look_up_jvp(
     ids: Int[Array, "..."], primals: tuple[Array], tangents: tuple[Array]
 ) -> tuple[Array, Array]:
     (table,), (tangent,) = primals, tangents
-    if len(table) > MOST_ONE_HOT or not is_for_cuda():
-        return look_up(table, ids), widen(tangent)[ids].astype(table.dtype)
-    chosen = jax.nn.one_hot(ids, len(table), dtype=table.dtype)
-    along = jnp.matmul(
-        chosen,
-        tangent,
-        precision="highest",
-        preferred_element_type=jnp.promote_types(table.dtype, jnp.float32),
-    )
-    return look_up(table, ids), along.astype(table.dtype)
+    return look_up(table, ids), take_rows(tangent, ids).astype(table.dtype)
 
 
 def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> dict[str, Array]:

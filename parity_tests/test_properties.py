@@ -19,7 +19,7 @@ from jaxformer.masks import padding_mask
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
-from parity_tests.cases import attention, lm
+from parity_tests.case_parts import attention, lm
 from parity_tests.harness import JAX, TORCH, perturbed
 from tests.support.tiers import FULL, full_except
 

@@ -13,6 +13,7 @@ from jaxformer.execution import chunked_loss
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
 from jaxformer.execution.gpu_shapes import (
     COLUMNS,
+    MOST_ONE_HOT,
     add_bias,
     fill_rows,
     filled_columns,
@@ -20,7 +21,7 @@ from jaxformer.execution.gpu_shapes import (
     row_product,
     total,
 )
-from jaxformer.layers import MOST_ONE_HOT, look_up
+from jaxformer.layers import look_up
 from jaxformer.losses import token_losses
 from jaxformer.parameters import abstract
 from jaxformer.train_step import language_model_loss
