@@ -3,6 +3,7 @@
 import functools
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,22 @@ def check_losses(turns: int, futures: Mapping[Any, Any]) -> Iterator[Row]:
     import jax
 
     cpu: dict[Any, Arrays] = {}
-    for preset, dtype, precision in [
+    combinations = [
         (preset, dtype, precision)
         for preset in dict.fromkeys(preset for preset, _ in futures)
         for dtype, precision in (
             ("float32", "highest"), ("float32", "default"), ("bfloat16", "default"),
         )
-    ]:  # fmt: skip
+    ]  # fmt: skip
+
+    def train(preset: str, dtype: str, precision: str) -> Arrays:
         with jax.default_matmul_precision(precision):
-            found = train_losses(preset, dtype)
+            return train_losses(preset, dtype)
+
+    # Nearly all of the time goes into compiling, for which a GPU's machine has many cores.
+    with ThreadPoolExecutor(len(combinations)) as pool:
+        trained = pool.map(train, *zip(*combinations, strict=True))
+    for (preset, dtype, precision), found in zip(combinations, trained, strict=True):
         cpu |= {(preset, d): futures[preset, d].result() for d in LOSS_DTYPES}
         exact = cpu[preset, "float64"]
         is_tf32 = precision == "default" and dtype == "float32" and measure.on_gpu()
