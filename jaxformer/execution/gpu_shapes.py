@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
 from jaxformer.execution.scopes import set_within
+from jaxformer.execution.sharding import current_layout
 
 # Tensor cores read 16 bytes at a time, and the fastest kernels compute 128 columns at a time.
 COLUMNS = 128
@@ -28,6 +29,11 @@ _fills_columns: contextvars.ContextVar[bool] = contextvars.ContextVar("fills", d
 def is_for_cuda() -> bool:
     """Returns whether the program that is traced now is for an NVIDIA GPU."""
     return CompilationTarget.here().platform == "cuda"
+
+
+def _is_for_one_gpu() -> bool:
+    """Whether each array lies on one GPU, so that cutting and joining it moves nothing to others."""
+    return is_for_cuda() and current_layout() is None
 
 
 def keep_row_major(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
@@ -120,7 +126,7 @@ def _add_in_product_jvp(
 
 def log_sum_exp(logits: Float[Array, "... V"]) -> Float[Array, "..."]:
     """Returns log Σ exp(logits) over the last dimension."""
-    if not is_for_cuda() or logits.shape[-1] % COLUMNS:
+    if not _is_for_one_gpu() or logits.shape[-1] % COLUMNS:
         return jax.nn.logsumexp(logits, axis=-1)
     top = jax.lax.stop_gradient(_reduce_rows(jnp.max, logits))
     return top + jnp.log(_reduce_rows(jnp.sum, jnp.exp(logits - top[..., None])))
@@ -143,7 +149,7 @@ def total(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, ""]:
     A sum takes a GPU two kernels, and one of a few numbers as long as one of thousands. So the sums
     of rows are put one behind the other, with vectors as they are, and summed up all at once.
     """
-    if not is_for_cuda():
+    if not _is_for_one_gpu():
         return functools.reduce(operator.add, map(jnp.sum, arrays))
     rows = [jnp.sum(jnp.atleast_1d(x), axis=range(1, x.ndim)) for x in arrays]
     # Else XLA sums the parts by themselves and adds the results.

@@ -21,6 +21,7 @@ from jaxformer.execution.gpu_shapes import (
     row_product,
     total,
 )
+from jaxformer.execution.sharding import layout
 from jaxformer.layers import look_up
 from jaxformer.losses import token_losses
 from jaxformer.parameters import abstract
@@ -155,3 +156,18 @@ def test_a_sum_of_arrays_is_the_same():
     with compiled_for(H100):
         found = total(arrays)
     np.testing.assert_allclose(found, sum(np.asarray(x).sum() for x in arrays), rtol=1e-12)
+
+
+def test_arrays_on_many_gpus_are_not_cut_and_joined():
+    def run(logits):
+        return total([logits, log_sum_exp(logits)])
+
+    def text():
+        # A function of its own, as a program that was traced before is kept.
+        return str(jax.make_jaxpr(lambda logits: run(logits))(jnp.ones((3, 2 * COLUMNS))))
+
+    with compiled_for(H100):
+        assert "concatenate" in text()
+        with layout(object()):
+            assert "concatenate" not in text()
+            assert "reshape" not in text()
