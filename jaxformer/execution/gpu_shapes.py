@@ -32,7 +32,7 @@ def is_for_cuda() -> bool:
 
 
 def _is_for_one_gpu() -> bool:
-    """Whether each array lies on one GPU, so that cutting and joining it moves nothing to others."""
+    """Whether every array lies on one GPU, so that to cut and join them moves nothing."""
     return is_for_cuda() and current_layout() is None
 
 
