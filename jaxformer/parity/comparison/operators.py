@@ -124,7 +124,7 @@ class _Comparison:
         self.model, self.reference, self.backward = model, reference, backward
         tape, targets = reference.tape, candidate_arrays(model)
         buffers = {name: value.data for name, value in tape.buffers.items()}
-        sources = {name: value.data for name, value in tape.parameters.items()} | buffers
+        sources = reference.stored | buffers
         self._size = sum(array.size for array in targets.values())
         self.parameters = match_parameters(sources, targets, buffers)
         release(self._size)

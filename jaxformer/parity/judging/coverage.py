@@ -2,18 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from jaxformer.parity.findings import Coverage, Difference, Node
 from jaxformer.parity.judging.verdicts import judge_node, worst_difference
 from jaxformer.parity.matching.operators.anchors import Table
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
-from jaxformer.parity.matching.operators.values import largest, rounding_allowed
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 from jaxformer.parity.segments.operators.gradients import Gradients
 from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
+from jaxformer.parity.tolerance import allowed_error
 from jaxformer.parity.words import shorten
 
 
@@ -34,8 +32,8 @@ def judge_modules(kind: str, reference: TorchRun, walk: Walk) -> Iterator[Node]:
     for order, path in enumerate(paths):
         values = [v for v in reference.returned[path] if v.index in walk.reached]
         found = [
-            Difference(errors.get(v.index, 0.0), largest(v.data), rounding_allowed(v.data))
-            for v in values
+            Difference(errors.get(v.index, 0.0), scale, allowed_error(scale))
+            for v, scale in zip(values, map(walk.index.largest, values), strict=True)
         ]
         parts = path.split(".") if path else []
         message = "not compared: no value of the candidate equals what it returns"
@@ -101,7 +99,7 @@ def find_incomplete(walk: Walk, results: Results, parameters: ParameterMatches) 
     needed = tape.ancestors(tape.outputs)
     wanted = walk.reference.ancestors(walk.reference.outputs)
     for name, value in tape.parameters.items():
-        if value.index in needed or getattr(value.data, "dtype", np.dtype(int)).kind != "f":
+        if value.index in needed or value.dtype.kind != "f":
             continue
         named = [walk.reference.parameters.get(twin) for twin in parameters.whole.get(name, ())]
         twins = [match.value for match in walk.matches.get(value.index, ())]

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
-from jaxformer.parity.recording.operators import graph
+from jaxformer.parity.recording.operators import graph, torch_weights
+from jaxformer.parity.recording.operators.equations import function_of
 from jaxformer.parity.recording.operators.graph import Recent, Value
+from jaxformer.parity.recording.operators.numpy_operators import numpy_function
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_run import TorchRun
 
@@ -22,6 +24,7 @@ def everything_is_forgotten(monkeypatch):
     """Every value that may be forgotten is, as soon as another one is read."""
     monkeypatch.setattr(graph, "LARGE", 1)
     monkeypatch.setattr(graph, "MOST_BYTES", 0)
+    monkeypatch.setattr(graph, "MOST_STEPS", 5000)
 
 
 def chain(tape: Tape, data: np.ndarray, length: int) -> list[Value]:
@@ -39,8 +42,78 @@ def is_kept(value: Value) -> bool:
 def test_a_value_that_was_forgotten_is_made_again(everything_is_forgotten):
     tape = Tape(observe=lambda value: None)
     values = chain(tape, np.arange(4.0), 3000)
-    assert sum(map(is_kept, values)) == 2, "the input and the last one"
+    assert sum(map(is_kept, values)) == 1, "the input"
     assert (values[1000].data == np.arange(4.0) + 1000).all()
+
+
+def test_what_takes_many_operators_is_kept(everything_is_forgotten, monkeypatch):
+    monkeypatch.setattr(graph, "MOST_STEPS", 3)
+    tape = Tape(observe=lambda value: None)
+    values = chain(tape, np.arange(4.0), 10)
+    assert [values.index(value) for value in values if is_kept(value)] == [0, 4, 8]
+
+
+def test_the_gradient_of_a_parameter_is_forgotten(everything_is_forgotten):
+    """And so is what it is the sum of, a product too."""
+    tape = Tape(observe=lambda value: None)
+    first = tape.add(np.ones((3, 3)), "input", "x")
+    (product,) = tape.record("dot_general", [first, first], [np.full((3, 3), 3.0)], _product)
+    (total,) = tape.record("add", [product, first], [np.full((3, 3), 4.0)], lambda *xs: [sum(xs)])
+    tape.forget_gradient(total)
+    assert not is_kept(product)
+    assert not is_kept(total)
+    assert (total.data == 4).all()
+
+
+def _product(one, other):
+    return [one @ other]
+
+
+class Lookup(torch.nn.Module):
+    """A weight that is read twice, once turned round, and one that is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(7, 5)
+        self.scale = torch.nn.Parameter(torch.ones(5))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.scale.mul_(2)
+        return (self.table(ids) * self.scale) @ self.table.weight.T
+
+
+def test_weights_are_in_memory_only_while_they_are_read(monkeypatch):
+    monkeypatch.setattr(torch_weights, "LARGE", 1)
+    monkeypatch.setattr(graph, "LARGE", 1)
+    module = Lookup()
+    table = module.table.weight.detach().double()
+    ids = torch.tensor([[1, 3, 3, 6]])
+    run = TorchRun(module, [ids], {}, backward=False)
+    (output,) = run.tape.outputs
+    np.testing.assert_allclose(output.data, 2 * table[ids] @ table.T, rtol=1e-14)
+    np.testing.assert_array_equal(run.tape.parameters["table.weight"].data, table)
+    assert (module.scale == 1).all(), "the module itself is not changed"
+
+
+@pytest.mark.parametrize("batch", [(4,), (2, 2)])
+def test_rows_that_are_added_to_rows(batch):
+    random = np.random.default_rng(1)
+    ids, rows = random.integers(0, 7, batch), random.normal(size=(*batch, 5))
+
+    def add(x, rows):
+        return x.at[ids].add(rows, mode="drop")
+
+    with jax.enable_x64(True):
+        x = random.normal(size=(7, 5))
+        jaxpr = jax.make_jaxpr(add)(x, rows)
+        (equation,) = [e for e in jaxpr.eqns if e.primitive.name == "scatter-add"]
+        places = ids.reshape(*batch, 1)
+        (made,) = function_of(equation)(x, places, rows)
+        assert numpy_function("scatter-add", equation.params, False, 1) is not None
+        np.testing.assert_allclose(made, add(jnp.asarray(x), rows), rtol=1e-14)
+        (outside,) = function_of(equation)(x, places + 7, rows)
+        np.testing.assert_array_equal(outside, x)
 
 
 def test_small_values_and_those_of_dear_operators_are_kept():

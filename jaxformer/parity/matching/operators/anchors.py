@@ -15,6 +15,7 @@ from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import Index, Match, largest
 from jaxformer.parity.recording.operators.graph import (
     LAYOUT_ONLY,
+    SUMS,
     Operator,
     Value,
     run_again,
@@ -25,7 +26,6 @@ from jaxformer.parity.tolerance import ROUNDOFF, allowed_error
 
 # A constant that differs by less than this, per position, is a table in float32.
 TABLE_ALLOWED = 8 * ROUNDOFF["float32"]
-SUMS = {"add", "add_any", "sub", "reduce_sum"}
 
 
 @dataclasses.dataclass(frozen=True)

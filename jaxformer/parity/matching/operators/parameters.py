@@ -7,7 +7,7 @@ relative.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,7 @@ class _Parts:
 def _nearest(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> tuple[str, Layout] | None:
     """Returns the parameter of the same size that differs least, and in which layout."""
     best: tuple[float, str, Layout] | None = None
+    array = array.astype(np.float64)
     for name, other in sources.items():
         if other.size != array.size:
             continue
@@ -145,7 +146,7 @@ def _nearest(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> tuple[str,
 def _describe(
     name: str, array: np.ndarray, source_name: str, source: np.ndarray, layout: Layout
 ) -> WrongParameter:
-    wanted = layout.apply(source)
+    wanted = layout.apply(source.astype(np.float64))
     far = np.abs(array - wanted)
     wrong = far > 2.0**-20 * np.abs(wanted).max()
     share = float(wrong.mean())
@@ -166,21 +167,29 @@ def _describe(
 
 def in_reference_numbers(
     matches: ParameterMatches, sources: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Returns the parameters that are equal to the reference's, or should be, as it has them.
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Returns what reads the parameters that are equal to the reference's, or should be.
 
     Args:
         matches: what became of the parameters.
         sources: floats of the reference by path.
         targets: floats of the candidate by path.
+
+    Returns:
+        by path of the candidate a function that returns the reference's numbers in float64, in the
+        candidate's layout.
     """
-    found = {w.candidate: w.layout.apply(sources[w.reference]) for w in matches.wrong}
+    found = {w.candidate: _reader(sources[w.reference], w.layout) for w in matches.wrong}
     for name, twins in matches.whole.items():
         source = sources[twins[0]]
         layout = find_layout(source, targets[name], ROUNDOFF["float32"] * largest(source))
         if layout is not None:
-            found[name] = layout[0].apply(source)
+            found[name] = _reader(source, layout[0])
     return found
+
+
+def _reader(source: np.ndarray, layout: Layout) -> Callable[[], np.ndarray]:
+    return lambda: layout.apply(source.astype(np.float64))
 
 
 def buffers_with_gradients(module: Any, targets: Mapping[str, np.ndarray]) -> list[str]:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ LAYOUT_ONLY = {
     "_unsafe_view", "expand", "permute", "t", "clone", "copy", "convert_element_type", "_to_copy",
     "to", "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
 }  # fmt: skip
+# Operators that add values up.
+SUMS = {"add", "add_any", "sub", "reduce_sum"}
 # Operators that take hardly longer than reading what they made: it may be forgotten.
 QUICK = LAYOUT_ONLY | {
     "add", "add_any", "sub", "rsub", "mul", "div", "neg", "abs", "max", "min", "maximum", "minimum",
@@ -24,10 +26,14 @@ QUICK = LAYOUT_ONLY | {
     "relu", "erf", "sin", "cos", "threshold_backward", "where", "select_n", "masked_fill", "pad",
     "_softmax", "_softmax_backward_data", "native_layer_norm", "embedding_dense_backward",
 }  # fmt: skip
+# So do products of matrices, one for each head, whose sums have no more terms.
+MOST_SUMMED = 256
+# What takes more operators, one after another, is kept: the sums of a residual stream are many.
+MOST_STEPS = 12
 # Smaller arrays are kept.
-LARGE = 1 << 20
+LARGE = 1 << 18
 # Of arrays that were made again, or may be: the last ones that take so much memory are kept.
-MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 27
 
 
 class Value:
@@ -50,7 +56,10 @@ class Value:
         is_weight: whether it depends on parameters and on no input.
         is_table: whether it depends on no parameter and on no input of floats: what is made of
             positions and constants, which may be rounded to float32.
+        is_gradient: whether it is the gradient of a parameter, or added to one: such values are
+            hardly ever read, and all of them take as much memory as a model.
         consumers: the operators that read it.
+        steps: how many operators, one after another, make it again from what is kept.
     """
 
     def __init__(
@@ -66,8 +75,11 @@ class Value:
         self._data: np.ndarray | None = data
         self._other: Callable[[], np.ndarray] | None = None
         self._recent: Recent | None = None
-        self.is_constant = self.is_weight = self.is_table = False
+        self.is_constant = self.is_weight = self.is_table = self.is_gradient = False
         self.consumers: list[Operator] = []
+        read = () if producer is None else producer.inputs
+        forgotten = (v.steps for v in read if v.is_quick and not v.stands_for_another)
+        self.steps = 1 + max(forgotten, default=0)
 
     @property
     def data(self) -> np.ndarray:
@@ -77,11 +89,11 @@ class Value:
         if self._other is not None:
             return self._remember(self._other())
         operators, _ = region_before([self], lambda v: v.is_there)
-        made = run_again(operators, {}, lambda array: array)
+        made = _make_again(operators)
         # What was made on the way is as likely to be read next.
         for operator in operators:
             for value in operator.outputs:
-                if value._data is None:
+                if value._data is None and value.index in made:
                     value._remember(made[value.index])
         return np.asarray(made[self.index])
 
@@ -112,7 +124,21 @@ class Value:
     @property
     def is_quick(self) -> bool:
         """Whether it is large, and soon made again by the operator that made it."""
-        return self.nbytes >= LARGE and self.producer is not None and self.producer.name in QUICK
+        if self.nbytes < LARGE or self.producer is None:
+            return False
+        is_short = self.producer.name == "bmm" and self.producer.inputs[0].shape[-1] <= MOST_SUMMED
+        is_quick = (is_short or self.producer.name in QUICK) and self.steps <= MOST_STEPS
+        return self.is_gradient or is_quick
+
+    def mark_as_gradient(self) -> Iterator["Value"]:
+        """Marks the gradient of a parameter, and what it is the sum of, and yields these."""
+        self.is_gradient = True
+        yield self
+        producer = self.producer
+        if producer is not None and producer.name in LAYOUT_ONLY | SUMS:
+            for value in producer.inputs:
+                if value.size == self.size and not value.is_gradient:
+                    yield from value.mark_as_gradient()
 
     @property
     def stands_for_another(self) -> bool:
@@ -160,7 +186,7 @@ class Recent:
         """Keeps a value's array, and forgets the oldest ones."""
         self._values.append(value)
         self._bytes += value.nbytes
-        while self._bytes > self._most and len(self._values) > 1:
+        while self._bytes > self._most and self._values:
             oldest = self._values.popleft()
             self._bytes -= oldest.nbytes
             if oldest._recent is self:
@@ -233,6 +259,29 @@ def region_before(
             else:
                 waiting.append(value)
     return [operators[i] for i in sorted(operators)], [boundary[i] for i in sorted(boundary)]
+
+
+def _make_again(operators: Sequence[Operator]) -> dict[int, Any]:
+    """Runs operators once more and returns what they make, by the index of the value.
+
+    What is too large to be kept for a while is let go of as soon as its last operator has read it.
+    """
+    arrays: dict[int, Any] = {}
+    last = {value.index: operator for operator in operators for value in operator.inputs}
+    for operator in operators:
+        known = [arrays.get(v.index) for v in operator.inputs]
+        read = [
+            value.data if array is None else array
+            for value, array in zip(operator.inputs, known, strict=True)
+        ]
+        del known
+        for value in operator.inputs:
+            if value.nbytes > MOST_BYTES and last[value.index] is operator:
+                arrays.pop(value.index, None)
+        made = operator.run(*read)
+        del read
+        arrays |= {v.index: array for v, array in zip(operator.outputs, made, strict=True)}
+    return arrays
 
 
 def run_again(

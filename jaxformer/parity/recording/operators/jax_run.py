@@ -7,7 +7,8 @@ stay as they are.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxformer.parity.recording.jax_values import in_float64, is_float, on_host
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.equations import function_of, is_opaque, literal
-from jaxformer.parity.recording.operators.graph import Value
+from jaxformer.parity.recording.operators.graph import LARGE, Value
 from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.tracing import leaf_names, narrow_casts, stops, trace
@@ -48,7 +49,7 @@ class JaxRun:
         args: positional arguments, numpy arrays.
         kwargs: named arguments: arrays, nested ones too, are inputs; all else is passed on.
         tape: what the run is recorded on.
-        known: arrays to use in place of some parameters, by path, in float64.
+        known: returns the arrays to use in place of some parameters, by path, in float64.
         backward: whether to prepare the backward pass.
 
     Attributes:
@@ -62,7 +63,7 @@ class JaxRun:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         tape: Tape,
-        known: Mapping[str, Any],
+        known: Mapping[str, Callable[[], np.ndarray]],
         backward: bool = True,
     ):
         arrays = {name: value for name, value in kwargs.items() if _is_of_arrays(value)}
@@ -83,10 +84,14 @@ class JaxRun:
                 side, _, rest = name.partition(".")
                 is_parameter = side == "0" and rest not in candidate.caches
                 kind = "parameter" if is_parameter else "input"
-                data = known.get(rest) if kind == "parameter" else None
-                values.append(
-                    tape.add(on_host(in_float64(leaf)) if data is None else data, kind, rest)
-                )
+                read: Callable[[], Any] = partial(_on_host_in_float64, leaf)
+                if is_parameter:
+                    read = known.get(rest, read)
+                value = tape.add(read(), kind, rest)
+                # A large parameter is made float64 when it is read.
+                if is_parameter and value.nbytes >= LARGE and not value.stands_for_another:
+                    value.stand_for(read, tape.recent)
+                values.append(value)
             self._differentiated = [
                 v for v, leaf in zip(values, leaves, strict=True) if is_float(leaf)
             ]
@@ -115,6 +120,7 @@ class JaxRun:
                 )
                 for place, output in enumerate(self.tape.outputs)
             ]
+            self._recorder.gradients = set(map(id, jaxpr.jaxpr.outvars))
             gradients = self._recorder.run(
                 jaxpr.jaxpr, _constants(self.tape, jaxpr.consts), [*self._residuals, *given], "", ""
             )
@@ -140,6 +146,10 @@ def _is_of_arrays(value: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, np.ndarray) for leaf in leaves)
 
 
+def _on_host_in_float64(leaf: Any) -> Any:
+    return on_host(in_float64(leaf))
+
+
 def _constants(tape: Tape, arrays: Sequence[Any]) -> list[Value]:
     return [_constant(tape, in_float64(jnp.asarray(array))) for array in arrays]
 
@@ -149,10 +159,15 @@ def _constant(tape: Tape, array: Any) -> Value:
 
 
 class _Recorder:
-    """Evaluates jaxprs onto a tape."""
+    """Evaluates jaxprs onto a tape.
+
+    Attributes:
+        gradients: identities of the variables that are gradients of parameters.
+    """
 
     def __init__(self, tape: Tape):
         self.tape = tape
+        self.gradients: set[int] = set()
 
     def run(
         self,
@@ -186,6 +201,9 @@ class _Recorder:
             inside = "/".join(part for part in (module, name) if part)
             made = self._equation(equation, [read(atom) for atom in equation.invars], here, inside)
             environment |= dict(zip(equation.outvars, made, strict=True))
+            for atom, value in zip(equation.outvars, made, strict=True):
+                if id(atom) in self.gradients:
+                    self.tape.forget_gradient(value)
         return [read(atom) for atom in jaxpr.outvars]
 
     def _closed(

@@ -12,6 +12,7 @@ out of bounds) is left to JAX.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 Function = Callable[..., Any]
@@ -26,8 +27,8 @@ UNARY: dict[str, Function] = {
 }  # fmt: skip
 # The last two are of floats alone.
 BINARY: dict[str, Function] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
-    "div": np.divide, "pow": np.power,
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum,
+    "min": np.minimum, "div": np.divide, "pow": np.power,
 }  # fmt: skip
 COMPARISONS: dict[str, Function] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
@@ -132,6 +133,27 @@ def _squeeze(params: Mapping[str, Any]) -> Function | None:
     return lambda x: np.squeeze(x, axes)
 
 
+def _scatter_add(params: Mapping[str, Any]) -> Function | None:
+    """Returns what adds rows to rows of an array, as the gradient of a lookup does."""
+    numbers = params["dimension_numbers"]
+    places = numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims
+    is_clipped = params["mode"] == jax.lax.GatherScatterMode.CLIP
+    if places != ((0,), (0,)) or numbers.operand_batching_dims or is_clipped:
+        return None
+
+    def scatter(x: Any, at: Any, rows: Any) -> Any:
+        kept = numbers.update_window_dims
+        first = [axis for axis in range(rows.ndim) if axis not in kept]
+        rows = rows.transpose(*first, *kept).reshape(-1, *x.shape[1:])
+        at = at.reshape(-1)
+        inside = (at >= 0) & (at < len(x))
+        made = np.array(x, order="C")
+        np.add.at(made, at[inside], rows[inside])
+        return made
+
+    return scatter
+
+
 STRUCTURAL: dict[str, Callable[[Mapping[str, Any]], Function | None]] = {
     "broadcast_in_dim": _broadcast_in_dim,
     "reshape": _reshape,
@@ -139,6 +161,7 @@ STRUCTURAL: dict[str, Callable[[Mapping[str, Any]], Function | None]] = {
     "dot_general": _dot_general,
     "select_n": _select_n,
     "squeeze": _squeeze,
+    "scatter-add": _scatter_add,
     "transpose": lambda params: lambda x: x.transpose(params["permutation"]),
     "expand_dims": lambda params: lambda x: np.expand_dims(x, params["dimensions"]),
     "concatenate": lambda params: lambda *xs: np.concatenate(xs, params["dimension"]),

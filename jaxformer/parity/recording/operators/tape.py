@@ -5,7 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.hardware.memory import release_freed
 from jaxformer.parity.recording.operators.graph import Operator, Recent, Run, Value
+
+# The C library keeps freed memory that fits no other array; what may be much after so many bytes.
+RELEASED_AFTER = 1 << 28
 
 
 class Tape:
@@ -28,6 +32,7 @@ class Tape:
 
     def __init__(self, observe: Callable[[Value], None] | None = None) -> None:
         self._observe = observe
+        self._recorded = 0
         self.values: list[Value] = []
         self.operators: list[Operator] = []
         self.inputs: list[Value] = []
@@ -58,6 +63,7 @@ class Tape:
         self, name: str, inputs: list[Value], arrays: Sequence[Any], run: Run, **about: Any
     ) -> list[Value]:
         """Adds an operator that has been run, and returns its values."""
+        self._release(arrays)
         operator = Operator(len(self.operators), name, inputs, [], run, **about)
         self.operators.append(operator)
         is_constant = all(value.is_constant for value in inputs)
@@ -76,6 +82,19 @@ class Tape:
         for value in inputs:
             value.consumers.append(operator)
         return operator.outputs
+
+    def _release(self, arrays: Sequence[Any]) -> None:
+        """Returns to the system, now and then, the memory of arrays that were forgotten."""
+        self._recorded += sum(np.asarray(array).nbytes for array in arrays)
+        if self._recorded > RELEASED_AFTER:
+            self._recorded = 0
+            release_freed()
+
+    def forget_gradient(self, value: Value) -> None:
+        """Lets go of the gradient of a parameter when others are read."""
+        for one in value.mark_as_gradient():
+            if one.is_quick and not one.stands_for_another:
+                self.recent.keep_for_a_while(one)
 
     def ancestors(self, values: Iterable[Value]) -> set[int]:
         """Returns the indices of values, and of all values that they depend on."""

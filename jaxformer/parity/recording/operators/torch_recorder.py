@@ -12,17 +12,24 @@ import numpy as np
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_decompositions import decompositions
+from jaxformer.parity.recording.operators.torch_weights import Weight
 from jaxformer.parity.recording.torch_values import require_torch, view
 
 # How many arrays are looked at, after each operator, whether they can be forgotten.
 LOOKED_AT = 8
 
 
-def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None = None) -> Any:
+def make_recorder(
+    tape: Tape,
+    weights: dict[int, Weight],
+    before_forgetting: Callable[[Value], None] | None = None,
+) -> Any:
     """Returns a dispatch mode that records every operator onto a tape, in float64.
 
     Args:
         tape: of the run.
+        weights: the parameters that are in memory only while an operator reads them, by where that
+            memory begins.
         before_forgetting: called with each value whose array is let go of.
     """
     torch = require_torch()
@@ -46,6 +53,8 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
             # By the place in memory, which is kept, so that no other tensor gets it.
             self.known: dict[tuple[Any, ...], tuple[Value, int]] = {}
             self.by_storage: dict[int, list[tuple[Value, tuple[Any, ...]]]] = {}
+            # Where the array of each value is in memory.
+            self.storages: dict[int, int] = {}
             self.kept: list[np.ndarray] = []
             # Memory that is forgotten as soon as PyTorch does not hold it any more.
             self.waiting: deque[int] = deque()
@@ -57,11 +66,14 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
         def name(self, tensor: Any, name: str, kind: str = "parameter") -> Value:
             value = tape.add(view(tensor), kind, name)
             self.keep(tensor, value)
+            weight = weights.get(self.storages[value.index])
+            if weight is not None:
+                value.stand_for(weight.read, tape.recent)
             return value
 
         def keep(self, tensor: Any, value: Value) -> None:
-            storage = tensor.untyped_storage().data_ptr()
             place = _place(tensor)
+            storage = self.storages[value.index] = place[0]
             self.known[place] = value, self.versions.get(storage, 0)
             if value.is_quick and storage not in self.by_storage:
                 self.waiting.append(storage)
@@ -74,6 +86,9 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
             found = self.known.get(_place(tensor))
             if found is not None and found[1] == version:
                 return found[0]
+            if storage in weights:
+                # No operator made this view of a weight.
+                weights.pop(storage).fill()
             data = view(tensor).copy()
             if found is None:
                 value = tape.add(data, "constant")
@@ -82,6 +97,13 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
                 sources = [found[0], *(self.writers.get(storage, []))]
                 value = tape.record("written", sources, [data], lambda *_: [data])[0]
             self.keep(tensor, value)
+            return value
+
+        def gradient(self, tensor: Any) -> Value:
+            """Returns the value of a parameter's gradient, which is forgotten soon."""
+            value = self.value(tensor)
+            marked = {self.storages[v.index] for v in value.mark_as_gradient() if v.is_quick}
+            self.waiting.extend(marked)
             return value
 
         def caller(self) -> tuple[str, str]:
@@ -97,6 +119,8 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
         def before_write(self, tensor: Any) -> None:
             """Keeps what recorded values hold before an operator writes to their memory."""
             storage = tensor.untyped_storage().data_ptr()
+            # Its numbers are no longer those that the module has.
+            weights.pop(storage, None)
             for value, _ in self.by_storage.pop(storage, []):
                 self.kept.append(value.data)
                 value.data = value.data.copy()
@@ -136,6 +160,10 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
                     return made
             self.forget(LOOKED_AT)
             flat, rebuild = _flatten(args, kwargs)
+            # Operators that make a view read no numbers.
+            read = set() if func.is_view else {t.untyped_storage().data_ptr() for t in flat}
+            for storage in read & weights.keys():
+                weights[storage].fill()
             inputs = [self.value(tensor) for tensor in flat]
             written = [
                 arg
@@ -154,8 +182,11 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
                     # What was left in memory is no value of the run.
                     tensor.zero_()
 
+            # A view may need numbers in order, and what is written to is not the operator's own.
+            must_copy = bool(written) or "view" in str(func)
+
             def run(*arrays: Any) -> list[Any]:
-                tensors = [torch.from_numpy(np.array(array, order="C")) for array in arrays]
+                tensors = [_as_tensor(array, must_copy) for array in arrays]
                 again_args, again_kwargs = rebuild(tensors)
                 with float64_by_default():
                     made = func(*again_args, **again_kwargs)
@@ -176,6 +207,10 @@ def make_recorder(tape: Tape, before_forgetting: Callable[[Value], None] | None 
                 self.keep(tensor, value)
                 if written:
                     self.writers.setdefault(tensor.untyped_storage().data_ptr(), []).append(value)
+                if self.storages[value.index] in weights:
+                    value.forget(tape.recent)
+            for storage in read & weights.keys():
+                weights[storage].empty()
             return out
 
     return Recorder()
@@ -202,6 +237,13 @@ def _is_held_by(array: np.ndarray, count: int) -> bool:
         return False
     # The storage that is asked is one more.
     return bool(holders(tensor.untyped_storage()._cdata) == count + 1)
+
+
+def _as_tensor(array: np.ndarray, must_copy: bool) -> Any:
+    """Returns an array as a tensor, of the same memory where that is possible and allowed."""
+    if must_copy or not array.flags.writeable or min(array.strides, default=0) < 0:
+        array = np.array(array, order="C")
+    return require_torch().from_numpy(array)
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:

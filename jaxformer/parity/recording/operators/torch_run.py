@@ -10,12 +10,13 @@ from jaxformer.parity.recording.operators.candidates import Caller
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_recorder import float64_by_default, make_recorder
+from jaxformer.parity.recording.operators.torch_weights import with_wide_weights
 from jaxformer.parity.recording.torch_values import (
     floats,
-    in_float64,
     map_nested,
     require_torch,
     tensor,
+    view,
     without_fast_path,
 )
 
@@ -34,6 +35,7 @@ class TorchRun:
 
     Attributes:
         tape: the operators.
+        stored: the parameters by path, as the module has them; 16 bits become float32.
         returned: of each module that was called, by path, the float values that it returned.
         kinds: the class of each module, by path, a module before those inside it.
         padding_rows: by the name of an embedding's parameter, the row of its padding token, which
@@ -52,13 +54,14 @@ class TorchRun:
         before_forgetting: Callable[[Value], None] | None = None,
     ):
         torch = require_torch()
-        wide = in_float64(module)
+        wide, weights = with_wide_weights(module)
         self.tape = Tape()
+        self.stored = {name: _stored(p) for name, p in module.named_parameters()}
         self.returned: dict[str, list[Value]] = {}
         self.kinds = {path: type(inner).__name__ for path, inner in wide.named_modules()}
         self.padding_rows = _padding_rows(wide)
         self.no_gradients = ""
-        self._recorder = make_recorder(self.tape, before_forgetting)
+        self._recorder = make_recorder(self.tape, weights, before_forgetting)
         self._leaves: dict[int, Any] = {}
         for name, parameter in wide.named_parameters():
             parameter.requires_grad_(backward and parameter.dtype.is_floating_point)
@@ -117,6 +120,8 @@ class TorchRun:
             return {}
         for _, cotangent in given:
             self._recorder.name(cotangent, "cotangent", "input")
+        gradients: dict[int, Value] = {}
+        hooks = [leaf.register_hook(self._taker(gradients, i)) for i, leaf in self._leaves.items()]
         try:
             with _settings(), self._recorder:
                 found = torch.autograd.grad(
@@ -130,13 +135,30 @@ class TorchRun:
             reason = str(error).partition("\n")[0]
             self.no_gradients = f"the reference cannot be differentiated: {reason}"
             return {}
-        gradients = {
-            index: self._recorder.value(gradient)
-            for index, gradient in zip(self._leaves, found, strict=True)
-        }
+        finally:
+            for hook in hooks:
+                hook.remove()
+        # Those of what no result depends on are zeros.
+        for index, gradient in zip(self._leaves, found, strict=True):
+            if index not in gradients:
+                gradients[index] = self._recorder.gradient(gradient)
         del found
         self._recorder.forget()
         return gradients
+
+    def _taker(self, gradients: dict[int, Value], index: int) -> Callable[[Any], Any]:
+        """Returns what takes a gradient as soon as it is there, and gives PyTorch no memory of it.
+
+        PyTorch would keep all gradients until the last one is there.
+        """
+        leaf = self._leaves[index]
+        stand_in = leaf.new_zeros(()).expand(leaf.shape)
+
+        def take(gradient: Any) -> Any:
+            gradients[index] = self._recorder.gradient(gradient)
+            return stand_in
+
+        return take
 
 
 def _padding_rows(module: Any) -> dict[str, int]:
@@ -185,6 +207,11 @@ def _settings() -> Iterator[None]:
 
     with float64_by_default(), without_fast_path(), sdpa_kernel(SDPBackend.MATH):
         yield
+
+
+def _stored(parameter: Any) -> np.ndarray:
+    array = view(parameter)
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
 def _tensor(value: Any) -> Any:

@@ -217,7 +217,15 @@ class _Comparison:
         else:
             ((_, value),) = own.items()
             right = self._right_gradient(left[0], value, layout)
-            self._require(value, self._derive("layout", [right], layout.apply))
+            if self._is_match(value, right, layout):
+                self._compared += 1
+            else:
+                self._require(value, self._derive("layout", [right], layout.apply))
+
+    def _is_match(self, own: Value, right: Value, layout: Layout) -> bool:
+        """Returns whether a value is known to be one of the reference, in this layout."""
+        found = self._walk.matches.get(own.index, ())
+        return any(match.value is right and match.layout == layout for match in found)
 
     def _right_gradient(self, twin: str, own: Value, layout: Layout) -> Value:
         """Returns the gradient of a parameter, without a padding token's if the candidate has none.
@@ -245,10 +253,9 @@ class _Comparison:
     def _layout(self, twin: str, name: str) -> Layout | None:
         """Returns the layout from a parameter of the reference to one of the candidate, if any."""
         if (twin, name) not in self._layouts:
-            source = self._sources[twin].data
-            target = self._walk.candidate.parameters[name].data
-            found = find_layout(source, target, rounding_allowed(source))
-            self._layouts[twin, name] = None if found is None else found[0]
+            source, target = self._sources[twin], self._walk.candidate.parameters[name]
+            known = [m for m in self._walk.matches.get(target.index, ()) if m.value is source]
+            self._layouts[twin, name] = known[0].layout if known else _layout(source, target)
         return self._layouts[twin, name]
 
     def _sum(
@@ -299,6 +306,12 @@ class _Comparison:
     def _require(self, own: Value, right: Value) -> None:
         self._walk.require(own, right)
         self._compared += 1
+
+
+def _layout(source: Value, target: Value) -> Layout | None:
+    """Returns the layout in which two values are equal, if any."""
+    found = find_layout(source.data, target.data, rounding_allowed(source.data))
+    return None if found is None else found[0]
 
 
 def _not_compared(names: Sequence[str], reason: str) -> str:

@@ -1,0 +1,83 @@
+"""The weights of a module in float64, each in memory only while an operator reads it.
+
+All weights of a large model in float64 would be the largest thing in memory, beside the weights as
+the module has them.
+"""
+
+import copy
+import math
+import mmap
+from typing import Any
+
+import numpy as np
+
+from jaxformer.parity.recording.operators.graph import LARGE
+from jaxformer.parity.recording.torch_values import finish_float64, require_torch, view
+
+# Memory of which a part can be given back is not found on every system.
+IS_KNOWN = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MADV_DONTNEED")
+
+
+class Weight:
+    """A large parameter in float64, with memory that is given back and filled again.
+
+    Between ``fill`` and ``empty`` the memory holds the numbers; else its numbers are zeros, which
+    take no memory.
+
+    Args:
+        narrow: the parameter as the module has it.
+
+    Attributes:
+        parameter: what takes its place.
+    """
+
+    def __init__(self, narrow: Any):
+        torch = require_torch()
+        self._narrow = view(narrow)
+        self._memory = mmap.mmap(
+            -1, 8 * self._narrow.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._array = np.frombuffer(self._memory, np.float64).reshape(self._narrow.shape)
+        self.parameter = torch.nn.Parameter(torch.from_numpy(self._array))
+        vars(self.parameter).update(vars(narrow))
+
+    @property
+    def place(self) -> int:
+        """Where its memory begins."""
+        return int(self.parameter.data_ptr())
+
+    def read(self) -> np.ndarray:
+        """Returns its numbers as an array of their own."""
+        return self._narrow.astype(np.float64)
+
+    def fill(self) -> None:
+        """Puts the numbers into the memory."""
+        np.copyto(self._array, self._narrow, casting="unsafe")
+
+    def empty(self) -> None:
+        """Gives the memory back, until it is filled again."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
+
+
+def with_wide_weights(module: Any) -> tuple[Any, dict[int, Weight]]:
+    """Returns a copy of a module in float64, in evaluation mode, and its weights, which are empty.
+
+    Args:
+        module: it is not changed.
+
+    Returns:
+        the copy; and those of its parameters that are large, by where their memory begins.
+    """
+    weights = {id(p): Weight(p) for p in module.parameters() if _is_large(p)}
+    replaced = {key: weight.parameter for key, weight in weights.items()}
+    wide = copy.deepcopy(module, dict(replaced)).double().eval()
+    return finish_float64(wide), {weight.place: weight for weight in weights.values()}
+
+
+def _is_large(parameter: Any) -> bool:
+    is_usual = type(parameter) is require_torch().nn.Parameter and parameter.is_contiguous()
+    is_on_host = parameter.device.type == "cpu" and parameter.layout == require_torch().strided
+    is_large = 8 * math.prod(parameter.shape) >= LARGE and parameter.dtype.is_floating_point
+    return IS_KNOWN and is_usual and is_on_host and is_large
