@@ -164,12 +164,15 @@ class Index:
         known: Compared | None = None
         for place in np.flatnonzero(near):
             value = among[place]
+            # Read once: it may have to be made again.
+            data = value.data
             limit = allowed * size if allowed else allowed_error(float(rows[place, 1]))
-            layout = find_layout(value.data, array, limit, known)
+            layout = find_layout(data, array, limit, known)
             if layout is not None:
                 found.append(Match(value, *layout))
                 if known is None:
-                    known = Compared(layout[0].apply(value.data), layout[1])
+                    known = Compared(layout[0].apply(data), layout[1])
+            del data
         return found
 
     def _moments_of_size(self, size: int) -> np.ndarray:
