@@ -26,7 +26,7 @@ QUICK = LAYOUT_ONLY | {
     "relu", "erf", "sin", "cos", "threshold_backward", "where", "select_n", "masked_fill", "pad",
     "_softmax", "_softmax_backward_data", "native_layer_norm", "embedding_dense_backward",
 }  # fmt: skip
-# So do products of matrices, one for each head, whose sums have no more terms.
+# Neither do products of matrices, one for each head, whose sums have no more terms.
 MOST_SUMMED = 256
 # What takes more operators, one after another, is kept: the sums of a residual stream are many.
 MOST_STEPS = 12
@@ -79,7 +79,7 @@ class Value:
         self.consumers: list[Operator] = []
         read = () if producer is None else producer.inputs
         forgotten = (v.steps for v in read if v.is_quick and not v.stands_for_another)
-        self.steps = 1 + max(forgotten, default=0)
+        self.steps: int = 1 + max(forgotten, default=0)
 
     @property
     def data(self) -> np.ndarray:
