@@ -96,6 +96,33 @@ def test_weights_are_in_memory_only_while_they_are_read(monkeypatch):
     assert (module.scale == 1).all(), "the module itself is not changed"
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda weight: torch.from_numpy(weight.detach().numpy().max(keepdims=True)[0]),
+        lambda weight: torch.tensor(weight.tolist()).max(),
+        lambda weight: torch.from_numpy(np.asarray(weight.detach())).amax(),
+        lambda weight: torch.from_dlpack(weight.detach()).amax(),
+    ],
+)
+def test_a_weight_that_no_operator_reads_has_its_numbers(monkeypatch, read):
+    class Module(torch.nn.Linear):
+        """Divides by its largest weight, which is read past PyTorch's operators."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = super().forward(x)
+            return first / read(self.weight) + super().forward(x)
+
+    monkeypatch.setattr(torch_weights, "LARGE", 1)
+    torch.manual_seed(0)
+    module = Module(5, 8)
+    run = TorchRun(module, [X], {})
+    wide = module.double()
+    with torch.no_grad():
+        wanted = wide(torch.from_numpy(X).double())
+    np.testing.assert_allclose(run.tape.outputs[0].data, wanted, rtol=1e-12)
+
+
 @pytest.mark.parametrize("batch", [(4,), (2, 2)])
 def test_rows_that_are_added_to_rows(batch):
     random = np.random.default_rng(1)

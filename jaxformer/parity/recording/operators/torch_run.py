@@ -10,7 +10,7 @@ from jaxformer.parity.recording.operators.candidates import Caller
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_recorder import float64_by_default, make_recorder
-from jaxformer.parity.recording.operators.torch_weights import with_wide_weights
+from jaxformer.parity.recording.operators.torch_weights import keep_what_is_read, with_wide_weights
 from jaxformer.parity.recording.torch_values import (
     floats,
     map_nested,
@@ -76,7 +76,8 @@ class TorchRun:
             value.requires_grad_(backward and value.dtype.is_floating_point)
             self._name(value, name, "input")
         paths = _paths(wide, self._recorder.stack, self._leave)
-        with _settings(), torch.set_grad_enabled(backward), paths, self._recorder:
+        reading = keep_what_is_read(weights)
+        with _settings(), torch.set_grad_enabled(backward), paths, reading, self._recorder:
             output = wide(*given, **named) if caller is None else caller(wide, named or given)
         logits = [output.logits] if hasattr(output, "logits") else []
         found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]

@@ -61,6 +61,31 @@ class Weight:
         self._memory.madvise(mmap.MADV_DONTNEED)
 
 
+def keep_what_is_read(weights: dict[int, Weight]) -> Any:
+    """Returns a mode in which a weight that is read by no operator, as by ``numpy``, stays full.
+
+    Args:
+        weights: those that are emptied after each operator; such a weight is taken out of them.
+    """
+    torch = require_torch()
+    reads = {"numpy", "__array__", "tolist", "__dlpack__", "data_ptr", "untyped_storage", "storage"}
+
+    class Mode(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined]
+        """Looks at calls of functions before they become operators."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if args and getattr(func, "__name__", "") in reads:
+                with torch._C.DisableTorchFunction():
+                    place = args[0].untyped_storage().data_ptr()
+                if place in weights:
+                    weights.pop(place).fill()
+            return func(*args, **(kwargs or {}))
+
+    return Mode()
+
+
 def with_wide_weights(module: Any) -> tuple[Any, dict[int, Weight]]:
     """Returns a copy of a module in float64, in evaluation mode, and its weights, which are empty.
 
