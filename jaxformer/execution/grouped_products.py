@@ -19,8 +19,10 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int
 # product of so many loses nothing to a larger one.
 MOST_ROWS = 512
 # Blocks of so many sizes, in equal steps. A CPU brings the matrix into an order of its own for each
-# product, which takes as long as some 20 rows, and each size is a piece of the program to compile.
-MOST_SIZES = 6
+# product, which takes as long as some 20 rows, so that a group's rows are one product where they
+# can be. Rows that fill a block up cost what others do: half a step in each group, on average. Each
+# size is a piece of the program to compile, so that steps of few rows make fewer sizes.
+MOST_SIZES, FEWER_SIZES, FEW_ROWS = 12, 6, 16
 
 State = TypeVar("State")
 
@@ -144,11 +146,13 @@ def grouped_product(
 def block_sizes(rows: int, groups: int) -> tuple[int, ...]:
     """Returns the rows of blocks, ascending.
 
-    >>> block_sizes(4, 8), block_sizes(2048, 8)
-    ((1,), (64, 128, 192, 256, 320, 384))
+    >>> block_sizes(4, 8), block_sizes(512, 8)
+    ((1,), (16, 32, 48, 64, 80, 96))
+    >>> block_sizes(2048, 8)
+    (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384)
     """
     most = max(1, min(MOST_ROWS, rows, 3 * rows // (2 * groups)))
-    step = -(-most // MOST_SIZES)
+    step = max(-(-most // MOST_SIZES), min(FEW_ROWS, -(-most // FEWER_SIZES)))
     return tuple(range(step, most + 1, step))
 
 
