@@ -19,7 +19,7 @@ from jaxformer.train_step import TrainState
 from jaxformer.training.parallel.device_loop import DeviceLoop
 from jaxformer.training.parallel.step_spec import StepSpec
 
-# What XLA is told, by platform, where ``XLA_FLAGS`` says nothing about it.
+# Options of XLA, by platform; those that ``XLA_FLAGS`` names are left out.
 OPTIONS: dict[str, dict[str, str | bool]] = {
     # Lets the loop update moments in place. Without it their old values are copied first, 2 % of a
     # step of ``nano``.

@@ -141,6 +141,9 @@ def test_rows_that_are_added_to_rows(batch):
         np.testing.assert_allclose(made, add(jnp.asarray(x), rows), rtol=1e-14)
         (outside,) = function_of(equation)(x, places + 7, rows)
         np.testing.assert_array_equal(outside, x)
+        (short,) = function_of(equation)(x, places, rows[..., :3])
+        np.testing.assert_allclose(short[:, :3], made[:, :3], rtol=1e-14)
+        np.testing.assert_array_equal(short[:, 3:], x[:, 3:])
 
 
 def test_small_values_and_those_of_dear_operators_are_kept():

@@ -144,11 +144,13 @@ def _scatter_add(params: Mapping[str, Any]) -> Function | None:
     def scatter(x: Any, at: Any, rows: Any) -> Any:
         kept = numbers.update_window_dims
         first = [axis for axis in range(rows.ndim) if axis not in kept]
-        rows = rows.transpose(*first, *kept).reshape(-1, *x.shape[1:])
+        window = [rows.shape[axis] for axis in kept]
+        rows = rows.transpose(*first, *kept).reshape(-1, *window)
         at = at.reshape(-1)
         inside = (at >= 0) & (at < len(x))
         made = np.array(x, order="C")
-        np.add.at(made, at[inside], rows[inside])
+        # Rows that are shorter than those of the array are added to their beginnings.
+        np.add.at(made[(slice(None), *map(slice, window))], at[inside], rows[inside])
         return made
 
     return scatter
