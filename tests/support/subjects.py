@@ -13,6 +13,7 @@ from flax import nnx
 import torch_ref.transformer_lm
 from jaxformer.parity.comparison.modules import compare_with
 from jaxformer.parity.comparison.reference_run import ReferenceRun
+from jaxformer.parity.report.report import Report
 from parity_tests.families import charlm, encdec, minimal, prepost, unified
 from torch_ref.config import TransformerLMConfig
 
@@ -212,3 +213,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 def subject(name: str) -> Subject:
     torch.manual_seed(0)
     return SUBJECTS[name]()
+
+
+def root_causes(report: Report) -> list[tuple[str, str]]:
+    """Returns where each root cause is: its path and its stage."""
+    return [(cause.path, cause.stage) for cause in report.root_causes]

@@ -1,0 +1,155 @@
+"""jaxformer's own models, and parts of them, beside references that are special in some way."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch import nn
+
+from jaxformer.errors import UsageError
+from jaxformer.feed_forward import FeedForward
+from jaxformer.parity.comparison.api import assert_parity, compare
+from jaxformer.parity.comparison.generation import compare_generation
+from jaxformer.parity.comparison.modules import compare_with
+from jaxformer.parity.comparison.training import compare_training
+from jaxformer.porting import from_torch
+from parity_tests.families import encdec, nanogpt
+from tests.support.subjects import causal, hidden, padded, randomize, root_causes, subject
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+D, F = 24, 40
+
+
+class ReferenceGPT(nanogpt.GPT):
+    """A GPT that is called as nanoGPT's own is: without targets it gives the last logits alone."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.config = config
+
+    def forward(self, idx, targets=None):
+        logits = super().forward(idx)
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.view(-1))
+
+    def generate(self, idx, max_new_tokens):
+        raise NotImplementedError
+
+
+@pytest.mark.tier("full")
+def test_the_class_of_nanogpt_is_called_so_that_it_gives_all_logits():
+    settings = {"n_layer": 1, "n_head": 2, "n_embd": 6, "block_size": 16, "vocab_size": 11}
+    gpt = ReferenceGPT(nanogpt.GPTConfig(**settings, bias=False)).eval()
+    tokens = torch.arange(9)[None]
+    assert gpt(tokens)[0].shape == (1, 1, 11)
+    assert compare(gpt, from_torch(gpt), [tokens]).verdict == "rounding"
+    assert compare_training(gpt, steps=2).verdict in ("exact", "rounding")
+    assert compare_generation(gpt, tokens=3).verdict in ("exact", "rounding")
+
+
+@pytest.mark.tier("full")
+def test_attention_to_another_sequence():
+    x, memory = hidden(1), hidden(2, 13)
+    reference = randomize(encdec.MultiHeadAttention(D, 4))
+    given = [x, memory, memory, padded()]
+    report = assert_parity(reference, None, given, dialect="encdec")
+    # Keys and values are one input tensor or two: only the sum of the gradients is known.
+    assert {"input 0", "input 1"} <= set(report.nodes[0].backward)
+    assert report.nodes[0].maps is not None
+
+    layer = randomize(encdec.DecoderLayer(D, 4, F))
+    given = [x, memory, causal()[None, None], padded()]
+    report = assert_parity(layer, None, given, dialect="encdec")
+    assert "cross_attention" in {node.path for node in report}
+
+
+@pytest.mark.tier("full")
+def test_a_mask_that_the_model_makes_wrongly_is_the_models_bug():
+    found = subject("encdec")
+    wrong = [*found.jax_inputs[:2], padded() & (np.arange(13) > 0), found.jax_inputs[3]]
+    report = compare_with(found.reference, found.candidate, wrong, dtype="float64")
+    assert root_causes(report) == [("encoder", "forward")]
+    assert "the mask of blocks.0.attention" not in report.root_causes[0].message
+    assert "the mask of blocks.0 differs" in report.root_causes[0].message
+
+
+def test_a_reference_whose_layers_differ_is_compared_though_it_cannot_be_ported():
+    found = subject("gpt2")
+    reference = copy.deepcopy(found.torch_module)
+    reference.transformer.h[1].ln_1.eps = 1e-3
+    report = compare(reference, found.fresh(), found.inputs, dtype="float64")
+    assert root_causes(report) == [("blocks.1.attention_norm", "forward")]
+
+
+def test_a_gradient_that_stops_in_the_reference_is_a_bug_of_the_gradient():
+    found = subject("unified learned")
+    reference = copy.deepcopy(found.torch_module)
+    reference.layers[1].ffn.net[0].register_forward_hook(lambda module, given, out: out.detach())
+    report = compare(
+        reference, found.fresh(), found.inputs, jax_inputs=found.jax_inputs, dialect="unified",
+        dtype="float64",
+    )  # fmt: skip
+    assert root_causes(report) == [("blocks.1.feed_forward.up_proj", "backward")]
+
+
+def test_without_gradients():
+    found = subject("llama")
+    report = compare(found.torch_module, None, found.inputs, backward=False, dtype="float64")
+    assert report.mode == "forward"
+    assert report.verdict == "rounding"
+    assert not any(node.backward for node in report)
+
+
+def test_inputs_of_jaxformers_own_models_may_have_names():
+    found = subject("gpt2")
+    reference, (tokens,) = found.torch_module, found.inputs
+    with jax.enable_x64(False):
+        assert compare(reference, None, {"input_ids": tokens}, backward=False).verdict == "rounding"
+        positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        both = {"input_ids": tokens, "position_ids": positions}
+        with pytest.raises(UsageError, match="give jax_inputs"):
+            compare(reference, None, both)
+        own = {"tokens": tokens, "positions": positions}
+        report = compare(reference, None, both, jax_inputs=own, backward=False)
+    assert report.verdict == "rounding"
+
+
+class TanhMlp(nn.Module):
+    """A feed-forward as no code base has it: its second layer goes by a name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out_of = nn.Linear(D, F), nn.Linear(F, D)
+
+    def forward(self, x):
+        return self.out_of(torch.nn.functional.gelu(self.into(x), approximate="tanh"))
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
+def test_a_part_of_jaxformer_beside_a_reference_that_no_dialect_knows(activation):
+    torch.manual_seed(0)
+    reference = TanhMlp()
+    candidate = FeedForward(D, F, activation=activation, rngs=nnx.Rngs(0))
+    for layer, other in (
+        (candidate.up_proj, reference.into),
+        (candidate.down_proj, reference.out_of),
+    ):
+        layer.kernel.set_value(jnp.asarray(other.weight.detach().numpy().T))
+        layer.bias.set_value(jnp.asarray(other.bias.detach().numpy()))
+    given = np.random.default_rng(0).normal(size=(2, 5, D)).astype(np.float32)
+    report = compare(reference, candidate, given)
+    if activation == "gelu_tanh":
+        assert report.verdict == "rounding"
+    else:
+        (cause,) = report.root_causes
+        assert "erf" in cause.diagnosis
+    with pytest.raises(UsageError, match="no dialect has these arrays"):
+        compare(reference, candidate, given, dtype="bfloat16")
+    with pytest.raises(UsageError, match="no dialect has these arrays"):
+        compare(reference, None, given)
