@@ -30,8 +30,9 @@ def everything_is_forgotten(monkeypatch):
 def chain(tape: Tape, data: np.ndarray, length: int) -> list[Value]:
     """Returns an input and so many values, each larger by 1 than the one before."""
     values = [tape.add(data, "input", "x")]
-    for _ in range(length):
-        values += tape.record("add", [values[-1]], [values[-1].data + 1], lambda x: [x + 1])
+    for place in range(1, length + 1):
+        # What is recorded is not read from the tape: that would make each value from the first on.
+        values += tape.record("add", [values[-1]], [data + place], lambda x: [x + 1])
     return values
 
 
