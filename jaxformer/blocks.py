@@ -17,6 +17,7 @@ from jaxformer.disentangled import DistanceRows
 from jaxformer.execution.layer_scan import can_scan, scan_layers
 from jaxformer.execution.rematerialization import rematerialize
 from jaxformer.execution.sharding import gather_when_called, lay_out
+from jaxformer.execution.shared_traces import share_traces
 from jaxformer.experts import MixtureOfExperts, Routing
 from jaxformer.feed_forward import FeedForward, GatedFeedForward
 from jaxformer.layers import Dropout, in_float32
@@ -28,6 +29,8 @@ Hidden = Float[Array, "B T D"]
 Norm = LayerNorm | RMSNorm | LayerScale | NoNorm
 StackPosition = RelativeBuckets | DistanceRows | None
 Mask = Bool[Array, "B N T S"] | None
+# Of the self-attention and of the cross-attention.
+Caches = tuple[LayerCache | None, LayerCache | None]
 # Its norm, the branch itself, and what is done to its result before it is added.
 Branch = tuple[Norm, Callable[[Hidden], Hidden], Callable[[Hidden], Hidden]]
 
@@ -320,16 +323,17 @@ def run_blocks(
     ``LayerCache`` a block, and one mask for all blocks or a list of one a block. The position bias
     is that of all.
     """
+    masks = mask if isinstance(mask, list) else [mask] * len(blocks)
 
-    def run(block: Any, x: Hidden, layer: int = 0) -> Any:
+    def run(block: Any, mask: Mask, x: Hidden, caches: Caches = (None, None)) -> Any:
         call: Callable[..., Any] = functools.partial(
             gather_when_called(block),
-            mask=mask[layer] if isinstance(mask, list) else mask,
+            mask=mask,
             positions=positions,
-            cache=None if cache is None else cache[layer],
+            cache=caches[0],
             position_bias=position_bias,
             position_rows=position_rows,
-            memory_cache=None if memory_cache is None else memory_cache[layer],
+            memory_cache=caches[1],
             return_weights=return_weights,
             return_routing=return_routing,
         )
@@ -337,13 +341,15 @@ def run_blocks(
             call = rematerialize(call)
         return call(lay_out(x, "BTD"), memory=memory, memory_mask=memory_mask)
 
-    same_mask = not isinstance(mask, list) or all(each is mask[0] for each in mask)
+    same_mask = all(each is masks[0] for each in masks)
     if cache is None and not return_weights and same_mask and can_scan(blocks):
-        x, routings = scan_layers(blocks, x, run)
+        x, routings = scan_layers(blocks, x, lambda block, x: run(block, masks[0], x))
         return lay_out(x, "BTD"), [], [] if routings is None else routings
     weights, routings = [], []
-    for layer, block in enumerate(blocks):
-        result = run(block, x, layer)
+    none = [None] * len(blocks)
+    caches = zip(cache or none, memory_cache or none, strict=True)
+    for call, written in zip(share_traces(run, blocks, masks), caches, strict=True):
+        result = call(x, written)
         x, *found = result if isinstance(result, tuple) else (result,)
         if return_weights:
             weights.append(found.pop(0))

@@ -14,6 +14,7 @@ from flax import nnx
 
 import jaxformer.attention
 from jaxformer.execution.attention_backends import attention_kernel
+from jaxformer.execution.shared_traces import shared_traces
 from jaxformer.layers import Embedding
 from jaxformer.parameters import join_path, map_parameters
 from jaxformer.parity.recording.calls.attention import RecordedWeights
@@ -138,7 +139,8 @@ def intercept_calls(module: Any, on_call: CallHandler) -> Iterator[None]:
             if any(name in vars(base) for base in cls.__mro__):
                 wrap(cls, name)
     try:
-        yield
+        with shared_traces(False):
+            yield
     finally:
         for cls, name, before in reversed(replaced):
             if before is None:
