@@ -8,6 +8,7 @@ rest is float64: what differs then are the tables' last bits.
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,10 +23,11 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
 
-from jaxformer import position_tables, positions
+from jaxformer import blocks, position_tables, positions
 from jaxformer.blocks import Block
 from jaxformer.dual_encoder import DualEncoder
 from jaxformer.encoder_decoder import EncoderDecoder
+from jaxformer.execution.shared_traces import share_traces
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.speech_transformer import SpeechTransformer
@@ -434,18 +436,23 @@ def target_states() -> Iterator[list[Any]]:
     """The same of a jaxformer model."""
     found: list[Any] = []
     kinds: list[Any] = []
-    call = Block.__call__
 
-    def record(self: Block, x: Any, *arguments: Any, **more: Any) -> Any:
+    def record(block: Block, call: Any, x: Any, caches: Any) -> Any:
         # A stack has its own length.
-        if (kind := (self.cross_attention is None, x.shape[1])) not in kinds:
+        if (kind := (block.cross_attention is None, x.shape[1])) not in kinds:
             kinds.append(kind)
             found.append(x)
-        result = call(self, x, *arguments, **more)
+        result = call(x, caches)
         found.append(result)
         return result
 
-    with mock.patch.object(Block, "__call__", record):
+    def share(run: Any, stack: Any, settings: Any) -> list[Any]:
+        calls = share_traces(run, stack, settings)
+        pairs = zip(stack, calls, strict=True)
+        return [functools.partial(record, block, call) for block, call in pairs]
+
+    # Not in the blocks, of which equal ones share a trace.
+    with mock.patch.object(blocks, "share_traces", share):
         yield found
 
 
