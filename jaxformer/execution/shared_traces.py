@@ -67,7 +67,7 @@ class _Kind:
         self.shapes = shapes
         self.setting = setting
         self.is_changed = False
-        self._traced = jax.jit(self._run)
+        self._traced = jax.jit(self._block)
 
     def equals(self, other: "_Kind") -> bool:
         """Returns whether blocks of the other kind are of this one too."""
@@ -97,7 +97,7 @@ class _Kind:
                 vars(kept).update(vars(new))
         return result
 
-    def _run(self, state: Any, x: Array, written: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def _block(self, state: Any, x: Array, written: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         block = nnx.merge(self.definition, state)
         result = self.run(block, self.setting, x, written)
         definition, after = nnx.split(block)
