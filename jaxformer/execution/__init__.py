@@ -1,7 +1,7 @@
 """How a model is run, never what it computes.
 
 A program wraps the tracing of a model in context managers: ``attention_kernel``,
-``scanned_layers``, ``rematerialization``, ``layout``. The model's modules call the functions here,
+``scanned_layers``, ``shared_traces``, ``rematerialization``, ``layout``. The model's modules call the functions here,
 which look up what is in effect. The numbers stay the same, up to rounding. Nothing of the mirror
 is imported here at run time: what a file needs of it comes in as an argument.
 
@@ -11,6 +11,7 @@ is imported here at run time: what a file needs of it comes in as an argument.
 - ``query_blocks``: cuts the queries of the plain core into blocks, to skip masked keys.
 - ``chunked_loss``: the loss of a large vocabulary, with few logits in memory at a time.
 - ``gpu_shapes``: layouts and sizes that XLA should be given on an NVIDIA GPU.
+- ``shared_traces``: equal blocks are traced once, whatever their number.
 - ``layer_scan``: runs equal blocks in one loop, which compiles faster.
 - ``few_rows``: products of few rows with large matrices, as generation has them on a CPU.
 - ``lengths``: how long prompts and caches are when text is generated, so that few programs compile.
