@@ -1,9 +1,9 @@
 """How a model is run, never what it computes.
 
 A program wraps the tracing of a model in context managers: ``attention_kernel``,
-``scanned_layers``, ``shared_traces``, ``rematerialization``, ``layout``. The model's modules call the functions here,
-which look up what is in effect. The numbers stay the same, up to rounding. Nothing of the mirror
-is imported here at run time: what a file needs of it comes in as an argument.
+``scanned_layers``, ``shared_traces``, ``rematerialization``, ``layout``. The model's modules call
+the functions here, which look up what is in effect. The numbers stay the same, up to rounding.
+Nothing of the mirror is imported here at run time: what a file needs of it comes in as an argument.
 
 - ``attention_backends``: which kernel computes an attention, and why another cannot.
 - ``fused_attention``: calls cuDNN's and splash attention's kernels, or that of the next line.
