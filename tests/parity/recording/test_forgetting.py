@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from jaxformer.parity import compare
+from jaxformer.parity.matching.operators.values import Index
 from jaxformer.parity.recording.operators import graph, torch_weights
+from jaxformer.parity.recording.operators.candidates import as_candidate
 from jaxformer.parity.recording.operators.equations import function_of
 from jaxformer.parity.recording.operators.graph import Recent, Value
+from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.numpy_operators import numpy_function
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.torch_run import TorchRun
@@ -52,6 +55,87 @@ def test_what_takes_many_operators_is_kept(everything_is_forgotten, monkeypatch)
     tape = Tape(observe=lambda value: None)
     values = chain(tape, np.arange(4.0), 10)
     assert [values.index(value) for value in values if is_kept(value)] == [0, 4, 8]
+
+
+def test_a_view_is_no_step(everything_is_forgotten, monkeypatch):
+    monkeypatch.setattr(graph, "MOST_STEPS", 1)
+    tape = Tape(observe=lambda value: None)
+    values = chain(tape, np.arange(4.0), 1)
+    for _ in range(3):
+        values += tape.record("reshape", [values[-1]], [values[-1].data], lambda x: [x])
+    values += tape.record("concatenate", [values[-1]], [values[-1].data], lambda x: [x.copy()])
+    assert [value.steps for value in values[1:]] == [1, 1, 1, 1, 2]
+    assert [values.index(value) for value in values if is_kept(value)] == [0, 5]
+
+
+@pytest.mark.parametrize(("batch", "is_quick"), [((4,), True), ((), False)])
+def test_a_product_for_each_head_is_forgotten(everything_is_forgotten, batch, is_quick):
+    function = {True: lambda x: jnp.einsum("bij,bkj->bik", x, x), False: lambda x: x @ x.T}
+    tape = Tape(observe=lambda value: None)
+    x = np.ones((*batch, 3, 5), np.float32)
+    JaxRun(as_candidate((lambda _, x: function[is_quick](x), {})), [x], {}, tape, {}, False)
+    (product,) = [op.outputs[0] for op in tape.operators if op.name == "dot_general"]
+    assert product.is_quick == is_quick
+
+
+def test_a_value_is_made_of_an_array_that_is_there(everything_is_forgotten):
+    tape = Tape(observe=lambda value: None)
+    values = chain(tape, np.arange(4.0), 3)
+    other = np.full(4, 7.0)
+    assert (values[3].data_beside({values[2].index: other}) == 8).all()
+    assert values[3].data_beside({values[3].index: other}) is other
+
+
+def sum_of_products(tape: Tape, second: str) -> tuple[Value, list[np.ndarray]]:
+    """Returns a product plus another value, forgotten, and the arrays of all products made."""
+    made: list[np.ndarray] = []
+
+    def product(one, other):
+        made.append(one @ other)
+        return [made[-1]]
+
+    first = tape.add(np.arange(9.0).reshape(3, 3), "input", "x")
+    (one,) = tape.record("mm", [first, first], product(first.data, first.data), product)
+    others = {
+        "an input": lambda: first,
+        "itself": lambda: one,
+        "itself turned": lambda: tape.record("t", [one], [one.data.T], lambda x: [x.T])[0],
+        "a product": lambda: tape.record("mm", [first, first], [one.data], product)[0],
+    }
+    other = others[second]()
+    (total,) = tape.record("add", [one, other], [one.data + other.data], lambda *xs: [sum(xs)])
+    tape.forget_gradient(total)
+    return total, made
+
+
+@pytest.mark.parametrize("second", ["an input", "itself", "itself turned", "a product"])
+def test_a_large_sum_takes_the_memory_of_what_it_adds(everything_is_forgotten, monkeypatch, second):
+    monkeypatch.setattr(graph, "ADDED_AT_ONCE", 1)
+    tape = Tape(observe=lambda value: None)
+    total, made = sum_of_products(tape, second)
+    x = np.arange(9.0).reshape(3, 3)
+    wanted = x @ x + {"an input": x, "itself turned": (x @ x).T}.get(second, x @ x)
+    made.clear()
+    array = total.data
+    np.testing.assert_array_equal(array, wanted)
+    np.testing.assert_array_equal(tape.inputs[0].data, x, "the input is as it was")
+    # What is read turned is needed until the last row is there.
+    assert (array is made[0]) == (second != "itself turned")
+
+
+def test_views_of_an_array_that_was_made_again_are_looked_at_together(everything_is_forgotten):
+    tape, index = Tape(observe=lambda value: None), Index()
+    total, made = sum_of_products(tape, "itself turned")
+    product, turned = total.producer.inputs
+    index.add(tape.values)
+    for value in tape.values:
+        index.note(value)
+    array = product.data
+    made.clear()
+    for look_up in (lambda: index.find(array), lambda: index.twins(product)):
+        assert [match.value for match in look_up()] == [product, turned]
+        assert len(made) == 1
+        made.clear()
 
 
 def test_the_gradient_of_a_parameter_is_forgotten(everything_is_forgotten):

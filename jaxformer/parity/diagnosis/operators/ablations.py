@@ -13,7 +13,8 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 )
 from jaxformer.parity.matching.operators.layouts import find_layout
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis, sides_of
-from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator
+from jaxformer.parity.recording.operators.graph import Operator
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 

@@ -13,7 +13,8 @@ import numpy as np
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
 from jaxformer.parity.matching.operators.layouts import find_layout
 from jaxformer.parity.matching.operators.values import rounding_allowed
-from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten

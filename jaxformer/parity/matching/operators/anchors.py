@@ -13,14 +13,8 @@ import numpy as np
 
 from jaxformer.parity.matching.operators.layouts import distance
 from jaxformer.parity.matching.operators.values import Index, Match, largest
-from jaxformer.parity.recording.operators.graph import (
-    LAYOUT_ONLY,
-    SUMS,
-    Operator,
-    Value,
-    run_again,
-    same_numbers,
-)
+from jaxformer.parity.recording.operators.graph import Operator, Value, run_again, same_numbers
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY, SUMS
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.tolerance import ROUNDOFF, allowed_error
 
@@ -58,7 +52,7 @@ class Anchors:
 
     def __init__(self, reference: Tape, index: Index | None = None):
         self.reference = reference
-        self.candidate = Tape(self._observe)
+        self.candidate = Tape(self._observe, reference.recent)
         self.index = index or Index()
         self.matches: dict[int, list[Match]] = {}
         self.reached: set[int] = set()

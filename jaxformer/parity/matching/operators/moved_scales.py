@@ -8,7 +8,8 @@ is read before the scale is, and what comes after it; with a bias, after that is
 import dataclasses
 import itertools
 
-from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 
 # Two scales are equal if they differ by no more than what is left of a number in float32.
 SAME = 1e-6

@@ -6,7 +6,7 @@ found is then compared number by number.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -138,12 +138,22 @@ class Index:
         """Returns the largest finite magnitude of a value of the reference."""
         return float(self.moments_of(value)[1])
 
+    def is_one_number(self, value: Value) -> bool:
+        """Returns whether all numbers of a value of the reference are finite and the same."""
+        return self.is_finite(value) and self.moments_of(value)[5] == 0
+
+    def twins(self, value: Value) -> list[Match]:
+        """Returns the values of the reference that equal one of them, which is one of these."""
+        array = value.data
+        return self.find(array, own=self.moments_of(value), read={value.index: array})
+
     def find(
         self,
         array: np.ndarray,
         allowed: float = 0.0,
         slack: float = 1.0,
         own: np.ndarray | None = None,
+        read: Mapping[int, np.ndarray] | None = None,
     ) -> list[Match]:
         """Returns the values that an array equals, in the order of the reference's run.
 
@@ -152,6 +162,7 @@ class Index:
             allowed: the largest difference, of scale; default what rounding allows.
             slack: how many times further apart the sums may be.
             own: the array's moments, if they are known.
+            read: arrays of values of the reference that are there, by the values' index.
         """
         among = self._by_size.get(array.size, ())
         if not among:
@@ -162,17 +173,17 @@ class Index:
         near = (rows[:, 0] == own[0]) & (np.abs(rows - own).max(1) <= slack * SUMS_ALLOWED * size)
         found: list[Match] = []
         known: Compared | None = None
+        # Each is read once: it may have to be made again. Most of them are views of one array.
+        read = dict(read or {})
         for place in np.flatnonzero(near):
             value = among[place]
-            # Read once: it may have to be made again.
-            data = value.data
+            data = read[value.index] = value.data_beside(read)
             limit = allowed * size if allowed else allowed_error(float(rows[place, 1]))
             layout = find_layout(data, array, limit, known)
             if layout is not None:
                 found.append(Match(value, *layout))
                 if known is None:
                     known = Compared(layout[0].apply(data), layout[1])
-            del data
         return found
 
     def _moments_of_size(self, size: int) -> np.ndarray:

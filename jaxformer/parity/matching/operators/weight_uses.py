@@ -140,7 +140,7 @@ class WeightUses:
     def _first_twin(self, value: Value) -> int:
         """Returns the first value of the reference with the numbers of one of its weights."""
         if value.index not in self._first:
-            twins = self._anchors.index.find(value.data)
+            twins = self._anchors.index.twins(value)
             self._first[value.index] = min(
                 (m.value.index for m in twins if m.value.is_weight), default=value.index
             )
@@ -150,7 +150,7 @@ class WeightUses:
         """Returns values of parameters that several parameters of the reference share."""
         counts: dict[int, int] = defaultdict(int)
         for value in self._anchors.reference.parameters.values():
-            counts[self._first_twin(value)] += 1 + (np.ptp(value.data) == 0)
+            counts[self._first_twin(value)] += 1 + self._anchors.index.is_one_number(value)
         return {index for index, count in counts.items() if count > 1}
 
 

@@ -6,6 +6,7 @@ operators of the backward pass on the same tape.
 
 - ``graph``: operators and their values, what they depend on, a part that is run again. Large
   values that are soon made again are forgotten.
+- ``kinds``: names of operators, by what they do.
 - ``tape``: all of them, in the order of a run.
 - ``torch_run``: a PyTorch module; ``torch_recorder``: its operators, as they are dispatched.
 - ``torch_decompositions``: compound operators of PyTorch, taken apart.

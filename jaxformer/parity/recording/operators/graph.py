@@ -8,32 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.parity.recording.operators.kinds import (
+    COPIES,
+    LAYOUT_ONLY,
+    OWN_MEMORY,
+    QUICK,
+    SUMS,
+)
+
 Run = Callable[..., Sequence[Any]]
 
-# Operators that only bring numbers into another shape are no steps.
-LAYOUT_ONLY = {
-    "reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "view", "unsqueeze",
-    "_unsafe_view", "expand", "permute", "t", "clone", "copy", "convert_element_type", "_to_copy",
-    "to", "detach", "alias", "slice", "split", "select", "index", "concatenate", "cat", "stack",
-}  # fmt: skip
-# Operators that add values up.
-SUMS = {"add", "add_any", "sub", "reduce_sum"}
-# Operators that take hardly longer than reading what they made: it may be forgotten.
-QUICK = LAYOUT_ONLY | {
-    "add", "add_any", "sub", "rsub", "mul", "div", "neg", "abs", "max", "min", "maximum", "minimum",
-    "square", "pow", "integer_pow", "sqrt", "rsqrt", "exp", "log", "tanh", "tanh_backward",
-    "logistic", "sigmoid", "sigmoid_backward", "silu", "silu_backward", "gelu", "gelu_backward",
-    "relu", "erf", "sin", "cos", "threshold_backward", "where", "select_n", "masked_fill", "pad",
-    "_softmax", "_softmax_backward_data", "native_layer_norm", "embedding_dense_backward",
-}  # fmt: skip
-# Neither do products of matrices, one for each head, whose sums have no more terms.
-MOST_SUMMED = 256
+# Products of matrices, one for each head, are quick if their sums have no more terms.
+MOST_TERMS = 256
 # What takes more operators, one after another, is kept: the sums of a residual stream are many.
 MOST_STEPS = 12
 # Smaller arrays are kept.
 LARGE = 1 << 18
 # Of arrays that were made again, or may be: the last ones that take so much memory are kept.
 MOST_BYTES = 1 << 27
+# Of a sum that takes the memory of what it adds, so many numbers are added at once.
+ADDED_AT_ONCE = 1 << 18
 
 
 class Value:
@@ -59,7 +53,8 @@ class Value:
         is_gradient: whether it is the gradient of a parameter, or added to one: such values are
             hardly ever read, and all of them take as much memory as a model.
         consumers: the operators that read it.
-        steps: how many operators, one after another, make it again from what is kept.
+        steps: how many operators, one after another, make it again from what is kept; views are
+            no steps.
     """
 
     def __init__(
@@ -79,27 +74,38 @@ class Value:
         self.consumers: list[Operator] = []
         read = () if producer is None else producer.inputs
         forgotten = (v.steps for v in read if v.is_quick and not v.stands_for_another)
-        self.steps: int = 1 + max(forgotten, default=0)
+        is_view = producer is not None and producer.name in LAYOUT_ONLY - COPIES
+        self.steps: int = max(forgotten, default=0) + (not is_view)
 
     @property
     def data(self) -> np.ndarray:
         """The array, on the host; floats in float64."""
+        return self.data_beside({})
+
+    @data.setter
+    def data(self, array: np.ndarray) -> None:
+        self._data, self._other, self._recent = array, None, None
+
+    def data_beside(self, others: Mapping[int, np.ndarray]) -> np.ndarray:
+        """Returns the array, which is made of other values' arrays where that is possible.
+
+        Args:
+            others: arrays that are there, by the index of their values.
+        """
         if self._data is not None:
             return self._data
+        if self.index in others:
+            return others[self.index]
         if self._other is not None:
             return self._remember(self._other())
-        operators, _ = region_before([self], lambda v: v.is_there)
-        made = _make_again(operators)
+        operators, _ = region_before([self], lambda v: v.is_there or v.index in others)
+        made = _make_again(operators, others)
         # What was made on the way is as likely to be read next.
         for operator in operators:
             for value in operator.outputs:
                 if value._data is None and value.index in made:
                     value._remember(made[value.index])
         return np.asarray(made[self.index])
-
-    @data.setter
-    def data(self, array: np.ndarray) -> None:
-        self._data, self._other, self._recent = array, None, None
 
     @property
     def size(self) -> int:
@@ -126,7 +132,7 @@ class Value:
         """Whether it is large, and soon made again by the operator that made it."""
         if self.nbytes < LARGE or self.producer is None:
             return False
-        is_short = self.producer.name == "bmm" and self.producer.inputs[0].shape[-1] <= MOST_SUMMED
+        is_short = 0 < self.producer.terms <= MOST_TERMS
         is_quick = (is_short or self.producer.name in QUICK) and self.steps <= MOST_STEPS
         return self.is_gradient or is_quick
 
@@ -212,6 +218,7 @@ class Operator:
         caller: "path:line" of what called the function with that code, where it is known.
         module: path or name of the module that called it; "" where it is not known.
         numbers: numbers written into the operator itself, by name of the argument.
+        terms: of products of matrices, one for each head: how many terms their sums have; else 0.
     """
 
     index: int
@@ -223,6 +230,7 @@ class Operator:
     caller: str = ""
     module: str = ""
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+    terms: int = 0
 
 
 def same_numbers(value: Value) -> Value | None:
@@ -261,12 +269,16 @@ def region_before(
     return [operators[i] for i in sorted(operators)], [boundary[i] for i in sorted(boundary)]
 
 
-def _make_again(operators: Sequence[Operator]) -> dict[int, Any]:
+def _make_again(operators: Sequence[Operator], given: Mapping[int, np.ndarray]) -> dict[int, Any]:
     """Runs operators once more and returns what they make, by the index of the value.
 
     What is too large to be kept for a while is let go of as soon as its last operator has read it.
+
+    Args:
+        operators: in the order of the tape.
+        given: arrays of values that they do not make.
     """
-    arrays: dict[int, Any] = {}
+    arrays: dict[int, Any] = dict(given)
     last = {value.index: operator for operator in operators for value in operator.inputs}
     for operator in operators:
         known = [arrays.get(v.index) for v in operator.inputs]
@@ -278,10 +290,39 @@ def _make_again(operators: Sequence[Operator]) -> dict[int, Any]:
         for value in operator.inputs:
             if value.nbytes > MOST_BYTES and last[value.index] is operator:
                 arrays.pop(value.index, None)
-        made = operator.run(*read)
+        made = _add_in_place(operator, read, [*arrays.values(), *given.values()])
+        made = made or operator.run(*read)
         del read
         arrays |= {v.index: array for v, array in zip(operator.outputs, made, strict=True)}
     return arrays
+
+
+def _add_in_place(operator: Operator, read: list[Any], kept: list[Any]) -> Sequence[Any]:
+    """Adds arrays of one shape in the memory of one of them, some rows at a time.
+
+    Args:
+        operator: any.
+        read: what it reads.
+        kept: arrays that are still needed.
+
+    Returns:
+        what it makes; nothing if it is no such sum, or if all that it reads is needed.
+    """
+    shape = operator.outputs[0].shape
+    if operator.name not in SUMS or not shape or any(array.shape != shape for array in read):
+        return ()
+    for value, array in zip(operator.inputs, read, strict=True):
+        if value.is_there or value.producer is None or value.producer.name not in OWN_MEMORY:
+            continue
+        others = [*kept, *(other for other in read if other is not array)]
+        if not array.flags.writeable or any(np.may_share_memory(array, o) for o in others):
+            continue
+        rows = max(1, ADDED_AT_ONCE * shape[0] // array.size)
+        for first in range(0, shape[0], rows):
+            part = slice(first, first + rows)
+            (array[part],) = operator.run(*(one[part] for one in read))
+        return [array]
+    return ()
 
 
 def run_again(

@@ -6,6 +6,7 @@ difference is no rounding. Arrays that were computed before the call, such as ta
 stay as they are.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -238,7 +239,7 @@ class _Recorder:
         }
         return self.tape.record(
             name, values, [on_host(a) for a in made], run,
-            source=source, caller=caller, module=module, numbers=numbers,
+            source=source, caller=caller, module=module, numbers=numbers, terms=_terms(equation),
         )  # fmt: skip
 
     def _scan(
@@ -293,6 +294,15 @@ def _parts_of_scan(
         return constants, carry, rows
     fixed, count = params["num_consts"], params["num_carry"]
     return values[:fixed], values[fixed : fixed + count], values[fixed + count :]
+
+
+def _terms(equation: Any) -> int:
+    """Returns how many terms the sums of products of matrices have, 0 if it is no such product."""
+    if equation.primitive.name != "dot_general":
+        return 0
+    (summed, _), (batch, _) = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return math.prod(shape[axis] for axis in summed) if batch else 0
 
 
 def _needed(jaxpr: Any) -> list[Any]:

@@ -28,9 +28,12 @@ class Tape:
     Args:
         observe: called with each new value, before any operator reads it; it may replace the data,
             and the value may be forgotten afterwards.
+        recent: that of another tape; default one of its own.
     """
 
-    def __init__(self, observe: Callable[[Value], None] | None = None) -> None:
+    def __init__(
+        self, observe: Callable[[Value], None] | None = None, recent: Recent | None = None
+    ) -> None:
         self._observe = observe
         self._recorded = 0
         self.values: list[Value] = []
@@ -40,7 +43,7 @@ class Tape:
         self.buffers: dict[str, Value] = {}
         self.outputs: list[Value] = []
         self.opaque: set[str] = set()
-        self.recent = Recent()
+        self.recent = Recent() if recent is None else recent
 
     def add(self, data: Any, kind: str, name: str = "") -> Value:
         """Returns a new value that no operator made."""

@@ -198,10 +198,11 @@ def make_recorder(
                 if isinstance(arg, int | float) and not isinstance(arg, bool)
             }
             source, module = self.caller()
+            name = str(func).removeprefix("aten.").partition(".")[0]
             made = tape.record(
-                str(func).removeprefix("aten.").partition(".")[0], inputs,
-                [view(t) for t in out_flat], run,
+                name, inputs, [view(t) for t in out_flat], run,
                 source=source, module=module, numbers=numbers,
+                terms=inputs[0].shape[-1] if name == "bmm" else 0,
             )  # fmt: skip
             for tensor, value in zip(out_flat, made, strict=True):
                 self.keep(tensor, value)

@@ -9,7 +9,8 @@ import numpy as np
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.layouts import Layout, distance, find_layout
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 
 # What puts a segment right leaves less than this share of its error.
 REMAINS = 1e-2

@@ -15,7 +15,8 @@ from jaxformer.parity.matching.operators.layouts import (
 )
 from jaxformer.parity.matching.operators.values import largest, rounding_allowed
 from jaxformer.parity.matching.operators.weight_uses import KINDS
-from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import REMAINS
 from jaxformer.parity.segments.operators.effects import depending

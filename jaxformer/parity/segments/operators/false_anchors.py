@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.layouts import Layout, layouts
-from jaxformer.parity.recording.operators.graph import LAYOUT_ONLY, Operator, Value
+from jaxformer.parity.recording.operators.graph import Operator, Value
+from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.effects import depending
 

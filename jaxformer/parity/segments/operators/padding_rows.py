@@ -21,12 +21,12 @@ def describe_padding_rows(tape: Tape, rows: Mapping[str, int]) -> str:
         tape: of the reference, after its backward pass.
         rows: of embeddings whose padding row has a gradient in the candidate, by parameter.
     """
-    made = [op.outputs[0].data for op in tape.operators if op.name == "embedding_dense_backward"]
+    made = [op.outputs[0] for op in tape.operators if op.name == "embedding_dense_backward"]
     read = [
         f"{name} (row {row})"
         for name, row in rows.items()
         # The head of a tied embedding trains the row on both sides.
-        if any(g.shape == tape.parameters[name].shape and g[row].any() for g in made)
+        if any(g.shape == tape.parameters[name].shape and g.data[row].any() for g in made)
     ]
     if not read:
         return ""
