@@ -10,6 +10,7 @@ from jaxformer.parity.matching.calls.pairs import Pair, pair_by_map, pair_module
 from jaxformer.parity.matching.calls.positions import computes_tables
 from jaxformer.parity.recording.calls import torch_trace
 from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.twins import join_twins
 from jaxformer.parity.recording.wide_parameters import wide_parameters, with_shared_parameters
 from jaxformer.porting.api import build, import_plan
 from jaxformer.porting.mapping.plans import Plan
@@ -63,6 +64,7 @@ class ReferenceRun:
         self.plan: Plan | None = None
         if names is None:
             self.plan = self._plan(dialect, config, force)
+            self.module = join_twins(torch_module, self.plan.module_mapping.aliases)
 
     def _plan(self, dialect: str | None, config: Any, force: bool) -> Plan:
         try:

@@ -134,12 +134,13 @@ def match_calls(
     ]
     if not candidate_calls and not reference_calls:
         return Unmatched("neither side calls it", is_uncalled=True)
+    together = "compared together with the module around it"
     if len(candidate_calls) < len(pair.candidate):
-        return Unmatched("the reference calls it, the candidate does not")
+        return Unmatched(f"{together}: the candidate does not call it")
     if len(reference_calls) < len(pair.reference):
-        return Unmatched("the candidate calls it, the reference does not")
+        return Unmatched(f"{together}: the reference does not call it")
     if not pair.can_run_isolated:
-        return Unmatched("compared together with the module around it")
+        return Unmatched(together)
     counts = {len(each) for each in candidate_calls}, {len(each) for each in reference_calls}
     if len(counts[0] | counts[1]) > 1 and counts[1] != {1}:
         return Unmatched(
@@ -165,7 +166,7 @@ def match_calls(
             filter(None, map(_lost_inputs, candidate_call, inputs, repeat(reference_call[0]))), ""
         )
         if lost and pair.candidate != ("",):
-            return Unmatched(f"compared together with the module around it: {lost}")
+            return Unmatched(f"{together}: {lost}")
         matched.append(MatchedCall(pair, candidate_call, reference_call, inputs, outputs, repeats))
     return matched
 
