@@ -131,6 +131,7 @@ class _Comparison:
         self.walk = Walk(tape, line_that_reads, index)
         self.walk.unknown = set(self.parameters.unmatched)
         self.walk.missing = set(self.parameters.missing)
+        self.walk.partly = self.parameters.partly
         self.walk.index.add(tape.values)
         known = in_reference_numbers(self.parameters, sources, targets)
         called = None if model.caller else model.bind(model.parameters)

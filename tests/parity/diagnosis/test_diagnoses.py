@@ -192,6 +192,51 @@ def test_numbers_that_were_not_loaded_are_named():
     )
 
 
+class Projections(torch.nn.Module):
+    """A gate and a value, from two projections."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.value = (torch.nn.Linear(5, 7, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        return torch.tanh(self.gate(x)) * self.value(x)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "held"),
+    [
+        (
+            ([1, 3], [2, 8]),
+            "gate.weight but for entries 2 of axis 0, value.weight but for entries 1",
+        ),
+        (([1], [2]), "gate.weight but for entries 2 of axis 0"),
+        ((slice(None), slice(7)), "none of gate.weight"),
+        (
+            ([3, *range(5)], [8, *range(5)]),
+            "none of gate.weight, and value.weight but for entries 1",
+        ),
+    ],
+)
+def test_wrong_numbers_of_a_fused_weight_are_named(wrong, held):
+    """Where they would be in the reference's parameters."""
+    reference = Projections()
+    fused = np.concatenate([part.weight.detach().numpy().T for part in reference.children()], 1)
+    fused[wrong] += 1
+
+    def port(params, x):
+        gate, value = jnp.split(x @ params["fused"], 2, -1)
+        return jnp.tanh(gate) * value
+
+    x = np.random.default_rng(0).normal(size=(3, 5))
+    report = compare(reference, (port, {"fused": fused}), x)
+    (cause,) = report.root_causes
+    assert cause.diagnosis.startswith(
+        f"fused has numbers that the reference does not have; the candidate has {held}"
+    )
+
+
 class Turned(torch.nn.Module):
     """Scores of queries and keys whose halves are turned by a table."""
 

@@ -21,9 +21,13 @@ def unknown_parameter(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     reader = next(op for op in divergence.operators if any(v.name == own[0] for v in op.inputs))
     named = reader if reader.source else None
     verb = "has" if len(own) == 1 else "have"
+    none = [name for name in right if name not in walk.partly]
+    most = [f"{name} but for {walk.partly[name]}" for name in right if name in walk.partly]
+    held = [f"none of {listed(none)}"] if none else []
+    held += [listed(most)] if most else []
     return Diagnosis(
-        f"{listed(own)} {verb} numbers that the reference does not have; the candidate has none "
-        f"of {listed(right)}",
+        f"{listed(own)} {verb} numbers that the reference does not have; the candidate has "
+        + ", and ".join(held),
         named,
     )
 

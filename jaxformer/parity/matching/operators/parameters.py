@@ -21,6 +21,8 @@ from jaxformer.parity.words import apart
 
 # Two arrays whose numbers differ by less than this share of their size are the same parameter.
 RELATED = 0.5
+# Entries that are named one by one.
+MOST_ENTRIES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +61,7 @@ class ParameterMatches:
         wrong: those that almost do.
         unmatched: those that are like nothing in the reference.
         missing: paths of the reference whose numbers the candidate does not hold.
+        partly: of those of them that it holds most of, which entries it does not hold.
     """
 
     whole: dict[str, tuple[str, ...]]
@@ -66,6 +69,7 @@ class ParameterMatches:
     wrong: tuple[WrongParameter, ...]
     unmatched: tuple[str, ...]
     missing: tuple[str, ...]
+    partly: dict[str, str]
 
 
 def match_parameters(
@@ -104,7 +108,9 @@ def match_parameters(
         source, layout = relative
         missing.remove(source)
         wrong.append(_describe(name, targets[name], source, sources[source], layout))
-    return ParameterMatches(whole, in_parts, tuple(wrong), tuple(unmatched), tuple(missing))
+    held = _Parts({n: targets[n] for n in unmatched} if missing else {})
+    partly = {n: entries for n in missing if (entries := held.lacking(sources[n]))}
+    return ParameterMatches(whole, in_parts, tuple(wrong), tuple(unmatched), tuple(missing), partly)
 
 
 class _Parts:
@@ -128,6 +134,24 @@ class _Parts:
             if all(found):
                 return set().union(*(names for names in found if names))
         return None
+
+    def lacking(self, array: np.ndarray) -> str:
+        """Returns which few slices of an array none of them holds, "" if there are no such."""
+        for axes, prints in fingerprints_of_parts(np.atleast_1d(array)):
+            if len(axes) == 1:
+                held = [one in self._owners for one in prints.tolist()]
+                entries = _few_entries(~np.array(held), axes[0])
+                if entries:
+                    return entries
+        return ""
+
+
+def _few_entries(wrong: np.ndarray, axis: int) -> str:
+    """Returns which entries of an axis are wrong, given that of each; "" if none or many are."""
+    rows = np.flatnonzero(wrong)
+    if not 0 < len(rows) <= MOST_ENTRIES or not len(rows) < len(wrong) / 2:
+        return ""
+    return f"entries {', '.join(map(str, rows))} of axis {axis}"
 
 
 def _nearest(array: np.ndarray, sources: Mapping[str, np.ndarray]) -> tuple[str, Layout] | None:
@@ -153,10 +177,9 @@ def _describe(
     message = f"{share:.0%} of its numbers differ"
     for axis in range(array.ndim):
         others = tuple(i for i in range(array.ndim) if i != axis)
-        rows = np.flatnonzero(wrong.any(axis=others))
-        if 0 < len(rows) <= 8 and len(rows) < array.shape[axis] / 2:
-            listed = ", ".join(map(str, rows))
-            message = f"equal but for entries {listed} of axis {axis}"
+        entries = _few_entries(wrong.any(axis=others), axis)
+        if entries:
+            message = f"equal but for {entries}"
             break
     else:
         ratio = array[wanted != 0] / wanted[wanted != 0]

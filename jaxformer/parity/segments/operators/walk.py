@@ -8,7 +8,7 @@ value which, replaced by the reference's, makes the rest right, ends the wrong s
 reference's value takes its place, so that what follows is judged by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxformer.parity.findings import Difference
 from jaxformer.parity.matching.operators.anchors import Anchors, Table
@@ -49,6 +49,7 @@ class Walk(Anchors):
         remarks: what a reader should know of how the results were compared.
         unknown: paths of parameters of the candidate whose numbers the reference does not have.
         missing: paths of parameters of the reference whose numbers the candidate does not have.
+        partly: of those of them that it has most of, which entries it does not have.
         extra_calls: operators of the candidate that read a weight, and have no counterpart because
             it reads the weight more often than the reference.
         missing_calls: operators of the reference that read a weight which the candidate reads less
@@ -71,6 +72,7 @@ class Walk(Anchors):
         self.remarks: list[str] = []
         self.unknown: set[str] = set()
         self.missing: set[str] = set()
+        self.partly: Mapping[str, str] = {}
         self.extra_calls: dict[int, OtherCount] = {}
         self.missing_calls: dict[int, OtherCount] = {}
         self._uses = WeightUses(self)
