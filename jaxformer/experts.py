@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.execution.all_reduce import mean_over
+from jaxformer.execution.grouped_feed_forward import Kernels, grouped_feed_forward
 from jaxformer.execution.grouped_products import (
     grouped_product,
     rows_as_before,
@@ -49,31 +50,23 @@ class ExpertLinear(nnx.Module):
             nnx.Param(bias_init(rngs.params(), (num_experts, out_features))) if use_bias else None
         )
 
-    def __call__(
-        self, x: Float[Array, "R I"], experts: Int[Array, "R"], *, is_sorted: bool = False
-    ) -> Float[Array, "R O"]:
+    def __call__(self, x: Float[Array, "R I"], experts: Int[Array, "R"]) -> Float[Array, "R O"]:
         """Returns each row's product with its expert's matrix, in the dtype of x and kernel.
 
         Args:
             x: the rows.
-            experts: of each row. A row of expert E is of none of these: its expert is on another
-                device.
-            is_sorted: whether ``experts`` is known to be ascending; else rows are sorted here.
+            experts: of each row.
         """
-        if is_sorted:
-            return self._multiply_sorted(x, experts)
         order = sort_by_group(experts[:, None])
-        y = self._multiply_sorted(rows_in_order(x, order), order.groups)
-        return rows_as_before(y, order)[:, 0]
+        y = grouped_product(rows_in_order(x, order), self.kernel[...], order.groups)
+        return rows_as_before(self.add_bias(y, order.groups), order)[:, 0]
 
-    def _multiply_sorted(
-        self, x: Float[Array, "R I"], experts: Int[Array, "R"]
-    ) -> Float[Array, "R O"]:
-        y = grouped_product(x, self.kernel[...], experts)
-        if self.bias is not None:
-            bias = widen(self.bias[...]).at[experts].get(mode="fill", fill_value=0)
-            y = (widen(y) + bias).astype(y.dtype)
-        return y
+    def add_bias(self, y: Float[Array, "R O"], experts: Int[Array, "R"]) -> Float[Array, "R O"]:
+        """Returns ``y`` with the bias of each row's expert; a row of expert E gets none."""
+        if self.bias is None:
+            return y
+        bias = widen(self.bias[...]).at[experts].get(mode="fill", fill_value=0)
+        return (widen(y) + bias).astype(y.dtype)
 
 
 class Routing(NamedTuple):
@@ -188,6 +181,35 @@ def _wide_product(proj: Linear, x: Float[Array, "R D"]) -> Float[Array, "R E"]:
     return logits if proj.bias is None else logits + widen(proj.bias[...])[None, :]
 
 
+class _Activation(NamedTuple):
+    """From the products of gate and up projections to the hidden activations of an expert.
+
+    Attributes:
+        name: see ``multiply_gate``, ``activation``.
+        clamp: see there.
+        dropout: the rate of hidden dropout.
+    """
+
+    name: str
+    clamp: tuple[float, float]
+    dropout: float
+
+    def __call__(
+        self,
+        gate: Float[Array, "S F"],
+        up: Float[Array, "S F"],
+        biases: Sequence[Float[Array, "F"] | None],
+        keep: Bool[Array, "S F"] | None,
+    ) -> Float[Array, "S F"]:
+        """Returns the hidden activations, in the dtype of the products."""
+        gate, up = (
+            y if bias is None else (widen(y) + bias[None, :]).astype(y.dtype)
+            for y, bias in zip((gate, up), biases, strict=True)
+        )
+        hidden = multiply_gate(self.name, gate, up, self.clamp)
+        return hidden if keep is None else Dropout(self.dropout).drop(hidden, keep)
+
+
 class MixtureOfExperts(nnx.Module):
     """Computes Σ_e weight_e · expert_e(x) over the experts that a router chooses for each token.
 
@@ -287,15 +309,21 @@ class MixtureOfExperts(nnx.Module):
         weights: Float[Array, "R C"],
         keep: Bool[Array, "RC F"] | None,
     ) -> Float[Array, "R D"]:
-        """Returns Σ_e weight_e · expert_e(x) of each row, in float32 or wider."""
-        gate_proj, up_proj, down_proj = projections
+        """Returns Σ_e weight_e · expert_e(x) of each row, in float32 or wider.
+
+        A row of expert E is of none of these: its expert is on another device.
+        """
+        *first_two, down_proj = projections
         order = sort_by_group(experts)
-        x = rows_in_order(rows, order)
-        gate, up = (proj(x, order.groups, is_sorted=True) for proj in (gate_proj, up_proj))
-        hidden = multiply_gate(self.activation, gate, up, self.clamp)
-        if keep is not None:
-            hidden = self.hidden_dropout.drop(hidden, jnp.take(keep, order.order, axis=0))
-        y = down_proj(hidden, order.groups, is_sorted=True)
+        y = grouped_feed_forward(
+            rows_in_order(rows, order),
+            Kernels(*(proj.kernel[...] for proj in projections)),
+            [None if proj.bias is None else widen(proj.bias[...]) for proj in first_two],
+            None if keep is None else jnp.take(keep, order.order, axis=0),
+            order.groups,
+            _Activation(self.activation, self.clamp, self.hidden_dropout.rate),
+        )
+        y = down_proj.add_bias(y, order.groups)
         outputs = rows_as_before(y, order)
         return jnp.sum(widen(outputs) * weights[..., None], axis=1)
 

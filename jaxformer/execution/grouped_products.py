@@ -24,6 +24,7 @@ MOST_ROWS = 512
 # size is a piece of the program to compile, so that steps of few rows make fewer sizes.
 MOST_SIZES, FEWER_SIZES, FEW_ROWS = 12, 6, 16
 
+Stacks = TypeVar("Stacks")
 State = TypeVar("State")
 
 
@@ -79,7 +80,7 @@ def _take(x: Array, places: Array) -> Array:
     return jnp.asarray(x).at[places].get(mode="promise_in_bounds")
 
 
-class _Groups(NamedTuple):
+class Groups(NamedTuple):
     """Where the rows of groups lie.
 
     Attributes:
@@ -94,17 +95,20 @@ class _Groups(NamedTuple):
     first: Int[Array, "E+1"]
     sizes: tuple[int, ...]
 
-    def unwritten(self, shape: tuple[int, ...], dtype: DTypeLike, near: Array) -> Array:
+    def unwritten(
+        self, shape: tuple[int, ...], dtype: DTypeLike, near: Array, number: int = 0
+    ) -> Array:
         """Returns zeros for a loop to write over.
 
         They are no constant, which XLA would make once, copy for every loop of a step, and keep
         from the step's beginning: they wait for a number of ``near``, which no other loop has.
+        Of several that wait for the same, each has a ``number`` of its own.
         """
-        never = (self.num_used < 0) & jnp.isnan(near[(0,) * near.ndim])
+        never = (self.num_used < -number) & jnp.isnan(near[(0,) * near.ndim])
         return jnp.broadcast_to(never.astype(dtype), shape)
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Some of a group's rows, and as many others as fill a block.
 
     Attributes:
@@ -177,34 +181,42 @@ def _backward(
 _product.defvjp(_forward, _backward)
 
 
-def _find_groups(groups: Int[Array, "R"], count: int, sizes: tuple[int, ...]) -> _Groups:
+def find_groups(groups: Int[Array, "R"], count: int, sizes: tuple[int, ...]) -> Groups:
+    """Returns where the rows of ``count`` groups lie.
+
+    Args:
+        groups: the group of each row, ascending; those of group ``count`` are of none.
+        count: how many groups there are.
+        sizes: the rows of blocks, ascending.
+    """
     counts = jnp.zeros(count, jnp.int32).at[groups].add(1)
     first = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
     used = jnp.argsort(counts == 0, stable=True)
-    return _Groups(used, jnp.sum(counts > 0), first, sizes)
+    return Groups(used, jnp.sum(counts > 0), first, sizes)
 
 
-def _over_blocks(
-    kernel: Float[Array, "E I O"],
-    rows: _Groups,
+def over_blocks(
+    stacks: Stacks,
+    rows: Groups,
     num_rows: int,
-    visit: Callable[[_Block, Array, State], State],
+    visit: Callable[[Block, Stacks, State], State],
     state: State,
 ) -> State:
     """Visits the blocks of all groups.
 
     Args:
-        kernel: a matrix for each group.
+        stacks: a tree of arrays whose first dimension are groups, such as their matrices.
         rows: where groups lie.
         num_rows: of all groups.
-        visit: is called with a block, its group's matrix and the state; returns the next state.
+        visit: is called with a block, what its group has in ``stacks``, and the state; returns the
+            next state.
         state: the first state.
     """
     *_, most = rows.sizes
 
     def visit_group(number: Array, state: State) -> State:
         group = rows.used[number]
-        matrix = kernel[group]
+        own_arrays = jax.tree.map(lambda stack: stack[group], stacks)
         first, last = rows.first[group], rows.first[group + 1]
         num_large = (last - first - 1) // most
         rest = last - first - num_large * most
@@ -214,7 +226,7 @@ def _over_blocks(
             place = jnp.minimum(start, num_rows - size)
             each = place + jnp.arange(size, dtype=place.dtype)
             own = ((each >= start) & (each < end))[:, None]
-            return visit(_Block(group, place, size, own), matrix, state)
+            return visit(Block(group, place, size, own), own_arrays, state)
 
         # One of these loops makes one turn. Branches of a conditional would each copy the state.
         for fewer, size in zip((0, *rows.sizes), rows.sizes, strict=False):
@@ -245,14 +257,14 @@ def _multiply(
     sizes: tuple[int, ...],
 ) -> Float[Array, "R O"]:
     """Returns the products of sorted rows with their group's matrix."""
-    rows = _find_groups(groups, kernel.shape[0], sizes)
+    rows = find_groups(groups, kernel.shape[0], sizes)
     dtype = jnp.promote_types(x.dtype, kernel.dtype)
 
-    def visit(block: _Block, matrix: Array, y: Array) -> Array:
+    def visit(block: Block, matrix: Array, y: Array) -> Array:
         return block.write(block.rows_of(x) @ matrix, y)
 
     y = rows.unwritten((x.shape[0], kernel.shape[2]), dtype, kernel)
-    return _over_blocks(kernel, rows, x.shape[0], visit, y)
+    return over_blocks(kernel, rows, x.shape[0], visit, y)
 
 
 @functools.partial(jax.jit, static_argnames="sizes")
@@ -264,10 +276,10 @@ def _multiply_back(
     sizes: tuple[int, ...],
 ) -> tuple[Float[Array, "R I"], Float[Array, "E I O"]]:
     """Returns the gradients of the rows and of each group's matrix."""
-    rows = _find_groups(groups, kernel.shape[0], sizes)
+    rows = find_groups(groups, kernel.shape[0], sizes)
     wide = jnp.promote_types(kernel.dtype, jnp.float32)
 
-    def visit(block: _Block, matrix: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+    def visit(block: Block, matrix: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
         to_x, to_kernel = found
         given = block.rows_of(gradient)
         to_x = block.write(lax.dot_general(given, matrix, (((1,), (1,)), ((), ()))), to_x)
@@ -279,5 +291,5 @@ def _multiply_back(
         rows.unwritten(x.shape, x.dtype, x),
         rows.unwritten(kernel.shape, wide, gradient),
     )
-    to_x, to_kernel = _over_blocks(kernel, rows, x.shape[0], visit, unwritten)
+    to_x, to_kernel = over_blocks(kernel, rows, x.shape[0], visit, unwritten)
     return to_x, to_kernel.astype(kernel.dtype)
