@@ -35,22 +35,18 @@ class ExpertLinear(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(
-        self, x: torch.Tensor, experts: torch.Tensor, *, is_sorted: bool = False
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Returns each row's product with the matrix of its expert, (R, O).
 
         Args:
             x: (R, I) the rows.
             experts: (R,) of each row.
-            is_sorted: whether ``experts`` is known to be ascending; else rows are sorted here.
         """
-        if is_sorted:
-            return self._multiply_sorted(x, experts)
         experts, order = torch.sort(experts, stable=True)
-        return self._multiply_sorted(x[order], experts)[torch.argsort(order)]
+        return self.multiply_sorted(x[order], experts)[torch.argsort(order)]
 
-    def _multiply_sorted(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def multiply_sorted(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Returns what ``forward`` does, of rows whose ``experts`` are ascending."""
         counts = torch.bincount(experts, minlength=self.weight.shape[0]).tolist()
         products = [
             nn.functional.linear(rows, self.weight[e], None if self.bias is None else self.bias[e])
@@ -244,13 +240,13 @@ class MixtureOfExperts(nn.Module):
         places = torch.argsort(order)
         sorted_rows = rows[order // count]
         gate, up = (
-            proj(sorted_rows, experts, is_sorted=True) for proj in (self.gate_proj, self.up_proj)
+            proj.multiply_sorted(sorted_rows, experts) for proj in (self.gate_proj, self.up_proj)
         )
         hidden = multiply_gate(self.activation, gate, up, self.clamp)
         if self.training and self.hidden_dropout.rate:
             # A mask depends on a token's place in the batch.
             hidden = self.hidden_dropout(hidden[places])[order]
-        y = self.down_proj(hidden, experts, is_sorted=True)
+        y = self.down_proj.multiply_sorted(hidden, experts)
         outputs = y[places].reshape(-1, count, x.shape[-1])
         y = (_widen(outputs) * routing.weights[..., None]).sum(1).to(x.dtype).reshape(x.shape)
         if self.shared_expert is not None:
