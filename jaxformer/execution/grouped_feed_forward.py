@@ -144,7 +144,7 @@ def _multiply_back(
         )
         to_x_block = to_input(to_gate, matrices.gate) + to_input(to_up, matrices.up)
         return block.write(to_x_block, to_x), *jax.tree.map(
-            lambda total, part: total.at[block.group].add(part), to_groups, [to_kernels, to_biases]
+            block.add, [to_kernels, to_biases], to_groups
         )
 
     unwritten = (

@@ -22,7 +22,7 @@ MOST_ROWS = 512
 # product, which takes as long as some 20 rows, so that a group's rows are one product where they
 # can be. Rows that fill a block up cost what others do: half a step in each group, on average. Each
 # size is a piece of the program to compile, so that steps of few rows make fewer sizes.
-MOST_SIZES, FEWER_SIZES, FEW_ROWS = 12, 6, 16
+MOST_SIZES, FEWER_SIZES, FEW_ROWS = 16, 6, 16
 
 Stacks = TypeVar("Stacks")
 State = TypeVar("State")
@@ -125,12 +125,26 @@ class Block(NamedTuple):
 
     def rows_of(self, x: Float[Array, "R I"]) -> Float[Array, "S I"]:
         """Returns the rows of the block."""
-        return lax.dynamic_slice_in_dim(x, self.place, self.size)
+        return lax.dynamic_slice_in_dim(x, self.place, self.size, allow_negative_indices=False)
 
     def write(self, values: Float[Array, "S O"], y: Float[Array, "R O"]) -> Float[Array, "R O"]:
         """Returns ``y`` with the values of the group's own rows."""
         values = jnp.where(self.own, values.astype(y.dtype), self.rows_of(y))
-        return lax.dynamic_update_slice_in_dim(y, values, self.place, 0)
+        return lax.dynamic_update_slice_in_dim(
+            y, values, self.place, 0, allow_negative_indices=False
+        )
+
+    def add(self, part: Float[Array, "..."], total: Float[Array, "E ..."]) -> Array:
+        """Returns ``total`` with ``part`` added to what it has for the block's group."""
+        part = part + _of_group(total, self.group)
+        return lax.dynamic_update_index_in_dim(
+            total, part, self.group, 0, allow_negative_indices=False
+        )
+
+
+def _of_group(stack: Float[Array, "E ..."], group: Int[Array, ""]) -> Float[Array, "..."]:
+    # What XLA would check of an index is a piece of each block's program.
+    return lax.dynamic_index_in_dim(stack, group, keepdims=False, allow_negative_indices=False)
 
 
 def grouped_product(
@@ -153,7 +167,7 @@ def block_sizes(rows: int, groups: int) -> tuple[int, ...]:
     >>> block_sizes(4, 8), block_sizes(512, 8)
     ((1,), (16, 32, 48, 64, 80, 96))
     >>> block_sizes(2048, 8)
-    (32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384)
+    (24, 48, 72, 96, 120, 144, 168, 192, 216, 240, 264, 288, 312, 336, 360, 384)
     """
     most = max(1, min(MOST_ROWS, rows, 3 * rows // (2 * groups)))
     step = max(-(-most // MOST_SIZES), min(FEW_ROWS, -(-most // FEWER_SIZES)))
@@ -215,9 +229,9 @@ def over_blocks(
     *_, most = rows.sizes
 
     def visit_group(number: Array, state: State) -> State:
-        group = rows.used[number]
-        own_arrays = jax.tree.map(lambda stack: stack[group], stacks)
-        first, last = rows.first[group], rows.first[group + 1]
+        group = _of_group(rows.used, number)
+        own_arrays = jax.tree.map(lambda stack: _of_group(stack, group), stacks)
+        first, last = _of_group(rows.first, group), _of_group(rows.first, group + 1)
         num_large = (last - first - 1) // most
         rest = last - first - num_large * most
 
@@ -285,7 +299,7 @@ def _multiply_back(
         to_x = block.write(lax.dot_general(given, matrix, (((1,), (1,)), ((), ()))), to_x)
         given = jnp.where(block.own, given, jnp.zeros((), given.dtype))
         product = jnp.matmul(block.rows_of(x).T, given, preferred_element_type=wide)
-        return to_x, to_kernel.at[block.group].add(product)
+        return to_x, block.add(product, to_kernel)
 
     unwritten = (
         rows.unwritten(x.shape, x.dtype, x),

@@ -42,7 +42,7 @@ def test_no_group_is_computed_for_all_rows():
         jax.ShapeDtypeStruct((rows,), np.int32),
     )
     sizes = block_sizes(rows, groups)
-    assert sizes == tuple(range(32, 385, 32))
+    assert sizes == tuple(range(24, 385, 24))
     # Each product is of one block.
     products = re.findall(r"\(tensor<(\d+)x8xf32>, tensor<8x4xf32>\)", text.as_text())
     assert {int(size) for size in products} == set(sizes)
