@@ -22,14 +22,14 @@ from jaxformer.initializers import torch_linear
 from jaxformer.layers import Dropout, Linear, widen
 
 
-class ExpertLinear(nnx.Module):
-    """Computes y = x W_e + b_e, with ``kernel`` W (E, I, O), for the expert e of each row.
+class ExpertWeights(nnx.Module):
+    """Holds ``kernel`` W (E, I, O) and ``bias`` b (E, O), which its owner reads.
 
     Args:
         num_experts: E.
         in_features: I.
         out_features: O.
-        use_bias: whether each expert has a ``bias`` (E, O).
+        use_bias: whether each expert has a bias.
         rngs: where the initial weights come from.
     """
 
@@ -50,6 +50,17 @@ class ExpertLinear(nnx.Module):
             nnx.Param(bias_init(rngs.params(), (num_experts, out_features))) if use_bias else None
         )
 
+    def add_bias(self, y: Float[Array, "R O"], experts: Int[Array, "R"]) -> Float[Array, "R O"]:
+        """Returns ``y`` with the bias of each row's expert; a row of expert E gets none."""
+        if self.bias is None:
+            return y
+        bias = widen(self.bias[...]).at[experts].get(mode="fill", fill_value=0)
+        return (widen(y) + bias).astype(y.dtype)
+
+
+class ExpertLinear(ExpertWeights):
+    """Computes y = x W_e + b_e for the expert e of each row; see ``ExpertWeights``."""
+
     def __call__(self, x: Float[Array, "R I"], experts: Int[Array, "R"]) -> Float[Array, "R O"]:
         """Returns each row's product with its expert's matrix, in the dtype of x and kernel.
 
@@ -60,13 +71,6 @@ class ExpertLinear(nnx.Module):
         order = sort_by_group(experts[:, None])
         y = grouped_product(rows_in_order(x, order), self.kernel[...], order.groups)
         return rows_as_before(self.add_bias(y, order.groups), order)[:, 0]
-
-    def add_bias(self, y: Float[Array, "R O"], experts: Int[Array, "R"]) -> Float[Array, "R O"]:
-        """Returns ``y`` with the bias of each row's expert; a row of expert E gets none."""
-        if self.bias is None:
-            return y
-        bias = widen(self.bias[...]).at[experts].get(mode="fill", fill_value=0)
-        return (widen(y) + bias).astype(y.dtype)
 
 
 class Routing(NamedTuple):
@@ -258,9 +262,9 @@ class MixtureOfExperts(nnx.Module):
             rngs=rngs,
             **(router or {}),
         )
-        self.gate_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias, rngs=rngs)
-        self.up_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias, rngs=rngs)
-        self.down_proj = ExpertLinear(num_experts, d_ff, d_model, use_bias=use_bias, rngs=rngs)
+        self.gate_proj = ExpertWeights(num_experts, d_model, d_ff, use_bias=use_bias, rngs=rngs)
+        self.up_proj = ExpertWeights(num_experts, d_model, d_ff, use_bias=use_bias, rngs=rngs)
+        self.down_proj = ExpertWeights(num_experts, d_ff, d_model, use_bias=use_bias, rngs=rngs)
         self.shared_expert = (
             None
             if shared_d_ff is None
@@ -303,7 +307,7 @@ class MixtureOfExperts(nnx.Module):
 
     def _mix(
         self,
-        projections: Sequence[ExpertLinear],
+        projections: Sequence[ExpertWeights],
         rows: Float[Array, "R D"],
         experts: Int[Array, "R C"],
         weights: Float[Array, "R C"],

@@ -15,14 +15,14 @@ def _widen(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class ExpertLinear(nn.Module):
-    """Computes y = x W_eᵀ + b_e, with ``weight`` W (E, O, I), for the expert e of each row.
+class ExpertWeights(nn.Module):
+    """Holds ``weight`` W (E, O, I) and ``bias`` b (E, O), which its owner reads.
 
     Args:
         num_experts: E.
         in_features: I.
         out_features: O.
-        use_bias: whether each expert has a ``bias`` (E, O).
+        use_bias: whether each expert has a bias.
     """
 
     def __init__(
@@ -35,6 +35,19 @@ class ExpertLinear(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
+    def multiply_sorted(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Returns x W_eᵀ + b_e for the expert e of each row; ``experts`` are ascending."""
+        counts = torch.bincount(experts, minlength=self.weight.shape[0]).tolist()
+        products = [
+            nn.functional.linear(rows, self.weight[e], None if self.bias is None else self.bias[e])
+            for e, rows in enumerate(torch.split(x, counts))
+        ]
+        return torch.cat(products)
+
+
+class ExpertLinear(ExpertWeights):
+    """Computes y = x W_eᵀ + b_e for the expert e of each row; see ``ExpertWeights``."""
+
     def forward(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Returns each row's product with the matrix of its expert, (R, O).
 
@@ -44,15 +57,6 @@ class ExpertLinear(nn.Module):
         """
         experts, order = torch.sort(experts, stable=True)
         return self.multiply_sorted(x[order], experts)[torch.argsort(order)]
-
-    def multiply_sorted(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """Returns what ``forward`` does, of rows whose ``experts`` are ascending."""
-        counts = torch.bincount(experts, minlength=self.weight.shape[0]).tolist()
-        products = [
-            nn.functional.linear(rows, self.weight[e], None if self.bias is None else self.bias[e])
-            for e, rows in enumerate(torch.split(x, counts))
-        ]
-        return torch.cat(products)
 
 
 class Routing(NamedTuple):
@@ -214,9 +218,9 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(
             d_model, num_experts, experts_per_token=experts_per_token, **(router or {})
         )
-        self.gate_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias)
-        self.up_proj = ExpertLinear(num_experts, d_model, d_ff, use_bias=use_bias)
-        self.down_proj = ExpertLinear(num_experts, d_ff, d_model, use_bias=use_bias)
+        self.gate_proj = ExpertWeights(num_experts, d_model, d_ff, use_bias=use_bias)
+        self.up_proj = ExpertWeights(num_experts, d_model, d_ff, use_bias=use_bias)
+        self.down_proj = ExpertWeights(num_experts, d_ff, d_model, use_bias=use_bias)
         self.shared_expert = (
             None
             if shared_d_ff is None
