@@ -136,15 +136,15 @@ class Block(NamedTuple):
 
     def add(self, part: Float[Array, "..."], total: Float[Array, "E ..."]) -> Array:
         """Returns ``total`` with ``part`` added to what it has for the block's group."""
-        part = part + _of_group(total, self.group)
+        part = part + _at(total, self.group)
         return lax.dynamic_update_index_in_dim(
             total, part, self.group, 0, allow_negative_indices=False
         )
 
 
-def _of_group(stack: Float[Array, "E ..."], group: Int[Array, ""]) -> Float[Array, "..."]:
-    # What XLA would check of an index is a piece of each block's program.
-    return lax.dynamic_index_in_dim(stack, group, keepdims=False, allow_negative_indices=False)
+def _at(stack: Array, index: Array) -> Array:
+    # An index that may be negative would be one more computation in every block's program.
+    return lax.dynamic_index_in_dim(stack, index, keepdims=False, allow_negative_indices=False)
 
 
 def grouped_product(
@@ -229,9 +229,9 @@ def over_blocks(
     *_, most = rows.sizes
 
     def visit_group(number: Array, state: State) -> State:
-        group = _of_group(rows.used, number)
-        own_arrays = jax.tree.map(lambda stack: _of_group(stack, group), stacks)
-        first, last = _of_group(rows.first, group), _of_group(rows.first, group + 1)
+        group = _at(rows.used, number)
+        own_arrays = jax.tree.map(lambda stack: _at(stack, group), stacks)
+        first, last = _at(rows.first, group), _at(rows.first, group + 1)
         num_large = (last - first - 1) // most
         rest = last - first - num_large * most
 

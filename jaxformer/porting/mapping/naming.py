@@ -4,7 +4,7 @@
 owner               torch_ref leaf     jaxformer leaf   transform
 =================== ================== ================ =========
 Linear              weight (out, in)   kernel (in, out) transpose
-ExpertLinear        weight (E, O, I)   kernel (E, I, O) transpose
+ExpertWeights       weight (E, O, I)   kernel (E, I, O) transpose
 Linear, LayerNorm   bias               bias             none
 LayerNorm, RMSNorm  weight             scale            none
 Embedding           weight             embedding        none

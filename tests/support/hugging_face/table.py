@@ -117,7 +117,7 @@ def parts_of(module: nnx.Module) -> list[str]:
     found = [type(part) for _, part in nnx.iter_graph(module) if isinstance(part, nnx.Module)]
     names = [c.__name__ for f in FILES for c in found if c.__module__ == f"jaxformer.{f}"]
     # The lack of something is no part; what a mixture of experts is built of is named by it.
-    unnamed = ("NoPositions", "NoNorm", "Router", "ExpertLinear")
+    unnamed = ("NoPositions", "NoNorm", "Router", "ExpertWeights")
     return [name for name in dict.fromkeys(names) if name not in unnamed]
 
 
