@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
@@ -33,6 +34,7 @@ def share_traces(run: Run, blocks: Sequence[nnx.Module], settings: Sequence[Any]
     """Returns ``run`` of each block, traced once for blocks that differ in their numbers alone.
 
     A block that changes itself while it runs, as one whose dropout is recorded, has its own trace.
+    Without ``jax.jit`` nothing is shared: each call would compile a program.
 
     Args:
         run: what to do with a block. Arrays that it takes from around are those of every call.
@@ -43,7 +45,7 @@ def share_traces(run: Run, blocks: Sequence[nnx.Module], settings: Sequence[Any]
         functools.partial(run, block, setting)
         for block, setting in zip(blocks, settings, strict=True)
     ]
-    if not _sharing.get() or len(blocks) < 2:
+    if not _sharing.get() or len(blocks) < 2 or not _makes_a_program():
         return calls
     kinds: list[_Kind] = []
     for place, (block, setting) in enumerate(zip(blocks, settings, strict=True)):
@@ -54,6 +56,14 @@ def share_traces(run: Run, blocks: Sequence[nnx.Module], settings: Sequence[Any]
             kinds.append(kind)
         calls[place] = functools.partial(kind.call, calls[place], state)
     return calls
+
+
+def _makes_a_program() -> bool:
+    """Returns whether operators are written into a program now; else they run one by one.
+
+    Under ``jax.grad`` alone they run, though what they are given are tracers.
+    """
+    return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 class _Kind:
@@ -86,9 +96,6 @@ class _Kind:
             x: what enters it.
             written: dataclasses that it writes to.
         """
-        if not isinstance(x, jax.core.Tracer):
-            # Nothing is traced: operators run one by one.
-            return own(x, written)
         result, after = self._traced(state, x, written)
         if self.is_changed:
             return own(x, written)

@@ -87,6 +87,10 @@ def test_without_jit_every_block_runs_by_itself(traced):
     model.eval()
     model(jnp.asarray(IDS))
     assert len(traced) == 4
+    # Gradients too: a program would be compiled in every step.
+    step, parameters = step_of(CONFIG)
+    step(parameters)
+    assert len(traced) == 8
 
 
 def test_a_block_that_is_recorded_has_a_trace_of_its_own():
