@@ -1,10 +1,8 @@
-import os
-
 import jax
 import pytest
 
 from jaxformer.cli.main import main
-from tests.support.quick_compiling import compile_quickly
+from tests.support.quick_compiling import compiling_quickly
 from tests.support.tiny import DROPOUT, TEXT, snapshot, train
 
 
@@ -30,11 +28,9 @@ def whole(tmp_path_factory):
     """A run of 30 steps with dropout, in one go."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "text.txt").write_text(TEXT)
-    quickly = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
     # As most tests compile, whichever is the first to ask for it: others have other bits.
-    compile_quickly(True)
-    assert train(folder / "text.txt", folder / "run", "--steps", 30, *DROPOUT) == 0
-    compile_quickly(quickly)
+    with compiling_quickly():
+        assert train(folder / "text.txt", folder / "run", "--steps", 30, *DROPOUT) == 0
     return folder / "run"
 
 

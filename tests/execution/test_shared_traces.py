@@ -39,12 +39,12 @@ def traced(monkeypatch):
     return found
 
 
-def step_of(config, key=KEY):
+def step_of(config):
     """Returns a step's loss and gradients as a function of parameters, and the parameters."""
     definition, parameters = split(TransformerLM(config, rngs=nnx.Rngs(0)))
 
     def loss(parameters):
-        return language_model_loss(definition, parameters, IDS, IDS, key)
+        return language_model_loss(definition, parameters, IDS, IDS, KEY)
 
     return jax.value_and_grad(loss), parameters
 

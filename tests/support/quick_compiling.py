@@ -1,8 +1,10 @@
 """Compiles quickly: most tests use tiny arrays, and compiling takes longer than running."""
 
+import contextlib
 import functools
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -55,6 +57,17 @@ def compile_quickly(quickly: bool) -> None:
     jax.config.update("jax_disable_most_optimizations", quickly)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quickly))
     os.environ["XLA_FLAGS"] = XLA_FLAGS + OLDER_FUSIONS * quickly
+
+
+@contextlib.contextmanager
+def compiling_quickly() -> Iterator[None]:
+    """Turns LLVM's optimisations off within the block, whatever they were before."""
+    before = os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+    compile_quickly(True)
+    try:
+        yield
+    finally:
+        compile_quickly(before)
 
 
 def flags_for_devices(count: int) -> str:
