@@ -115,6 +115,7 @@ def test_attention_maps_agree(name):
 
 
 @pytest.mark.parametrize("block", full_after(1, ["post_norm", "parallel"]))
+@pytest.mark.tier("full")
 def test_maps_of_an_encoder_and_decoder_agree(block):
     config = EncoderDecoderConfig(
         source_vocab_size=23, target_vocab_size=29, context_length=17, d_model=24, num_heads=4,

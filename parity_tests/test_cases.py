@@ -27,7 +27,14 @@ SOME_MODELS = (
     "vit",
 )
 # Parts that are large enough for a compiler to take its time.
-LARGE_PARTS = ("blocks", "pooling", "latent_attention", "disentangled", "experts")
+LARGE_PARTS = (
+    "blocks",
+    "pooling",
+    "latent_attention",
+    "disentangled",
+    "experts",
+    "speech_classifier",
+)
 SOME_VARIANTS = ("multi-head", "grouped-query", "additive-bias", "soft-cap", "query-key-norm")
 SOME_EXPERTS = ("mixture", "mixture-sigmoid-groups", "linear")
 SOME_CASES = full_except(

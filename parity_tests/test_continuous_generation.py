@@ -49,7 +49,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(text, other)
 
 
-@pytest.mark.parametrize("name", full_after(2, [m for m in MODELS if m != "none"]))
+@pytest.mark.parametrize("name", full_after(1, [m for m in MODELS if m != "none"]))
 def test_greedy_texts_are_those_of_each_request_alone_on_both_sides(name):
     model, twin = pair(name)
     requests = make_requests()

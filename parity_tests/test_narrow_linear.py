@@ -147,6 +147,7 @@ def test_what_is_narrow_and_what_is_not(dtype):
     assert size == numbers * jnp.dtype(dtype).itemsize
 
 
+@pytest.mark.tier("full")
 def test_a_layer_that_is_as_narrow_stays():
     model, _ = build(dtype=jnp.bfloat16)
     same = narrow_weights(model, "bfloat16")
@@ -168,6 +169,7 @@ def test_bad_dtypes_and_weights_are_rejected():
         narrow_weights(model, "int8")
 
 
+@pytest.mark.tier("full")
 def test_the_cost_is_what_numpy_counts():
     """Of another model of the same shape, so that there is something to count."""
     model, _ = build(dtype=np.float64)

@@ -315,7 +315,7 @@ def build_wide():
     return module, twin
 
 
-@pytest.mark.parametrize("name", full_after(2, OTHERS))
+@pytest.mark.parametrize("name", full_after(1, OTHERS))
 def test_sixty_steps_of_the_other_optimizers_agree_with_torch(name):
     module, twin = build_wide()
     config = dataclasses.replace(
@@ -353,6 +353,7 @@ def test_sixty_steps_of_the_other_optimizers_agree_with_torch(name):
             np.testing.assert_allclose(value, found, rtol=0, atol=1e-12, err_msg=path)
 
 
+@pytest.mark.tier("full")
 def test_muon_is_optaxs(pair):
     """Of the blocks' linear layers, at AdamW's learning rate; AdamW has the rest."""
     module, _ = pair

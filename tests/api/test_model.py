@@ -40,6 +40,7 @@ def test_a_run_is_loaded_and_writes(whole):
     assert re.fullmatch(r"<Model: TransformerLM, [\d,]+ parameters, from .*run>", repr(model))
 
 
+@pytest.mark.tier("full")
 def test_a_model_for_writing_has_narrow_weights(whole, tmp_path):
     model = jf.load(whole)
     narrow = model.for_writing("int8")

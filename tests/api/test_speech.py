@@ -79,6 +79,7 @@ def test_a_model_that_hears_reads_no_tokens(folder, tmp_path, capsys):
         assert len(error.splitlines()) == 1
 
 
+@pytest.mark.tier("full")
 def test_a_model_that_sorts_sound_is_loaded_trained_and_saved(tmp_path, capsys):
     case = CASES["whisper classes of all layers"]
     source = randomize(build_case(case), std=0.1).float()

@@ -23,6 +23,7 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.porting import export_arrays
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 
 pytestmark = pytest.mark.optimized
 
@@ -150,7 +151,7 @@ def test_kernels_are_summed_by_name_and_their_overlap_counts_once(benchmark_modu
         kernels.summarize([], 1)
 
 
-@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize("framework", full_after(1, ["torch", "jax"]))
 def test_kernels_are_read_from_a_trace(framework, benchmark_modules, tmp_path):
     kernels = benchmark_modules("kernels")
     compiled = jax.jit(lambda x: jnp.sin(x @ x))

@@ -109,6 +109,7 @@ def test_a_number_that_float32_cannot_hold_is_refused(rewrite, capsys):
     assert steps("run") == [30], "it is not damaged"
 
 
+@pytest.mark.tier("full")
 def test_a_run_that_starts_from_another_dtype(rewrite, whole_text, capsys):
     rewrite(all_to(np.float64, "parameters"))
     start = ["--steps", 31, "--init-from", "run", "--eval-interval", 100]

@@ -255,6 +255,7 @@ def test_a_tokenizer_is_trained_on_the_texts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", full_after(1, ["chars", "bytes"]))
+@pytest.mark.tier("full")
 def test_characters_and_bytes_are_tokens_too(tmp_path, kind, capsys):
     text = "naïve café. " * 300
     (tmp_path / "a.txt").write_text(text)

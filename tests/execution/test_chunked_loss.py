@@ -64,6 +64,7 @@ def test_losses_and_gradients_are_the_same_in_float64(head, positions, monkeypat
         np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.tier("full")
 def test_bfloat16_is_no_further_from_float64(monkeypatch):
     """The head's gradients add up in float32, so chunks add no rounding of their own."""
 
@@ -79,6 +80,7 @@ def test_bfloat16_is_no_further_from_float64(monkeypatch):
     assert 0 < distance(chunked) < 1.1 * distance(whole)
 
 
+@pytest.mark.tier("full")
 def test_without_a_gradient_and_scaled(monkeypatch):
     """What ``jax.grad`` does not ask for is the same; what it multiplies the loss with counts."""
     random = np.random.default_rng(0)

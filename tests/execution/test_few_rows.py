@@ -14,6 +14,7 @@ from jaxformer.execution.attention_backends import CompilationTarget, compiled_f
 from jaxformer.generation import generate, stream
 from jaxformer.layers import Embedding, Linear, few_row_kernels, prepare_few_rows
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 
 INPUTS, OUTPUTS = 7, 11
 TOKENS = few_rows.FEWEST_TOKENS_TO_COPY
@@ -83,7 +84,7 @@ def test_nothing_is_copied_on_a_gpu_or_for_a_model_that_is_too_large(monkeypatch
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", full_after(1, [True, False]))
 def test_texts_are_the_same(monkeypatch, tied):
     config = TransformerLMConfig(
         d_model=12, num_heads=3, num_layers=2, context_length=23, vocab_size=31, tie_embeddings=tied

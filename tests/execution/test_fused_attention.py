@@ -259,7 +259,7 @@ def test_jax_is_asked_for_the_cores_attention(case, monkeypatch):
     compare(case, attend)
 
 
-@pytest.mark.parametrize("case", full_after(2, CASES))
+@pytest.mark.parametrize("case", full_after(1, CASES))
 def test_splash_attention_is_the_cores(case):
     compare(case, functools.partial(fused.fused_attention, "splash", interpret=True))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxformer.execution.grouped_feed_forward import Kernels, grouped_feed_forward
+from tests.support.tiers import full_after
 
 
 def activate(gate, up, biases, keep):
@@ -23,7 +24,9 @@ def one_by_one(x, kernels, biases, keep, groups, activate):
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
-@pytest.mark.parametrize(("rows", "num_groups", "used"), [(1, 4, 4), (61, 3, 1), (130, 5, 4)])
+@pytest.mark.parametrize(
+    ("rows", "num_groups", "used"), full_after(1, [(130, 5, 4), (61, 3, 1), (1, 4, 4)])
+)
 def test_values_and_gradients_are_those_of_each_row_alone(rows, num_groups, used, has_mask):
     random = np.random.default_rng(rows)
     with jax.enable_x64(True):
@@ -51,6 +54,7 @@ def test_values_and_gradients_are_those_of_each_row_alone(rows, num_groups, used
         np.testing.assert_allclose(here, there, rtol=0, atol=1e-12 * np.abs(there).max())
 
 
+@pytest.mark.tier("full")
 def test_rows_of_no_group_change_no_gradient():
     """As those are whose expert is on another device."""
     random = np.random.default_rng(0)

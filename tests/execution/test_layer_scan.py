@@ -56,6 +56,7 @@ def test_losses_and_gradients_are_the_same_in_float64(remat):
         np.testing.assert_allclose(same[name], gradient, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.tier("full")
 def test_the_program_does_not_grow_with_the_layers():
     def products(layers):
         definition, state = nnx.split(abstract(num_layers=layers), nnx.Param)

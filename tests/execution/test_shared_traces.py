@@ -82,6 +82,7 @@ def test_blocks_that_see_another_window_are_another_kind(traced):
     assert traced == 2 * [PreNormBlock]
 
 
+@pytest.mark.tier("full")
 def test_without_jit_every_block_runs_by_itself(traced):
     model = TransformerLM(CONFIG, rngs=nnx.Rngs(0))
     model.eval()
@@ -129,6 +130,7 @@ def test_keys_and_values_of_a_cache_are_written(traced):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.tier("full")
 def test_what_all_blocks_take_from_around_has_its_gradient():
     config = EncoderDecoderConfig(
         source_vocab_size=11, target_vocab_size=11, context_length=8, num_encoder_layers=2,

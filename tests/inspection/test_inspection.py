@@ -121,6 +121,7 @@ def t5(tmp_path_factory):
     return folder
 
 
+@pytest.mark.tier("full")
 def test_attention_of_an_encoder_and_decoder_goes_to_the_source(t5, tmp_path, capsys):
     picture = tmp_path / "maps.png"
     flags = ["--text", "the value of a name", "--json", "--out", str(picture)]
@@ -170,6 +171,7 @@ def test_other_inspections_are_of_language_models(t5, capsys, tmp_path):
     assert "this inspection is of language models" in capsys.readouterr().err
 
 
+@pytest.mark.tier("full")
 def test_the_load_of_experts_is_that_of_the_routers(tmp_path):
     config = jf.TransformerLMConfig(
         vocab_size=37, d_model=20, num_heads=2, num_layers=2, context_length=29, num_experts=5,
@@ -247,6 +249,7 @@ def test_scaling_covers_the_runs_own_head(inspect):
     assert max(found["unscaled"]["entropy"]) < min(found["scaled"]["entropy"]) < np.log(12)
 
 
+@pytest.mark.tier("full")
 def test_costs_are_measured_and_fitted(inspect):
     found = inspect("costs")
     measured = found["measured"]

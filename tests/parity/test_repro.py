@@ -192,6 +192,7 @@ def test_weights_that_are_one_array_of_the_reference(tmp_path):
     assert result(repro).is_equal
 
 
+@pytest.mark.tier("full")
 def test_no_repro_is_written_where_there_is_no_bug(llamas, tmp_path):
     repro = tmp_path / "repro"
     code, lines = verify(

@@ -101,6 +101,7 @@ def test_what_stays_on_a_device_of_a_mesh_is_what_xla_is_given(fsdp, tensor):
         assert getattr(guess, name) == getattr(estimate, name)
 
 
+@pytest.mark.tier("full")
 def test_the_collectives_of_a_mesh_are_those_that_its_rules_make():
     estimate, _ = compiled(fsdp=4, tensor=2)
     found = {(c.kind, c.axes) for c in estimate.collectives}

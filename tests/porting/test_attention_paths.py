@@ -44,6 +44,7 @@ def test_the_config_names_the_path():
     assert 2 * usual == scale_of({"_attn_implementation": "eager"})
 
 
+@pytest.mark.tier("full")
 def test_each_path_of_a_module_is_ported_as_it_is():
     ids = tokens(5)
     case = CASES["falcon alibi eager"]

@@ -151,6 +151,7 @@ def test_token_types_are_equal():
     assert_close(found, expected.detach(), 1e-12)
 
 
+@pytest.mark.tier("full")
 def test_gelu_fast_is_gelu_new_to_ten_digits():
     case = CASES["gpt_neox"]
     case = dataclasses.replace(case, settings={**case.settings, "hidden_act": "gelu_fast"})

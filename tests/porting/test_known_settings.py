@@ -70,6 +70,7 @@ def test_a_dialect_that_contradicts_the_architectures_needs_force(folder, change
     assert open_checkpoint(folder, dialect="llama").plan()
 
 
+@pytest.mark.tier("full")
 def test_a_dialect_that_contradicts_a_module_needs_force():
     source = build_case(CASES["mistral no window"]).float()
     with pytest.raises(UsageError, match="its model_type is 'mistral', not 'llama'"):

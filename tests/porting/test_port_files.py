@@ -221,6 +221,7 @@ def test_a_model_is_loaded_by_our_names(sources, state, empty_folder):
     assert load_model(nanogpt(empty_folder / "nano"))[2] == VOCABULARY
 
 
+@pytest.mark.tier("full")
 def test_the_vocabulary_goes_wherever_the_model_goes(empty_folder):
     path = nanogpt(empty_folder / "nano")
     for to, name in TARGETS.items():

@@ -29,10 +29,7 @@ PAIRS = ("bart", "mbart", "t5", "mt5", "umt5")
 LABELS = {0: "sad", 1: "glad", 2: "mad"}
 # Of three texts, so many places at the end.
 PADDING = np.array([0, 5, 3])
-DEFAULT = {
-    ("bert", "SequenceClassification"), ("llama", "SequenceClassification"),
-    ("distilbert", "QuestionAnswering"), ("electra", "MultipleChoice"),
-}  # fmt: skip
+DEFAULT = {("bert", "SequenceClassification"), ("distilbert", "QuestionAnswering")}
 OTHER_LAYERS = {"albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet",
                 "roberta", "roformer"}  # fmt: skip
 FOLDERS = {("roberta", "SequenceClassification"), ("llama", "QuestionAnswering")}

@@ -96,6 +96,7 @@ def logits_of(model, ids):
         return model(torch.from_numpy(ids)).logits.numpy()
 
 
+@pytest.mark.tier("full")
 def test_peft_reads_what_is_written_and_writes_what_is_read(base, run, tmp_path):
     adapter, merged, again = tmp_path / "adapter", tmp_path / "merged", tmp_path / "again"
     assert main(["port", str(run), str(adapter), "--to", "peft"]) == 0
@@ -191,6 +192,7 @@ def test_a_plan_knows_that_adapters_alone_have_moments():
 
 
 @pytest.mark.parametrize("mesh", ["data 2 x fsdp 2 x tensor 2", pytest.param("pmap 8", marks=FULL)])
+@pytest.mark.tier("full")
 def test_many_devices_are_one(mesh):
     import jax
 

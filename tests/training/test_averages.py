@@ -48,6 +48,7 @@ def test_a_run_keeps_its_average(text, refuse, capsys):
     refuse(["train", "--resume", "--out", "run", "--ema", 0.9], 2, words)
 
 
+@pytest.mark.tier("full")
 def test_an_average_begins_with_the_weights_of_a_checkpoint(text):
     assert train(text, "first", "--steps", 10) == 0
     assert train(text, "next", "--init-from", "first", "--steps", 11, "--ema", 0.5) == 0

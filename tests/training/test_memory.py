@@ -178,6 +178,7 @@ def test_a_text_larger_than_memory_is_rejected(refuse, text, monkeypatch):
 
 
 @pytest.mark.parametrize("mesh", full_after(1, [ONE, "mesh of one", "fsdp 8"]))
+@pytest.mark.tier("full")
 def test_a_step_writes_over_a_placed_state_and_not_over_what_was_placed(mesh):
     """Else the first step would copy the whole state: numpy's memory is not XLA's to write to."""
     strategy = make(ODD, mesh)

@@ -157,6 +157,7 @@ def test_each_device_holds_its_part_and_no_more(mesh):
         assert whole / 8 <= part < whole / 8 * 1.15, "all but vectors are in eight parts"
 
 
+@pytest.mark.tier("full")
 def test_the_first_state_is_drawn_in_parts_and_is_the_same():
     one, many = make(LLAMA, "mesh of one"), make(LLAMA, "data 2 x fsdp 2 x tensor 2")
     expected, found = (s.initial_state(plan_parameters(LLAMA, 3)) for s in (one, many))
@@ -177,6 +178,7 @@ def test_parameters_are_put_together_again_for_the_way_back():
     assert len(whole) == 2 * 3, "two matrices, forward, backward and their gradient"
 
 
+@pytest.mark.tier("full")
 def test_devices_of_a_cpu_synchronize_once_a_step():
     # Under pmap; every synchronization costs as much as the sum of a large array.
     strategy = make(LLAMA, (2, None, None))

@@ -10,6 +10,7 @@ import pytest
 from tests.support.tiny import DROPOUT, losses, same_run, train
 
 
+@pytest.mark.tier("full")
 def test_a_profile_traces_the_steps_asked_for(whole, whole_text, capsys):
     assert train(whole_text, "run", "--steps", 30, "--profile", 9, *DROPOUT) == 0
     same_run("run", whole)

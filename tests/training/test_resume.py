@@ -157,6 +157,7 @@ def test_a_second_signal_stops_at_once(text, empty_folder):
     assert steps("run")[-1] == newest + 1
 
 
+@pytest.mark.tier("full")
 def test_a_signal_while_evaluating_puts_the_evaluation_off(whole, whole_text, monkeypatch):
     validation_losses = Evaluator.validation_losses
 

@@ -140,6 +140,7 @@ def test_a_flipped_bit_is_found(refuse, tmp_path, name):
 
 
 @pytest.mark.parametrize("flags", full_after(1, [STREAMED, []]))
+@pytest.mark.tier("full")
 def test_a_flipped_bit_of_a_large_folder_is_found_while_training(
     tmp_path, capsys, monkeypatch, flags
 ):

@@ -65,6 +65,7 @@ def test_another_seed_makes_another_run(whole, whole_text):
     assert losses("run")[1] != losses(whole)[1]
 
 
+@pytest.mark.tier("full")
 def test_a_checkpoint_saved_without_an_evaluation_has_no_stale_one(text):
     flags = ["--steps", 12, "--eval-interval", 4, "--checkpoint-interval", 3, "--keep", 9]
     assert train(text, "run", *flags) == 0

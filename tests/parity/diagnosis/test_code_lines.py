@@ -90,6 +90,7 @@ def test_the_same_bug_in_every_layer_is_looked_into_once(monkeypatch):
         pytest.param("gpt2", ": it is not causal", marks=FULL),
     ],
 )
+@pytest.mark.tier("full")
 def test_a_mask_that_the_model_makes(name, pattern):
     """The candidate's is of numpy, or none: its line is the one where it goes to the blocks."""
 

@@ -119,6 +119,7 @@ def rotated(params, ids, positions, base=10000.0):
     return (jax.nn.softmax(scores) @ x[:, None, None]).reshape(len(ids), 4, *x.shape[1:])
 
 
+@pytest.mark.tier("full")
 def test_a_wrong_base_is_found_in_queries_and_keys_and_float32_tables_are_no_bug():
     reference = Rotated()
     arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}

@@ -63,6 +63,7 @@ def gate(candidate=CandidateGate):
     return reference, candidate(reference)
 
 
+@pytest.mark.tier("full")
 def test_modules_known_by_name_are_counted():
     with jax.enable_x64(True):
         found = subject("gpt2")
@@ -123,6 +124,7 @@ def test_what_neither_side_reaches_is_no_part_of_the_comparison():
     assert not report.incomplete
 
 
+@pytest.mark.tier("full")
 def test_a_pooler_that_the_reference_calls_is_called_here_too():
     """jaxformer's models pool by a method of their own, which a plain call leaves out."""
     transformers = pytest.importorskip("transformers")

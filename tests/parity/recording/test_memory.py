@@ -92,6 +92,7 @@ def test_nothing_that_was_recorded_outlives_a_comparison(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.tier("full")
 def test_a_large_head_is_compared_in_slices(name, monkeypatch):
     found = subject(name)
     expected = compare(found.torch_module, found.fresh(), found.inputs)

@@ -59,6 +59,7 @@ def test_root_causes_as_a_table(report):
     assert table.diagnosis[0] == report.root_causes[0].diagnosis
 
 
+@pytest.mark.tier("full")
 def test_the_plugin_gives_a_fixture_and_writes_pages(tmp_path):
     (tmp_path / "test_port.py").write_text(TEST)
     command = [
