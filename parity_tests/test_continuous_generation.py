@@ -49,7 +49,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(text, other)
 
 
-@pytest.mark.parametrize("name", full_after(1, [m for m in MODELS if m != "none"]))
+@pytest.mark.parametrize("name", full_after(1, [m for m in MODELS if m != "none"], slow_after=4))
 def test_greedy_texts_are_those_of_each_request_alone_on_both_sides(name):
     model, twin = pair(name)
     requests = make_requests()
@@ -59,8 +59,7 @@ def test_greedy_texts_are_those_of_each_request_alone_on_both_sides(name):
     assert_same(found, [t.numpy() for _, t in twin_requests(twin, wanted, greedy=True)])
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize("rows", [1, 2, 5, 20])
+@pytest.mark.parametrize("rows", full_after(0, [2, 20, 1, 5], slow_after=2))
 def test_sampled_texts_follow_their_own_keys_and_end_with_their_stop_tokens(rows):
     model, _ = pair("rotary")
     requests = make_requests()

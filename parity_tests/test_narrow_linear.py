@@ -94,7 +94,7 @@ def test_a_loop_keeps_no_copy_of_the_weights():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", full_after(1, [m for m in MODELS if m != "none"]))
+@pytest.mark.parametrize("name", full_after(1, [m for m in MODELS if m != "none"], slow_after=4))
 def test_greedy_texts_are_those_of_torch_with_the_rounded_weights(name, dtype):
     """In float64, so that nothing but what was stored can differ."""
     model, twin = pair(name)

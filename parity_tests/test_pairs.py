@@ -228,8 +228,7 @@ def test_documents_that_are_no_pairs_are_rejected(tmp_path):
             read(answers, **more)
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize("strategy", ["pmap", "mesh"])
+@pytest.mark.parametrize("strategy", full_after(0, ["mesh", "pmap"], slow_after=1))
 def test_strategies_are_one_device_in_float64(strategy):
     config = EncoderDecoderConfig(
         d_model=24, num_heads=4, d_ff=32, encoder_num_heads=2, num_encoder_layers=1,

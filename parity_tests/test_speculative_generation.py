@@ -41,7 +41,7 @@ def twin_text(twin, draft, prompt, count, mask=None, **settings):
     return twin_generation.generate_with_draft(twin, draft, prompt, count, **settings).numpy()
 
 
-@pytest.mark.parametrize("name", full_after(1, MODELS))
+@pytest.mark.parametrize("name", full_after(1, MODELS, slow_after=5))
 def test_greedy_text_is_the_models_own_on_both_sides(name):
     model, twin = pair(name)
     prompt = prompts(batch=2)

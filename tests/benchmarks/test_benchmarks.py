@@ -258,7 +258,7 @@ def test_peers_compute_what_jaxformer_does(biases, benchmark_modules):
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.tier("full")
+@pytest.mark.tier("slow")
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
     """On a CPU, what the check of an accelerator does there."""
     out = tmp_path / "checks.json"

@@ -132,10 +132,12 @@ def test_no_array_of_all_scores_is_in_memory():
     assert blockwise < scores / 4
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize("around", [None, "scan", "remat"])
+@pytest.mark.parametrize("around", full_after(0, [None, "scan", "remat"], slow_after=2))
 @pytest.mark.parametrize(
-    "settings", [{}, {"num_kv_heads": 2, "score_soft_cap": 3.0, "sliding_window": 19}]
+    "settings",
+    full_after(
+        1, [{"num_kv_heads": 2, "score_soft_cap": 3.0, "sliding_window": 19}, {}], slow_after=1
+    ),
 )
 def test_a_long_model_has_the_same_loss_and_gradients(settings, around, monkeypatch):
     """With dropout everywhere, and rows that are padded."""

@@ -58,7 +58,7 @@ def assert_equal(found, expected):
         assert np.array_equal(found[name], array), name
 
 
-@pytest.mark.parametrize("name", full_except(list(MODELS), lambda name: name == "gpt2"))
+@pytest.mark.parametrize("name", full_after(1, MODELS, slow_after=5))
 def test_a_models_weights_are_those_that_one_program_draws(name):
     assert_equal(draw_parameters(MODELS[name], SEED), drawn_in_one_program(MODELS[name]))
 

@@ -18,6 +18,7 @@ from jaxformer.training.config import TrainConfig
 from jaxformer.training.experiment import Experiment
 from jaxformer.training.parallel.sharding_rules import sharding_table
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.tiers import full_after
 from tests.support.tiny import TEXT, TINY
 
 EXPERTS = {
@@ -63,8 +64,9 @@ def _module(model):
     return nnx.eval_shape(lambda: TransformerLM(model, rngs=nnx.Rngs(0)))
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize(("fsdp", "tensor", "expert"), [(4, 2, 1), (1, 1, 1), (2, 1, 4)])
+@pytest.mark.parametrize(
+    ("fsdp", "tensor", "expert"), full_after(0, [(2, 1, 4), (4, 2, 1), (1, 1, 1)], slow_after=1)
+)
 def test_what_stays_on_a_device_is_what_xla_is_given(fsdp, tensor, expert):
     experiment = prepare(EXPERTS, strategy="mesh", fsdp=fsdp, tensor=tensor, expert=expert)
     with experiment.execution_settings():

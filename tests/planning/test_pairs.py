@@ -17,6 +17,7 @@ from jaxformer.training.config import PairTrainConfig, TrainConfig
 from jaxformer.training.parallel.sharding_rules import sharding_table
 from jaxformer.training.parallel.step_spec import make_model
 from jaxformer.training.presets import PRESETS
+from tests.support.tiers import full_after
 from tests.support.tokens import write_t5
 
 SIZES = {
@@ -101,8 +102,7 @@ def test_layers_that_differ_and_narrow_tables_are_counted(settings):
     assert step.model_operations == tokens * count_training_operations(built, config.window)
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize(("fsdp", "tensor"), [(1, 1), (4, 2)])
+@pytest.mark.parametrize(("fsdp", "tensor"), full_after(0, [(4, 2), (1, 1)], slow_after=1))
 def test_what_stays_on_a_device_is_what_xla_is_given(fsdp, tensor):
     from jaxformer.planning.plan import _of_pairs
     from jaxformer.planning.programs import compile_run

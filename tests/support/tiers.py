@@ -41,11 +41,18 @@ def full_except(
     return result
 
 
-def full_after(count: int, values: Iterable[Any]) -> list[Any]:
-    """Returns parameters of which the default tier runs the first ``count``."""
+def full_after(count: int, values: Iterable[Any], slow_after: int | None = None) -> list[Any]:
+    """Returns parameters of which the default tier runs the first ``count``.
+
+    Args:
+        count: how many the default tier runs.
+        values: as for ``full_except``.
+        slow_after: how many the default and the full tier run together; default all.
+    """
     known = list(values)
-    first = known[:count]
-    return first + full_except(known[count:], lambda *_: False)
+    end = len(known) if slow_after is None else slow_after
+    full = full_except(known[count:end], lambda *_: False)
+    return known[:count] + full + full_except(known[end:], lambda *_: False, SLOW)
 
 
 def as_parameter(value: Any) -> Any:

@@ -56,7 +56,7 @@ def test_a_mixture_is_cut_and_resumed(sources, tmp_path, flags, capsys):
     assert parts[0] < parts[1]
 
 
-@pytest.mark.tier("full")
+@pytest.mark.tier("slow")
 def test_processes_read_the_mixture_of_one(sources, tmp_path):
     flags = ["--sample-tokens", 0, "--eval-batch-size", 64, "--steps", 5]
     assert main(arguments(sources, tmp_path / "one", *flags, "--devices", 4)) == 0

@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.folders_of_tokens import write_folder, write_nanogpt
 from tests.support.several import fresh, run
-from tests.support.tiers import FULL, SLOW
 from tests.support.tiny import losses, manifest, records, resume, train, train_arguments
 
 PACKED = ["--packing", "--sampling", "epoch"]
@@ -47,7 +46,8 @@ def test_a_packed_run_is_cut_and_resumed(tmp_path, capsys):
     assert resume(tmp_path / "cut", "--steps", 31, "--no-packing") == 2
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=FULL), pytest.param(4, marks=SLOW)])
+@pytest.mark.tier("slow")
+@pytest.mark.parametrize("count", [2, 4])
 def test_processes_read_the_packed_batch_of_one(tmp_path, count):
     folder = write_documents(tmp_path / "tokens", has_answers=True)
     flags = ["--sample-tokens", 0, "--eval-batch-size", 64, *PACKED]
