@@ -42,21 +42,22 @@ def first_cases():
     """A configuration of each type that reads texts and may have heads for tasks."""
     found = {}
     for case in CASES.values():
-        known = TRANSFORMERS_TYPES[case.dialect].classes
-        config = getattr(transformers, case.kind).config_class()
-        is_text = len(known) > 1 and (not config.is_encoder_decoder or case.dialect in PAIRS)
-        if is_text and not case.arguments and not case.ignore:
+        has_tasks = len(TRANSFORMERS_TYPES[case.dialect].classes) > 1
+        if has_tasks and not case.arguments and not case.ignore:
             found.setdefault(case.dialect, case)
-    return found
+    # The class of a config, unlike that of a model, is imported without what computes.
+    has_two_stacks = {d: transformers.CONFIG_MAPPING[d]().is_encoder_decoder for d in found}
+    return {d: case for d, case in found.items() if d in PAIRS or not has_two_stacks[d]}
 
 
 FIRST = first_cases()
+# By their names: to ask for a class imports the module of its models.
+CLASSES = set(dir(transformers))
 KINDS = [
     (dialect, task)
     for dialect in FIRST
     for task in TASKS
-    if dialect not in PAIRS
-    and hasattr(transformers, f"{TRANSFORMERS_TYPES[dialect].classes[1][:-5]}For{task}")
+    if dialect not in PAIRS and f"{TRANSFORMERS_TYPES[dialect].classes[1][:-5]}For{task}" in CLASSES
 ]
 
 
