@@ -6,6 +6,7 @@ read.
 """
 
 import copy
+import functools
 import itertools
 
 import pytest
@@ -100,12 +101,18 @@ def others_of(name, value):
     return [None]
 
 
-def mutations(case):
+@functools.cache
+def settings_of(dialect):
+    """The settings of a type's first case, made once: every type asks for those of all."""
+    return own_settings(FIRST[dialect])
+
+
+def mutations(dialect):
     """Every setting of this and of all other types with each of its other values."""
-    own = own_settings(case)
+    own = settings_of(dialect)
     known = {}
-    for dialect in DIALECTS:
-        for name, value in own_settings(FIRST[dialect]).items():
+    for other in DIALECTS:
+        for name, value in settings_of(other).items():
             known.setdefault(name, [value, *others_of(name, value)])
     for name, value in own.items():
         known[name] = others_of(name, value)
@@ -141,15 +148,15 @@ class Judge:
     """Says of a case with one other setting what becomes of it.
 
     Args:
-        case: the model.
+        dialect: the type, of which it is the first case.
     """
 
-    def __init__(self, case):
-        self.case = case
+    def __init__(self, dialect):
+        self.case = FIRST[dialect]
         self.ids = tokens(3, (1, LENGTH))
         # The configs that were ported to, and the outputs that were compared.
         self.seen = []
-        outcome = self("nothing", None, own_settings(case))
+        outcome = self("nothing", None, settings_of(dialect))
         assert outcome == "equal", outcome
 
     def __call__(self, name, value, settings):
@@ -186,9 +193,8 @@ class Judge:
 
 def check(dialect, changes):
     """Judges all changes of a type, and returns how many came to what."""
-    case = FIRST[dialect]
-    own = own_settings(case)
-    judge = Judge(case)
+    own = settings_of(dialect)
+    judge = Judge(dialect)
     counts = dict.fromkeys(("broken", "rejected", "equal"), 0)
     wrong = []
     for name, value in changes:
@@ -208,10 +214,10 @@ def own_changes(dialect, count=1):
         dialect: the type.
         count: how many other values a setting gets at most.
     """
-    own = own_settings(FIRST[dialect])
+    own = settings_of(dialect)
     changes = [
         (name, value)
-        for name, value in mutations(FIRST[dialect])
+        for name, value in mutations(dialect)
         if (_read(own, name) is not ABSENT or name in MORE)
         and (type(value) is not int or value == 0)
     ]
@@ -234,5 +240,5 @@ def test_no_setting_of_its_own_is_silently_ignored(dialect):
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_no_setting_of_any_type_is_silently_ignored(dialect):
     with in_float64():
-        counts = check(dialect, mutations(FIRST[dialect]))
+        counts = check(dialect, mutations(dialect))
     assert min(counts.values()) > 5, counts
