@@ -83,7 +83,7 @@ def test_processes_read_the_batch_of_one(folder, tmp_path, count):
     flags = ["--sample-tokens", 0, "--eval-batch-size", 64, *STREAMED]
     assert train(folder, tmp_path / "one", "--steps", 6, *flags, "--devices", 4) == 0
     arguments = fresh(folder, tmp_path / "several", "--steps", 3, "--decay-steps", 6, *flags)
-    run(count, 4 // count, *arguments, cache=tmp_path / "programs")
+    run(count, 4 // count, *arguments)
     assert steps(tmp_path / "several") == [3]
     # Resumed in one process.
     assert resume(tmp_path / "several", "--steps", 6, "--devices", 4) == 0
