@@ -24,7 +24,7 @@ def test_a_mesh_over_two_processes_is_the_run_of_one(tmp_path, empty_folder, eac
     count = ["--devices", 2 * each]
     assert train("text.txt", "one", "--steps", 10, *flags, *count) == 0
     half = fresh("text.txt", "two", "--steps", 5, "--decay-steps", 10, *flags)
-    outputs = run(2, each, *half, cache=tmp_path / "programs")
+    outputs = run(2, each, *half)
     assert f"{2 * each} × cpu in 2 processes" in outputs[0][0]
     assert steps("two") == [5]
     # From parts on two processes to the same parts on one.

@@ -19,17 +19,12 @@ GRACE = 15
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("programs")
-
-
-@pytest.fixture(scope="module")
-def together(tmp_path_factory, cache):
+def together(tmp_path_factory):
     """A run of 180 steps of one process with four devices."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "text.txt").write_text(TEXT)
     arguments = fresh(folder / "text.txt", folder / "run", *LONG)
-    outputs = run(1, 4, *arguments, cache=cache)
+    outputs = run(1, 4, *arguments)
     assert outputs[0][1] == ""
     return folder
 
@@ -45,9 +40,9 @@ def same_everywhere(out, together):
 
 
 @pytest.mark.tier("slow")
-def test_four_processes_are_bit_exact_with_one(together, cache, empty_folder):
+def test_four_processes_are_bit_exact_with_one(together, empty_folder):
     arguments = fresh(together / "text.txt", "run", *LONG)
-    outputs = run(4, 1, *arguments, cache=cache)
+    outputs = run(4, 1, *arguments)
     same_everywhere("run", together)
     assert steps("run") == [60, 120, 180]
     out, err = outputs[0]
@@ -59,11 +54,11 @@ def test_four_processes_are_bit_exact_with_one(together, cache, empty_folder):
 
 
 @pytest.mark.tier("full")
-def test_a_run_resumes_after_a_loss_and_a_signal_on_fewer_processes(together, cache, empty_folder):
+def test_a_run_resumes_after_a_loss_and_a_signal_on_fewer_processes(together, empty_folder):
     """Two processes lose one, resume, are stopped, and end as a single one: bit for bit."""
     arguments = fresh(together / "text.txt", "run", *LONG)
     slow = ["--steps-per-call", 1]
-    with Processes(2, 2, *arguments, *slow, cache=cache) as processes:
+    with Processes(2, 2, *arguments, *slow) as processes:
         processes.wait_for(lambda: Path("run/checkpoints/60").exists())
         processes.running[0].kill()
         begin = time.monotonic()
@@ -80,7 +75,7 @@ def test_a_run_resumes_after_a_loss_and_a_signal_on_fewer_processes(together, ca
 
     resume = ["train", "--out", "run", "--resume"]
     top = max(losses("run"))
-    with Processes(2, 2, *resume, *slow, cache=cache) as processes:
+    with Processes(2, 2, *resume, *slow) as processes:
         processes.wait_for(lambda: max(losses("run")) > top)
         processes.running[1].send_signal(signal.SIGTERM)
         outputs = processes.ends(143)
@@ -89,14 +84,14 @@ def test_a_run_resumes_after_a_loss_and_a_signal_on_fewer_processes(together, ca
     assert lines(outputs[0][1])[0].startswith("jaxformer: ")
     assert outputs[1] == ("", "")
 
-    run(1, 4, *resume, "--steps-per-call", 7, cache=cache)
+    run(1, 4, *resume, "--steps-per-call", 7)
     same_everywhere("run", together)
 
 
 @pytest.mark.tier("full")
-def test_a_process_that_hangs_ends_the_others(together, cache, empty_folder):
+def test_a_process_that_hangs_ends_the_others(together, empty_folder):
     arguments = fresh(together / "text.txt", "run", "--steps", 100_000, *DROPOUT)
-    with Processes(2, 1, *arguments, "--steps-per-call", 1, cache=cache) as processes:
+    with Processes(2, 1, *arguments, "--steps-per-call", 1) as processes:
         processes.wait_for(lambda: Path("run/checkpoints/20").exists())
         processes.running[1].send_signal(signal.SIGSTOP)
         begin = time.monotonic()
@@ -111,35 +106,35 @@ def test_a_process_that_hangs_ends_the_others(together, cache, empty_folder):
 @pytest.mark.tier("slow")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_whoever_is_lost_of_four_ends_the_rest(together, cache, empty_folder, victim, number):
+def test_whoever_is_lost_of_four_ends_the_rest(together, empty_folder, victim, number):
     arguments = fresh(together / "text.txt", "run", "--steps", 100_000, *DROPOUT)
-    with Processes(4, 1, *arguments, cache=cache) as processes:
+    with Processes(4, 1, *arguments) as processes:
         processes.wait_for(lambda: Path("run/checkpoints/20").exists())
         processes.running[victim].send_signal(number)
         outputs = processes.ends(9, but=[victim])
     for _, err in outputs.values():
         assert len(lines(err)) == 1, err
         assert f"step {saved()[-1]} is the last one saved" in err
-    assert run(1, 1, "train", "--out", "run", "--resume", "--steps", saved()[-1] + 1, cache=cache)
+    assert run(1, 1, "train", "--out", "run", "--resume", "--steps", saved()[-1] + 1)
 
 
 @pytest.mark.tier("slow")
 @pytest.mark.parametrize(
     "flags", [[], ["--fsdp", 4], ["--fsdp", 2]], ids=["data", "fsdp4", "fsdp2"]
 )
-def test_a_mesh_with_a_coordinator_is_bit_exact(together, cache, empty_folder, flags):
+def test_a_mesh_with_a_coordinator_is_bit_exact(together, empty_folder, flags):
     shared = ["--strategy", "mesh", *flags, "--steps", 30, *DROPOUT]
     for count, devices in ((1, 4), (2, 2), (4, 1)):
         arguments = fresh(together / "text.txt", f"run{count}", *shared)
-        run(count, devices, *arguments, cache=cache, coordinator=True)
+        run(count, devices, *arguments, coordinator=True)
     for count in (2, 4):
         same_run(f"run{count}", "run1")
         assert losses(f"run{count}", GRADIENT_NORM) == losses("run1", GRADIENT_NORM)
 
 
-def test_an_error_is_reported_once_and_ends_all(together, cache, empty_folder):
+def test_an_error_is_reported_once_and_ends_all(together, empty_folder):
     shutil.copytree(together / "run", "run")
-    outputs = run(2, 1, *fresh(together / "text.txt", "run"), cache=cache, codes=(2,))
+    outputs = run(2, 1, *fresh(together / "text.txt", "run"), codes=(2,))
     assert lines(outputs[0][1]) == [
         "jaxformer: run already holds a run: continue it with --resume, or give another --out"
     ]
@@ -148,13 +143,13 @@ def test_an_error_is_reported_once_and_ends_all(together, cache, empty_folder):
 
 
 @pytest.mark.tier("full")
-def test_other_texts_under_the_same_name_are_refused_with_both_hashes(cache, empty_folder):
+def test_other_texts_under_the_same_name_are_refused_with_both_hashes(empty_folder):
     folders = [empty_folder / "one", empty_folder / "two"]
     for folder, text in zip(folders, (TEXT, TEXT.replace("cat", "tac")), strict=True):
         folder.mkdir()
         (folder / "text.txt").write_text(text)
     arguments = fresh("text.txt", empty_folder / "run", "--steps", 3)
-    outputs = run(2, 1, *arguments, cache=cache, codes=(3,), folders=folders)
+    outputs = run(2, 1, *arguments, codes=(3,), folders=folders)
     hashes = [hashlib.sha256((f / "text.txt").read_bytes()).hexdigest()[:16] for f in folders]
     words = (
         f"text.txt here is not that of process 0: SHA-256 {hashes[1]}…, not {hashes[0]}…: give all "
@@ -193,8 +188,8 @@ def test_a_coordinator_that_does_not_answer_is_refused(refuse, text):
 
 
 @pytest.mark.tier("full")
-def test_processes_that_do_not_come_are_reported(text, cache, empty_folder):
-    with Processes(2, 1, *fresh(text, "run"), cache=cache, connect=2) as processes:
+def test_processes_that_do_not_come_are_reported(text, empty_folder):
+    with Processes(2, 1, *fresh(text, "run"), connect=2) as processes:
         processes.running[1].kill()
         _, err = processes.ends(9, but=[1])[0]
     assert "not all processes came within 2 s" in err

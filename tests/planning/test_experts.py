@@ -68,7 +68,9 @@ def _module(model):
     ("fsdp", "tensor", "expert"), full_after(0, [(2, 1, 4), (4, 2, 1), (1, 1, 1)], slow_after=1)
 )
 def test_what_stays_on_a_device_is_what_xla_is_given(fsdp, tensor, expert):
-    experiment = prepare(EXPERTS, strategy="mesh", fsdp=fsdp, tensor=tensor, expert=expert)
+    # One layer of each kind: every other layer adds the same again.
+    model = {**EXPERTS, "num_layers": 2, "dense_layers": [0]}
+    experiment = prepare(model, strategy="mesh", fsdp=fsdp, tensor=tensor, expert=expert)
     with experiment.execution_settings():
         program = compile_training(experiment, jax.devices())
     estimate = estimate_from_programs(experiment, jax.devices(), {"training": program})

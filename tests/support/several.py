@@ -23,7 +23,6 @@ class Processes:
         count,
         devices,
         *arguments,
-        cache,
         connect=120,
         folders=(),
         coordinator=False,
@@ -35,9 +34,6 @@ class Processes:
         environment = {
             **os.environ,
             "JAX_DEFAULT_MATMUL_PRECISION": "highest",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "XLA_FLAGS": flags_for_devices(devices),
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
@@ -94,9 +90,9 @@ class Processes:
         raise AssertionError("it did not happen")
 
 
-def run(count, devices, *arguments, cache, codes=(0,), **more):
+def run(count, devices, *arguments, codes=(0,), **more):
     """Runs ``Processes`` to their end; returns what each process wrote."""
-    with Processes(count, devices, *arguments, cache=cache, **more) as processes:
+    with Processes(count, devices, *arguments, **more) as processes:
         return processes.ends(*codes)
 
 

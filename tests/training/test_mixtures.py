@@ -62,7 +62,7 @@ def test_processes_read_the_mixture_of_one(sources, tmp_path):
     assert main(arguments(sources, tmp_path / "one", *flags, "--devices", 4)) == 0
     several = fresh("unused", tmp_path / "several", *flags)
     at = several.index("--data")
-    run(2, 2, "train", *sources, *several[1:at], *several[at + 2 :], cache=tmp_path / "programs")
+    run(2, 2, "train", *sources, *several[1:at], *several[at + 2 :])
     expected, found = losses(tmp_path / "one"), losses(tmp_path / "several")
     assert max(abs(found[step] - expected[step]) for step in expected) < 1e-5
 

@@ -53,7 +53,7 @@ def test_processes_read_the_packed_batch_of_one(tmp_path, count):
     flags = ["--sample-tokens", 0, "--eval-batch-size", 64, *PACKED]
     assert train(folder, tmp_path / "one", "--steps", 6, *flags, "--devices", 4) == 0
     arguments = fresh(folder, tmp_path / "several", "--steps", 3, "--decay-steps", 6, *flags)
-    run(count, 4 // count, *arguments, cache=tmp_path / "programs")
+    run(count, 4 // count, *arguments)
     assert resume(tmp_path / "several", "--steps", 6, "--devices", 4) == 0
     expected, found = losses(tmp_path / "one"), losses(tmp_path / "several")
     # In float32, where sums come in another order.

@@ -26,7 +26,7 @@ def rows_of(tmp_path, count, data, flags):
     at = arguments.index("--data")
     arguments = [*arguments[:at], *data, *arguments[at + 2 :]]
     module = "tests.support.rows_of_a_process"
-    run(count, 4 // count, *arguments, cache=tmp_path / "programs", module=module)
+    run(count, 4 // count, *arguments, module=module)
     return [np.load(out / f"rows-{number}.npz") for number in range(count)]
 
 

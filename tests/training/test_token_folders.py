@@ -23,9 +23,6 @@ from tests.support.tiny import (
 )  # fmt: skip
 from tests.support.tokens import SIZE, corpus, tokenizer
 
-# Which program reads the ids does not change a bit of what users' programs compute.
-as_users_do = pytest.mark.optimized
-
 STREAMED = ["--resident-tokens", 1]
 VOCABULARY = sorted(set(TEXT))
 
@@ -59,13 +56,13 @@ def flip_a_bit(shard):
 
 
 @pytest.mark.tier("full")
-@as_users_do
+@pytest.mark.optimized
 def test_a_folder_of_nanogpt_trains_as_its_text_does(folder, whole_text, tmp_path, capsys):
-    """Whether its ids lie on the devices or stay on the disk."""
-    whole = tmp_path / "whole"
-    assert train(whole_text, whole, "--steps", 30, *DROPOUT) == 0
-    for name, flags in (("resident", []), ("streamed", STREAMED)):
-        assert train(folder, tmp_path / name, "--steps", 30, *DROPOUT, *flags) == 0
+    """Whether its ids lie on the devices or stay on the disk: to the bit, in users' programs."""
+    whole, flags = tmp_path / "whole", ["--steps", 30, "--sample-tokens", 0, *DROPOUT]
+    assert train(whole_text, whole, *flags) == 0
+    for name, more in (("resident", []), ("streamed", STREAMED)):
+        assert train(folder, tmp_path / name, *flags, *more) == 0
         assert losses(tmp_path / name) == losses(whole)
         assert losses(tmp_path / name, "val_loss") == losses(whole, "val_loss")
     assert manifest(tmp_path / "resident", 30)["vocabulary"] == "".join(VOCABULARY)
@@ -81,13 +78,12 @@ def test_a_run_from_the_disk_is_cut_and_resumed(folder, tmp_path):
     same_run(tmp_path / "cut", tmp_path / "whole", 20)
 
 
-@as_users_do
 @pytest.mark.parametrize("count", [pytest.param(2, marks=FULL), pytest.param(4, marks=SLOW)])
 def test_processes_read_the_batch_of_one(folder, tmp_path, count):
     flags = ["--sample-tokens", 0, "--eval-batch-size", 64, *STREAMED]
     assert train(folder, tmp_path / "one", "--steps", 6, *flags, "--devices", 4) == 0
     arguments = fresh(folder, tmp_path / "several", "--steps", 3, "--decay-steps", 6, *flags)
-    run(count, 4 // count, *arguments, cache=tmp_path / "programs")
+    run(count, 4 // count, *arguments)
     assert steps(tmp_path / "several") == [3]
     # Resumed in one process.
     assert resume(tmp_path / "several", "--steps", 6, "--devices", 4) == 0
@@ -96,12 +92,12 @@ def test_processes_read_the_batch_of_one(folder, tmp_path, count):
     assert max(abs(found[step] - expected[step]) for step in range(1, 7)) < 1e-5
 
 
-@as_users_do
 @pytest.mark.tier("full")
 def test_a_mesh_and_micro_batches_read_the_same(folder, tmp_path):
     mesh = ["--strategy", "mesh", "--fsdp", 2, "--tensor", 2, "--devices", 4, "--accumulation", 2]
-    for name, flags in (("resident", []), ("streamed", STREAMED)):
-        assert train(folder, tmp_path / name, "--steps", 5, *mesh, *flags) == 0
+    flags = ["--steps", 5, "--sample-tokens", 0, *mesh]
+    for name, more in (("resident", []), ("streamed", STREAMED)):
+        assert train(folder, tmp_path / name, *flags, *more) == 0
     assert losses(tmp_path / "resident") == losses(tmp_path / "streamed")
 
 
