@@ -16,6 +16,13 @@ def empty_folder(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """Runs of a test draw no curves, a quarter of a small one's time; ``whole`` has them."""
+    monkeypatch.setattr("jaxformer.training.logging.report_page._draw", lambda records: "")
+    monkeypatch.setattr("jaxformer.training.logging.run_log.plot_losses", lambda *_: True)
+
+
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"

@@ -106,6 +106,7 @@ def _draw(records: Sequence[Mapping[str, Any]]) -> str:
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullFormatter, StrMethodFormatter
     except ImportError:
         return ""
     points = {
@@ -134,6 +135,13 @@ def _draw(records: Sequence[Mapping[str, Any]]) -> str:
             axes.set_title(title, loc="left", fontsize=10)
             if is_logarithmic and min(numbers) > 0:
                 axes.set_yscale("log")
+                # Plain numbers: the usual powers are set as formulas, which takes longer than all
+                # else. Between powers of ten there are numbers only where these are too few.
+                few = max(numbers) < 10 * min(numbers)
+                axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axes.yaxis.set_minor_formatter(
+                    StrMethodFormatter("{x:g}") if few else NullFormatter()
+                )
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
         grid[-1].set_xlabel("optimizer step")
