@@ -17,10 +17,11 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def no_curves(monkeypatch):
-    """Runs of a test draw no curves, a quarter of a small one's time; ``whole`` has them."""
-    monkeypatch.setattr("jaxformer.training.logging.report_page._draw", lambda records: "")
-    monkeypatch.setattr("jaxformer.training.logging.run_log.plot_losses", lambda *_: True)
+def no_curves(request, monkeypatch):
+    """Runs of a test draw no curves, a quarter of a small one's time, unless it is about them."""
+    if request.node.get_closest_marker("curves") is None:
+        monkeypatch.setattr("jaxformer.training.logging.report_page._draw", lambda records: "")
+        monkeypatch.setattr("jaxformer.training.logging.run_log.plot_losses", lambda *_: True)
 
 
 @pytest.fixture

@@ -166,6 +166,7 @@ def test_text_is_no_prompt_of_ids(gpt):
         jf.generate(gpt, "text", 10)
 
 
+@pytest.mark.curves
 def test_a_run_from_a_program(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     config = jf.TrainConfig(
