@@ -15,7 +15,7 @@ from jaxformer.training.parallel import StepSpec
 from jaxformer.training.parallel.mesh import MeshStrategy
 from jaxformer.training.parallel.pmap import PmapStrategy
 from jaxformer.training.parallel.step_spec import make_model
-from tests.support.tiers import full_after
+from tests.support.tiers import full_after, full_except
 
 SIZES = {
     "vocab_size": 29, "context_length": 13, "num_layers": 2, "d_model": 24, "num_heads": 4,
