@@ -105,6 +105,7 @@ def test_a_draft_has_the_models_characters(refuse, whole, tmp_path_factory, caps
     refuse(["sample", whole, "--draft", folder / "run"], 2, "has other characters than the model")
 
 
+@pytest.mark.tier("full")
 def test_narrow_weights_write_and_say_what_they_cost(capsys, whole, text):
     flags = ["--weights-dtype", "int8", "--weights-check", str(text), "--tokens", "20", "--greedy"]
     assert main(["sample", str(whole), *flags]) == 0

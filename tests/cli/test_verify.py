@@ -328,6 +328,7 @@ def test_without_transformers_torch_ref_runs_the_folder(gpt2, monkeypatch):
     assert "as transformers is not installed" in lines[0]
 
 
+@pytest.mark.tier("full")
 def test_jax_may_be_set_to_float64_or_not(gpt2):
     for wide in (False, True):
         with jax.enable_x64(wide):

@@ -260,6 +260,7 @@ def test_jax_is_asked_for_the_cores_attention(case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", full_after(1, CASES))
+@pytest.mark.tier("full")
 def test_splash_attention_is_the_cores(case):
     compare(case, functools.partial(fused.fused_attention, "splash", interpret=True))
 

@@ -45,6 +45,7 @@ def gradient(definition, choice):
 
 
 @pytest.mark.parametrize("choice", full_after(1, ["dots", "full"]))
+@pytest.mark.tier("full")
 def test_the_numbers_are_the_same(choice):
     """In float64, dropout included: what is computed again differs by rounding, if at all."""
     with jax.enable_x64(True):

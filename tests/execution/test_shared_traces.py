@@ -62,6 +62,7 @@ def operations(program):
 
 
 @pytest.mark.optimized
+@pytest.mark.tier("full")
 def test_the_program_is_the_one_of_blocks_traced_one_by_one():
     step, parameters = step_of(CONFIG)
     one, other = (compiled(step, parameters, is_shared) for is_shared in (True, False))

@@ -48,7 +48,7 @@ def test_a_few_of_each(name, count, bench):
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     # Few of the few get so far; the soak has all the steps.
-    bench = Workbench(tmp_path_factory.mktemp("faults"), 1, reference_steps=500)
+    bench = Workbench(tmp_path_factory.mktemp("faults"), 1, reference_steps=150)
     yield bench
     bench.close()
 

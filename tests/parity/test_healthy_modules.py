@@ -90,6 +90,7 @@ class ForgetfulDecoder(CandidateDecoder):
 DECODER = {"step": "step", "step.linear": "step.linear"}
 
 
+@pytest.mark.tier("full")
 def test_stateful_arguments_are_restored_and_later_calls_are_judged():
     reference = randomize(ReferenceDecoder())
     report = compare(reference, CandidateDecoder(reference), [hidden()], names=DECODER)

@@ -258,6 +258,7 @@ def test_user_modules_are_filled_in(tmp_path):
         repro.run(torch.nn.Linear(5, 7, bias=False), candidate.inner)
 
 
+@pytest.mark.tier("full")
 def test_a_module_that_was_changed_after_it_was_built_is_filled_in(tmp_path):
     transformers = pytest.importorskip("transformers")
     settings = transformers.GPT2Config(

@@ -217,6 +217,7 @@ def test_large_arrays_are_held_in_parts(tmp_path, monkeypatch, name):
     assert_same(streamed, whole)
 
 
+@pytest.mark.tier("full")
 def test_a_wrong_head_is_found_in_parts(tmp_path, monkeypatch):
     a = llama(tmp_path)
     wrong = changed(

@@ -104,6 +104,7 @@ def test_stray_folders_are_no_run(here, name):
     refused(here, "not a checkpoint")
 
 
+@pytest.mark.tier("full")
 def test_a_real_run(whole):
     assert detect(whole) == "run"
     assert detect(whole / "checkpoints" / "30") == "checkpoint"

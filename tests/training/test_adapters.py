@@ -135,6 +135,7 @@ def test_peft_reads_what_is_written_and_writes_what_is_read(base, run, tmp_path)
     assert all(np.array_equal(value, two[name]) for name, value in one.items())
 
 
+@pytest.mark.tier("full")
 def test_adapters_go_to_torch_ref_as_they_are_with_their_optimizer(run, tmp_path, capsys):
     file = tmp_path / "out.pt"
     assert main(["port", str(run), str(file), "--as", "torch_ref"]) == 0

@@ -37,6 +37,7 @@ def found_in(name, mutate):
     return cause, report
 
 
+@pytest.mark.tier("full")
 def test_an_activation_of_our_own_model():
     def erf(found, candidate, random):
         candidate.blocks[1].feed_forward.activation = "gelu"
