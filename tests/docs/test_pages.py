@@ -45,7 +45,7 @@ FEW_STEPS = shlex.split("--steps 2 --sample-tokens 0 --batch-size 4 --devices 1 
 # Fewer steps of smaller models show the same.
 SHORTER = {
     "range(1000)": "range(3)",
-    "nano().model.replace(": "nano().model.replace(num_layers=1, d_model=16, num_heads=2, ",
+    "nano().model.replace(": "nano().model.replace(d_model=16, num_heads=2, ",
     "steps=2000": "steps=1, num_layers=1, d_model=16, num_heads=2, context_length=16, "
     "eval_tokens=200, sample_tokens=0, devices=1, data='novel.txt'",
 }

@@ -11,7 +11,7 @@ from tests.support.verified import verify
 # Of every file of dialects the first case: a new one is tried without being named here.
 FIRST = {HUGGING_FACE[case.dialect]: name for name, case in reversed(CASES.items())}
 # Of each mechanism one: decoder, encoder, encoder-decoder, experts, vision, sound.
-FULL = {"llama", "bart", "experts", "whisper"}
+FULL = {"llama", "experts"}
 
 
 def check(name, folder):

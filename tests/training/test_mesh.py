@@ -70,10 +70,11 @@ def test_twenty_steps_are_the_same_on_every_mesh(mesh):
     assert_same(one, fetch(dropping(LLAMA), mesh))
 
 
-@pytest.mark.tier("full")
 @pytest.mark.parametrize(
     "mesh",
-    ["fsdp 8", "data 2 x fsdp 2 x tensor 2", (8, 1, 1, 4), (8, 2, 2, 2)],
+    full_after(
+        0, [(8, 1, 1, 4), (8, 2, 2, 2), "fsdp 8", "data 2 x fsdp 2 x tensor 2"], slow_after=2
+    ),
     ids=str,
 )
 def test_twenty_steps_of_experts_are_the_same_on_a_mesh(mesh):

@@ -38,7 +38,7 @@ def run(text, capsys):
     return make
 
 
-@pytest.mark.parametrize("name", full_after(0, OTHERS))
+@pytest.mark.parametrize("name", full_after(0, OTHERS, slow_after=2))
 def test_ten_steps_and_ten_more_are_twenty(name, run):
     run("whole", "--optimizer", name)
     run("cut", "--optimizer", name, "--steps", 10)
@@ -150,8 +150,7 @@ def test_a_plan_counts_what_the_optimizer_keeps(name):
     assert 0 <= least <= whole
 
 
-@pytest.mark.tier("full")
-@pytest.mark.parametrize("name", full_after(1, OTHERS))
+@pytest.mark.parametrize("name", full_after(0, OTHERS, slow_after=3))
 def test_many_devices_are_one(name):
     """On a mesh Adafactor's means of rows and columns lie whole on every device."""
     optimizer = dataclasses.replace(meshes.OPTIMIZER, optimizer=name)

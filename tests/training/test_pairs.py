@@ -119,7 +119,7 @@ def test_cut_and_resumed_it_is_the_run_uncut(folder, whole, tmp_path, capsys):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--devices", 4],
+        pytest.param(["--devices", 4], marks=SLOW),
         ["--devices", 4, "--strategy", "mesh", "--fsdp", 2],
         pytest.param(["--accumulation", 2], marks=SLOW),
         ["--remat", "full", "--scan-layers"],

@@ -81,10 +81,13 @@ def _make_histogram(candidate: np.ndarray, reference: np.ndarray) -> Histogram |
     if not all(a.size for a in both):
         return None
     low, high = min(float(a.min()) for a in both), max(float(a.max()) for a in both)
-    # A number of equal bins is counted at once; given their edges, numpy sorts the values first.
-    bounds = (low, high if high > low else low + 1.0)
-    counts = [tuple(np.histogram(a, BINS, bounds)[0].tolist()) for a in both]
-    return Histogram(tuple(np.linspace(*bounds, BINS + 1).tolist()), *counts)
+    edges = np.linspace(low, high if high > low else low + 1.0, BINS + 1)
+    # Equal bins are counted at once; of given edges numpy sorts the values first, which takes long
+    # and is left for values of so narrow a range that two edges are one number.
+    is_wide = bool(np.all(np.diff(edges) > 0))
+    bins, bounds = (BINS, (edges[0], edges[-1])) if is_wide else (edges, None)
+    counts = [tuple(np.histogram(a, bins, bounds)[0].tolist()) for a in both]
+    return Histogram(tuple(edges.tolist()), *counts)
 
 
 def _make_maps(matched_call: MatchedCall) -> AttentionMaps | None:
