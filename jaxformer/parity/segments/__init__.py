@@ -16,6 +16,9 @@ only while they run: all stand on one tape, and a value that is found wrong is p
 those behind it. What they share is what comes of a segment: a value, the one wanted, a judgement. A
 pair that is found wrong becomes a model of operators (``calls.pair_functions``).
 
+Of the candidate both evaluate a jaxpr, operator by operator and without compiling: a pair in the
+dtypes that it is written in, as a cast is a bug there, and operators with every float in float64.
+
 Pairs of modules need less memory, as a segment is judged and freed before the next one is made, and
 operators find values that no module returns. GPT-2 of 124 million parameters, forward and backward
 over 256 positions: 26 s and 3.6 GiB by pairs, 39 s and 3.9 GiB by operators (two cores of an AMD

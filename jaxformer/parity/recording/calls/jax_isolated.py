@@ -2,7 +2,7 @@
 
 import dataclasses
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,11 +14,12 @@ from jaxformer.parameters import join_path, merge
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.jax_values import (
     float_arrays,
-    integer_arrays,
     is_float,
+    is_number,
     refill,
     refill_integers,
 )
+from jaxformer.parity.recording.operators.evaluation import evaluate
 
 # Gradients of some arrays, None for zero.
 Gradients = Sequence[np.ndarray | None]
@@ -46,7 +47,8 @@ class IsolatedOutcome:
     Attributes:
         outputs: the float arrays of its result.
         submodule_inputs: of each submodule, call by call, the float arrays it was called with.
-        submodule_arguments: of each submodule, call by call, all its arguments by name.
+        submodule_arguments: of each submodule, call by call, all its arguments by name, without
+            their floats.
         integers: the integer arrays of its result.
         parameter_gradients: of its own parameters, by name within the module.
         input_gradients: of each float input.
@@ -147,21 +149,27 @@ class IsolatedModule:
             called = [(frame.f_code.co_filename, line) for frame, line in frames]
             self.callers.setdefault(path, []).append(called)
             forced = self._forced[path][number]
-            template = refill_integers(self.cast(forced.template), forced.integers)
+            # Numbers of numpy cannot be indexed by what is traced.
+            chosen = [jnp.asarray(array) for array in forced.integers]
+            template = refill_integers(self.cast(forced.template), chosen)
             return refill(template, given[path][number])
 
         called = self.call.args, self.call.kwargs
         args, kwargs = self.cast(refill(refill_integers(called, integers), inputs))
         with jax_trace.intercept_calls(inner, return_forced):
             output = getattr(inner, self._method)(*args, **kwargs)
-        self.integers = integer_arrays(output)
+        self.integers = [a for a in _no_floats(output) if a.ndim and a.dtype != bool]
         return float_arrays(output), entered
 
     @property
     def jaxpr(self) -> Any:
         """The forward run as a jaxpr."""
-        primals = self.cast((self.own, self.call.inputs, self.given))
-        return jax.make_jaxpr(lambda *given: self(*given))(*primals).jaxpr
+        return jax.make_jaxpr(self.__call__)(*self._primals(_shape)).jaxpr
+
+    def _primals(self, convert: Callable[[Any, str], Any]) -> Any:
+        """Returns what ``__call__`` takes: parameters, inputs, given arrays, each converted."""
+        primals = self.own, self.call.inputs, self.given
+        return jax.tree.map(lambda a: convert(a, self._dtype) if is_float(a) else a, primals)
 
     def run(
         self,
@@ -170,49 +178,79 @@ class IsolatedModule:
     ) -> IsolatedOutcome:
         """Runs it on the inputs of its call, and pulls given gradients back through it.
 
+        It is traced, and its operators are evaluated one by one.
+
         Args:
             cotangents: gradients of the output's arrays; None runs forward only.
             submodule_cotangents: gradients of what enters each submodule, call by call.
         """
-        primals = self.cast((self.own, self.call.inputs, self.given))
-        integers: list[np.ndarray] = []
-        if cotangents is None or self.call.integer_outputs:
-            outputs, entered = self(*primals)
-            integers = _to_numpy(self.integers)
+
+        def forward(*primals: Any) -> Any:
+            def made(*primals: Any) -> Any:
+                floats = self(*primals)
+                return floats, (_no_floats(self.arguments), self.integers)
+
+            if cotangents is None:
+                return made(*primals), None
+            floats, pull, others = jax.vjp(made, *primals, has_aux=True)
+            return (floats, others), pull
+
+        traced, shapes = jax.make_jaxpr(forward, return_shape=True)(*self._primals(_shape))
+        arrays = evaluate(traced, jax.tree.leaves(self._primals(_in_numpy)))
+        result, pull = jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+        (outputs, entered), (numbers, integers) = result
+        arguments = _without_tracers(refill(self.arguments, numbers, _is_no_float))
         if cotangents is None:
-            return IsolatedOutcome(_to_numpy(outputs), _to_numpy(entered), self.arguments, integers)
-        (outputs, entered), pull = jax.vjp(self.__call__, *primals)
+            return IsolatedOutcome(outputs, entered, arguments, integers)
 
         def find_cotangents(path: str, number: int) -> Gradients:
             calls = (submodule_cotangents or {}).get(path, [])
             return calls[number] if number < len(calls) else []
 
-        gradients = pull(
-            (
-                _fill_zeros(outputs, cotangents),
-                {
-                    path: [
-                        _fill_zeros(arrays, find_cotangents(path, number))
-                        for number, arrays in enumerate(calls)
-                    ]
-                    for path, calls in entered.items()
-                },
-            )
+        directions = (
+            _fill_zeros(outputs, cotangents),
+            {
+                path: [
+                    _fill_zeros(arrays, find_cotangents(path, number))
+                    for number, arrays in enumerate(calls)
+                ]
+                for path, calls in entered.items()
+            },
         )
-        return IsolatedOutcome(
-            _to_numpy(outputs),
-            _to_numpy(entered),
-            self.arguments,
-            integers,
-            *map(_to_numpy, gradients),
-        )
+        given = shapes[1], jax.tree.map(lambda a: _shape(a, a.dtype), directions)
+        traced, shapes = jax.make_jaxpr(lambda pull, given: pull(given), return_shape=True)(*given)
+        arrays = evaluate(traced, jax.tree.leaves((pull, directions)))
+        gradients = jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+        return IsolatedOutcome(outputs, entered, arguments, integers, *gradients)
+
+
+def _is_no_float(leaf: Any) -> bool:
+    """Returns whether a leaf is an array of integers or truth values."""
+    return is_number(leaf) and not is_float(leaf)
+
+
+def _no_floats(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if _is_no_float(leaf)]
+
+
+def _without_tracers(tree: Any) -> Any:
+    """Returns a tree with None in place of what was traced and has no numbers."""
+    return jax.tree.map(lambda a: None if isinstance(a, jax.core.Tracer) else a, tree)
+
+
+def _shape(array: Any, dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(array.shape, dtype)
+
+
+def _in_numpy(array: Any, dtype: Any) -> Any:
+    return np.asarray(array).astype(dtype, copy=False)
 
 
 def _fill_zeros(arrays: Sequence[Any], gradients: Gradients) -> list[Any]:
     """Returns one gradient for each array: zero where none, or one of another shape, is given."""
     padded = [*gradients, *[None] * len(arrays)]
     return [
-        np.zeros(a.shape, a.dtype) if g is None or g.shape != a.shape else _as_dtype(g, a.dtype)
+        np.zeros(a.shape, a.dtype) if g is None or g.shape != a.shape else _in_numpy(g, a.dtype)
         for a, g in zip(arrays, padded, strict=False)
     ]
 
@@ -222,7 +260,3 @@ def _as_dtype(array: Any, dtype: Any) -> Any:
     if isinstance(array, np.ndarray):
         return jax.device_put(array.astype(dtype, copy=False), may_alias=False)
     return jnp.asarray(array, dtype)
-
-
-def _to_numpy(tree: Any) -> Any:
-    return jax.tree.map(np.asarray, tree)

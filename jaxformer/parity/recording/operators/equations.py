@@ -9,18 +9,67 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from jaxformer.parity.recording.jax_values import in_float64, is_number, on_host
 from jaxformer.parity.recording.operators.numpy_operators import numpy_function
 
+# Operators that call a jaxpr, with the name of the argument that holds it.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "jaxpr",
+    "xla_call": "call_jaxpr",
+    "run_state": "jaxpr",
+}
 # Operators that must see the bits of the dtype that they were written for.
 OWN_DTYPE = {"bitcast_convert_type", "nextafter", "pallas_call", "ffi_call", "custom_call"}
+
+
+def needed(jaxpr: Any) -> list[Any]:
+    """Returns the equations on which the outputs depend, in order."""
+    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
+    found = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            found.append(equation)
+            wanted |= {atom for atom in equation.invars if not isinstance(atom, Literal)}
+    return found[::-1]
+
+
+def inlined(equation: Any) -> Any:
+    """Returns the jaxpr that an equation only calls, None if it does anything else."""
+    return equation.params.get(CALLS.get(equation.primitive.name))
 
 
 def function_of(equation: Any) -> Callable[..., Sequence[Any]]:
     """Returns what computes an equation's outputs from its inputs, arrays on the host."""
     return _narrow(equation) if equation.primitive.name in OWN_DTYPE else _wide(equation)
+
+
+def function_as_written(equation: Any) -> Callable[..., Sequence[Any]]:
+    """Returns what computes an equation's outputs in the dtypes that it was traced with."""
+    in_numpy, primitive = _in_numpy(equation, exact=False), equation.primitive
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        if in_numpy is not None:
+            with np.errstate(all="ignore"):
+                return in_numpy(*arrays)
+        made = primitive.bind(*map(_for_jax, _alike(equation, arrays)), **equation.params)
+        return list(map(on_host, made if primitive.multiple_results else [made]))
+
+    return run
+
+
+def _for_jax(array: Any) -> Any:
+    return jnp.asarray(array) if is_number(array) else array
 
 
 def is_opaque(equation: Any) -> bool:
@@ -57,7 +106,7 @@ def _wide(equation: Any) -> Callable[..., Any]:
     if name in ("dot_general", "conv_general_dilated"):
         params["precision"] = None
     many = primitive.multiple_results
-    small = _in_numpy(equation)
+    small = _in_numpy(equation, exact=True)
 
     def run(*arrays: Any) -> Sequence[Any]:
         if small is not None:
@@ -71,8 +120,13 @@ def _wide(equation: Any) -> Callable[..., Any]:
     return run
 
 
-def _in_numpy(equation: Any) -> Callable[..., Sequence[Any]] | None:
-    """Returns what computes an equation in numpy, None if that must be left to JAX."""
+def _in_numpy(equation: Any, *, exact: bool) -> Callable[..., Sequence[Any]] | None:
+    """Returns what computes an equation in numpy, None if that must be left to JAX.
+
+    Args:
+        equation: of any jaxpr.
+        exact: whether floats are float64, whatever dtype they have in the jaxpr.
+    """
     atoms = (*equation.invars, *equation.outvars)
     if any(not isinstance(atom.aval.dtype, np.dtype) for atom in atoms) or len(atoms) == 1:
         return None
@@ -82,7 +136,8 @@ def _in_numpy(equation: Any) -> Callable[..., Sequence[Any]] | None:
     if function is None:
         return None
     dtype = equation.outvars[0].aval.dtype
-    dtype = np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
+    if exact and jnp.issubdtype(dtype, jnp.floating):
+        dtype = np.dtype(np.float64)
     return lambda *arrays: [np.asarray(function(*_alike(equation, arrays)), dtype)]
 
 

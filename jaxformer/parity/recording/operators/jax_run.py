@@ -19,27 +19,17 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxformer.parity.recording.jax_values import in_float64, is_float, on_host
 from jaxformer.parity.recording.operators.candidates import Candidate
-from jaxformer.parity.recording.operators.equations import function_of, is_opaque, literal
+from jaxformer.parity.recording.operators.equations import (
+    function_of,
+    inlined,
+    is_opaque,
+    literal,
+    needed,
+)
 from jaxformer.parity.recording.operators.graph import LARGE, Value
 from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.recording.operators.tracing import leaf_names, narrow_casts, stops, trace
-
-# Operators that call a jaxpr, with the name of the argument that holds it.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "jaxpr",
-    "xla_call": "call_jaxpr",
-    "run_state": "jaxpr",
-}
 
 
 class JaxRun:
@@ -196,7 +186,7 @@ class _Recorder:
             return environment[atom]
 
         is_users = not source or is_users_function(jaxpr)
-        for equation in _needed(jaxpr):
+        for equation in needed(jaxpr):
             here = (source_of(equation) if is_users else "") or source
             name = str(equation.source_info.name_stack)
             inside = "/".join(part for part in (module, name) if part)
@@ -218,8 +208,9 @@ class _Recorder:
         self, equation: Any, values: list[Value], source: str, module: str
     ) -> Sequence[Value]:
         name, params = equation.primitive.name, equation.params
-        if name in CALLS and CALLS[name] in params:
-            return self._closed(params[CALLS[name]], values, source, module)
+        inner = inlined(equation)
+        if inner is not None:
+            return self._closed(inner, values, source, module)
         if name == "scan":
             return self._scan(params, values, source, module)
         if name == "while":
@@ -303,14 +294,3 @@ def _terms(equation: Any) -> int:
     (summed, _), (batch, _) = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return math.prod(shape[axis] for axis in summed) if batch else 0
-
-
-def _needed(jaxpr: Any) -> list[Any]:
-    """Returns the equations on which the outputs depend, in order."""
-    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
-    found = []
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not wanted.isdisjoint(equation.outvars):
-            found.append(equation)
-            wanted |= {atom for atom in equation.invars if not isinstance(atom, Literal)}
-    return found[::-1]
