@@ -73,7 +73,9 @@ def test_twenty_steps_are_the_same_on_every_mesh(mesh):
 @pytest.mark.parametrize(
     "mesh",
     full_after(
-        0, [(8, 1, 1, 4), (8, 2, 2, 2), "fsdp 8", "data 2 x fsdp 2 x tensor 2"], slow_after=2
+        0,
+        [*map(pytest.param, [(8, 1, 1, 4), (8, 2, 2, 2)]), "fsdp 8", "data 2 x fsdp 2 x tensor 2"],
+        slow_after=2,
     ),
     ids=str,
 )
