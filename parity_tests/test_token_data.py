@@ -121,6 +121,7 @@ def test_packed_batches_are_the_same(tmp_path, has_answers, kind):
     ("kind", "has_answers"),
     full_after(1, [("packed", True), ("packed", False), ("random", False), ("epoch", True)]),
 )
+@pytest.mark.tier("full")
 def test_a_hundred_steps_on_a_folder_are_the_same(tmp_path, kind, has_answers, float64):
     splits = {"train": ids(), "val": ids(50)}
     path = write_documents(tmp_path, splits, shard=97, has_answers=has_answers)

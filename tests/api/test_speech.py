@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.tier("full")
 def test_a_model_that_hears_is_loaded_and_saved_and_writes(folder, tmp_path):
     model = jaxformer.load(folder)
     source = transformers.WhisperForConditionalGeneration.from_pretrained(folder)

@@ -102,7 +102,7 @@ BUGS = {
 }
 
 
-SOME = (("llama", "rotary layout"), ("llama.safetensors", "weight"))
+SOME = (("llama.safetensors", "weight"),)
 USUAL = ("eps", "activation", "rotary base", "scale", "window")
 # By transformers and by torch_ref; what the latter finds too is left to the slow run.
 RUN_BY = [

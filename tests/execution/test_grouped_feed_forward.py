@@ -23,7 +23,7 @@ def one_by_one(x, kernels, biases, keep, groups, activate):
     return jnp.einsum("rf,rfd->rd", hidden, down)
 
 
-@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("has_mask", full_after(1, [True, False]))
 @pytest.mark.parametrize(
     ("rows", "num_groups", "used"), full_after(1, [(130, 5, 4), (61, 3, 1), (1, 4, 4)])
 )

@@ -38,6 +38,7 @@ def make_gradient(definition, ids):
 
 
 @pytest.mark.parametrize("remat", full_after(1, ["none", "full"]))
+@pytest.mark.tier("full")
 def test_losses_and_gradients_are_the_same_in_float64(remat):
     """With dropout, whose keys differ from layer to layer."""
     definition, state = nnx.split(abstract(), nnx.Param)
