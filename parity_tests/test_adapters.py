@@ -174,6 +174,7 @@ def peft_name(name):
     return f"{prefix}.{module}.lora_{matrix[-1].upper()}.default.weight"
 
 
+@pytest.mark.tier("full")
 def test_forward_gradients_and_fifty_steps_are_pefts(peft_model):
     model, folder = peft_model
     module = build(open_checkpoint(folder / "adapter").plan())

@@ -132,7 +132,6 @@ def test_a_mesh_with_a_coordinator_is_bit_exact(together, empty_folder, flags):
         assert losses(f"run{count}", GRADIENT_NORM) == losses("run1", GRADIENT_NORM)
 
 
-@pytest.mark.tier("full")
 def test_an_error_is_reported_once_and_ends_all(together, empty_folder):
     shutil.copytree(together / "run", "run")
     outputs = run(2, 1, *fresh(together / "text.txt", "run"), codes=(2,))
