@@ -23,6 +23,8 @@ from tests.support.tiny import (
 )  # fmt: skip
 from tests.support.tokens import SIZE, corpus, tokenizer
 
+# What reads the ids changes no bit of what users' programs compute: their tests are ``optimized``.
+
 STREAMED = ["--resident-tokens", 1]
 VOCABULARY = sorted(set(TEXT))
 
@@ -78,6 +80,7 @@ def test_a_run_from_the_disk_is_cut_and_resumed(folder, tmp_path):
     same_run(tmp_path / "cut", tmp_path / "whole", 20)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("count", [pytest.param(2, marks=FULL), pytest.param(4, marks=SLOW)])
 def test_processes_read_the_batch_of_one(folder, tmp_path, count):
     flags = ["--sample-tokens", 0, "--eval-batch-size", 64, *STREAMED]
@@ -93,6 +96,7 @@ def test_processes_read_the_batch_of_one(folder, tmp_path, count):
 
 
 @pytest.mark.tier("full")
+@pytest.mark.optimized
 def test_a_mesh_and_micro_batches_read_the_same(folder, tmp_path):
     mesh = ["--strategy", "mesh", "--fsdp", 2, "--tensor", 2, "--devices", 4, "--accumulation", 2]
     flags = ["--steps", 5, "--sample-tokens", 0, *mesh]

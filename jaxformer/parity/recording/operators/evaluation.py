@@ -25,13 +25,13 @@ def evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     values = dict(zip(jaxpr.constvars, constants, strict=True))
     values |= dict(zip(jaxpr.invars, arguments, strict=True))
     equations = needed(jaxpr)
+    readers = [*(equation.invars for equation in equations), jaxpr.outvars]
     last = {
         atom: place
-        for place, equation in enumerate(equations)
-        for atom in equation.invars
+        for place, atoms in enumerate(readers)
+        for atom in atoms
         if not isinstance(atom, Literal)
     }
-    kept = {atom for atom in jaxpr.outvars if not isinstance(atom, Literal)}
 
     def read(atom: Any) -> Any:
         if not isinstance(atom, Literal):
@@ -42,15 +42,14 @@ def evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     for place, equation in enumerate(equations):
         given = [read(atom) for atom in equation.invars]
         inner = inlined(equation)
-        run = function_as_written(equation) if inner is None else None
-        made = evaluate(inner, given) if run is None else run(*given)
+        made = (
+            evaluate(inner, given) if inner is not None else function_as_written(equation)(*given)
+        )
         del given
         values |= {
-            atom: array
-            for atom, array in zip(equation.outvars, made, strict=True)
-            if atom in last or atom in kept
+            atom: array for atom, array in zip(equation.outvars, made, strict=True) if atom in last
         }
         for atom in equation.invars:
-            if not isinstance(atom, Literal) and last[atom] == place and atom not in kept:
+            if not isinstance(atom, Literal) and last[atom] == place:
                 values.pop(atom, None)
     return [read(atom) for atom in jaxpr.outvars]
