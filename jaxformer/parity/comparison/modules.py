@@ -40,6 +40,7 @@ from jaxformer.parity.matching.calls.positions import (
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
 from jaxformer.parity.recording.calls.whole_models import call_candidate
 from jaxformer.parity.recording.memory import LARGE, release
+from jaxformer.parity.recording.operators.evaluation import evaluator_of
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.calls.products import compare_held_product, is_large_product
 from jaxformer.parity.segments.calls.reference_gradients import ReferenceGradients
@@ -276,7 +277,9 @@ class ModuleComparison:
         """Returns the calls of one pass of the candidate."""
         inputs = torch_trace.in_dtype(self.inputs, dtype)
         cast = jax_trace.in_dtype(module, dtype)
-        found, _ = jax_trace.trace(cast, lambda module: self._call(module, inputs))
+        found, _ = jax_trace.trace(
+            cast, lambda module: self._call(module, inputs), evaluate=evaluator_of(dtype)
+        )
         del cast
         release(self.reference.size)
         return found

@@ -171,13 +171,13 @@ def compare_block(sides: Sides, path: str) -> BlockResult:
         reference, candidate, calls = sides.low
         reference_low = reference.run_unit(unit).calls
         with jax.enable_x64(False), candidate.loaded(path, sides.own, sides.dtype):
-            low_calls = candidate.run_unit(path, calls[path])
+            low_calls = candidate.run_unit(path, calls[path], sides.dtype)
     trace = sides.reference.run_unit(unit)
     count = sum(len(call.all) for call in trace.calls.values()) - 1
     parents = sides.layout.inner_parents(pairs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(sides.candidate.loaded(path, sides.own, "float64"))
-        inner = sides.candidate.run_unit(path, sides.calls[path])
+        inner = sides.candidate.run_unit(path, sides.calls[path], "float64")
         if any(difference.error for difference in weights.values()):
             stack.close()
             stack.enter_context(sides.candidate.loaded(path, sides.wanted, "float64"))

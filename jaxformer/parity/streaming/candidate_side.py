@@ -1,17 +1,19 @@
 """The candidate without its weights: they are read from its files, block by block."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxformer.parameters import join_path, merge
 from jaxformer.parity.recording.calls import jax_trace
 from jaxformer.parity.recording.memory import release
+from jaxformer.parity.recording.operators.evaluation import evaluator_of
+from jaxformer.parity.recording.operators.host_calls import call_on_host
 from jaxformer.parity.recording.torch_values import in_dtype
 from jaxformer.parity.segments.calls.products import candidate_slices
 from jaxformer.parity.streaming.layout import CannotStreamError, Layout, is_within
@@ -111,53 +113,75 @@ class EmptyCandidate:
         self.load_around(tensors, dtype)
         called = set()
 
-        def handle(
-            path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
-        ) -> Any:
-            if path in self.layout.heads:
-                return self._product(path, owner, args[0], tensors, dtype)
-            if path not in self.layout.units:
-                return original(*args, **kwargs)
-            if path in called:
-                raise CannotStreamError(f"the candidate calls {path} more than once")
-            called.add(path)
+        def run_unit(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             name = f"{path}.candidate-{dtype}"
             known = state.load(name) if state else None
             if known is not None:
-                output = jnp.asarray(known[0][0])
+                output = known[0][0]
             else:
                 with self.loaded(path, tensors, dtype):
-                    output = original(*args, **kwargs)
+                    output = _evaluated(self.module, path, args, kwargs, dtype)
                 if state:
                     state.save(name, [np.asarray(output)])
             progress()
             return output
 
-        calls, output = jax_trace.trace(
+        def handle(
+            path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
+        ) -> Any:
+            if path in self.layout.heads:
+                made = jax.eval_shape(lambda: original(*args, **kwargs))
+                run = functools.partial(self._product, path, tensors, dtype)
+                return call_on_host(run, made, args[0])
+            if path not in self.layout.units:
+                return original(*args, **kwargs)
+            if path in called:
+                raise CannotStreamError(f"the candidate calls {path} more than once")
+            called.add(path)
+            # A block returns what it is given, changed: an array of the same shape.
+            return call_on_host(functools.partial(run_unit, path), args[0], args, kwargs)
+
+        return jax_trace.trace(
             self.module,
             lambda module: call(module, in_dtype(inputs, dtype)),
             keep=lambda path: not self.layout.is_inner(path),
             handle=handle,
+            evaluate=evaluator_of(dtype),
         )
-        for path in self.layout.units:
-            if path in calls:
-                # These are an attention's inside it.
-                calls[path].weights = None
-        return calls, output
 
-    def _product(self, path: str, owner: Any, x: Any, tensors: Tensors, dtype: str) -> Any:
-        method = jax_trace.resolve(self.module, path)[1]
+    def _product(self, path: str, tensors: Tensors, dtype: str, x: Any) -> Any:
+        owner, method = jax_trace.resolve(self.module, path)
         arrays = arrays_of(path.removesuffix(".attend"), tensors)
-        parts = [getattr(own, method)(x) for _, own in candidate_slices(owner, arrays, dtype)]
-        return jnp.concatenate(parts, axis=-1)
+        within = "" if method == "__call__" else method
+        parts = [
+            _evaluated(own, within, (x,), {}, dtype)
+            for _, own in candidate_slices(owner, arrays, dtype)
+        ]
+        return np.concatenate(parts, axis=-1)
 
-    def run_unit(self, path: str, call: jax_trace.JaxCall) -> dict[str, jax_trace.JaxCall]:
+    def run_unit(
+        self, path: str, call: jax_trace.JaxCall, dtype: str
+    ) -> dict[str, jax_trace.JaxCall]:
         """Runs a block that is loaded again, on what it was given; returns every call in it."""
         return jax_trace.trace(
             self.module,
             lambda module: jax_trace.resolve(module, path)[0](*call.args, **call.kwargs),
             keep=lambda inner: is_within(inner, path),
+            evaluate=evaluator_of(dtype),
         )[0]
+
+
+def _evaluated(
+    module: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str
+) -> Any:
+    """Returns what a part of a module makes in a dtype."""
+
+    def run(module: Any) -> Any:
+        owner, method = jax_trace.resolve(module, path)
+        return getattr(owner, method)(*args, **kwargs)
+
+    evaluate = evaluator_of(dtype)
+    return jax_trace.trace(module, run, keep=lambda path: False, evaluate=evaluate)[1]
 
 
 def as_jax(array: np.ndarray, dtype: str) -> Any:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.parity.recording.operators.evaluation import evaluate
+from jaxformer.parity.recording.operators.evaluation import evaluate_in_jax, evaluate_in_numpy
 from jaxformer.parity.tolerance import rounding
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 X = np.random.default_rng(0).standard_normal((5, 4))
-AT = np.array([3, 0, 3])
+AT = np.array([3, 0, 3], np.int32)
 
 
 def normalized(x):
@@ -53,7 +53,7 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_is_what_jax_computes(name):
     wanted = jax.tree.leaves(jax.jit(FUNCTIONS[name])(X))
-    found = evaluate(jax.make_jaxpr(FUNCTIONS[name])(X), [X])
+    found = evaluate_in_numpy(jax.make_jaxpr(FUNCTIONS[name])(X), [X])
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert isinstance(one, np.ndarray)
@@ -61,11 +61,23 @@ def test_it_is_what_jax_computes(name):
         assert rounding(np.asarray(one, np.float64), np.asarray(other, np.float64)) < 1e-14
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_by_jax_it_is_rounded_as_jax_rounds_operators(name):
+    x = X.astype(np.float32)
+    with jax.enable_x64(False):
+        traced = jax.make_jaxpr(FUNCTIONS[name])(x)
+        with jax.disable_jit():
+            wanted = jax.tree.leaves(FUNCTIONS[name](jnp.asarray(x)))
+        found = evaluate_in_jax(traced, [x])
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_gradients_are_those_of_jax():
     def pulled(x, direction):
         return jax.vjp(normalized, x)[1](direction)
 
-    (found,) = evaluate(jax.make_jaxpr(pulled)(X, X[::-1]), [X, X[::-1]])
+    (found,) = evaluate_in_numpy(jax.make_jaxpr(pulled)(X, X[::-1]), [X, X[::-1]])
     assert rounding(found, np.asarray(pulled(X, X[::-1])[0])) < 1e-14
 
 
@@ -73,7 +85,7 @@ def test_a_cast_rounds_as_it_is_written():
     def narrow(x):
         return jnp.exp(x.astype(jnp.float32)).astype(jnp.float64)
 
-    (found,) = evaluate(jax.make_jaxpr(narrow)(X), [X])
+    (found,) = evaluate_in_numpy(jax.make_jaxpr(narrow)(X), [X])
     assert np.array_equal(found, found.astype(np.float32))
     assert 1e-9 < rounding(found, np.exp(X)) < 1e-6
 
@@ -81,7 +93,7 @@ def test_a_cast_rounds_as_it_is_written():
 def test_nothing_is_compiled(caplog):
     traced = jax.make_jaxpr(normalized)(X)
     with jax.log_compiles():
-        evaluate(traced, [X])
+        evaluate_in_numpy(traced, [X])
     assert not caplog.records
 
 
@@ -95,7 +107,7 @@ def test_a_value_is_freed_when_it_was_read_last():
     traced = jax.make_jaxpr(chain)(x)
     tracemalloc.start()
     try:
-        evaluate(traced, [x])
+        evaluate_in_numpy(traced, [x])
         assert tracemalloc.get_traced_memory()[1] < 4 * x.nbytes
     finally:
         tracemalloc.stop()

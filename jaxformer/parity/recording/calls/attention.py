@@ -24,10 +24,10 @@ class RecordedWeights:
     beginning: np.ndarray
 
     @classmethod
-    def of(cls, weights: np.ndarray) -> "RecordedWeights":
-        """Records the shape and the beginning of weights (B, N, T, S)."""
-        beginning = np.array(weights[0, :, :MAP_LENGTH, :MAP_LENGTH])
-        return cls(tuple(weights.shape), beginning)
+    def of(cls, weights: Any) -> "RecordedWeights":
+        """Records the shape and the beginning of weights (B, N, T, S), which may be traced."""
+        beginning = weights[0, :, :MAP_LENGTH, :MAP_LENGTH]
+        return cls(tuple(weights.shape), beginning.copy())
 
 
 def attention_scores(

@@ -19,7 +19,7 @@ from jaxformer.parity.recording.jax_values import (
     refill,
     refill_integers,
 )
-from jaxformer.parity.recording.operators.evaluation import evaluate
+from jaxformer.parity.recording.operators.evaluation import evaluate_in_numpy
 
 # Gradients of some arrays, None for zero.
 Gradients = Sequence[np.ndarray | None]
@@ -196,7 +196,7 @@ class IsolatedModule:
             return (floats, others), pull
 
         traced, shapes = jax.make_jaxpr(forward, return_shape=True)(*self._primals(_shape))
-        arrays = evaluate(traced, jax.tree.leaves(self._primals(_in_numpy)))
+        arrays = evaluate_in_numpy(traced, jax.tree.leaves(self._primals(_in_numpy)))
         result, pull = jax.tree.unflatten(jax.tree.structure(shapes), arrays)
         (outputs, entered), (numbers, integers) = result
         arguments = _without_tracers(refill(self.arguments, numbers, _is_no_float))
@@ -219,7 +219,7 @@ class IsolatedModule:
         )
         given = shapes[1], jax.tree.map(lambda a: _shape(a, a.dtype), directions)
         traced, shapes = jax.make_jaxpr(lambda pull, given: pull(given), return_shape=True)(*given)
-        arrays = evaluate(traced, jax.tree.leaves((pull, directions)))
+        arrays = evaluate_in_numpy(traced, jax.tree.leaves((pull, directions)))
         gradients = jax.tree.unflatten(jax.tree.structure(shapes), arrays)
         return IsolatedOutcome(outputs, entered, arguments, integers, *gradients)
 

@@ -19,6 +19,7 @@ from jaxformer.layers import Embedding
 from jaxformer.parameters import join_path, map_parameters
 from jaxformer.parity.recording.calls.attention import RecordedWeights
 from jaxformer.parity.recording.jax_values import float_arrays, integer_arrays, is_float
+from jaxformer.parity.recording.operators.evaluation import Evaluate, evaluate_in_numpy
 
 # Methods that are called like modules. Their path is that of the module + the method's name.
 METHODS = {Embedding: ("attend",)}
@@ -83,6 +84,18 @@ class JaxCall:
     def all(self) -> list["JaxCall"]:
         """This call and the further ones."""
         return [self, *self.later]
+
+    @property
+    def recorded(self) -> tuple[Any, ...]:
+        """All that holds arrays, as one tree."""
+        beginning = None if self.weights is None else self.weights.beginning
+        return self.args, self.kwargs, self.output, self.state, beginning
+
+    @recorded.setter
+    def recorded(self, tree: tuple[Any, ...]) -> None:
+        self.args, self.kwargs, self.output, self.state, beginning = tree
+        if self.weights is not None:
+            self.weights = dataclasses.replace(self.weights, beginning=beginning)
 
     def free(self) -> None:
         """Forgets all arrays."""
@@ -155,76 +168,133 @@ def trace(
     *,
     keep: Callable[[str], bool] = lambda path: True,
     handle: CallHandler | None = None,
+    evaluate: Evaluate = evaluate_in_numpy,
 ) -> tuple[dict[str, JaxCall], Any]:
-    """Runs ``call(module)`` eagerly and records every call of a submodule.
+    """Runs ``call(module)`` once and records every call of a submodule.
+
+    It is traced, and its operators are evaluated one by one, as those of isolated modules are.
 
     Args:
         module: the model.
-        call: how to call it, or a part of it.
+        call: how to call it, or a part of it; JAX must be able to trace it.
         keep: which calls to record, by path.
         handle: called in place of a recorded submodule.
+        evaluate: by what; by JAX where its own rounding is asked for.
 
     Returns:
         The first call of every submodule, by path in the order of calls; and the result.
     """
+    definition, state = nnx.split(module)
     calls: dict[str, JaxCall] = {}
-    count = 0
-    running: list[JaxCall] = []
-    variables = _state_variables(module)
+    traced: list[Any] = []
+    result: Any = None
 
-    def state_of(path: str) -> dict[str, Any]:
-        start = f"{path}." if path else ""
-        return {
-            n.removeprefix(start): v.get_value()
-            for n, v in variables.items()
-            if n.startswith(start)
-        }
+    def run(state: Any) -> list[Any]:
+        nonlocal result
+        inner = nnx.merge(definition, state)
+        recorder = _Recorder(inner, calls, keep, handle)
+        # Whatever the length: another kernel has no weights to record.
+        with (
+            attention_kernel("plain"),
+            recorder.recording_attention(),
+            intercept_calls(inner, recorder.record),
+        ):
+            result = call(inner)
+        every = [one.recorded for first in calls.values() for one in first.all]
+        leaves = jax.tree.leaves((every, result))
+        traced[:] = {id(x): x for x in leaves if isinstance(x, jax.core.Tracer)}.values()
+        return traced
+
+    jaxpr = jax.make_jaxpr(run)(state)
+    arrays = evaluate(jaxpr, jax.tree.leaves(state))
+    # What is traced cannot be an index into an array of numpy.
+    numbers = [x if is_float(x) else jnp.asarray(x) for x in arrays]
+    known = {id(tracer): x for tracer, x in zip(traced, numbers, strict=True)}
+
+    def fill(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: known.get(id(leaf), leaf), tree)
+
+    for first in calls.values():
+        for one in first.all:
+            one.recorded = fill(one.recorded)
+    return calls, fill(result)
+
+
+class _Recorder:
+    """Records the calls of the submodules of a model that is traced.
+
+    Args:
+        module: the model.
+        calls: where the first call of each submodule is put, by path.
+        keep: see ``trace``.
+        handle: see ``trace``.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        calls: dict[str, JaxCall],
+        keep: Callable[[str], bool],
+        handle: CallHandler | None,
+    ):
+        self._calls, self._keep, self._handle = calls, keep, handle
+        self._variables = _state_variables(module)
+        self._count = 0
+        self._running: list[JaxCall] = []
 
     def record(
-        path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
+        self, path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
     ) -> Any:
-        nonlocal count
-        if not keep(path):
+        """Makes a call, and records it."""
+        if not self._keep(path):
             return original(*args, **kwargs)
         # A cache may be written to later.
         given, named = _copy_containers((args, kwargs))
-        around = tuple(call.order for call in running)
-        made = JaxCall(given, named, count, state=state_of(path), around=around)
-        count += 1
-        if path in calls:
-            calls[path].later.append(made)
+        around = tuple(call.order for call in self._running)
+        made = JaxCall(given, named, self._count, state=self._state_of(path), around=around)
+        self._count += 1
+        if path in self._calls:
+            self._calls[path].later.append(made)
         else:
-            calls[path] = made
-        running.append(made)
+            self._calls[path] = made
+        self._running.append(made)
         try:
-            if handle is None:
+            if self._handle is None:
                 made.output = original(*args, **kwargs)
             else:
-                made.output = handle(path, owner, args, kwargs, original)
+                made.output = self._handle(path, owner, args, kwargs, original)
         finally:
-            running.pop()
+            self._running.pop()
         made.writes = _leaves_differ(
-            (made.args, made.kwargs, made.state), (args, kwargs, state_of(path))
+            (made.args, made.kwargs, made.state), (args, kwargs, self._state_of(path))
         )
         return made.output
 
-    core = jaxformer.attention.scaled_dot_product_attention
+    def _state_of(self, path: str) -> dict[str, Any]:
+        start = f"{path}." if path else ""
+        return {
+            n.removeprefix(start): v.get_value()
+            for n, v in self._variables.items()
+            if n.startswith(start)
+        }
 
-    @functools.wraps(core)
-    def record_weights(*args: Any, **kwargs: Any) -> Any:
-        result = core(*args, **kwargs)
-        if running and running[-1].weights is None:
-            running[-1].weights = RecordedWeights.of(np.asarray(result[1]))
-        return result
+    @contextlib.contextmanager
+    def recording_attention(self) -> Iterator[None]:
+        """Records the weights of attentions inside the ``with`` block."""
+        core = jaxformer.attention.scaled_dot_product_attention
 
-    jaxformer.attention.scaled_dot_product_attention = record_weights
-    try:
-        # Whatever the length: another kernel has no weights to record.
-        with attention_kernel("plain"), intercept_calls(module, record):
-            result = call(module)
-    finally:
-        jaxformer.attention.scaled_dot_product_attention = core
-    return calls, result
+        @functools.wraps(core)
+        def record_weights(*args: Any, **kwargs: Any) -> Any:
+            result = core(*args, **kwargs)
+            if self._running and self._running[-1].weights is None:
+                self._running[-1].weights = RecordedWeights.of(result[1])
+            return result
+
+        jaxformer.attention.scaled_dot_product_attention = record_weights
+        try:
+            yield
+        finally:
+            jaxformer.attention.scaled_dot_product_attention = core
 
 
 def _state_variables(module: Any) -> dict[str, Any]:

@@ -14,7 +14,10 @@ operators of the backward pass on the same tape.
 - ``candidates``: the ways to call a candidate, and what it is called with.
 - ``jax_run``: a candidate, evaluated operator by operator.
 - ``tracing``: the jaxprs of a candidate, forward and backward.
-- ``equations``: what one equation of a jaxpr computes, with every float in float64.
+- ``equations``: what one equation of a jaxpr computes, with every float in float64 or as written.
+- ``evaluation``: a jaxpr without a tape, evaluated as written.
+- ``host_calls``: a call in a jaxpr that is made when it is evaluated.
 - ``numpy_operators``: common primitives in numpy, which compiles nothing.
 - ``sources``: the user's line of code that made an equation.
+- ``signatures``: inputs that fit no argument, named in the error.
 """

@@ -68,6 +68,17 @@ def function_as_written(equation: Any) -> Callable[..., Sequence[Any]]:
     return run
 
 
+def function_in_jax(equation: Any) -> Callable[..., Sequence[Any]]:
+    """Returns what computes an equation's outputs as JAX does, from arrays of either library."""
+    primitive = equation.primitive
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        made = primitive.bind(*map(_for_jax, arrays), **equation.params)
+        return list(made) if primitive.multiple_results else [made]
+
+    return run
+
+
 def _for_jax(array: Any) -> Any:
     return jnp.asarray(array) if is_number(array) else array
 

@@ -1,29 +1,71 @@
-"""Evaluates a jaxpr once: operator by operator, in numpy, which compiles nothing."""
+"""Evaluates a jaxpr once: operator by operator, which compiles no program."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxformer.parity.recording.jax_values import on_host
-from jaxformer.parity.recording.operators.equations import function_as_written, inlined, needed
+from jaxformer.parity.recording.operators.equations import (
+    function_as_written,
+    function_in_jax,
+    inlined,
+    needed,
+)
+
+# Returns what computes the outputs of an equation from its inputs.
+FunctionOf = Callable[[Any], Callable[..., Sequence[Any]]]
+# Evaluates a jaxpr, given it and its arguments.
+Evaluate = Callable[[Any, Sequence[Any]], list[Any]]
 
 
-def evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
-    """Returns the outputs of a jaxpr, in the dtypes that it was traced with.
+def evaluate_in_numpy(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of a jaxpr, in the dtypes that it was traced with, on the host.
+
+    Where it can, numpy computes them: fast, but it rounds in another way than JAX.
+
+    Args:
+        jaxpr: with its constants, or one that has none.
+        arguments: of the jaxpr, arrays.
+    """
+    return _evaluate(jaxpr, arguments, function_as_written, on_host)
+
+
+def evaluate_in_jax(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of a jaxpr as JAX rounds them, each operator by itself.
+
+    For the arguments see ``evaluate_in_numpy``.
+    """
+    return _evaluate(jaxpr, arguments, function_in_jax, lambda array: array)
+
+
+def evaluator_of(dtype: str) -> Evaluate:
+    """Returns what evaluates a model in a dtype: of any but float64 its rounding is asked for."""
+    return evaluate_in_numpy if dtype == "float64" else evaluate_in_jax
+
+
+def _evaluate(
+    jaxpr: Any,
+    arguments: Sequence[Any],
+    function_of: FunctionOf,
+    convert: Callable[[Any], Any],
+) -> list[Any]:
+    """Returns the outputs of a jaxpr.
 
     Calls are inlined. A value is freed when no operator reads it any more.
 
     Args:
-        jaxpr: with its constants, or one that has none.
-        arguments: of the jaxpr, arrays on the host.
+        jaxpr: see ``evaluate_in_numpy``.
+        arguments: of the jaxpr.
+        function_of: how its equations are computed.
+        convert: makes of an array one that they take.
     """
     constants: Sequence[Any] = ()
     if isinstance(jaxpr, ClosedJaxpr):
-        jaxpr, constants = jaxpr.jaxpr, [on_host(array) for array in jaxpr.consts]
-    values = dict(zip(jaxpr.constvars, constants, strict=True))
-    values |= dict(zip(jaxpr.invars, arguments, strict=True))
+        jaxpr, constants = jaxpr.jaxpr, jaxpr.consts
+    values = dict(zip(jaxpr.constvars, map(convert, constants), strict=True))
+    values |= dict(zip(jaxpr.invars, map(convert, arguments), strict=True))
     equations = needed(jaxpr)
     readers = [*(equation.invars for equation in equations), jaxpr.outvars]
     last = {
@@ -42,9 +84,10 @@ def evaluate(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     for place, equation in enumerate(equations):
         given = [read(atom) for atom in equation.invars]
         inner = inlined(equation)
-        made = (
-            evaluate(inner, given) if inner is not None else function_as_written(equation)(*given)
-        )
+        if inner is not None:
+            made: Sequence[Any] = _evaluate(inner, given, function_of, convert)
+        else:
+            made = function_of(equation)(*given)
         del given
         values |= {
             atom: array for atom, array in zip(equation.outvars, made, strict=True) if atom in last
