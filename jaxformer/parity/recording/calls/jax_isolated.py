@@ -2,7 +2,7 @@
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxformer.parity.recording.jax_values import (
     refill,
     refill_integers,
 )
-from jaxformer.parity.recording.operators.evaluation import evaluate_in_numpy
+from jaxformer.parity.recording.operators.evaluation import evaluate_function
 
 # Gradients of some arrays, None for zero.
 Gradients = Sequence[np.ndarray | None]
@@ -164,12 +164,12 @@ class IsolatedModule:
     @property
     def jaxpr(self) -> Any:
         """The forward run as a jaxpr."""
-        return jax.make_jaxpr(self.__call__)(*self._primals(_shape)).jaxpr
+        return jax.make_jaxpr(self.__call__)(*self._primals()).jaxpr
 
-    def _primals(self, convert: Callable[[Any, str], Any]) -> Any:
-        """Returns what ``__call__`` takes: parameters, inputs, given arrays, each converted."""
+    def _primals(self) -> Any:
+        """Returns what ``__call__`` takes: parameters, inputs, given arrays, each on the host."""
         primals = self.own, self.call.inputs, self.given
-        return jax.tree.map(lambda a: convert(a, self._dtype) if is_float(a) else a, primals)
+        return jax.tree.map(lambda a: _in_numpy(a, self._dtype) if is_float(a) else a, primals)
 
     def run(
         self,
@@ -195,9 +195,7 @@ class IsolatedModule:
             floats, pull, others = jax.vjp(made, *primals, has_aux=True)
             return (floats, others), pull
 
-        traced, shapes = jax.make_jaxpr(forward, return_shape=True)(*self._primals(_shape))
-        arrays = evaluate_in_numpy(traced, jax.tree.leaves(self._primals(_in_numpy)))
-        result, pull = jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+        result, pull = evaluate_function(forward, *self._primals())
         (outputs, entered), (numbers, integers) = result
         arguments = _without_tracers(refill(self.arguments, numbers, _is_no_float))
         if cotangents is None:
@@ -217,10 +215,7 @@ class IsolatedModule:
                 for path, calls in entered.items()
             },
         )
-        given = shapes[1], jax.tree.map(lambda a: _shape(a, a.dtype), directions)
-        traced, shapes = jax.make_jaxpr(lambda pull, given: pull(given), return_shape=True)(*given)
-        arrays = evaluate_in_numpy(traced, jax.tree.leaves((pull, directions)))
-        gradients = jax.tree.unflatten(jax.tree.structure(shapes), arrays)
+        gradients = evaluate_function(lambda pull, given: pull(given), pull, directions)
         return IsolatedOutcome(outputs, entered, arguments, integers, *gradients)
 
 
@@ -236,10 +231,6 @@ def _no_floats(tree: Any) -> list[Any]:
 def _without_tracers(tree: Any) -> Any:
     """Returns a tree with None in place of what was traced and has no numbers."""
     return jax.tree.map(lambda a: None if isinstance(a, jax.core.Tracer) else a, tree)
-
-
-def _shape(array: Any, dtype: Any) -> Any:
-    return jax.ShapeDtypeStruct(array.shape, dtype)
 
 
 def _in_numpy(array: Any, dtype: Any) -> Any:

@@ -19,7 +19,11 @@ from jaxformer.layers import Embedding
 from jaxformer.parameters import join_path, map_parameters
 from jaxformer.parity.recording.calls.attention import RecordedWeights
 from jaxformer.parity.recording.jax_values import float_arrays, integer_arrays, is_float
-from jaxformer.parity.recording.operators.evaluation import Evaluate, evaluate_in_numpy
+from jaxformer.parity.recording.operators.evaluation import (
+    Evaluate,
+    evaluate_function,
+    evaluate_in_numpy,
+)
 
 # Methods that are called like modules. Their path is that of the module + the method's name.
 METHODS = {Embedding: ("attend",)}
@@ -205,8 +209,7 @@ def trace(
         traced[:] = {id(x): x for x in leaves if isinstance(x, jax.core.Tracer)}.values()
         return traced
 
-    jaxpr = jax.make_jaxpr(run)(state)
-    arrays = evaluate(jaxpr, jax.tree.leaves(state))
+    arrays = evaluate_function(run, state, evaluate=evaluate)
     # What is traced cannot be an index into an array of numpy.
     numbers = [x if is_float(x) else jnp.asarray(x) for x in arrays]
     known = {id(tracer): x for tracer, x in zip(traced, numbers, strict=True)}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
@@ -38,6 +39,20 @@ def evaluate_in_jax(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     For the arguments see ``evaluate_in_numpy``.
     """
     return _evaluate(jaxpr, arguments, function_in_jax, lambda array: array)
+
+
+def evaluate_function(
+    function: Callable[..., Any], *trees: Any, evaluate: Evaluate = evaluate_in_numpy
+) -> Any:
+    """Returns what a function makes of trees of arrays: it is traced, and its jaxpr evaluated.
+
+    Args:
+        function: JAX can trace it.
+        trees: its arguments.
+        evaluate: by what.
+    """
+    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*trees)
+    return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(jaxpr, jax.tree.leaves(trees)))
 
 
 def evaluator_of(dtype: str) -> Evaluate:
