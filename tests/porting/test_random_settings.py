@@ -16,6 +16,7 @@ from jaxformer.errors import JaxformerError
 from jaxformer.porting.api import build as build_jax
 from jaxformer.porting.api import export_plan, import_plan
 from jaxformer.porting.dialects import HUGGING_FACE
+from tests.support.hugging_face.evaluated import evaluate_target
 from tests.support.hugging_face.random_settings import changed_cases, own_settings
 from tests.support.hugging_face.running import (
     assert_close,
@@ -23,7 +24,6 @@ from tests.support.hugging_face.running import (
     in_float64,
     randomize,
     run_source,
-    run_target,
     tokens,
 )
 
@@ -84,7 +84,7 @@ def check_there_and_back(case, config):
     if target is None:
         assert len(rejected.splitlines()) == 1
         return "rejected"
-    for output, array in zip(run_target(target, ids), expected, strict=True):
+    for output, array in zip(evaluate_target(target, ids), expected, strict=True):
         assert_close(output, array, 1e-12)
     plan = export_plan(target)
     weights = {name: torch.as_tensor(np.array(t.read())) for name, t in plan.tensors.items()}

@@ -16,6 +16,7 @@ from jaxformer.errors import JaxformerError
 from jaxformer.porting.api import build as build_jax
 from jaxformer.porting.api import import_plan
 from tests.support.hugging_face.cases import CASES
+from tests.support.hugging_face.evaluated import evaluate_target
 from tests.support.hugging_face.random_settings import own_settings
 from tests.support.hugging_face.running import (
     assert_close,
@@ -23,7 +24,6 @@ from tests.support.hugging_face.running import (
     in_float64,
     randomize,
     run_source,
-    run_target,
     tokens,
 )
 from tests.support.tiers import full_except
@@ -182,7 +182,7 @@ class Judge:
         if any(all(map(torch.equal, arrays, expected)) for arrays in known):
             return "equal"
         target = build_jax(plan)
-        for found, array in zip(run_target(target, ids), expected, strict=True):
+        for found, array in zip(evaluate_target(target, ids), expected, strict=True):
             try:
                 assert_close(found, array, 1e-12)
             except AssertionError as error:
