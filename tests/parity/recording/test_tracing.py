@@ -7,12 +7,15 @@ import pytest
 import torch
 from jax.extend.core import Literal
 
+from jaxformer.errors import UsageError
 from jaxformer.parity import compare
 from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.values import moments
 from jaxformer.parity.recording.operators.numpy_operators import numpy_function
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.words import shorten
+from jaxformer.porting import from_torch
+from torch_ref import layers as torch_layers
 
 pytestmark = pytest.mark.usefixtures("settings_of_jax")
 
@@ -208,3 +211,26 @@ def test_rounding_to_fewer_bits_is_left_out_and_said():
     assert cast.endswith(", to bfloat16 in 2 places")
     assert "Rounded to fewer bits than float32" in str(report)
     assert type(report).from_dict(report.to_dict()).casts == report.casts
+
+
+def reads_a_number(params, x):
+    return forward(params, x) if float(x.sum()) < 1e9 else -x
+
+
+def gives_an_array_of_numpy(params, x):
+    return np.asarray(forward(params, x))
+
+
+@pytest.mark.parametrize("function", [reads_a_number, gives_an_array_of_numpy])
+def test_code_that_reads_numbers_of_what_is_traced_is_named(function):
+    line = function.__code__.co_firstlineno + 1
+    with pytest.raises(UsageError, match=f"test_tracing.py:{line} reads numbers of an array"):
+        compare(REFERENCE, (function, ARRAYS), X)
+
+
+def test_so_is_what_calls_a_model_of_jaxformer():
+    reference = torch_layers.Linear(5, 7)
+    with pytest.raises(UsageError, match=r"test_tracing.py:\d+ reads numbers of an array"):
+        compare(
+            reference, from_torch(reference), [X], jax_call=lambda model, x: float(model(*x).sum())
+        )

@@ -24,6 +24,7 @@ from jaxformer.parity.recording.operators.evaluation import (
     evaluate_function,
     evaluate_in_numpy,
 )
+from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 
 # Methods that are called like modules. Their path is that of the module + the method's name.
 METHODS = {Embedding: ("attend",)}
@@ -187,6 +188,9 @@ def trace(
 
     Returns:
         The first call of every submodule, by path in the order of calls; and the result.
+
+    Raises:
+        UsageError: the call reads numbers of what is traced.
     """
     definition, state = nnx.split(module)
     calls: dict[str, JaxCall] = {}
@@ -209,7 +213,8 @@ def trace(
         traced[:] = {id(x): x for x in leaves if isinstance(x, jax.core.Tracer)}.values()
         return traced
 
-    arrays = evaluate_function(run, state, evaluate=evaluate)
+    with naming_unknown_numbers():
+        arrays = evaluate_function(run, state, evaluate=evaluate)
     # What is traced cannot be an index into an array of numpy.
     numbers = [x if is_float(x) else jnp.asarray(x) for x in arrays]
     known = {id(tracer): x for tracer, x in zip(traced, numbers, strict=True)}

@@ -1,12 +1,24 @@
-"""Says of a call that fails which of its inputs does not exist, and which one may be meant."""
+"""Says of a call that fails why: an input that does not exist, or numbers that are not known."""
 
 import contextlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jaxformer.errors import UsageError
-from jaxformer.parity.words import suggest
+from jaxformer.parity.recording.operators.sources import line_of_frames
+from jaxformer.parity.words import shorten, suggest
+
+# What JAX raises where code reads the numbers of what is traced.
+UNKNOWN_NUMBERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -50,3 +62,22 @@ def naming_misfits(
         raise UsageError(
             f"the inputs do not fit the {side}, which takes {inspect.signature(function)}: {found}"
         ) from None
+
+
+@contextlib.contextmanager
+def naming_unknown_numbers() -> Iterator[None]:
+    """Makes the error of a candidate that cannot be traced say where it reads numbers.
+
+    Raises:
+        UsageError: the candidate, or what calls it, reads numbers that are not known yet.
+    """
+    try:
+        yield
+    except UNKNOWN_NUMBERS as error:
+        frames = [(f.f_code.co_filename, n) for f, n in traceback.walk_tb(error.__traceback__)]
+        place = line_of_frames(reversed(frames))
+        raise UsageError(
+            f"the candidate cannot be traced: {shorten(place) + ' ' if place else 'it '}reads "
+            "numbers of an array, as float() or numpy do. It must run under jax.jit; with "
+            "jax_call=, what calls it too"
+        ) from error

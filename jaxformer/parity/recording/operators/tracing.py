@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
 from jaxformer.parity.recording.jax_values import is_float, is_number
 from jaxformer.parity.recording.operators.candidates import Candidate
+from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
 
 
@@ -56,10 +57,15 @@ class Traced:
 
 
 def trace(call: Callable[..., Any], given: Any, backward: bool) -> Traced:
-    """Traces a function: in float64 where it allows that, else as the user runs it."""
+    """Traces a function: in float64 where it allows that, else as the user runs it.
+
+    Raises:
+        UsageError: it reads numbers of what is traced.
+    """
     with contextlib.suppress(TypeError, ValueError):
         return _trace_in(call, given, backward, True)
-    return _trace_in(call, given, backward, False)
+    with naming_unknown_numbers():
+        return _trace_in(call, given, backward, False)
 
 
 def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) -> Traced:
