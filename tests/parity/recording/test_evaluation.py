@@ -61,7 +61,8 @@ def test_it_is_what_jax_computes(name):
         assert rounding(np.asarray(one, np.float64), np.asarray(other, np.float64)) < 1e-14
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+# A loop is one operator, which is compiled.
+@pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - {"loop"}))
 def test_by_jax_it_is_rounded_as_jax_rounds_operators(name):
     x = X.astype(np.float32)
     with jax.enable_x64(False):
