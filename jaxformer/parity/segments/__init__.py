@@ -21,7 +21,7 @@ dtypes that it is written in, as a cast is a bug there, and operators with every
 
 Pairs of modules need less memory, as a segment is judged and freed before the next one is made, and
 operators find values that no module returns. GPT-2 of 124 million parameters, forward and backward
-over 256 positions: 26 s and 3.6 GiB by pairs, 36 s and 3.9 GiB by operators (two cores of an AMD
+over 256 positions: 24 s and 3.5 GiB by pairs, 34 s and 3.9 GiB by operators (two cores of an AMD
 EPYC with AVX-512; ``benchmarks/verify.py``, with ``--operators``).
 
 Names that a user gives to modules divide nothing. Measured in ten comparisons of four
