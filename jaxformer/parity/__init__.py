@@ -17,8 +17,9 @@ Models are divided twice. Of jaxformer's own models, whose modules mirror those 
 segment is a pair of modules. A wrong one is taken through the stages again, as if it were a model:
 its operators are recorded, and values with equal numbers are the anchors. Any other model is one
 such segment from the start, and names of its modules, where a user gives them, only label the
-report. So the packages of the stages have a part ``calls/`` and a part ``operators/``; numbers,
-verdicts, root causes and reports are the same.
+report. So the packages of the stages have a part ``calls/`` and a part ``operators/``. In both JAX
+traces the candidate, and one evaluator computes its operators; tolerance, verdicts, root causes and
+reports are the same.
 
 What takes models through the stages:
 
