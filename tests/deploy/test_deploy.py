@@ -242,7 +242,7 @@ def test_a_killed_process_costs_the_steps_since_the_last_save(empty_folder):
         command = [
             DEPLOY / "start_or_resume.sh", "run", "--process", "--coordinator",
             f"127.0.0.1:{port}", "--num-processes", "2", "--process-id", str(number),
-            "--peer-timeout", "20", "--steps", str(steps), "--", "--data", "text.txt", *TINY,
+            "--peer-timeout", "12", "--steps", str(steps), "--", "--data", "text.txt", *TINY,
         ]  # fmt: skip
         return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 

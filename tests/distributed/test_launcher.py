@@ -82,7 +82,7 @@ def children(process):
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=SLOW), pytest.param(1, marks=FULL)])
 def test_a_killed_process_costs_only_the_steps_since_the_last_save(text, victim):
     arguments = train_arguments(text, "run", "--steps", 400, "--steps-per-call", 1)
-    here = ["--num-processes", 2, "--max-restarts", 2, "--peer-timeout", 20]
+    here = ["--num-processes", 2, "--max-restarts", 2, "--peer-timeout", 12]
     more = ["--checkpoint-interval", 100, "--eval-interval", 400, "--sample-tokens", 0]
     process = start(*arguments, *more, *here)
     try:
