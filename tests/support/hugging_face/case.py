@@ -51,7 +51,8 @@ class Case:
         pad_token: what stands in the padded places.
         copies: parameters that transformers has twice and uses once: the one that is not used, by
             name, and the one that is.
-        without_effect: settings that need not come back, because in this model nothing reads them.
+        without_effect: settings that need not come back, because in this model nothing reads them;
+            those of a part by its name too: ``vision_config.projection_dim``.
         std: how far the weights of the model that writes are moved; larger ones make a text that
             does not repeat its last token.
         embeddings: a factor on its embeddings, see ``randomize``; small ones help a pre-norm model.

@@ -70,6 +70,8 @@ def different_settings(
     """
     before, after = (json.loads(config.to_json_string(use_diff=False)) for config in (source, back))
     for settings in (before, after):
+        for part, _, name in (one.rpartition(".") for one in without_effect):
+            settings.get(part, {}).pop(name, None)
         for part in (p for name, p in settings.items() if name in ("text_config", "vision_config")):
             for name in (*NOT_THE_MODEL, "dtype"):
                 part.pop(name, None)

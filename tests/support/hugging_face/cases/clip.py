@@ -52,7 +52,10 @@ def _classifier(kind: str, vision: dict[str, Any], *unused: str, **more: Any) ->
     """A class that keeps what makes the vector of an image, and does not use it."""
     dialect = kind.removesuffix("ForImageClassification").lower()
     settings = {"vision_config": vision, **more}
-    return Case(dialect, kind, settings, unused=tuple(f"vision_model.{name}." for name in unused))
+    return Case(
+        dialect, kind, settings, unused=tuple(f"vision_model.{name}." for name in unused),
+        without_effect=frozenset({"vision_config.projection_dim"}),
+    )  # fmt: skip
 
 
 def _case(kind: str, text: dict[str, Any], vision: dict[str, Any], **more: Any) -> Case:

@@ -40,11 +40,12 @@ CLASSES: dict[str, Any] = {
     "use_weighted_layer_sum": True,
     "classifier_proj_size": 9,
 }
-# Of the decoder, which the class has not.
+# Of the decoder and its tokens, which the class has not.
 NO_DECODER = frozenset(
     {
         "decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "max_target_positions",
-        "vocab_size", "tie_word_embeddings",
+        "vocab_size", "tie_word_embeddings", "bos_token_id", "eos_token_id",
+        "begin_suppress_tokens",
     }
 )  # fmt: skip
 
