@@ -18,8 +18,8 @@ segment is a pair of modules. A wrong one is taken through the stages again, as 
 its operators are recorded, and values with equal numbers are the anchors. Any other model is one
 such segment from the start, and names of its modules, where a user gives them, only label the
 report. So the packages of the stages have a part ``calls/`` and a part ``operators/``. In both JAX
-traces the candidate, and the same functions compute its operators; tolerance, verdicts, root causes
-and reports are the same.
+traces the candidate, and one interpreter goes through its operators; tolerance, verdicts, root
+causes and reports are the same.
 
 What takes models through the stages:
 

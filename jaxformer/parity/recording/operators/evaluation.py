@@ -66,9 +66,7 @@ def _evaluate(
     function_of: FunctionOf,
     convert: Callable[[Any], Any],
 ) -> list[Any]:
-    """Returns the outputs of a jaxpr.
-
-    Calls are inlined. A value is freed when no operator reads it any more.
+    """Returns the outputs of a jaxpr. Calls are inlined.
 
     Args:
         jaxpr: see ``evaluate_in_numpy``.
@@ -79,8 +77,37 @@ def _evaluate(
     constants: Sequence[Any] = ()
     if isinstance(jaxpr, ClosedJaxpr):
         jaxpr, constants = jaxpr.jaxpr, jaxpr.consts
-    values = dict(zip(jaxpr.constvars, map(convert, constants), strict=True))
-    values |= dict(zip(jaxpr.invars, map(convert, arguments), strict=True))
+
+    def compute(equation: Any, given: list[Any]) -> Sequence[Any]:
+        inner = inlined(equation)
+        if inner is not None:
+            return _evaluate(inner, given, function_of, convert)
+        return function_of(equation)(*given)
+
+    def read_literal(atom: Any) -> np.ndarray:
+        return np.asarray(atom.val, atom.aval.dtype)
+
+    known = [convert(array) for array in (*constants, *arguments)]
+    return interpret(jaxpr, known, compute, read_literal)
+
+
+def interpret(
+    jaxpr: Any,
+    known: Sequence[Any],
+    compute: Callable[[Any, list[Any]], Sequence[Any]],
+    read_literal: Callable[[Any], Any],
+) -> list[Any]:
+    """Goes through the equations of a jaxpr, in order, and returns its outputs.
+
+    A value is let go of when no equation reads it any more.
+
+    Args:
+        jaxpr: without its constants.
+        known: its constants, then its arguments: arrays, or what else stands for them.
+        compute: returns what an equation makes of what it reads.
+        read_literal: returns a number that is written into the jaxpr, in the same form.
+    """
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), known, strict=True))
     equations = needed(jaxpr)
     readers = [*(equation.invars for equation in equations), jaxpr.outvars]
     last = {
@@ -91,21 +118,12 @@ def _evaluate(
     }
 
     def read(atom: Any) -> Any:
-        if not isinstance(atom, Literal):
-            return values[atom]
-        aval: Any = atom.aval
-        return np.asarray(atom.val, aval.dtype)
+        return read_literal(atom) if isinstance(atom, Literal) else values[atom]
 
     for place, equation in enumerate(equations):
-        given = [read(atom) for atom in equation.invars]
-        inner = inlined(equation)
-        if inner is not None:
-            made: Sequence[Any] = _evaluate(inner, given, function_of, convert)
-        else:
-            made = function_of(equation)(*given)
-        del given
+        made = compute(equation, [read(atom) for atom in equation.invars])
         values |= {
-            atom: array for atom, array in zip(equation.outvars, made, strict=True) if atom in last
+            atom: value for atom, value in zip(equation.outvars, made, strict=True) if atom in last
         }
         for atom in equation.invars:
             if not isinstance(atom, Literal) and last[atom] == place:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
 from jaxformer.parity.recording.jax_values import in_float64, is_float, on_host
 from jaxformer.parity.recording.operators.candidates import Candidate
@@ -24,8 +24,8 @@ from jaxformer.parity.recording.operators.equations import (
     inlined,
     is_opaque,
     literal,
-    needed,
 )
+from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
 from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.recording.operators.tape import Tape
@@ -177,25 +177,22 @@ class _Recorder:
             source: where it was called.
             module: whose call it was.
         """
-        environment = dict(zip(jaxpr.constvars, constants, strict=True))
-        environment |= dict(zip(jaxpr.invars, arguments, strict=True))
-
-        def read(atom: Any) -> Value:
-            if isinstance(atom, Literal):
-                return _constant(self.tape, literal(atom))
-            return environment[atom]
-
         is_users = not source or is_users_function(jaxpr)
-        for equation in needed(jaxpr):
+
+        def compute(equation: Any, values: list[Value]) -> Sequence[Value]:
             here = (source_of(equation) if is_users else "") or source
             name = str(equation.source_info.name_stack)
             inside = "/".join(part for part in (module, name) if part)
-            made = self._equation(equation, [read(atom) for atom in equation.invars], here, inside)
-            environment |= dict(zip(equation.outvars, made, strict=True))
+            made = self._equation(equation, values, here, inside)
             for atom, value in zip(equation.outvars, made, strict=True):
                 if id(atom) in self.gradients:
                     self.tape.forget_gradient(value)
-        return [read(atom) for atom in jaxpr.outvars]
+            return made
+
+        def read_literal(atom: Any) -> Value:
+            return _constant(self.tape, literal(atom))
+
+        return interpret(jaxpr, [*constants, *arguments], compute, read_literal)
 
     def _closed(
         self, closed: Any, values: Sequence[Value], source: str, module: str
