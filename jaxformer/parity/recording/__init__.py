@@ -11,8 +11,8 @@ modules of both sides are known by name, or its operators, where nothing is.
 - ``memory``: freed memory returned to the system.
 
 The candidate is always recorded in one way: it is traced to a jaxpr, whose operators are evaluated
-one after another and without compiling, whole models and single modules as they are written, models
-of operators with every float in float64.
+one after another; no program is compiled of the whole. Whole models and single modules are
+evaluated as they are written, models of operators with every float in float64.
 
 Nothing here compares the two sides. torch is imported only inside functions.
 """

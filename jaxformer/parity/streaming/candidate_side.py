@@ -99,7 +99,7 @@ class EmptyCandidate:
         *,
         state: State | None = None,
         progress: Callable[[], None] = lambda: None,
-    ) -> tuple[dict[str, jax_trace.JaxCall], Any]:
+    ) -> dict[str, jax_trace.JaxCall]:
         """Runs the model, block after block, and returns the calls around the blocks.
 
         Args:
@@ -147,7 +147,7 @@ class EmptyCandidate:
             keep=lambda path: not self.layout.is_inner(path),
             handle=handle,
             evaluate=evaluator_of(dtype),
-        )
+        )[0]
 
     def _product(self, path: str, tensors: Tensors, dtype: str, x: Any) -> Any:
         owner, method = jax_trace.resolve(self.module, path)

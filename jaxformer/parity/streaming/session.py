@@ -161,7 +161,7 @@ class StreamedComparison:
         def run_candidate(candidate: EmptyCandidate, dtype: str) -> Mapping[str, jax_trace.JaxCall]:
             return candidate.run(
                 self.inputs, self.calls[1], own, dtype, state=self.state, progress=self._advance
-            )[0]
+            )
 
         reference = run_reference("float64")
         candidate = EmptyCandidate(skeleton, self.layout, rows)

@@ -1,4 +1,4 @@
-"""Evaluates a jaxpr once: operator by operator, which compiles no program."""
+"""Evaluates a jaxpr once, operator by operator: no program is compiled of the whole."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
