@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,16 @@ def check_losses(turns: int, futures: Mapping[Any, Any]) -> Iterator[Row]:
         )
     ]  # fmt: skip
 
-    def train(preset: str, dtype: str, precision: str) -> Arrays:
+    def compile_one(preset: str, dtype: str, precision: str) -> Callable[[], Arrays]:
         with jax.default_matmul_precision(precision):
-            return train_losses(preset, dtype)
+            return compile_training(preset, dtype)
 
-    # Nearly all of the time goes into compiling, for which a GPU's machine has many cores.
+    # Nearly all of the time goes into compiling, for which a GPU's machine has many cores. Programs
+    # run one after the other: a thread that records a CUDA graph lets no other launch one.
     with ThreadPoolExecutor(len(combinations)) as pool:
-        trained = pool.map(train, *zip(*combinations, strict=True))
-    for (preset, dtype, precision), found in zip(combinations, trained, strict=True):
+        compiled = list(pool.map(compile_one, *zip(*combinations, strict=True)))
+    for (preset, dtype, precision), train in zip(combinations, compiled, strict=True):
+        found = train()
         cpu |= {(preset, d): futures[preset, d].result() for d in LOSS_DTYPES}
         exact = cpu[preset, "float64"]
         is_tf32 = precision == "default" and dtype == "float32" and measure.on_gpu()
@@ -75,7 +77,7 @@ def check_losses(turns: int, futures: Mapping[Any, Any]) -> Iterator[Row]:
 
 
 def cpu_losses(folder: Path, preset: str, dtype: str) -> Arrays:
-    """Returns ``train_losses`` of a process that has a CPU alone, or of an earlier one."""
+    """Returns the losses of a process that has a CPU alone, or of an earlier one."""
     path = folder / f"{preset}-{dtype}.npz"
     if not path.exists():
         measure.child(
@@ -86,7 +88,7 @@ def cpu_losses(folder: Path, preset: str, dtype: str) -> Arrays:
 
 
 def save_losses(preset: str, dtype: str, path: str) -> str:
-    """Computes and saves ``train_losses``."""
+    """Computes and saves the losses of a training."""
     import jax
 
     with (
@@ -95,18 +97,20 @@ def save_losses(preset: str, dtype: str, path: str) -> str:
         # One device: numbers depend on how a batch is divided.
         jax.default_device(jax.devices()[0]),
     ):
-        found = train_losses(preset, dtype)
+        found = compile_training(preset, dtype)()
     partial = Path(path).with_suffix(f".{os.getpid()}.npz")
     np.savez(partial, **found)
     partial.rename(path)
     return path
 
 
-def train_losses(preset: str, dtype: str) -> Arrays:
-    """Returns the mean loss of each step, and those of each token of a batch after the last.
+def compile_training(preset: str, dtype: str) -> Callable[[], Arrays]:
+    """Compiles a training, which computes nothing yet.
 
-    ``losses`` is (orders, steps), ``tokens`` (orders, tokens), both float64. Weights are drawn by
-    numpy, so that they are the same on each machine.
+    Returns:
+        What trains, and returns the mean loss of each step and those of each token of a batch after
+        the last: ``losses`` is (orders, steps), ``tokens`` (orders, tokens), both float64. Weights
+        are drawn by numpy, so that they are the same on each machine.
     """
     import jax
     import jax.numpy as jnp
@@ -148,16 +152,28 @@ def train_losses(preset: str, dtype: str) -> Arrays:
         model.eval()
         return token_losses(model(inputs), targets)
 
-    losses, tokens = [], []
-    for order in range(orders):
-        state = TrainState.create({n: jnp.asarray(a) for n, a in weights.items()}, spec.optimizer)
-        for number in range(steps):
-            batch = tuple(x[None] for x in windows(order, number))
-            state, metrics = step(state, batch, None)
-            losses.append(float(metrics["train_loss"]))
-        found = evaluate(state.parameters, *windows(order, steps))
-        tokens.append(np.asarray(found, np.float64).ravel())
-    return {"losses": np.reshape(losses, (orders, steps)), "tokens": np.stack(tokens)}
+    def initial_state() -> TrainState:
+        return TrainState.create({n: jnp.asarray(a) for n, a in weights.items()}, spec.optimizer)
+
+    def batch(order: int, number: int) -> tuple[np.ndarray, ...]:
+        return tuple(x[None] for x in windows(order, number))
+
+    shapes = jax.eval_shape(initial_state)
+    make_step = step.lower(shapes, batch(0, 0), None).compile()
+    measure_tokens = evaluate.lower(shapes.parameters, *windows(0, 0)).compile()
+
+    def train() -> Arrays:
+        losses, tokens = [], []
+        for order in range(orders):
+            state = initial_state()
+            for number in range(steps):
+                state, metrics = make_step(state, batch(order, number), None)
+                losses.append(float(metrics["train_loss"]))
+            found = measure_tokens(state.parameters, *windows(order, steps))
+            tokens.append(np.asarray(found, np.float64).ravel())
+        return {"losses": np.reshape(losses, (orders, steps)), "tokens": np.stack(tokens)}
+
+    return train
 
 
 def comparable(preset: str) -> Any:

@@ -8,7 +8,8 @@ the preset's steps are made. Only training is timed: neither evaluations, which 
 validation split, nor compiling, which is stated beside it. Both make the preset's
 ``steps_per_call`` steps before a loss is read. A preset without a target makes all steps.
 Each of ``--turns`` has a seed of its own, for weights, windows and dropout, as the number of steps
-is a matter of chance. Shown is the turn whose training time is the median; all are in the result.
+is a matter of chance. Shown is the turn whose training time is the median; all are in the result,
+which is written after each turn, and when an interrupt (Ctrl-C) ends one.
 """
 
 import dataclasses
@@ -53,14 +54,16 @@ def main() -> None:
     for turn in range(arguments.turns):
         seeded = dataclasses.replace(config, seed=config.seed + turn)
         racers = [Racer(name, seeded, train_ids, validation_ids) for name in turns]
-        while running := [r for r in racers if not r.arrived(target) and r.step < steps]:
-            for racer in running:
-                racer.go(min(arguments.interval, steps - racer.step))
-                print(racer, file=sys.stderr, flush=True)
-        for racer in racers:
-            turns[racer.name].append(racer.row(target))
-    results = [summarize(rows) for rows in turns.values()]
-    measure.write("time_to_loss", arguments, results, COLUMNS, target=target)
+        try:
+            while running := [r for r in racers if not r.arrived(target) and r.step < steps]:
+                for racer in running:
+                    racer.go(min(arguments.interval, steps - racer.step))
+                    print(racer, file=sys.stderr, flush=True)
+        finally:
+            for racer in racers:
+                turns[racer.name].append(racer.row(target))
+            results = [summarize(rows) for rows in turns.values()]
+            measure.write("time_to_loss", arguments, results, COLUMNS, target=target)
 
 
 class Racer:
@@ -136,13 +139,15 @@ def summarize(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _loss(row: Mapping[str, Any]) -> str:
-    return f"{row['validation_losses'][-1]:.4f}" + ("" if row["arrived"] else " (not there)")
+    losses = row["validation_losses"] or [float("nan")]
+    return f"{losses[-1]:.4f}" + ("" if row["arrived"] else " (not there)")
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
-    turns = [turn["seconds"] for turn in row.get("turns", [])]
-    spread = f" ({min(turns):.1f} to {max(turns):.1f} with {len(turns)} seeds)"
-    return f"{row['seconds']:.1f} s" + (spread if len(turns) > 1 else "")
+    shown, turns = f"{row['seconds']:.1f} s", [turn["seconds"] for turn in row.get("turns", [])]
+    if len(turns) < 2:
+        return shown
+    return f"{shown} ({min(turns):.1f} to {max(turns):.1f} with {len(turns)} seeds)"
 
 
 COLUMNS = {
