@@ -116,12 +116,14 @@ class Block(NamedTuple):
         place: where the block begins.
         size: S, its rows.
         own: which of them are of the group, and in no other block.
+        is_first: whether no block of the group is visited before.
     """
 
     group: Int[Array, ""]
     place: Int[Array, ""]
     size: int
     own: Bool[Array, "S 1"]
+    is_first: bool
 
     def rows_of(self, x: Float[Array, "R I"]) -> Float[Array, "S I"]:
         """Returns the rows of the block."""
@@ -135,8 +137,9 @@ class Block(NamedTuple):
         )
 
     def add(self, part: Float[Array, "..."], total: Float[Array, "E ..."]) -> Array:
-        """Returns ``total`` with ``part`` added to what it has for the block's group."""
-        part = part + _at(total, self.group)
+        """Returns ``total`` with ``part`` added to what other blocks gave for the group."""
+        if not self.is_first:
+            part = part + _at(total, self.group)
         return lax.dynamic_update_index_in_dim(
             total, part, self.group, 0, allow_negative_indices=False
         )
@@ -235,12 +238,14 @@ def over_blocks(
         num_large = (last - first - 1) // most
         rest = last - first - num_large * most
 
-        def visit_rows(start: Array, end: Array, size: int, state: State) -> State:
+        def visit_rows(
+            start: Array, end: Array, size: int, state: State, *, is_first: bool
+        ) -> State:
             # At the end of all rows a block begins earlier, for there are none to reach into.
             place = jnp.minimum(start, num_rows - size)
             each = place + jnp.arange(size, dtype=place.dtype)
             own = ((each >= start) & (each < end))[:, None]
-            return visit(Block(group, place, size, own), own_arrays, state)
+            return visit(Block(group, place, size, own, is_first), own_arrays, state)
 
         # One of these loops makes one turn. Branches of a conditional would each copy the state.
         for fewer, size in zip((0, *rows.sizes), rows.sizes, strict=False):
@@ -248,14 +253,15 @@ def over_blocks(
             def visit_rest(turn: Array, state: State, size: int = size) -> State:
                 # What does not depend on the turn would be computed before the loop, if it makes
                 # a turn or not.
-                return visit_rows(first + turn * size, first + rest, size, state)
+                start = first + turn * size
+                return visit_rows(start, first + rest, size, state, is_first=True)
 
             is_of_size = (rest > fewer) & (rest <= size)
             state = lax.fori_loop(0, is_of_size.astype(jnp.int32), visit_rest, state)
 
         def visit_large(turn: Array, state: State) -> State:
             start = first + rest + turn * most
-            return visit_rows(start, start + most, most, state)
+            return visit_rows(start, start + most, most, state, is_first=False)
 
         return lax.fori_loop(0, num_large, visit_large, state)
 
