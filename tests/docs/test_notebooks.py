@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.support.pages import ROOT
+from tests.support.quick_compiling import flags_for_devices
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 # What a notebook must have shown.
@@ -56,9 +57,9 @@ def test_a_notebook_runs(path, empty_folder):
         text = text.replace(many, few)
     copy = empty_folder / path.name
     copy.write_text(text, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # A newcomer has one device.
-    environment.pop("XLA_FLAGS", None)
+    flags = flags_for_devices(1)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         environment[name] = str(empty_folder / "jupyter")
     done = subprocess.run(

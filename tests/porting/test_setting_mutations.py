@@ -15,6 +15,7 @@ import torch
 from jaxformer.errors import JaxformerError
 from jaxformer.porting.api import build as build_jax
 from jaxformer.porting.api import import_plan
+from jaxformer.porting.dialects import HUGGING_FACE
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.evaluated import evaluate_target
 from tests.support.hugging_face.random_settings import own_settings
@@ -26,7 +27,7 @@ from tests.support.hugging_face.running import (
     run_source,
     tokens,
 )
-from tests.support.tiers import full_except
+from tests.support.tiers import SLOW, first_of_each, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -225,9 +226,17 @@ def own_changes(dialect, count=1):
         yield from itertools.islice(of_one, count)
 
 
-# transformers warns of what it does not know.
+# transformers warns of what it does not know. The full tier has two types of each file of dialects.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dialect", full_except(DIALECTS, lambda name: name == "gpt2"))
+@pytest.mark.parametrize(
+    "dialect",
+    first_of_each(
+        full_except(sorted(DIALECTS, key=lambda name: name != "gpt2"), lambda name: name == "gpt2"),
+        lambda name: HUGGING_FACE.get(name, name),
+        SLOW,
+        2,
+    ),
+)
 def test_no_setting_of_its_own_is_silently_ignored(dialect):
     with in_float64():
         counts = check(dialect, own_changes(dialect))
