@@ -29,8 +29,9 @@ from jaxformer.train_step import TrainState, evaluation_step, language_model_los
 from jaxformer.training.parallel import MeshStrategy, PmapStrategy, StepSpec
 from parity_tests.twins import copy_to_torch
 from tests.support.folders_of_tokens import write_folder
+from tests.support.hugging_face.building import ported_buffers
+from tests.support.hugging_face.precision import in_float64
 from tests.support.hugging_face.proof import Proof
-from tests.support.hugging_face.running import in_float64, ported_buffers
 from tests.support.tiers import full_after
 
 V, S, T, A, B = 29, 13, 9, 2, 3

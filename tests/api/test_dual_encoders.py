@@ -11,14 +11,9 @@ import jaxformer
 from jaxformer.cli.main import main
 from jaxformer.config_tree import flatten, from_dict
 from jaxformer.errors import UsageError
+from tests.support.hugging_face.building import build_case, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import (
-    bits_of,
-    build_case,
-    pair_images,
-    randomize,
-    run_source,
-)
+from tests.support.hugging_face.running import bits_of, pair_images, run_source
 
 TEXT = jaxformer.TransformerLMConfig(
     d_model=8, num_heads=2, num_layers=1, vocab_size=11, context_length=5, head="none"

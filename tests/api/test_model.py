@@ -12,8 +12,8 @@ from flax import nnx
 import jaxformer as jf
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
+from tests.support.hugging_face.building import build_case, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import build_case, randomize
 from tests.support.tiny import TEXT
 
 SIZES = {"num_layers": 1, "d_model": 16, "num_heads": 2, "context_length": 8}

@@ -7,8 +7,8 @@ import torch
 import jaxformer
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
+from tests.support.hugging_face.building import build_case, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import build_case, randomize
 
 pytestmark = pytest.mark.usefixtures("float64")
 

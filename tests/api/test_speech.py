@@ -12,8 +12,9 @@ import jaxformer
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
 from jaxformer.parameters import merge, split
+from tests.support.hugging_face.building import build_case, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import bits_of, build_case, features, randomize
+from tests.support.hugging_face.running import bits_of, features
 
 START = np.full((2, 1), 2)
 

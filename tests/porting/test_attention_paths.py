@@ -8,16 +8,14 @@ import torch
 import transformers
 
 from jaxformer.porting.api import from_torch, import_plan
+from tests.support.hugging_face.building import build_case, build_exact, randomize
 from tests.support.hugging_face.case import VOCAB
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.folders import change_config, save_folder
+from tests.support.hugging_face.precision import in_float64
 from tests.support.hugging_face.running import (
     assert_close,
-    build_case,
-    build_exact,
     difference,
-    in_float64,
-    randomize,
     run_source,
     run_target,
     tokens,

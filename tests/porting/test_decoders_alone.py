@@ -14,16 +14,9 @@ from safetensors.torch import load_file
 from jaxformer.cli.main import main
 from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.hugging_face.building import build_case, randomize
 from tests.support.hugging_face.cases import ALL_CASES
-from tests.support.hugging_face.running import (
-    bits_of,
-    build_case,
-    difference,
-    randomize,
-    run_source,
-    run_target,
-    tokens,
-)
+from tests.support.hugging_face.running import bits_of, difference, run_source, run_target, tokens
 from tests.support.ported import port
 from tests.support.tiers import full_except
 

@@ -10,15 +10,11 @@ from jaxformer.porting.api import export_plan, from_torch
 from jaxformer.porting.formats.arrays import to_stored_tensors
 from jaxformer.porting.mapping.transfer import import_tensors
 from jaxformer.train_step import language_model_loss
+from tests.support.hugging_face.building import build, randomize
 from tests.support.hugging_face.case import GROUPED
 from tests.support.hugging_face.cases.experts import OLMOE, QWEN, QWEN2
-from tests.support.hugging_face.running import (
-    assert_close,
-    build,
-    in_float64,
-    randomize,
-    tokens,
-)
+from tests.support.hugging_face.precision import in_float64
+from tests.support.hugging_face.running import assert_close, tokens
 from tests.support.tiers import full_after
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -12,20 +12,11 @@ from jaxformer.porting.api import from_torch
 from jaxformer.porting.dialects import HUGGING_FACE
 from jaxformer.porting.model_types import model_types
 from tests.support.hugging_face import table
+from tests.support.hugging_face.building import build_case, build_exact, randomize
 from tests.support.hugging_face.cases import ALL_CASES, CASES
+from tests.support.hugging_face.precision import in_float32, in_float64, source_tables
 from tests.support.hugging_face.proof import Proof
-from tests.support.hugging_face.running import (
-    assert_close,
-    build_case,
-    build_exact,
-    in_float32,
-    in_float64,
-    randomize,
-    run_source,
-    run_target,
-    source_tables,
-    tokens,
-)
+from tests.support.hugging_face.running import assert_close, run_source, run_target, tokens
 from tests.support.tiers import SLOW, first_of_each, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")

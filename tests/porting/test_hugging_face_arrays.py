@@ -7,15 +7,9 @@ from jaxformer.errors import CheckpointError, UsageError
 from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.porting.dialects import HUGGING_FACE, detect_dialect
 from jaxformer.porting.formats.arrays import to_stored_tensors
+from tests.support.hugging_face.building import build, build_case, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import (
-    bits_of,
-    build,
-    build_case,
-    randomize,
-    run_source,
-    tokens,
-)
+from tests.support.hugging_face.running import bits_of, run_source, tokens
 from tests.support.tiers import SLOW, first_of_each, full_after
 
 pytestmark = pytest.mark.usefixtures("float64")

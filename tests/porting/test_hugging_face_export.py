@@ -12,16 +12,11 @@ from jaxformer.errors import UsageError
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.porting.api import export_plan, from_torch, to_torch
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.hugging_face.building import build
 from tests.support.hugging_face.case import VOCAB
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import (
-    assert_close,
-    build,
-    in_float64,
-    run_source,
-    run_target,
-    tokens,
-)
+from tests.support.hugging_face.precision import in_float64
+from tests.support.hugging_face.running import assert_close, run_source, run_target, tokens
 from tests.support.tiers import full_after, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")

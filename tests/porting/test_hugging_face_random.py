@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from jaxformer.porting.api import from_torch, to_torch
 from jaxformer.porting.dialects import HUGGING_FACE
+from tests.support.hugging_face.building import ported_buffers
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import bits_of, ported_buffers
+from tests.support.hugging_face.running import bits_of
 from tests.support.tiers import full_except
 
 pytestmark = pytest.mark.usefixtures("float64")

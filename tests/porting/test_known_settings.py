@@ -19,10 +19,10 @@ from jaxformer.porting.dialects import HUGGING_FACE, detect_dialect, find_dialec
 from jaxformer.porting.mapping.abstract_modules import abstract_model, build_abstract
 from jaxformer.porting.mapping.source_model import SourceModel
 from jaxformer.transformer_lm import TransformerLM
+from tests.support.hugging_face.building import build_case
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.cases.rotary import LONG
 from tests.support.hugging_face.folders import change_config, save_folder
-from tests.support.hugging_face.running import build_case
 from tests.support.tiers import SLOW, first_of_each, full_except
 
 

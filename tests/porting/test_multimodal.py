@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 from jaxformer.cli.main import main
 from jaxformer.errors import UsageError
 from jaxformer.porting.api import from_torch
+from tests.support.hugging_face.building import build, randomize
 from tests.support.hugging_face.multimodal import CASES, SIGHT
-from tests.support.hugging_face.running import build, randomize, tokens
+from tests.support.hugging_face.running import tokens
 from tests.support.ported import port
 from tests.support.tiers import full_except
 

@@ -11,8 +11,9 @@ import torch
 
 from jaxformer.parameters import merge, split
 from jaxformer.porting.api import export_plan, from_torch
+from tests.support.hugging_face.building import build_case, build_exact, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import build_case, build_exact, in_float64, randomize
+from tests.support.hugging_face.precision import in_float64
 
 pytestmark = pytest.mark.usefixtures("float64")
 PAD = 1

@@ -16,16 +16,11 @@ from jaxformer.errors import JaxformerError
 from jaxformer.porting.api import build as build_jax
 from jaxformer.porting.api import export_plan, import_plan
 from jaxformer.porting.dialects import HUGGING_FACE
+from tests.support.hugging_face.building import build, randomize
 from tests.support.hugging_face.evaluated import evaluate_target
+from tests.support.hugging_face.precision import in_float64
 from tests.support.hugging_face.random_settings import changed_cases, own_settings
-from tests.support.hugging_face.running import (
-    assert_close,
-    build,
-    in_float64,
-    randomize,
-    run_source,
-    tokens,
-)
+from tests.support.hugging_face.running import assert_close, run_source, tokens
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore")]
 

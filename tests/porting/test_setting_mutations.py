@@ -16,17 +16,12 @@ from jaxformer.errors import JaxformerError
 from jaxformer.porting.api import build as build_jax
 from jaxformer.porting.api import import_plan
 from jaxformer.porting.dialects import HUGGING_FACE
+from tests.support.hugging_face.building import build, randomize
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.evaluated import evaluate_target
+from tests.support.hugging_face.precision import in_float64
 from tests.support.hugging_face.random_settings import own_settings
-from tests.support.hugging_face.running import (
-    assert_close,
-    build,
-    in_float64,
-    randomize,
-    run_source,
-    tokens,
-)
+from tests.support.hugging_face.running import assert_close, run_source, tokens
 from tests.support.tiers import SLOW, first_of_each, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")

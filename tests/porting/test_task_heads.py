@@ -16,8 +16,10 @@ from jaxformer.parameters import merge, split
 from jaxformer.porting import export_arrays, from_torch, to_torch
 from jaxformer.porting.api import export_plan
 from jaxformer.porting.dialects.common.transformers_types import TRANSFORMERS_TYPES
+from tests.support.hugging_face.building import build, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import assert_close, bits_of, build, in_float64, randomize
+from tests.support.hugging_face.precision import in_float64
+from tests.support.hugging_face.running import assert_close, bits_of
 from tests.support.tiers import SLOW, full_except
 
 TASKS = (

@@ -16,16 +16,9 @@ import torch
 from safetensors import safe_open
 
 from tests.support.hugging_face import load_folder
+from tests.support.hugging_face.building import build_case, randomize
 from tests.support.hugging_face.cases import CASES
-from tests.support.hugging_face.running import (
-    build_case,
-    pair_images,
-    randomize,
-    read_by,
-    run_source,
-    target_part,
-    tokens,
-)
+from tests.support.hugging_face.running import pair_images, read_by, run_source, target_part, tokens
 from tests.support.ported import port
 from tests.support.tiers import FULL, SLOW
 

@@ -101,7 +101,7 @@ def write_t5(folder):
     """Writes a small T5 of Hugging Face whose tokenizer ends every text, as T5's does."""
     import transformers
 
-    from tests.support.hugging_face.running import randomize
+    from tests.support.hugging_face.building import randomize
 
     made = tokenizers.Tokenizer.from_str(tokenizer("unigram").to_str())
     made.decoder = decoders.Metaspace()

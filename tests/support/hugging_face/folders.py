@@ -8,10 +8,10 @@ from typing import Any
 import transformers
 
 from jaxformer.position_tables import yarn_attention_factor
+from tests.support.hugging_face.building import build_case
 from tests.support.hugging_face.case import Case
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.proof import Proof
-from tests.support.hugging_face.running import build_case
 from tests.support.ported import port
 
 # What a config.json says of the file and not of the model.

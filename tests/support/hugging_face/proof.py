@@ -27,16 +27,12 @@ from jaxformer.porting.mapping.transfer import import_tensors
 from jaxformer.sequence_generation import generate_target
 from jaxformer.speech_classifier import SpeechClassifier
 from jaxformer.vision_transformer import VisionTransformer
+from tests.support.hugging_face.building import build_case, build_exact, ported_buffers, randomize
 from tests.support.hugging_face.case import BATCH, LENGTH, VOCAB
 from tests.support.hugging_face.cases import ALL_CASES
+from tests.support.hugging_face.precision import in_float32, in_float64
 from tests.support.hugging_face.running import (
-    build_case,
-    build_exact,
     difference,
-    in_float32,
-    in_float64,
-    ported_buffers,
-    randomize,
     read_by,
     run_source,
     run_target,
