@@ -3,6 +3,7 @@
 import concurrent.futures
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +33,8 @@ BYTES_PER_ARRAY = 2048
 BYTES_PER_SAVE = 64 * 1024
 FULL = "No space left on device"
 HINTS = {FULL: "free some", "Permission denied": "make it writable"}
+# How often a failed save's folder is removed, and the seconds between two attempts.
+ATTEMPTS, PAUSE = 20, 0.05
 
 
 class CheckpointWriter:
@@ -207,7 +210,7 @@ class CheckpointWriter:
     def _fail(self, error: Exception) -> NoReturn:
         room = files.describe_space(self._target.parent, self._bytes_needed())
         if self._control_plane.index == 0:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            _remove_for_good(self._temporary)
         if self._control_plane.lost:
             raise error
         reason = brief_reason(error)
@@ -219,6 +222,19 @@ class CheckpointWriter:
         )
         failure.already_reported = self._control_plane.index != 0
         raise failure from error
+
+
+def _remove_for_good(folder: Path) -> None:
+    """Removes a folder in which other threads of a save that failed may still write for a moment.
+
+    TensorStore makes the folders of what it writes anew. What is left after some attempts is
+    temporary by its name, and is removed when the run is resumed.
+    """
+    for _ in range(ATTEMPTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(PAUSE)
+        if not folder.exists():
+            return
 
 
 def _raise(error: Exception) -> NoReturn:

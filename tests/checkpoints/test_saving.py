@@ -1,5 +1,6 @@
 """A save runs beside the training, and ends on the disk or in one line that says why not."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +169,32 @@ def test_a_run_whose_disk_is_full_ends_and_resumes_later(small_disk, text, capsy
     filler.unlink()
     assert resume(run, "--steps", 30, "--decay-steps", 10) == 0
     assert steps(run) == [10, 20, 30]
+
+
+def test_a_failed_save_leaves_nothing_though_it_is_still_written(folder, monkeypatch):
+    """TensorStore's threads go on for a moment, and make folders anew."""
+    writing = threading.Event()
+
+    def write(arrays_folder, arrays):
+        def go_on():
+            for number in range(60):
+                with contextlib.suppress(OSError):
+                    arrays_folder.mkdir(parents=True, exist_ok=True)
+                    (arrays_folder / str(number)).touch()
+                writing.set()
+                time.sleep(0.005)
+
+        threads.append(threading.Thread(target=go_on))
+        threads[-1].start()
+        writing.wait()
+        raise full
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(orbax_arrays, "write", write)
+    with pytest.raises(ResourceError, match="could not save"):
+        save(folder, 8, make_arrays(8))
+    threads[-1].join()
+    assert [path.name for path in folder.folder.iterdir()] == ["7"]
 
 
 def test_a_folder_that_may_not_be_written(folder):
