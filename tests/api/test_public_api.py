@@ -93,7 +93,7 @@ def test_a_wrong_name_is_an_attribute_error():
         jaxformer.TransformerXL  # noqa: B018
 
 
-# mypy reads the same programs in the full tier and in .ci/run.
+# mypy reads most of these programs in the full tier and in .ci/run.
 @pytest.mark.tier("slow")
 def test_pyright_is_clean_on_programs_of_a_user(tmp_path):
     """basedpyright is pyright with Node in the wheel; its mode ``standard`` is pyright's own."""
