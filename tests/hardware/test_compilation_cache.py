@@ -35,6 +35,7 @@ def entries(cache):
     return {path.name: path.stat().st_mtime_ns for path in cache.rglob("*-cache")}
 
 
+@pytest.mark.optimized
 @pytest.mark.tier("full")
 def test_a_warm_cache_compiles_nothing_and_changes_no_bit(text, tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")

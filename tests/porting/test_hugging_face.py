@@ -57,11 +57,19 @@ def first_of_its_file(values):
     return first_of_each(values, file_of, SLOW)
 
 
+CASES_OF_TYPE = collections.defaultdict(list)
+TYPES_OF_FILE = collections.defaultdict(list)
+for name, case in ALL_CASES.items():
+    CASES_OF_TYPE[case.dialect].append(name)
+    if case.dialect not in TYPES_OF_FILE[file_of(name)]:
+        TYPES_OF_FILE[file_of(name)].append(case.dialect)
+
+
 def is_early(name):
     """Whether a case is the first of its type, or the second of one of the first two of a file."""
-    of_type = [n for n, case in ALL_CASES.items() if case.dialect == ALL_CASES[name].dialect]
-    types = dict.fromkeys(c.dialect for n, c in ALL_CASES.items() if file_of(n) == file_of(name))
-    return name in of_type[: 2 if ALL_CASES[name].dialect in list(types)[:2] else 1]
+    dialect = ALL_CASES[name].dialect
+    count = 2 if dialect in TYPES_OF_FILE[file_of(name)][:2] else 1
+    return name in CASES_OF_TYPE[dialect][:count]
 
 
 # The default tier has some types of each kind of model. The full one has each type, of two types of
