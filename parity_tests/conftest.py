@@ -14,6 +14,7 @@ LADDER = (
     "test_generation",
     "test_generation_cache",
     "test_char_data",
+    "test_schedules",
     "test_optimizers",
     "test_train_step",
     "test_training_parity",
