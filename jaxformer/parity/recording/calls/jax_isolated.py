@@ -12,6 +12,7 @@ from flax import nnx
 
 from jaxformer.parameters import join_path, merge
 from jaxformer.parity.recording.calls import jax_trace
+from jaxformer.parity.recording.calls.jax_programs import Program, Programs
 from jaxformer.parity.recording.jax_values import (
     float_arrays,
     is_float,
@@ -19,7 +20,6 @@ from jaxformer.parity.recording.jax_values import (
     refill,
     refill_integers,
 )
-from jaxformer.parity.recording.operators.evaluation import evaluate_function
 
 # Gradients of some arrays, None for zero.
 Gradients = Sequence[np.ndarray | None]
@@ -75,14 +75,15 @@ class IsolatedModule:
         call: its arguments.
         forced_outputs: what submodules return, call by call, by path within the module.
         dtype: to which all float arrays are cast.
+        programs: of other modules, one of which may serve this one too; default none.
 
     Attributes:
         call: its arguments.
         own: its parameters, without those of submodules whose outputs are given.
         given: the float arrays that submodules return, call by call, by path.
-        arguments: of the last run: of each submodule, call by call, all its arguments by name.
+        arguments: of the last call: of each submodule, call by call, all its arguments by name.
         integers: the integer arrays of the last result.
-        callers: of the last run: of each submodule, call by call, the frames of code that called
+        callers: of the last call: of each submodule, call by call, the frames of code that called
             it, the innermost first: path and line.
     """
 
@@ -93,11 +94,12 @@ class IsolatedModule:
         call: jax_trace.JaxCall,
         forced_outputs: Mapping[str, Sequence[ForcedOutput]],
         dtype: str = "float64",
+        programs: Programs | None = None,
     ):
         split: Any = nnx.split(module, nnx.Param, ...)
         self._definition, _, rest = split
         # As it was before the call, which may have written to it.
-        self._rest = nnx.from_flat_state(
+        rest = nnx.from_flat_state(
             [
                 (
                     path,
@@ -109,9 +111,14 @@ class IsolatedModule:
         parameters = jax_trace.parameters_of(module)
         forced = tuple(f"{path}." for path in forced_outputs)
         self.own = {n: p for n, p in parameters.items() if not f"{n}.".startswith(forced)}
-        self._unused = {n: p for n, p in parameters.items() if n not in self.own}
+        unused = {n: p for n, p in parameters.items() if n not in self.own}
         self.call = call
-        self._method, self._forced, self._dtype = method, forced_outputs, dtype
+        self._method, self._dtype = method, dtype
+        templates = {p: [one.template for one in calls] for p, calls in forced_outputs.items()}
+        integers = {p: [list(one.integers) for one in calls] for p, calls in forced_outputs.items()}
+        # What it reads beside what ``__call__`` is given.
+        self._around = rest, unused, (call.args, call.kwargs), templates, integers
+        self._programs = Programs() if programs is None else programs
         self.given = {p: [list(one.arrays) for one in calls] for p, calls in forced_outputs.items()}
         self.arguments: dict[str, list[dict[str, Any]]] = {}
         self.integers: list[Any] = []
@@ -132,7 +139,13 @@ class IsolatedModule:
             given: arrays like ``given``.
             integers: the integer arrays among the arguments; default those of the call.
         """
-        inner = merge(self._definition, {**own, **self._unused}, self._rest)
+        return self._run(self._around, own, inputs, given, integers)
+
+    def _run(
+        self, around: Any, own: Any, inputs: Any, given: Any, integers: Sequence[Any] = ()
+    ) -> tuple[list[Any], dict[str, list[list[Any]]]]:
+        rest, unused, called, templates, chosen = around
+        inner = merge(self._definition, {**own, **unused}, rest)
         entered: dict[str, list[list[Any]]] = {}
         self.arguments, self.callers = {}, {}
 
@@ -140,21 +153,19 @@ class IsolatedModule:
             path: str, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any
         ) -> Any:
             number = len(entered.get(path, ()))
-            if number >= len(self._forced.get(path, ())):
+            if number >= len(templates.get(path, ())):
                 return original(*args, **kwargs)
             entered.setdefault(path, []).append(float_arrays((args, kwargs)))
             bound = jax_trace.bind_arguments(owner, args, kwargs)
             self.arguments.setdefault(path, []).append(bound)
             frames = traceback.walk_stack(None)
-            called = [(frame.f_code.co_filename, line) for frame, line in frames]
-            self.callers.setdefault(path, []).append(called)
-            forced = self._forced[path][number]
+            lines = [(frame.f_code.co_filename, line) for frame, line in frames]
+            self.callers.setdefault(path, []).append(lines)
             # Numbers of numpy cannot be indexed by what is traced.
-            chosen = [jnp.asarray(array) for array in forced.integers]
-            template = refill_integers(self.cast(forced.template), chosen)
+            numbers = [jnp.asarray(array) for array in chosen[path][number]]
+            template = refill_integers(self.cast(templates[path][number]), numbers)
             return refill(template, given[path][number])
 
-        called = self.call.args, self.call.kwargs
         args, kwargs = self.cast(refill(refill_integers(called, integers), inputs))
         with jax_trace.intercept_calls(inner, return_forced):
             output = getattr(inner, self._method)(*args, **kwargs)
@@ -178,26 +189,20 @@ class IsolatedModule:
     ) -> IsolatedOutcome:
         """Runs it on the inputs of its call, and pulls given gradients back through it.
 
-        It is traced, and its operators are evaluated one by one.
+        It is traced, or an equal module was, and its operators are evaluated one by one.
 
         Args:
             cotangents: gradients of the output's arrays; None runs forward only.
             submodule_cotangents: gradients of what enters each submodule, call by call.
         """
-
-        def forward(*primals: Any) -> Any:
-            def made(*primals: Any) -> Any:
-                floats = self(*primals)
-                return floats, (_no_floats(self.arguments), self.integers)
-
-            if cotangents is None:
-                return made(*primals), None
-            floats, pull, others = jax.vjp(made, *primals, has_aux=True)
-            return (floats, others), pull
-
-        result, pull = evaluate_function(forward, *self._primals())
-        (outputs, entered), (numbers, integers) = result
-        arguments = _without_tracers(refill(self.arguments, numbers, _is_no_float))
+        is_pulled = cotangents is not None
+        primals = self._primals()
+        kind = type(self), self._definition, self._method, self._dtype, is_pulled
+        program = self._programs.find(
+            kind, self._around, primals, lambda: Program(self._traced, is_pulled)
+        )
+        (outputs, entered), (arguments, integers), pull = program.forward(self._around, primals)
+        arguments = _without_tracers(refill(program.kept, arguments, _is_no_float))
         if cotangents is None:
             return IsolatedOutcome(outputs, entered, arguments, integers)
 
@@ -215,8 +220,13 @@ class IsolatedModule:
                 for path, calls in entered.items()
             },
         )
-        gradients = evaluate_function(lambda pull, given: pull(given), pull, directions)
+        gradients = program.backward(pull, directions)
         return IsolatedOutcome(outputs, entered, arguments, integers, *gradients)
+
+    def _traced(self, around: Any, *primals: Any) -> tuple[Any, Any, Any]:
+        """Runs while it is traced; returns floats, other numbers, and what is not traced."""
+        floats = self._run(around, *primals)
+        return floats, (_no_floats(self.arguments), self.integers), self.arguments
 
 
 def _is_no_float(leaf: Any) -> bool:

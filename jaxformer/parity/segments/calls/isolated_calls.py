@@ -15,6 +15,7 @@ from jaxformer.parity.recording.calls.jax_isolated import (
     IsolatedModule,
     IsolatedOutcome,
 )
+from jaxformer.parity.recording.calls.jax_programs import Programs
 from jaxformer.parity.recording.calls.padding import Padding, drop_unused_tokens, idle_queries
 from jaxformer.parity.recording.jax_values import integer_arrays, refill, refill_integers
 from jaxformer.parity.tolerance import judge
@@ -50,6 +51,7 @@ class IsolatedCall:
         masks: the reference's masks in it, by parameter name.
         forced: by path of a submodule within the module, and its place in its pair, its calls.
         padding: tokens that are not compared.
+        programs: of modules that were run before.
         backward: whether to compare gradients.
     """
 
@@ -61,6 +63,7 @@ class IsolatedCall:
     masks: Mapping[str, MaskState]
     forced: Mapping[tuple[str, int], Sequence[ForcedCall]]
     padding: Padding
+    programs: Programs
     backward: bool
 
     @property
@@ -103,7 +106,7 @@ class IsolatedCall:
             ]
             for (path, n), calls in self.forced.items()
         }
-        return IsolatedModule(self.owner, self.method, call, forced_outputs, dtype)
+        return IsolatedModule(self.owner, self.method, call, forced_outputs, dtype, self.programs)
 
     def _run(self, dtype: str) -> IsolatedOutcome:
         function = self.as_function(dtype)

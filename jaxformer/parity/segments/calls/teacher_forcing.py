@@ -17,6 +17,7 @@ from jaxformer.parity.matching.calls.calls import MatchedCall, Unmatched, match_
 from jaxformer.parity.matching.calls.masks import Masks, MaskState, reference_masks
 from jaxformer.parity.matching.calls.pairs import TIED_HEAD, Pair, PairKey
 from jaxformer.parity.recording.calls import jax_trace, torch_trace
+from jaxformer.parity.recording.calls.jax_programs import Programs
 from jaxformer.parity.segments.calls.isolated_calls import (
     ForcedCall,
     IsolatedCall,
@@ -72,6 +73,7 @@ class TeacherForcedRunner:
         self.module = module
         self.gradients = gradients
         self.padding = reference.padding
+        self._programs = Programs()
         self.matched_calls: dict[PairKey, list[MatchedCall]] = {}
         self.unmatched: dict[PairKey, Unmatched] = {}
         for pair in pairs:
@@ -208,7 +210,7 @@ class TeacherForcedRunner:
         return IsolatedCall(
             path, owner, method, matched_call, place,
             masks=self._masks_of(pair, number), forced=forced, padding=self.padding,
-            backward=backward,
+            programs=self._programs, backward=backward,
         )  # fmt: skip
 
     def _forced_calls(self, inner: Pair, outer_call: MatchedCall, number: int) -> list[ForcedCall]:
