@@ -15,7 +15,7 @@ from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window
 from jaxformer.layers import prepare_few_rows
-from jaxformer.logits import check_sampling, filter_logits
+from jaxformer.logits import check_sampling, draw, filter_logits, most_probable
 from jaxformer.parameters import Parameters, merge
 from jaxformer.prompts import read_prompt
 from jaxformer.transformer_lm import TransformerLM
@@ -56,10 +56,10 @@ def choose_tokens(
         index: how many tokens came before it.
     """
     if settings is None or key is None:
-        return jnp.argmax(logits_BV, axis=-1)
+        return most_probable(logits_BV)
     temperature, top_k, top_p = settings
     kept_BV = filter_logits(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p)
-    return jax.random.categorical(jax.random.fold_in(key, index), kept_BV)
+    return draw(jax.random.fold_in(key, index), kept_BV)
 
 
 def read_request(

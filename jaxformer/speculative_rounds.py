@@ -19,7 +19,7 @@ from jaxformer.execution import lengths
 from jaxformer.execution.drafted_window import DraftedWindow
 from jaxformer.execution.token_window import Window
 from jaxformer.layers import prepare_few_rows
-from jaxformer.logits import filter_logits
+from jaxformer.logits import draw, filter_logits, most_probable
 from jaxformer.parameters import Parameters
 from jaxformer.transformer_lm import TransformerLM
 
@@ -191,7 +191,7 @@ def _choose(
 ) -> tuple[Int[Array, "B L"], Int[Array, ""]]:
     """The next tokens of each row, and how many of them all rows take."""
     if settings is None or q_BKV is None or key is None:
-        best_BL = jnp.argmax(logits_BLV, axis=-1)
+        best_BL = most_probable(logits_BLV)
         return best_BL, 1 + _agreed(best_BL[:, :-1] == tokens_BK, ended_B).min()
     accept_BK, rest_BLV = accept_proposals(_probabilities(logits_BLV, settings), q_BKV, tokens_BK)
     accept_key, rest_key = jax.random.split(jax.random.fold_in(key, tokens_BK.shape[1]))
@@ -200,7 +200,7 @@ def _choose(
     last = agreed_B.min()
     # A row that accepts more has its proposal there; the others draw.
     rest_BV = jax.lax.dynamic_index_in_dim(rest_BLV, last, axis=1, keepdims=False)
-    drawn_B = jax.random.categorical(rest_key, jnp.log(rest_BV))
+    drawn_B = draw(rest_key, jnp.log(rest_BV))
     tokens_BL = jnp.pad(tokens_BK, ((0, 0), (0, 1)))
     proposed_B = jax.lax.dynamic_index_in_dim(tokens_BL, last, axis=1, keepdims=False)
     final_B = jnp.where(agreed_B > last, proposed_B, drawn_B)

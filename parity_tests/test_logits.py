@@ -1,11 +1,12 @@
 """What a token is drawn from: the same on both sides, ties and edges included."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from jaxformer.logits import filter_logits
+from jaxformer.logits import draw, filter_logits, most_probable
 from tests.support.tiers import full_after
 from torch_ref.logits import filter_logits as torch_filter_logits
 
@@ -86,3 +87,33 @@ def test_zeros_of_either_sign_are_tied():
 
 def test_a_share_that_rounding_keeps_out_of_reach_keeps_everything():
     assert both_filters(np.linspace(-1, 1, 7), top_p=1 - 2**-53) == [1] * 7
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_most_probable_is_argmax(dtype):
+    logits = np.random.default_rng(3).normal(size=(9, 4, 300)).astype(np.float32)
+    logits[1, :, 7] = logits[1, :, 200] = 50.0
+    logits[2, 0] = 0.0
+    logits[3, 1, 11] = np.inf
+    logits[4, 2] = -np.inf
+    logits[5, 0, [40, 90]] = np.nan
+    logits[6] = np.nan
+    array = jnp.asarray(logits, dtype)
+    # A sum that is made twice may be rounded in two ways.
+    found = jax.jit(lambda x: most_probable(jnp.tanh(x / 3) * 3 + x))(array)
+    wanted = jax.jit(lambda x: jnp.argmax(jnp.tanh(x / 3) * 3 + x, axis=-1))(array)
+    np.testing.assert_array_equal(found, wanted)
+    assert found.dtype == wanted.dtype == most_probable(array).dtype
+    np.testing.assert_array_equal(most_probable(array), jnp.argmax(array, axis=-1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_draws_are_those_of_jax(dtype):
+    logits = np.random.default_rng(5).normal(0, 3, (200, 50))
+    logits[:, ::3] = -np.inf
+    array = jnp.asarray(logits, dtype)
+    for seed in range(3):
+        key = jax.random.key(seed)
+        wanted = jax.random.categorical(key, array)
+        for function in (draw, jax.jit(draw)):
+            np.testing.assert_array_equal(function(key, array), wanted)
