@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.attention_core import by_row, scaled_dot_product_attention
 from jaxformer.execution.fused_attention import try_fused_attention
 from jaxformer.execution.sharding import share_heads
-from jaxformer.layers import Dropout, Linear, in_float32
+from jaxformer.layers import Dropout, Linear, in_float32, project
 from jaxformer.masks import combine_masks, expand_mask
 from jaxformer.norms import LayerNorm, RMSNorm
 from jaxformer.positions import NoPositions
@@ -203,13 +203,14 @@ class MultiHeadAttention(nnx.Module):
         slots_T = start + jnp.arange(query.shape[1])
         if positions is None:
             positions = slots_T[None]
-        q_BTNH = self._queries(query, positions)
-        if memory_cache is not None:
-            k_BSKH, v_BSKH = memory_cache.read(q_BTNH)
-        elif key is None:
-            k_BSKH, v_BSKH = self._keys_and_values(query, query, positions)
+        if memory_cache is None and key is None:
+            q_BTNH, k_BSKH, v_BSKH = self._of_one(query, positions)
         else:
-            k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
+            q_BTNH = self._queries(query, positions)
+            if memory_cache is not None:
+                k_BSKH, v_BSKH = memory_cache.read(q_BTNH)
+            else:
+                k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
         k_BSKH, v_BSKH = self._expand(k_BSKH, v_BSKH)
@@ -290,6 +291,15 @@ class MultiHeadAttention(nnx.Module):
         )
         return out_BTNH, weights_BNTS if return_weights else None
 
+    def _of_one(
+        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
+        """Queries, keys and values of the same tokens."""
+        q, k, v = project(x, self.q_proj, self.k_proj, self.v_proj)
+        q_BTNH = self._heads(q, self.num_heads, self.q_norm, positions)
+        k_BTKH = self._heads(k, self.num_kv_heads, self.k_norm, positions)
+        return q_BTNH, k_BTKH, self._split(v, self.num_kv_heads)
+
     def _queries(
         self, query: Float[Array, "B T D"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T N H"]:
@@ -305,11 +315,9 @@ class MultiHeadAttention(nnx.Module):
         self,
         key: Float[Array, "B S D"],
         value: Float[Array, "B S D"],
-        positions: Int[Array, "B S"] | None = None,
     ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K H"]]:
-        """Keys, at ``positions`` or at 0 … S - 1, and values."""
-        if positions is None:
-            positions = jnp.arange(key.shape[1])[None]
+        """Keys, at 0 … S - 1, and values."""
+        positions = jnp.arange(key.shape[1])[None]
         k_BSKH = self._heads(self.k_proj(key), self.num_kv_heads, self.k_norm, positions)
         return k_BSKH, self._split(self.v_proj(value), self.num_kv_heads)
 

@@ -58,6 +58,9 @@ class Block(nnx.Module):
             residual multiplier); below, it is a part of drop.
     """
 
+    # A cross-attention reads keys and values from elsewhere.
+    PROJECTED_TOGETHER = tuple(f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj"))
+
     def __init__(
         self,
         attention: MultiHeadAttention,

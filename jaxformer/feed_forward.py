@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxformer.layers import Dropout, Linear, in_float32, widen
+from jaxformer.layers import Dropout, Linear, in_float32, project, widen
 
 
 def relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -227,6 +227,8 @@ class GatedFeedForward(nnx.Module):
         rngs: where the initial weights come from.
     """
 
+    PROJECTED_TOGETHER = ("gate_proj", "up_proj")
+
     def __init__(
         self,
         d_model: int,
@@ -250,5 +252,6 @@ class GatedFeedForward(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Returns the branch's output (B, T, D), in the dtype of x."""
-        hidden = multiply_gate(self.activation, self.gate_proj(x), self.up_proj(x), self.clamp)
+        gate, up = project(x, self.gate_proj, self.up_proj)
+        hidden = multiply_gate(self.activation, gate, up, self.clamp)
         return self.output_dropout(self.down_proj(self.hidden_dropout(hidden)))

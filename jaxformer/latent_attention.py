@@ -92,6 +92,11 @@ class LatentAttention(MultiHeadAttention):
         self.attention_dropout = Dropout(attention_dropout)
         self.output_dropout = Dropout(output_dropout)
 
+    def _of_one(
+        self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
+    ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T 1 C"], Float[Array, "B T 1 R"]]:
+        return self._queries(x, positions), *self._kept(x, positions)
+
     def _queries(
         self, query: Float[Array, "B T D"], positions: Int[Array, "B T"]
     ) -> Float[Array, "B T N H"]:
@@ -105,14 +110,14 @@ class LatentAttention(MultiHeadAttention):
         return jnp.concatenate([still, self.position.rotate(turned, positions)], axis=-1)
 
     def _keys_and_values(
-        self,
-        key: Float[Array, "B S D"],
-        value: Float[Array, "B S D"],
-        positions: Int[Array, "B S"] | None = None,
+        self, key: Float[Array, "B S D"], value: Float[Array, "B S D"]
+    ) -> tuple[Float[Array, "B S 1 C"], Float[Array, "B S 1 R"]]:
+        return self._kept(key, jnp.arange(key.shape[1])[None])
+
+    def _kept(
+        self, key: Float[Array, "B S D"], positions: Int[Array, "B S"]
     ) -> tuple[Float[Array, "B S 1 C"], Float[Array, "B S 1 R"]]:
         """What a cache keeps: the numbers that keys and values are made of, and the turned keys."""
-        if positions is None:
-            positions = jnp.arange(key.shape[1])[None]
         latent, turned = jnp.split(self.kv_down_proj(key), [self.latent_width], axis=-1)
         turned = self.position.rotate(turned[:, :, None], positions)
         return self.kv_norm(latent)[:, :, None], turned

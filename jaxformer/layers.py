@@ -45,10 +45,12 @@ class Linear(nnx.Module):
     >>> Linear(3, 5, rngs=nnx.Rngs(0))(jnp.ones((2, 7, 3))).shape
     (2, 7, 5)
 
-    In programs that make tokens ``kernel_OI`` is the kernel transposed; see ``prepare_few_rows``.
+    In programs that make tokens ``kernel_OI`` is the kernel transposed, or ``joined_OI`` has the
+    kernels of several layers, of which this is the first; see ``prepare_few_rows``.
     """
 
     kernel_OI: Array | None = None  # noqa: N815
+    joined_OI: Array | None = None  # noqa: N815
 
     def __init__(
         self, in_features: int, out_features: int, *, use_bias: bool = True, rngs: nnx.Rngs
@@ -59,15 +61,32 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Returns ``x``, of any leading shape, projected; in the dtype of x and of the kernel."""
-        kernel_IO = self.kernel[...]
         rows = jnp.reshape(x, (-1, x.shape[-1]))
         if self.kernel_OI is not None and few_rows.is_few(len(rows)):
             y = few_rows.product(rows, self.kernel_OI)
         else:
-            y = row_product(rows, kernel_IO)
+            y = row_product(rows, self.kernel[...])
+        return self.finish(y, x.shape[:-1])
+
+    def finish(self, y: Float[Array, "R O"], leading: tuple[int, ...]) -> Float[Array, "... O"]:
+        """Returns x W + b, given x W of all rows, with these leading dimensions."""
         if self.bias is not None:
             y = add_bias(y, self.bias[...])
-        return jnp.reshape(y, (*x.shape[:-1], kernel_IO.shape[-1]))
+        return jnp.reshape(y, (*leading, y.shape[-1]))
+
+
+def project(x: Float[Array, "... I"], *layers: Linear) -> list[Float[Array, "... _"]]:
+    """Returns what each of several layers makes of ``x``.
+
+    Where ``prepare_few_rows`` has joined their kernels, it is one product.
+    """
+    rows = jnp.reshape(x, (-1, x.shape[-1]))
+    kernels_OI = layers[0].joined_OI
+    if kernels_OI is None or not few_rows.is_few(len(rows)):
+        return [layer(x) for layer in layers]
+    widths = [layer.kernel.shape[1] for layer in layers]
+    made = jnp.split(few_rows.product(rows, kernels_OI), np.cumsum(widths)[:-1], axis=1)
+    return [layer.finish(y, x.shape[:-1]) for layer, y in zip(layers, made, strict=True)]
 
 
 class Embedding(nnx.Module):
@@ -123,6 +142,7 @@ def _look_up_jvp(
 def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> dict[str, Array]:
     """Returns what ``prepare_few_rows`` takes: the kernels of linear layers, transposed, by path.
 
+    Those that a module names in ``PROJECTED_TOGETHER`` are one array, under the path of the first.
     There are none where the copies are not worth it; see ``execution.few_rows``.
 
     Args:
@@ -130,18 +150,24 @@ def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> dict[str, Arr
         rows: of each call that is to come.
         tokens: how many the text may get.
     """
-    kernels = {
-        join_path(path): node.kernel[...]
-        for path, node in nnx.iter_modules(module)
-        if isinstance(node, Linear)
-    }
-    copied_bytes = sum(kernel.nbytes for kernel in kernels.values())
+    nodes = {join_path(path): node for path, node in nnx.iter_modules(module)}
+    kernels = {path: [node.kernel[...]] for path, node in nodes.items() if isinstance(node, Linear)}
+    copied_bytes = sum(kernel.nbytes for (kernel,) in kernels.values())
     if not few_rows.is_worth_copies(rows, tokens, copied_bytes):
         return {}
+    for path, node in nodes.items():
+        names = [f"{path}.{name}".lstrip(".") for name in getattr(node, "PROJECTED_TOGETHER", ())]
+        # Layers with something of their own are called one by one.
+        if names and all(type(nodes.get(name)) is Linear for name in names):
+            kernels[names[0]] = [kernel for name in names for kernel in kernels.pop(name)]
     return _transposed(kernels)
 
 
-_transposed = jax.jit(lambda kernels: {path: kernel.T for path, kernel in kernels.items()})
+_transposed = jax.jit(
+    lambda kernels: {
+        path: jnp.concatenate([kernel.T for kernel in several]) for path, several in kernels.items()
+    }
+)
 
 
 def prepare_few_rows(module: nnx.Module, kernels_OI: Mapping[str, Array]) -> None:
@@ -153,7 +179,8 @@ def prepare_few_rows(module: nnx.Module, kernels_OI: Mapping[str, Array]) -> Non
     """
     for path, node in nnx.iter_modules(module):
         if isinstance(node, Linear) and (name := join_path(path)) in kernels_OI:
-            node.kernel_OI = nnx.data(kernels_OI[name])
+            is_joined = len(kernels_OI[name]) > node.kernel.shape[1]
+            setattr(node, "joined_OI" if is_joined else "kernel_OI", nnx.data(kernels_OI[name]))
         if isinstance(node, Embedding):
             node.for_few_rows = True
 

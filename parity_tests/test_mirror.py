@@ -88,7 +88,7 @@ def test_the_same_public_functions(name):
     one_side_only |= {"by_row", "fused_attention", "evaluating", "generating_programs"}
     one_side_only |= {"round_programs"}
     one_side_only |= {"few_row_kernels", "prepare_few_rows", "is_narrow", "look_up"}
-    one_side_only |= {"most_probable", "draw"}
+    one_side_only |= {"most_probable", "draw", "project"}
     one_side_only |= {
         "split",
         "merge",

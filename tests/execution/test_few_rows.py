@@ -1,5 +1,7 @@
 """Products of few rows, with the matrix on the left: the same numbers, and no copy in the loop."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +9,17 @@ import pytest
 from flax import nnx
 
 from jaxformer import layers
+from jaxformer.adapters import LoRALinear
+from jaxformer.attention import MultiHeadAttention
+from jaxformer.blocks import PreNormBlock
 from jaxformer.config import TransformerLMConfig
 from jaxformer.decoding import generating_programs
 from jaxformer.execution import few_rows
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
+from jaxformer.feed_forward import GatedFeedForward
 from jaxformer.generation import generate, stream
 from jaxformer.layers import Embedding, Linear, few_row_kernels, prepare_few_rows
+from jaxformer.norms import RMSNorm
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.tiers import full_after
 
@@ -83,11 +90,50 @@ def test_nothing_is_copied_on_a_gpu_or_for_a_model_that_is_too_large(monkeypatch
     assert pair.linear.kernel_OI is None
 
 
+class Gated(nnx.Module):
+    """A block of grouped queries and a gated branch, and what one projection may be."""
+
+    def __init__(self, up_proj=Linear):
+        rngs = nnx.Rngs(0)
+        norms = [RMSNorm(8) for _ in range(2)]
+        attention = MultiHeadAttention(8, 4, num_kv_heads=2, use_bias=True, rngs=rngs)
+        feed_forward = GatedFeedForward(8, 20, use_bias=True, rngs=rngs)
+        feed_forward.up_proj = up_proj(8, 20, rngs=rngs)
+        self.block = PreNormBlock(attention, feed_forward, *norms)
+
+
+def test_projections_of_the_same_rows_are_one_product():
+    model, x = Gated(), jnp.ones((5, 1, 8)) * jnp.arange(5.0)[:, None, None]
+    before = model.block(x)
+    prepare_few_rows(model, few_row_kernels(model, 5, TOKENS))
+    shapes = left_shapes(model.block, x)
+    assert [shape for shape in shapes if len(shape) == 2] == [(16, 8), (8, 8), (40, 8), (8, 20)]
+    np.testing.assert_allclose(model.block(x), before, rtol=1e-5, atol=1e-6)
+    assert len(left_shapes(model.block, jnp.ones((5, 9, 8)))) == 9
+
+
+def test_an_adapted_projection_stays_by_itself():
+    model = Gated(functools.partial(LoRALinear, rank=2, alpha=4.0))
+    assert [name for name in few_row_kernels(model, 5, TOKENS) if "feed_forward" in name] == [
+        f"block.feed_forward.{name}"
+        for name in ("down_proj", "gate_proj", "up_proj", "up_proj.lora_a", "up_proj.lora_b")
+    ]
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("tied", full_after(1, [True, False]))
-def test_texts_are_the_same(monkeypatch, tied):
+@pytest.mark.parametrize(
+    "settings",
+    full_after(
+        1,
+        [
+            {"tie_embeddings": True, "num_kv_heads": 1, "activation": "swiglu"},
+            {"tie_embeddings": False},
+        ],
+    ),
+)
+def test_texts_are_the_same(monkeypatch, settings):
     config = TransformerLMConfig(
-        d_model=12, num_heads=3, num_layers=2, context_length=23, vocab_size=31, tie_embeddings=tied
+        d_model=12, num_heads=3, num_layers=2, context_length=23, vocab_size=31, **settings
     )
     model = TransformerLM(config, rngs=nnx.Rngs(0))
     prompt = np.random.default_rng(0).integers(0, 31, (5, 4))
