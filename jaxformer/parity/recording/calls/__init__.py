@@ -7,7 +7,7 @@ arguments and outputs; or the results and gradients of one module of either side
 - ``jax_trace``: one pass of the candidate, and copies of it in other dtypes.
 - ``whole_models``: how a model of jaxformer is called.
 - ``torch_isolated``: one PyTorch module run by itself, its submodules returning given outputs.
-- ``jax_isolated``: the same of a JAX module.
+- ``jax_isolated``: the same of a JAX module; ``jax_programs``: its jaxprs, shared by equal modules.
 - ``attention``: recorded attention weights and scores.
 - ``padding``: tokens that no attention looks at.
 """
