@@ -203,14 +203,14 @@ class MultiHeadAttention(nnx.Module):
         slots_T = start + jnp.arange(query.shape[1])
         if positions is None:
             positions = slots_T[None]
-        if memory_cache is None and key is None:
+        if memory_cache is not None:
+            q_BTNH = self._queries(query, positions)
+            k_BSKH, v_BSKH = memory_cache.read(q_BTNH)
+        elif key is None:
             q_BTNH, k_BSKH, v_BSKH = self._of_one(query, positions)
         else:
             q_BTNH = self._queries(query, positions)
-            if memory_cache is not None:
-                k_BSKH, v_BSKH = memory_cache.read(q_BTNH)
-            else:
-                k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
+            k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
         k_BSKH, v_BSKH = self._expand(k_BSKH, v_BSKH)
