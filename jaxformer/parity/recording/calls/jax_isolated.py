@@ -197,7 +197,7 @@ class IsolatedModule:
         """
         is_pulled = cotangents is not None
         primals = self._primals()
-        kind = type(self), self._definition, self._method, self._dtype, is_pulled
+        kind = self._definition, self._method, self._dtype, is_pulled
         program = self._programs.find(
             kind, self._around, primals, lambda: Program(self._traced, is_pulled)
         )
