@@ -4,6 +4,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,13 +76,18 @@ class Linear(nnx.Module):
         return jnp.reshape(y, (*leading, y.shape[-1]))
 
 
-def project(x: Float[Array, "... I"], *layers: Linear) -> list[Float[Array, "... _"]]:
+def project(x: Float[Array, "... I"], *layers: Any) -> list[Float[Array, "... _"]]:
     """Returns what each of several layers makes of ``x``.
 
     Where ``prepare_few_rows`` has joined their kernels, it is one product.
+
+    Args:
+        x: of any leading shape.
+        layers: each a ``Linear``, or what stands for one.
     """
     rows = jnp.reshape(x, (-1, x.shape[-1]))
-    kernels_OI = layers[0].joined_OI
+    first = layers[0]
+    kernels_OI = first.joined_OI if isinstance(first, Linear) else None
     if kernels_OI is None or not few_rows.is_few(len(rows)):
         return [layer(x) for layer in layers]
     widths = [layer.kernel.shape[1] for layer in layers]
