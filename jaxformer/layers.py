@@ -164,7 +164,8 @@ def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> dict[str, Arr
     for path, node in nodes.items():
         names = [f"{path}.{name}".lstrip(".") for name in getattr(node, "PROJECTED_TOGETHER", ())]
         # Layers with something of their own are called one by one.
-        if names and all(type(nodes.get(name)) is Linear for name in names):
+        is_plain = names and all(type(nodes.get(name)) is Linear for name in names)
+        if is_plain and len({kernels[name][0].dtype for name in names}) == 1:
             kernels[names[0]] = [kernel for name in names for kernel in kernels.pop(name)]
     return _transposed(kernels)
 

@@ -120,6 +120,16 @@ def test_an_adapted_projection_stays_by_itself():
     ]
 
 
+def test_kernels_of_several_dtypes_are_not_joined():
+    model = Gated()
+    up = model.block.feed_forward.up_proj.kernel
+    up.set_value(up[...].astype(jnp.bfloat16))
+    kernels = few_row_kernels(model, 5, TOKENS)
+    assert {
+        kernels[f"block.feed_forward.{name}"].dtype.name for name in ("gate_proj", "up_proj")
+    } == {"float32", "bfloat16"}
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "settings",
