@@ -207,7 +207,7 @@ class MultiHeadAttention(nnx.Module):
             q_BTNH = self._queries(query, positions)
             k_BSKH, v_BSKH = memory_cache.read(q_BTNH)
         elif key is None:
-            q_BTNH, k_BSKH, v_BSKH = self._of_one(query, positions)
+            q_BTNH, k_BSKH, v_BSKH = self._queries_keys_values(query, positions)
         else:
             q_BTNH = self._queries(query, positions)
             k_BSKH, v_BSKH = self._keys_and_values(key, key if value is None else value)
@@ -291,7 +291,7 @@ class MultiHeadAttention(nnx.Module):
         )
         return out_BTNH, weights_BNTS if return_weights else None
 
-    def _of_one(
+    def _queries_keys_values(
         self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T K H"], Float[Array, "B T K H"]]:
         """Queries, keys and values of the same tokens."""

@@ -92,7 +92,7 @@ class LatentAttention(MultiHeadAttention):
         self.attention_dropout = Dropout(attention_dropout)
         self.output_dropout = Dropout(output_dropout)
 
-    def _of_one(
+    def _queries_keys_values(
         self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]
     ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T 1 C"], Float[Array, "B T 1 R"]]:
         return self._queries(x, positions), *self._kept(x, positions)

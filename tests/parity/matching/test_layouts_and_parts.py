@@ -1,4 +1,4 @@
-"""Arrays are found in any layout, put together from parts, and told apart from reordered ones."""
+"""Arrays are found in any layout, put together from parts, and are not taken for reordered ones."""
 
 import jax.numpy as jnp
 import numpy as np

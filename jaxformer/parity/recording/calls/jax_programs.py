@@ -11,28 +11,28 @@ from typing import Any
 import jax
 
 from jaxformer.parity.recording.jax_values import float_arrays, is_float, on_host, refill
-from jaxformer.parity.recording.operators.evaluation import evaluate_in_numpy
+from jaxformer.parity.recording.operators.evaluation import TracedFunction, trace_function
 
 # From what a module reads and the arrays that it is differentiated by: floats, other numbers, and
 # what is kept of the trace.
-Traced = Callable[..., tuple[Any, Any, Any]]
+RunModule = Callable[..., tuple[Any, Any, Any]]
 
 
 class Program:
     """One module as jaxprs, forward and backward, which are evaluated operator by operator.
 
     Args:
-        traced: the module.
+        run: runs the module; it is called once, to be traced.
         is_pulled: whether gradients are pulled back through it.
 
     Attributes:
         kept: what the trace gave beside arrays.
     """
 
-    def __init__(self, traced: Traced, is_pulled: bool):
-        self._function, self._is_pulled = traced, is_pulled
-        self._forward: tuple[Any, Any] | None = None
-        self._backward: tuple[Any, Any] | None = None
+    def __init__(self, run: RunModule, is_pulled: bool):
+        self._run, self._is_pulled = run, is_pulled
+        self._forward: TracedFunction | None = None
+        self._backward: TracedFunction | None = None
         self.kept: Any = None
 
     def forward(self, around: Any, primals: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -44,11 +44,11 @@ class Program:
         """
         floats = float_arrays(around)
         if self._forward is None:
-            function = self._function
+            run = self._run
 
             def forward(floats: Sequence[Any], primals: Sequence[Any]) -> Any:
                 def made(*primals: Any) -> Any:
-                    found, others, self.kept = function(refill(around, floats), *primals)
+                    found, others, self.kept = run(refill(around, floats), *primals)
                     return found, others
 
                 if not self._is_pulled:
@@ -56,27 +56,16 @@ class Program:
                 found, pull, others = jax.vjp(made, *primals, has_aux=True)
                 return found, others, pull
 
-            self._forward = _trace(forward, floats, primals)
+            self._forward = trace_function(forward, floats, primals)
             # It would keep the weights of the module that was traced.
-            del self._function
-        return _evaluate(self._forward, floats, primals)
+            del self._run
+        return self._forward.evaluate(floats, primals)
 
     def backward(self, pull: Any, directions: Any) -> Any:
         """Returns the gradients of ``primals``, given those of the floats."""
         if self._backward is None:
-            self._backward = _trace(lambda pull, given: pull(given), pull, directions)
-        return _evaluate(self._backward, pull, directions)
-
-
-def _trace(function: Callable[..., Any], *trees: Any) -> tuple[Any, Any]:
-    """Returns the jaxpr of a function of trees, and the structure of its result."""
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*trees)
-    return jaxpr, jax.tree.structure(shapes)
-
-
-def _evaluate(traced: tuple[Any, Any], *trees: Any) -> Any:
-    jaxpr, structure = traced
-    return jax.tree.unflatten(structure, evaluate_in_numpy(jaxpr, jax.tree.leaves(trees)))
+            self._backward = trace_function(lambda pull, given: pull(given), pull, directions)
+        return self._backward.evaluate(pull, directions)
 
 
 @dataclasses.dataclass(frozen=True)

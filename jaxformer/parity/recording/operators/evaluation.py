@@ -1,5 +1,6 @@
 """Evaluates a jaxpr once, operator by operator: no program is compiled of the whole."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,29 @@ def evaluate_in_jax(jaxpr: Any, arguments: Sequence[Any]) -> list[Any]:
     return _evaluate(jaxpr, arguments, function_in_jax, lambda array: array)
 
 
+@dataclasses.dataclass(frozen=True)
+class TracedFunction:
+    """A function of trees of arrays, as a jaxpr.
+
+    Attributes:
+        jaxpr: from the leaves of its arguments to those of its result.
+        structure: of its result.
+    """
+
+    jaxpr: ClosedJaxpr
+    structure: Any
+
+    def evaluate(self, *trees: Any, evaluate: Evaluate = evaluate_in_numpy) -> Any:
+        """Returns what the function makes of arguments of the shapes that it was traced with."""
+        return jax.tree.unflatten(self.structure, evaluate(self.jaxpr, jax.tree.leaves(trees)))
+
+
+def trace_function(function: Callable[..., Any], *trees: Any) -> TracedFunction:
+    """Returns a function, which JAX can trace, as a jaxpr; ``trees`` are its arguments."""
+    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*trees)
+    return TracedFunction(jaxpr, jax.tree.structure(shapes))
+
+
 def evaluate_function(
     function: Callable[..., Any], *trees: Any, evaluate: Evaluate = evaluate_in_numpy
 ) -> Any:
@@ -51,8 +75,7 @@ def evaluate_function(
         trees: its arguments.
         evaluate: by what.
     """
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*trees)
-    return jax.tree.unflatten(jax.tree.structure(shapes), evaluate(jaxpr, jax.tree.leaves(trees)))
+    return trace_function(function, *trees).evaluate(*trees, evaluate=evaluate)
 
 
 def evaluator_of(dtype: str) -> Evaluate:
