@@ -22,7 +22,8 @@ from tests.support.memory import run_python
 from tests.support.tiers import full_after
 from tests.support.tiny import ROOT, TEXT, TINY
 
-# One real step of nano, run twice: memory freed by the first is given back before the second.
+# One real step of nano, run four times: memory freed by one is given back before the next.
+# What other threads hold for a moment only adds, so the smallest growth is the step's own.
 REAL_STEP = """
 import ctypes, dataclasses, gc
 import jax, numpy as np
@@ -48,12 +49,14 @@ starts = np.zeros((config.steps_per_call, config.batch_size), np.int32)
 def run():
     there = parallel.place(state), parallel.place_tokens(experiment.train_ids)
     parallel.train(*there, starts, 2)
+def growth():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = reset()
+    run()
+    return status("VmHWM") - before
 run()
-gc.collect()
-ctypes.CDLL(None).malloc_trim(0)
-before = reset()
-run()
-grown = status("VmHWM") - before
+grown = min(growth() for _ in range(3))
 # The evaluation's half of the corpus is not there.
 predicted = estimate.total - experiment.validation_ids.nbytes
 print(json.dumps([predicted, grown]))
@@ -112,7 +115,7 @@ def test_what_stays_is_what_xla_is_given(count):
 
 @pytest.mark.tier("full")
 def test_a_real_step_takes_what_was_predicted(monkeypatch):
-    """Measured on 2 cores: 0.4 to 1.2 % more; on a busy machine once a heap chunk (4 MiB) more."""
+    """Measured on 2 cores: 0.4 to 1.2 % more, and 5 to 6 % on an EPYC without AVX-512."""
     # Eight devices have the threads of eight, each with memory of its own.
     monkeypatch.delenv("XLA_FLAGS")
     predicted, grown = run_python(REAL_STEP)
