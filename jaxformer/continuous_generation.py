@@ -7,7 +7,7 @@ text is the one that ``generation.generate`` makes of its prompt alone, with its
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +32,7 @@ from jaxformer.execution.shared_window import (
     shift_shared,
 )
 from jaxformer.execution.token_window import Window
-from jaxformer.layers import few_row_kernels, prepare_few_rows
+from jaxformer.few_row_layers import FewRowKernels, few_row_kernels, prepare_few_rows
 from jaxformer.parameters import Parameters, split
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
@@ -313,13 +313,13 @@ def _program(
     @functools.partial(jax.jit, donate_argnames="window")
     def extend(
         parameters: Parameters,
-        kernels_OI: Mapping[str, Array],
+        kernels: FewRowKernels,
         window: SharedWindow,
         *,
         stop_tokens: Int[Array, "n"],
     ) -> SharedWindow:
         model = evaluating(definition, parameters)
-        prepare_few_rows(model, kernels_OI)
+        prepare_few_rows(model, kernels)
         context_length = model.config.context_length
         free_B = window.ended_B
 

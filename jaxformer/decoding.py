@@ -1,7 +1,7 @@
 """What every way of generating shares: caches, the choice of a token, checks of a request."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jaxformer.attention import LayerCache
 from jaxformer.config import EncoderDecoderConfig, TransformerLMConfig
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window
-from jaxformer.layers import prepare_few_rows
+from jaxformer.few_row_layers import FewRowKernels, prepare_few_rows
 from jaxformer.logits import check_sampling, draw, filter_logits, most_probable
 from jaxformer.parameters import Parameters, merge
 from jaxformer.prompts import read_prompt
@@ -139,7 +139,7 @@ def generating_programs(
     @functools.partial(jax.jit, donate_argnames="window")
     def extend(
         parameters: Parameters,
-        kernels_OI: Mapping[str, Array],
+        kernels: FewRowKernels,
         window: Window,
         index: Int[Array, ""],
         count: Int[Array, ""],
@@ -148,7 +148,7 @@ def generating_programs(
         stop_tokens: Int[Array, "n"],
     ) -> Window:
         model = evaluating(definition, parameters)
-        prepare_few_rows(model, kernels_OI)
+        prepare_few_rows(model, kernels)
 
         def is_needed(carry: tuple[Int[Array, ""], Window]) -> Bool[Array, ""]:
             made, window = carry

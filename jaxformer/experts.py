@@ -16,6 +16,7 @@ from jaxformer.execution.grouped_products import (
     rows_in_order,
     sort_by_group,
 )
+from jaxformer.execution.separate_experts import separate_feed_forward
 from jaxformer.execution.sharding import share_experts
 from jaxformer.feed_forward import GatedFeedForward, multiply_gate
 from jaxformer.initializers import torch_linear
@@ -31,7 +32,12 @@ class ExpertWeights(nnx.Module):
         out_features: O.
         use_bias: whether each expert has a bias.
         rngs: where the initial weights come from.
+
+    In programs that make tokens ``separate`` may hold the kernel of each expert as an array of its
+    own; see ``prepare_few_rows``.
     """
+
+    separate: tuple[Array, ...] | None = None
 
     def __init__(
         self,
@@ -319,14 +325,22 @@ class MixtureOfExperts(nnx.Module):
         """
         *first_two, down_proj = projections
         order = sort_by_group(experts)
-        y = grouped_feed_forward(
-            rows_in_order(rows, order),
-            Kernels(*(proj.kernel[...] for proj in projections)),
-            [None if proj.bias is None else widen(proj.bias[...]) for proj in first_two],
-            None if keep is None else jnp.take(keep, order.order, axis=0),
-            order.groups,
-            _Activation(self.activation, self.clamp, self.hidden_dropout.rate),
-        )
+        x = rows_in_order(rows, order)
+        biases = [None if proj.bias is None else widen(proj.bias[...]) for proj in first_two]
+        activate = _Activation(self.activation, self.clamp, self.hidden_dropout.rate)
+        separate = [proj.separate for proj in projections if proj.separate is not None]
+        if len(separate) == len(projections) and keep is None:
+            kernels = [Kernels(*own) for own in zip(*separate, strict=True)]
+            y = separate_feed_forward(x, kernels, biases, order.groups, len(rows), activate)
+        else:
+            y = grouped_feed_forward(
+                x,
+                Kernels(*(proj.kernel[...] for proj in projections)),
+                biases,
+                None if keep is None else jnp.take(keep, order.order, axis=0),
+                order.groups,
+                activate,
+            )
         y = down_proj.add_bias(y, order.groups)
         outputs = rows_as_before(y, order)
         return jnp.sum(widen(outputs) * weights[..., None], axis=1)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int
 from jaxformer.decoding import evaluating, generating_programs, read_request
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window, lengthen_window
-from jaxformer.layers import few_row_kernels
+from jaxformer.few_row_layers import FewRowKernels, few_row_kernels
 from jaxformer.parameters import split
 from jaxformer.transformer_lm import TransformerLM
 
@@ -183,7 +183,7 @@ def stream_samples(
     read, write = generating_programs(definition, settings, dtype)
 
     @functools.cache  # made with the second token: the first need not wait for it
-    def copied_kernels() -> dict[str, Array]:
+    def copied_kernels() -> FewRowKernels:
         return few_row_kernels(evaluating(definition, parameters), len(rows), num_tokens)
 
     texts = []

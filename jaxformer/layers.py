@@ -3,7 +3,7 @@
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -143,53 +143,6 @@ def _look_up_jvp(
 ) -> tuple[Array, Array]:
     (table,), (tangent,) = primals, tangents
     return look_up(table, ids), take_rows(tangent, ids).astype(table.dtype)
-
-
-def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> dict[str, Array]:
-    """Returns what ``prepare_few_rows`` takes: the kernels of linear layers, transposed, by path.
-
-    Those that a module names in ``PROJECTED_TOGETHER`` are one array, under the path of the first.
-    There are none where the copies are not worth it; see ``execution.few_rows``.
-
-    Args:
-        module: any.
-        rows: of each call that is to come.
-        tokens: how many the text may get.
-    """
-    nodes = {join_path(path): node for path, node in nnx.iter_modules(module)}
-    kernels = {path: [node.kernel[...]] for path, node in nodes.items() if isinstance(node, Linear)}
-    copied_bytes = sum(kernel.nbytes for (kernel,) in kernels.values())
-    if not few_rows.is_worth_copies(rows, tokens, copied_bytes):
-        return {}
-    for path, node in nodes.items():
-        names = [f"{path}.{name}".lstrip(".") for name in getattr(node, "PROJECTED_TOGETHER", ())]
-        # Layers with something of their own are called one by one.
-        is_plain = names and all(type(nodes.get(name)) is Linear for name in names)
-        if is_plain and len({kernels[name][0].dtype for name in names}) == 1:
-            kernels[names[0]] = [kernel for name in names for kernel in kernels.pop(name)]
-    return _transposed(kernels)
-
-
-_transposed = jax.jit(
-    lambda kernels: {
-        path: jnp.concatenate([kernel.T for kernel in several]) for path, several in kernels.items()
-    }
-)
-
-
-def prepare_few_rows(module: nnx.Module, kernels_OI: Mapping[str, Array]) -> None:
-    """Makes calls of ``module`` with few rows fast on a CPU; see ``execution.few_rows``.
-
-    Args:
-        module: made inside of a program, and not used outside.
-        kernels_OI: those of ``few_row_kernels``.
-    """
-    for path, node in nnx.iter_modules(module):
-        if isinstance(node, Linear) and (name := join_path(path)) in kernels_OI:
-            is_joined = len(kernels_OI[name]) > node.kernel.shape[1]
-            setattr(node, "joined_OI" if is_joined else "kernel_OI", nnx.data(kernels_OI[name]))
-        if isinstance(node, Embedding):
-            node.for_few_rows = True
 
 
 class Dropout(nnx.Module):

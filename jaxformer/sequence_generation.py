@@ -21,7 +21,7 @@ from jaxformer.decoding import SamplingSettings, choose_tokens, make_cache
 from jaxformer.encoder_decoder import EncoderDecoder
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import TokenRows
-from jaxformer.layers import few_row_kernels, prepare_few_rows
+from jaxformer.few_row_layers import few_row_kernels, prepare_few_rows
 from jaxformer.logits import check_sampling
 from jaxformer.parameters import Parameters, merge, split
 from jaxformer.prompts import check_target_tokens, read_features, read_source, read_start

@@ -20,7 +20,7 @@ from jaxformer.decoding import evaluating, read_request
 from jaxformer.execution import lengths
 from jaxformer.execution.drafted_window import DraftedWindow, lengthen_drafted
 from jaxformer.execution.token_window import Window
-from jaxformer.layers import few_row_kernels
+from jaxformer.few_row_layers import FewRowKernels, few_row_kernels
 from jaxformer.parameters import split
 from jaxformer.speculative_rounds import round_programs
 from jaxformer.transformer_lm import TransformerLM
@@ -107,7 +107,7 @@ def stream_with_draft(
     prefill = functools.partial(read, parameters, draft_parameters, **drawing)
 
     @functools.cache  # made with the second token: the first need not wait for it
-    def copied_kernels() -> tuple[dict[str, Array], dict[str, Array]]:
+    def copied_kernels() -> tuple[FewRowKernels, FewRowKernels]:
         model = evaluating(definition, parameters)
         draft = evaluating(draft_definition, draft_parameters)
         return (

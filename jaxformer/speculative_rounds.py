@@ -6,7 +6,7 @@ section 2.3.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jaxformer.decoding import SamplingSettings, choose_tokens, evaluating, make
 from jaxformer.execution import lengths
 from jaxformer.execution.drafted_window import DraftedWindow
 from jaxformer.execution.token_window import Window
-from jaxformer.layers import prepare_few_rows
+from jaxformer.few_row_layers import FewRowKernels, prepare_few_rows
 from jaxformer.logits import draw, filter_logits, most_probable
 from jaxformer.parameters import Parameters
 from jaxformer.transformer_lm import TransformerLM
@@ -95,7 +95,7 @@ def round_programs(
     def extend(
         parameters: Parameters,
         draft_parameters: Parameters,
-        kernels_OI: tuple[Mapping[str, Array], Mapping[str, Array]],
+        kernels: tuple[FewRowKernels, FewRowKernels],
         text: DraftedWindow,
         index: Int[Array, ""],
         count: Int[Array, ""],
@@ -106,8 +106,8 @@ def round_programs(
     ) -> DraftedWindow:
         model = evaluating(definition, parameters)
         draft = evaluating(draft_definition, draft_parameters)
-        prepare_few_rows(model, kernels_OI[0])
-        prepare_few_rows(draft, kernels_OI[1])
+        prepare_few_rows(model, kernels[0])
+        prepare_few_rows(draft, kernels[1])
 
         def is_needed(carry: tuple[Int[Array, ""], DraftedWindow]) -> Bool[Array, ""]:
             made, text = carry

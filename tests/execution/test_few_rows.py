@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxformer import layers
+from jaxformer import few_row_layers
 from jaxformer.adapters import LoRALinear
 from jaxformer.attention import MultiHeadAttention
 from jaxformer.blocks import PreNormBlock
@@ -17,8 +17,9 @@ from jaxformer.decoding import generating_programs
 from jaxformer.execution import few_rows
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
 from jaxformer.feed_forward import GatedFeedForward
+from jaxformer.few_row_layers import few_row_kernels, prepare_few_rows
 from jaxformer.generation import generate, stream
-from jaxformer.layers import Embedding, Linear, few_row_kernels, prepare_few_rows
+from jaxformer.layers import Embedding, Linear
 from jaxformer.norms import RMSNorm
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.tiers import full_after
@@ -67,8 +68,8 @@ def test_a_call_with_many_rows_leaves_the_matrix_on_the_right():
 def test_kernels_are_copied_once_for_a_text(monkeypatch, tokens, calls):
     """However many chunks it has; not for a short one, nor before the first token is there."""
     copied = []
-    original = layers._transposed
-    monkeypatch.setattr(layers, "_transposed", lambda k: copied.append(k) or original(k))
+    original = few_row_layers._transposed
+    monkeypatch.setattr(few_row_layers, "_transposed", lambda k: copied.append(k) or original(k))
     config = TransformerLMConfig(
         d_model=12, num_heads=3, num_layers=1, context_length=23, vocab_size=31
     )
