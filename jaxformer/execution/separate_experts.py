@@ -45,7 +45,7 @@ def separate(kernel: Float[Array, "E I O"], rows: int) -> tuple[Float[Array, "I 
     devices = kernel.devices()
     if len(devices) > 1 or {device.platform for device in devices} != {"cpu"}:
         return None
-    # Of an array of its own, as the stack would keep the numpy array that was made of it.
+    # Made of a second view: an array of JAX keeps what numpy made of it, and then is not donated.
     stack = np.asarray(kernel.addressable_data(0))
     return tuple(jax.device_put(matrix, *devices, may_alias=True) for matrix in stack)
 
