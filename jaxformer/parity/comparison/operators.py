@@ -166,6 +166,6 @@ class _Comparison:
             weights=tuple(map(str, parameters.wrong)),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
             casts=tuple(describe_casts(self.run)),
-            incomplete=tuple(find_incomplete(walk, results, parameters)),
+            incomplete=tuple(find_incomplete(walk, results, parameters, gradients)),
             coverage=measure_coverage(nodes, walk, parameters, gradients),
         )

@@ -90,7 +90,9 @@ def _modules_of_candidate(walk: Walk) -> tuple[int, int] | None:
     return (len(compared), len(called)) if called else None
 
 
-def find_incomplete(walk: Walk, results: Results, parameters: ParameterMatches) -> Iterator[str]:
+def find_incomplete(
+    walk: Walk, results: Results, parameters: ParameterMatches, gradients: Gradients
+) -> Iterator[str]:
     """Yields a sentence for each part that was not compared, and why."""
     tape = walk.candidate
     yield from results.uncompared
@@ -107,6 +109,11 @@ def find_incomplete(walk: Walk, results: Results, parameters: ParameterMatches) 
         # What has no effect on either side is no part of the comparison.
         if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
             yield f"the parameter {name} of the candidate has no effect on its results"
+    for name in gradients.untold:
+        yield (
+            f"the numbers of {name} of the candidate are those of no parameter of the reference, "
+            "and no result depends on them"
+        )
     for name in sorted(tape.opaque):
         yield f"{name} computes in a dtype of its own"
 

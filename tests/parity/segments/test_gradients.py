@@ -344,3 +344,46 @@ def test_what_cannot_be_differentiated_is_said():
     assert report.verdict == "rounding"
     (remark,) = report.remarks
     assert remark.startswith("gradients were not compared: the reference cannot be differentiated")
+
+
+class OneHead(torch.nn.Module):
+    """Attention in which the bias of the keys moves no result."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).split(8, -1)
+        return torch.softmax(q @ k.mT / 8**0.5, -1) @ v
+
+
+def one_head(params, x):
+    q, k, v = (x @ params[name]["kernel"] + params[name]["bias"] for name in "qkv")
+    return jax.nn.softmax(q @ k.mT / 8**0.5) @ v
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5])
+@pytest.mark.parametrize("bias", ["zeros", "random"])
+def test_numbers_that_move_no_result_are_not_taken_for_right(bias, number):
+    torch.manual_seed(0)
+    reference = OneHead()
+    if bias == "zeros":
+        torch.nn.init.zeros_(reference.qkv.bias)
+    kernels = reference.qkv.weight.detach().numpy().T.reshape(8, 3, 8)
+    biases = reference.qkv.bias.detach().numpy().reshape(3, 8)
+    params = {
+        name: {"kernel": jnp.asarray(kernels[:, i]), "bias": jnp.asarray(biases[i])}
+        for i, name in enumerate("qkv")
+    }
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+    assert compare(reference, (one_head, params), x).verdict == "rounding"
+    params["k"]["bias"] = jnp.full(8, number)
+    report = compare(reference, (one_head, params), x)
+    if bias == "zeros" and number == 0:
+        assert report.verdict == "rounding"
+    else:
+        assert report.verdict == "incomplete"
+        (line,) = report.incomplete
+        assert "the numbers of k.bias of the candidate" in line
+        assert "no result depends on them" in line

@@ -181,8 +181,7 @@ class _Recorder:
 
         def compute(equation: Any, values: list[Value]) -> Sequence[Value]:
             here = (source_of(equation) if is_users else "") or source
-            name = str(equation.source_info.name_stack)
-            inside = "/".join(part for part in (module, name) if part)
+            inside = "/".join(part for part in (module, *_scopes(equation)) if part)
             made = self._equation(equation, values, here, inside)
             for atom, value in zip(equation.outvars, made, strict=True):
                 if id(atom) in self.gradients:
@@ -282,6 +281,15 @@ def _parts_of_scan(
         return constants, carry, rows
     fixed, count = params["num_consts"], params["num_carry"]
     return values[:fixed], values[fixed : fixed + count], values[fixed + count :]
+
+
+def _scopes(equation: Any) -> list[str]:
+    """Returns the names around an operator that its code gave, such as those of Linen modules.
+
+    JAX adds the names of transformations, like ``jvp``, which no reader has written.
+    """
+    around = equation.source_info.name_stack.stack
+    return [each.name for each in around if type(each).__name__ == "Scope"]
 
 
 def _terms(equation: Any) -> int:
