@@ -5,8 +5,12 @@ matrix that only few rows are multiplied by, this takes longer than the product.
 stands on the left here, with its outputs along the first dimension, and the rows on the right.
 """
 
+import functools
+
 import jax
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jaxformer.execution.attention_backends import CompilationTarget
 
@@ -18,6 +22,10 @@ FEWEST_ROWS_TO_COPY = 4
 FEWEST_TOKENS_TO_COPY = 8
 # What the copies of a model may take beside it.
 MOST_COPIED_BYTES = 2**30
+# The largest number of each row is looked for in so many parts, and where a column, with one number
+# of each row, fills a register.
+PARTS = 4
+FEWEST_ROWS_OF_COLUMNS = 8
 
 
 def is_few(rows: int) -> bool:
@@ -45,3 +53,28 @@ def product(x_RI: Float[Array, "R I"], kernel_OI: Float[Array, "O I"]) -> Float[
     """Returns x Wᵀ."""
     # Without the barrier XLA would put the rows on the left again.
     return jax.lax.optimization_barrier(kernel_OI @ x_RI.T).T
+
+
+def fill_columns(rows: int) -> bool:
+    """Returns whether ``first_largest`` is faster for so many rows."""
+    return rows >= FEWEST_ROWS_OF_COLUMNS and is_few(rows)
+
+
+def first_largest(x_RN: Float[Array, "R N"]) -> Int[Array, "R"]:
+    """Returns where the largest number of each row is, the first of equal ones; of NaN, the first.
+
+    ``product`` leaves its columns one after the other, and so they are read: the numbers of a
+    column, one of each row, are compared at once, and parts of the columns beside each other.
+    """
+    # Numbers that were computed twice might not be equal.
+    parts = jnp.array_split(jax.lax.optimization_barrier(x_RN.T), PARTS)
+    largest_R = functools.reduce(jnp.maximum, [jnp.max(part, axis=0) for part in parts])
+    last = x_RN.shape[1] - 1
+
+    def place(part: Float[Array, "n R"], start: int) -> Int[Array, "R"]:
+        places = start + jax.lax.broadcasted_iota(jnp.int32, part.shape, 0)
+        is_largest = (part == largest_R[None]) | jnp.isnan(part)
+        return jnp.min(jnp.where(is_largest, places, last), axis=0)
+
+    starts = np.cumsum([0, *map(len, parts)])
+    return functools.reduce(jnp.minimum, map(place, parts, starts.tolist()))

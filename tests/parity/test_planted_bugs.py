@@ -57,6 +57,8 @@ def first_cause(bug, folder, backward=False):
     assert not any(cause.is_backward for cause in report.root_causes)
     first = report.root_causes[0]
     assert first.torch_source.rpartition(":")[0].endswith("torch_models.py")
+    # A path of modules, without the names that JAX gives to its transformations.
+    assert "(" not in first.jax_module
     assert len(str(report).splitlines()) < 80
     return first, source
 
