@@ -67,14 +67,15 @@ def first_largest(x_RN: Float[Array, "R N"]) -> Int[Array, "R"]:
     column, one of each row, are compared at once, and parts of the columns beside each other.
     """
     # Numbers that were computed twice might not be equal.
-    parts = jnp.array_split(jax.lax.optimization_barrier(x_RN.T), PARTS)
+    columns_NR = jax.lax.optimization_barrier(x_RN.T)
+    parts = jnp.array_split(columns_NR, min(PARTS, len(columns_NR)))
     largest_R = functools.reduce(jnp.maximum, [jnp.max(part, axis=0) for part in parts])
-    last = x_RN.shape[1] - 1
+    last = len(columns_NR) - 1
 
     def place(part: Float[Array, "n R"], start: int) -> Int[Array, "R"]:
         places = start + jax.lax.broadcasted_iota(jnp.int32, part.shape, 0)
         is_largest = (part == largest_R[None]) | jnp.isnan(part)
         return jnp.min(jnp.where(is_largest, places, last), axis=0)
 
-    starts = np.cumsum([0, *map(len, parts)])
+    starts = np.cumsum([0, *map(len, parts[:-1])])
     return functools.reduce(jnp.minimum, map(place, parts, starts.tolist()))
