@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, UInt
 
 from jaxformer.execution import few_rows
 
+
 def most_probable(logits_BV: Float[Array, "*B V"]) -> Int[Array, "*B"]:
     """Returns the id of the largest logit, the first of equal ones; of NaN, the first NaN.
 
