@@ -27,6 +27,7 @@ CPU = {
     "evaluation-nano": "evaluation.py --preset nano",
     "evaluation-baby": "evaluation.py --preset baby",
     "generation": "generation.py",
+    "choosing": "choosing.py",
     "narrow_weights": "narrow_weights.py",
     "many_requests": "many_requests.py",
     "drafts": "drafts.py",

@@ -34,7 +34,8 @@ TARGETS = (
 BENCHMARKS = (
     "training_step", "evaluation", "generation", "start_up", "time_to_loss", "porting",
     "checkpointing", "scale", "tokenizing", "token_folders", "loading", "peers",
-    "families", "growth", "narrow_weights", "many_requests", "drafts", "accelerator_checks",
+    "families", "growth", "narrow_weights", "many_requests", "drafts", "choosing",
+    "accelerator_checks",
 )  # fmt: skip
 Result = dict[str, Any]
 
