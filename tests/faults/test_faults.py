@@ -26,7 +26,7 @@ FEW = {
     "stray folders": 2,
     "another number of devices": 2,
     "numbers that are not finite": 2,
-    "metrics services": 1,
+    "metrics services": 2,
     "damaged metrics.jsonl": 4,
     "malicious files": 25,
     "commands that fail": 40,

@@ -49,7 +49,7 @@ def test_a_mutant_is_found(name, mutate):
         mutated = mutate(found, candidate, random)
     report = compare_operators(reference, candidate, found.inputs, found.jax_inputs)
     if mutate is mutants.narrow:
-        # All is computed in float64: the line that rounds is named, and is no bug of the formula.
+        # All is computed in float64. A line that rounds to less than float32 is named.
         assert report.verdict == "rounding"
         assert bool(report.casts) == ("bfloat16" in mutated.what)
         return
@@ -57,7 +57,7 @@ def test_a_mutant_is_found(name, mutate):
         assert report.verdict == "rounding"
         assert report.tables
         return
-    # The bias of keys moves no result, so nothing but its numbers can be told.
+    # The bias of keys moves no result, so nothing but its numbers is wrong.
     assert report.verdict == "bug" or (mutate is mutants.zeroed_bias and report.incomplete)
     assert mutated.stage != "backward" or any(cause.is_backward for cause in report.root_causes)
     places = [cause.torch_module for cause in report.root_causes]

@@ -109,7 +109,7 @@ def find_incomplete(
         # What has no effect on either side is no part of the comparison.
         if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
             yield f"the parameter {name} of the candidate has no effect on its results"
-    for name in gradients.untold:
+    for name in gradients.unverified:
         yield (
             f"the numbers of {name} of the candidate are those of no parameter of the reference, "
             "and no result depends on them"

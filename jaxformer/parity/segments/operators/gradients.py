@@ -39,14 +39,14 @@ class Gradients:
         compared: how many gradients of the candidate's parameters and float inputs were compared.
         expected: how many there are.
         remarks: why the others had not.
-        untold: the candidate's parameters with numbers of their own that move no result, so that
-            nothing tells whether they are right.
+        unverified: the candidate's parameters with numbers of their own that move no result, so
+            that nothing shows whether they are right.
     """
 
     compared: int = 0
     expected: int = 0
     remarks: tuple[str, ...] = ()
-    untold: tuple[str, ...] = ()
+    unverified: tuple[str, ...] = ()
 
 
 def compare_gradients(
@@ -172,8 +172,8 @@ class _Comparison:
             describe_padding_rows(self._walk.reference, self._trained_rows),
         ]
         count = self._compared + len(self._left) + len(buffers)
-        untold = self._without_effect(self._unknown)
-        return Gradients(self._compared, count, tuple(filter(None, remarks)), untold)
+        unverified = self._without_effect(self._unknown)
+        return Gradients(self._compared, count, tuple(filter(None, remarks)), unverified)
 
     def _without_effect(self, names: Sequence[str]) -> tuple[str, ...]:
         """Returns those of some parameters that move no result, such as the bias of keys."""
