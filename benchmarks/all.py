@@ -57,7 +57,7 @@ GPU = {
     "checkpointing-baby": "checkpointing.py --preset baby --dtype bfloat16",
     "start_up-nano": "start_up.py --preset nano",
     "time_to_loss-baby": "time_to_loss.py --preset baby --dtype bfloat16 --interval 50 --turns 3",
-    "time_to_loss-char-lm": "time_to_loss.py --preset char-lm --dtype bfloat16 --target 1.47"
+    "time_to_loss-char-lm": "time_to_loss.py --preset char-lm --dtype bfloat16 --target 1.51"
     " --interval 50 --steps 2000 --turns 3",
 }
 

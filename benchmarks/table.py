@@ -94,6 +94,8 @@ def _notes(result: Result) -> list[str]:
             f"Measured at most: matrix products at {', '.join(peaks)} GFLOP/s, reading at "
             f"{limits['memory']['read'] / 1e9:.0f} GB/s."
         )
+    if "read_from" in result:
+        lines.append(f"Read from {result['read_from']}.")
     if "batch_size" in result:
         lines.append(f"A batch is {result['batch_size']} windows.")
     if "steps_per_turn" in result:
