@@ -79,6 +79,7 @@ def facts() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": processor(),
+            "vector_instructions": vector_instructions(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(memory / 2**30, 1),
             "gpu": _gpus(),
@@ -343,6 +344,15 @@ def processor() -> str:
         name = next(line.split(":")[1] for line in file if line.startswith("model name"))
         return " ".join(re.sub(r"\((R|TM)\)|\bProcessor\b|\bCPU\b", "", name).split())
     return platform.machine()
+
+
+def vector_instructions() -> str | None:
+    """Returns the widest ones that Linux names of an x86 processor: AVX-512 or AVX2."""
+    flags: set[str] = set()
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        flags = set(next(line for line in file if line.startswith("flags")).split())
+    known = {"avx512f": "AVX-512", "avx2": "AVX2"}
+    return next((name for flag, name in known.items() if flag in flags), None)
 
 
 def _gpus() -> list[str]:

@@ -160,7 +160,10 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def _processor(machine: Mapping[str, Any]) -> str:
-    return f"{machine['cpu']}, {machine['cores']} cores"
+    # Older results do not say which instructions there were.
+    instructions = machine.get("vector_instructions")
+    name = f"{machine['cpu']} with {instructions}" if instructions else machine["cpu"]
+    return f"{name}, {machine['cores']} cores"
 
 
 JAXFORMER_SIDES = ("jaxformer", "train.py")

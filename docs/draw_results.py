@@ -95,6 +95,8 @@ def draw_speeds() -> str:
             continue
         machine = result["machine"]
         name = machine["gpu"][0].partition(",")[0] if machine["gpu"] else machine["cpu"]
+        if not machine["gpu"] and machine.get("vector_instructions"):
+            name += f" with {machine['vector_instructions']}"
         settings = result["settings"]
         what = settings["preset"]
         if settings["dtype"] != "float32":

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.pages import ROOT
 from tests.support.quick_compiling import flags_for_devices
+from tests.support.tiers import SLOW, full_except
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 # What a notebook must have shown.
@@ -47,8 +48,13 @@ def test_a_notebook_has_no_outputs_and_installs_itself(path):
     assert '%pip install -q "jaxformer[' in first
 
 
+# Examples and pages run much of what the other two have.
+@pytest.mark.parametrize(
+    "path",
+    full_except(NOTEBOOKS, lambda path: path.stem in ("train", "verify_your_port"), SLOW),
+    ids=lambda path: path.stem,
+)
 @pytest.mark.tier("full")
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, empty_folder):
     pytest.importorskip("nbclient")
     text = path.read_text(encoding="utf-8")

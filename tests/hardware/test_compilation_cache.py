@@ -67,7 +67,7 @@ def test_a_warm_cache_compiles_nothing_and_changes_no_bit(text, tmp_path, monkey
         assert manifest(other, 20)["state_sha256"] == manifest("cold", 20)["state_sha256"]
 
 
-@pytest.mark.tier("full")
+@pytest.mark.tier("slow")
 def test_a_second_comparison_compiles_nothing(text, tmp_path, monkeypatch):
     assert train(text, "run", "--steps", 2) == 0
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")

@@ -14,11 +14,11 @@ from tests.support.hugging_face.running import bits_of, run_source, tokens
 from tests.support.tiers import SLOW, first_of_each, full_except
 from tests.support.verified import changed, verify
 
-# The default tier has a folder of each way to pack arrays; the arrays and the settings of every
-# type go there and back in test_hugging_face_arrays.py.
+# The default tier has a folder of each way to pack arrays, the full tier one of each type. Arrays
+# and settings of second configurations go there and back in test_hugging_face_arrays.py.
 FEW = ("gpt2", "llama", "gpt_neox", "bert masked")
 NAMES = full_except(
-    first_of_each(CASES, lambda name: CASES[name].dialect, SLOW, 2), lambda name: name in FEW
+    first_of_each(CASES, lambda name: CASES[name].dialect, SLOW), lambda name: name in FEW
 )
 # Classes of CLIP's and SigLIP's halves whose names begin otherwise in transformers 4.
 WITHOUT_START = ("CLIPVisionModel", "CLIPTextModel", "SiglipTextModel", "SiglipVisionModel")

@@ -221,7 +221,7 @@ def own_changes(dialect, count=1):
         yield from itertools.islice(of_one, count)
 
 
-# transformers warns of what it does not know. The full tier has two types of each file of dialects.
+# transformers warns of what it does not know. The full tier has one type of each file of dialects.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "dialect",
@@ -229,7 +229,6 @@ def own_changes(dialect, count=1):
         full_except(sorted(DIALECTS, key=lambda name: name != "gpt2"), lambda name: name == "gpt2"),
         lambda name: HUGGING_FACE.get(name, name),
         SLOW,
-        2,
     ),
 )
 def test_no_setting_of_its_own_is_silently_ignored(dialect):
