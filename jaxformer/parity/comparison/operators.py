@@ -5,7 +5,7 @@ matched, the segments between them are walked through, and what differs is judge
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,6 +47,7 @@ from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
 from jaxformer.parity.segments.operators.results import Results, compare_results
+from jaxformer.parity.segments.operators.unverified import find_unverified
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -146,15 +147,22 @@ class _Comparison:
         results = compare_results(walk)
         wrong = judge_forward(walk)
         causes = find_causes(wrong, walk)
+        unverified = find_unverified(walk, results, self.parameters)
         gradients = Gradients()
         if self.backward:
             walk.keep_corrections()
             gradients = compare_gradients(self.reference, self.run, walk, results, self.parameters)
             later = find_causes(judge_backward(walk, wrong), walk)
             causes = with_stops(causes, later, self.run.stops() if later else (), walk)
-        return self._report(merge_causes(causes), results, gradients)
+        return self._report(merge_causes(causes), results, unverified, gradients)
 
-    def _report(self, causes: list[RootCause], results: Results, gradients: Gradients) -> Report:
+    def _report(
+        self,
+        causes: list[RootCause],
+        results: Results,
+        unverified: Sequence[str],
+        gradients: Gradients,
+    ) -> Report:
         walk, parameters = self.walk, self.parameters
         nodes = with_causes(judge_modules(self.model.kind, self.reference, walk), causes)
         return Report(
@@ -166,6 +174,6 @@ class _Comparison:
             weights=tuple(map(str, parameters.wrong)),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
             casts=tuple(describe_casts(self.run)),
-            incomplete=tuple(find_incomplete(walk, results, parameters, gradients)),
+            incomplete=tuple(find_incomplete(walk, results, parameters, unverified)),
             coverage=measure_coverage(nodes, walk, parameters, gradients),
         )

@@ -91,9 +91,16 @@ def _modules_of_candidate(walk: Walk) -> tuple[int, int] | None:
 
 
 def find_incomplete(
-    walk: Walk, results: Results, parameters: ParameterMatches, gradients: Gradients
+    walk: Walk, results: Results, parameters: ParameterMatches, unverified: Sequence[str]
 ) -> Iterator[str]:
-    """Yields a sentence for each part that was not compared, and why."""
+    """Yields a sentence for each part that was not compared, and why.
+
+    Args:
+        walk: after both passes.
+        results: those that were compared.
+        parameters: which of them are equal.
+        unverified: parameters of the candidate that nothing shows to be right.
+    """
     tape = walk.candidate
     yield from results.uncompared
     if not tape.outputs:
@@ -109,7 +116,7 @@ def find_incomplete(
         # What has no effect on either side is no part of the comparison.
         if not any(twin.kind == "parameter" and twin.index not in wanted for twin in twins):
             yield f"the parameter {name} of the candidate has no effect on its results"
-    for name in gradients.unverified:
+    for name in unverified:
         yield (
             f"the numbers of {name} of the candidate are those of no parameter of the reference, "
             "and no result depends on them"

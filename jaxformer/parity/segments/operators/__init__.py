@@ -8,6 +8,7 @@ something else than the reference's between the same places.
 - ``divergences``: a wrong segment.
 - ``constants``: what float32 does to the numbers and tables of a segment.
 - ``effects``: how much of a wrong segment reaches the results.
+- ``unverified``: parameters that nothing shows to be right.
 - ``gradients``: the backward passes.
 - ``padding_rows``: the gradients of padding tokens.
 """

@@ -15,7 +15,7 @@ import numpy as np
 from jaxformer.parity.matching.operators.layouts import Layout, find_layout
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
 from jaxformer.parity.matching.operators.parts import assemble, find_pieces
-from jaxformer.parity.matching.operators.values import largest, rounding_allowed
+from jaxformer.parity.matching.operators.values import rounding_allowed
 from jaxformer.parity.recording.operators.graph import Value
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.torch_run import TorchRun
@@ -26,9 +26,6 @@ from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import listed
 
 SEED = 20
-# A parameter whose gradient is smaller than this share of the largest moves no result: what is left
-# of it is rounding.
-NO_EFFECT = 2.0**-36
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +36,11 @@ class Gradients:
         compared: how many gradients of the candidate's parameters and float inputs were compared.
         expected: how many there are.
         remarks: why the others had not.
-        unverified: the candidate's parameters with numbers of their own that move no result, so
-            that nothing shows whether they are right.
     """
 
     compared: int = 0
     expected: int = 0
     remarks: tuple[str, ...] = ()
-    unverified: tuple[str, ...] = ()
 
 
 def compare_gradients(
@@ -126,10 +120,6 @@ class _Comparison:
         self._padding_rows = padding_rows
         self._trained_rows: dict[str, int] = {}
         self._left: list[str] = []
-        # Of those left, whose numbers are in no parameter of the reference.
-        self._unknown: list[str] = []
-        # The sizes of the reference's parameters whose numbers are in none of the candidate.
-        self._lacking = {walk.reference.parameters[name].size for name in parameters.missing}
         self._compared = 0
         self._layouts: dict[tuple[str, str], Layout | None] = {
             (wrong.reference, wrong.candidate): wrong.layout for wrong in parameters.wrong
@@ -157,8 +147,7 @@ class _Comparison:
                 self._compare_parts(name, owners)
         for value in self._walk.candidate.inputs:
             self._compare_input(value)
-        self._unknown += [name for name in self._parameters.unmatched if name in has_effect]
-        self._left += self._unknown
+        self._left += [name for name in self._parameters.unmatched if name in has_effect]
         remarks = [
             _not_compared(
                 self._left,
@@ -172,17 +161,7 @@ class _Comparison:
             describe_padding_rows(self._walk.reference, self._trained_rows),
         ]
         count = self._compared + len(self._left) + len(buffers)
-        unverified = self._without_effect(self._unknown)
-        return Gradients(self._compared, count, tuple(filter(None, remarks)), unverified)
-
-    def _without_effect(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Returns those of some parameters that move no result, such as the bias of keys."""
-        sizes = {
-            name: largest(self._walk.array(self._gradient(name)))
-            for name in (self._walk.candidate.parameters if names else ())
-        }
-        least = NO_EFFECT * max(sizes.values(), default=0.0)
-        return tuple(name for name in names if sizes[name] <= least)
+        return Gradients(self._compared, count, tuple(filter(None, remarks)))
 
     def _without_gradients(self) -> str:
         """Returns which parameters of the reference are none of the candidate, "" if all are."""
@@ -299,8 +278,8 @@ class _Comparison:
         sources = {n: self._sources[n].data for n in names}
         pieces = find_pieces(walk.candidate.parameters[name].data, sources)
         if pieces is None:
-            # Zeros, say, are in many places: where no parameter lacks its numbers, they are right.
-            (self._unknown if own.size in self._lacking else self._left).append(name)
+            # Zeros, say, are in many places.
+            self._left.append(name)
             return
         shape = own.shape
 
