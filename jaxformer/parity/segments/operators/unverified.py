@@ -12,7 +12,7 @@ import numpy as np
 from jaxformer.parity.matching.operators.parameters import ParameterMatches
 from jaxformer.parity.matching.operators.parts import find_pieces
 from jaxformer.parity.matching.operators.values import largest
-from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
+from jaxformer.parity.recording.operators.graph import Value, run_again
 from jaxformer.parity.segments.operators.effects import NO_EFFECT, depending, seen_positions
 from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
@@ -47,10 +47,10 @@ def _with_unknown_numbers(walk: Walk, parameters: ParameterMatches) -> Iterator[
     reference = walk.reference
     # Zeros, say, are in many places: where no parameter lacks its numbers, they are right.
     lacking = {reference.parameters[name].size for name in parameters.missing}
+    known = reference.parameters | reference.buffers
     for name, owners in parameters.in_parts.items():
         value = walk.candidate.parameters[name]
         if value.size in lacking:
-            known = reference.parameters | reference.buffers
             sources = {owner: known[owner].data for owner in owners if owner in known}
             if find_pieces(value.data, sources) is None:
                 yield name
@@ -60,7 +60,7 @@ def _moves_results(walk: Walk, results: Results, value: Value) -> bool:
     """Returns whether other numbers in a parameter's place move a result where it is read."""
     random = np.random.default_rng(SEED)
     noise = random.normal(scale=largest(value.data) or 1.0, size=value.shape)
-    later: list[Operator] = depending(walk.candidate.operators, value)
+    later = depending(walk.candidate.operators, value)
     with np.errstate(all="ignore"):
         arrays = run_again(later, {value.index: value.data + noise})
     places = seen_positions(walk.reference)
