@@ -1,6 +1,7 @@
 """One JAX module run by itself: given inputs, and submodules that return given outputs."""
 
 import dataclasses
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -158,7 +159,8 @@ class IsolatedModule:
             entered.setdefault(path, []).append(float_arrays((args, kwargs)))
             bound = jax_trace.bind_arguments(owner, args, kwargs)
             self.arguments.setdefault(path, []).append(bound)
-            frames = traceback.walk_stack(None)
+            # Without a frame to begin at, how many are left out depends on Python's version.
+            frames = traceback.walk_stack(sys._getframe())
             lines = [(frame.f_code.co_filename, line) for frame, line in frames]
             self.callers.setdefault(path, []).append(lines)
             # Numbers of numpy cannot be indexed by what is traced.

@@ -150,7 +150,7 @@ def language_model(
             model,
             ConfigReader(read_config),
             rules(body, start, behind),
-            aliases={start + second: start + name for second, name in (shared or {}).items()}
+            aliases={start + second: start + own for second, own in (shared or {}).items()}
             | dict(second_names),
             buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
             settings=write,
@@ -189,7 +189,7 @@ def language_model(
             target=EncoderDecoderClassifier if model is EncoderDecoder else TransformerClassifier,
             build=ConfigReader(read_task),
             rules=rules(body, start, head.rules),
-            aliases={start + second: start + name for second, name in (shared or {}).items()},
+            aliases={start + second: start + own for second, own in (shared or {}).items()},
             buffers=tuple(replace(b, source=start + b.source) for b in body_buffers),
             settings=write_task,
             published=None if published is None else rules(published, start, head.rules),
