@@ -9,7 +9,8 @@ from parity_tests.verdict import judge_float64
 from tests.support.tiers import SLOW, full_except
 
 # The default tier proves outputs and gradients of every part and of some whole models, at usual
-# lengths, and all else of the first case of each component, models with less.
+# lengths, and all else of the first case of each component, models with less. The full one proves
+# outputs and gradients of every case, and all else of those of the default tier.
 MADE_OF_MODELS = ("dual_encoder", "speech_transformer", "encoder_decoder_classifier")
 MODELS = (
     "transformer_lm",
@@ -40,11 +41,6 @@ SOME_EXPERTS = ("mixture", "mixture-sigmoid-groups", "linear")
 # Whose rounding stands for that of other mixtures, and of other models in bfloat16.
 ROUNDED_EXPERTS = (*SOME_EXPERTS, "mixture-shared-gate")
 ROUNDED_MODELS = ("transformer_lm", "encoder_decoder")
-SOME_CASES = full_except(
-    CASES,
-    lambda case: case.component not in MODELS or case.name.partition("/")[2] in SOME_MODELS,
-    SLOW,
-)
 FIRST = {case.component: case for case in reversed(CASES)}
 FIRST_DROPOUT = {case.component: case for case in reversed(CASES) if case.dropout}.values()
 
@@ -69,22 +65,23 @@ def is_quick_rounding(case, dtype):
 
 
 def is_rarely_rounded(case, dtype):
-    """Whether others stand for it: its parts for a model, the first of its component elsewhere.
+    """Whether others stand for it: its parts for a model, some variants and the first elsewhere.
 
     Compiling with all optimisations takes most of the time of these tests.
     """
     if case.component in MADE_OF_MODELS:
         return True
-    if case.component in MODELS:
-        if dtype != "float32" and case.component not in ROUNDED_MODELS:
-            return True
-        return not is_quick(case) and case is not FIRST[case.component]
-    if case.component == "experts" and case.name.partition("/")[2] not in ROUNDED_EXPERTS:
+    is_first = case is FIRST[case.component]
+    is_other_model = case.component in MODELS and case.component not in ROUNDED_MODELS
+    if dtype != "float32" and (is_other_model or (case.component not in MODELS and not is_first)):
         return True
-    return dtype != "float32" and case is not FIRST[case.component]
+    if case.component == "experts":
+        return case.name.partition("/")[2] not in ROUNDED_EXPERTS
+    return not is_quick(case) and not is_first
 
 
 PARTS_AND_SOME_MODELS = full_except(CASES, is_quick)
+EAGER = full_except(CASES, is_quick, SLOW)
 ROUNDING = full_except(
     full_except(
         [(case, dtype) for case in CASES for dtype in DTYPES],
@@ -106,7 +103,7 @@ def test_float64_output_and_gradients_agree(pair):
         save_figures(pair.case, float64_figures(pair, std))
 
 
-@pytest.mark.parametrize("pair", SOME_CASES, indirect=True, ids=lambda case: case.name)
+@pytest.mark.parametrize("pair", EAGER, indirect=True, ids=lambda case: case.name)
 @pytest.mark.tier("full")
 def test_float64_eager_agrees_with_jitted_and_weights_with_torch(pair):
     for std in pair.case.stds():

@@ -13,7 +13,7 @@ from jaxformer.porting.dialects import HUGGING_FACE
 from tests.support.hugging_face.building import ported_buffers
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.running import bits_of
-from tests.support.tiers import full_except
+from tests.support.tiers import SLOW, first_of_each, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -262,9 +262,13 @@ WITH_TABLES = ("marian", "pegasus", "roformer", "whisper")
 
 @pytest.mark.parametrize(
     "dialect",
-    full_except(
-        [name for name in HUGGING_FACE if name not in WITH_TABLES],
-        lambda dialect: dialect in ("gpt2", "llama"),
+    first_of_each(
+        full_except(
+            [name for name in HUGGING_FACE if name not in WITH_TABLES],
+            lambda dialect: dialect in ("gpt2", "llama"),
+        ),
+        HUGGING_FACE.get,
+        SLOW,
     ),
 )
 @settings(max_examples=3, deadline=None)

@@ -173,7 +173,7 @@ def compare_product(
         given.output_gradients = [random.uniform(-1, 1, given.outputs[0].shape)]
         given.input_gradients = [np.zeros(given.inputs[0].shape)]
         cotangent = matched.output_gradients(0)[0]
-    judged = {compared: Judgement() for compared in ("its output", "input 0")}
+    judged = {name: Judgement() for name in ("its output", "input 0")}
     totals: dict[str, np.ndarray] = {}
 
     def outcomes(dtype: str) -> Iterator[tuple[slice, IsolatedOutcome]]:

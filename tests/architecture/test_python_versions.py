@@ -1,0 +1,74 @@
+"""What one version of Python runs and another does not, found by reading the code."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("jaxformer", "torch_ref", "parity_tests", "tests", "benchmarks", "docs", "examples")
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+HIDDEN = """
+def outer(name, pairs):
+    def middle():
+        def inner():
+            return name
+        return inner, {key: name for key, name in pairs}
+    return middle
+"""
+
+
+def names(nodes: list[ast.AST], context: type[ast.expr_context]) -> set[str]:
+    """Returns the names that nodes, and what is in them, read or bind."""
+    found = (each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name))
+    return {each.id for each in found if isinstance(each.ctx, context)}
+
+
+def parameters(function: ast.AST) -> set[str]:
+    """Returns the names of a function's parameters, and of those of functions in it."""
+    return {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+
+
+def split(function: ast.AST) -> tuple[list[ast.AST], list[ast.AST], list[ast.AST]]:
+    """Returns a function's inner functions, its comprehensions' targets, and its other names."""
+    inner: list[ast.AST] = []
+    targets: list[ast.AST] = []
+    others: list[ast.AST] = []
+    nodes = list(ast.iter_child_nodes(function))
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, FUNCTIONS):
+            inner.append(node)
+        elif isinstance(node, COMPREHENSIONS):
+            targets += [n.target for n in ast.walk(node) if isinstance(n, ast.comprehension)]
+        else:
+            others += [node] * isinstance(node, ast.Name)
+            nodes.extend(ast.iter_child_nodes(node))
+    return inner, targets, others
+
+
+def hidden_names(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields line and name where a comprehension hides what a function beside it reads.
+
+    If the name comes from a function further out, Python 3.12.1 and 3.13.0 run the comprehension in
+    place (PEP 709) and lose it: the function beside it ends with a NameError. 3.11 does not.
+    """
+    for function in (node for node in ast.walk(module) if isinstance(node, FUNCTIONS)):
+        inner, targets, others = split(function)
+        hidden = names(targets, ast.Store) - names(others, ast.Store)
+        hidden -= parameters(function) if hidden else set()
+        for each in inner if hidden else ():
+            own = names([each], ast.Store) | parameters(each)
+            for name in hidden & names([each], ast.Load) - own:
+                yield each.lineno, name
+
+
+def test_no_comprehension_hides_a_name_of_a_function_beside_it():
+    assert list(hidden_names(ast.parse(HIDDEN))) == [(4, "name")]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, name in hidden_names(ast.parse(path.read_text("utf-8")))
+    ]
+    assert found == []
