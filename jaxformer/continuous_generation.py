@@ -32,7 +32,7 @@ from jaxformer.execution.shared_window import (
     shift_shared,
 )
 from jaxformer.execution.token_window import Window
-from jaxformer.few_row_layers import FewRowKernels, few_row_kernels, prepare_few_rows
+from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of, prepare_few_rows
 from jaxformer.parameters import Parameters, split
 from jaxformer.positions import Rotary
 from jaxformer.transformer_lm import TransformerLM
@@ -120,7 +120,7 @@ def generate_requests(
     extend = functools.partial(
         _program(definition, settings),
         parameters,
-        few_row_kernels(evaluating(definition, parameters), rows, sum(text.left for text in texts)),
+        few_row_kernels_of(definition, parameters, rows, sum(text.left for text in texts)),
         stop_tokens=stops,
     )
     shortest = lengths.shortest_cache(model.config, rows, dtype)

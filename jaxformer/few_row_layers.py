@@ -4,7 +4,9 @@ What is made ready lies beside the parameters: kernels that are transposed or jo
 experts one by one. See ``execution.few_rows`` and ``execution.separate_experts``.
 """
 
+import functools
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +17,25 @@ from jaxformer.execution import few_rows
 from jaxformer.execution.separate_experts import separate
 from jaxformer.experts import ExpertWeights
 from jaxformer.layers import Embedding, Linear
-from jaxformer.parameters import join_path
+from jaxformer.parameters import Parameters, join_path, merge, split
 
 # By the path of a layer: its kernel transposed, joined with those of others; or the kernels of
 # experts, one by one.
 FewRowKernels = Mapping[str, Array | tuple[Array, ...]]
+
+
+class _Layers(NamedTuple):
+    """Where the layers of a model are that can be made ready.
+
+    Attributes:
+        linear: paths of linear layers.
+        together: paths of those of them that are one product, of each module that says so.
+        experts: paths of the kernels of experts.
+    """
+
+    linear: tuple[str, ...]
+    together: tuple[tuple[str, ...], ...]
+    experts: tuple[str, ...]
 
 
 def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> FewRowKernels:
@@ -30,36 +46,70 @@ def few_row_kernels(module: nnx.Module, rows: int, tokens: int) -> FewRowKernels
         rows: of each call that is to come.
         tokens: how many the text may get.
     """
+    return few_row_kernels_of(*split(module), rows, tokens)
+
+
+def few_row_kernels_of(
+    definition: nnx.GraphDef[Any], parameters: Parameters, rows: int, tokens: int
+) -> FewRowKernels:
+    """Returns ``few_row_kernels`` of a module that is split: it is gone through once for all texts.
+
+    Args:
+        definition: of the module.
+        parameters: of the module.
+        rows: see ``few_row_kernels``.
+        tokens: see ``few_row_kernels``.
+    """
+    if tokens < few_rows.FEWEST_TOKENS_TO_COPY:
+        return {}
+    layers = _find_layers(definition, tuple(parameters))
+    kernels = _kernels_of_linear(layers, parameters, rows, tokens)
+    return kernels | _kernels_of_experts(layers, parameters, rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _find_layers(definition: nnx.GraphDef[Any], names: tuple[str, ...]) -> _Layers:
+    """Finds the layers of a module, given the names of its parameters."""
+    stand_ins: dict[str, Any] = dict.fromkeys(names, 0)
+    module = merge(definition, stand_ins)
     nodes = {join_path(path): node for path, node in nnx.iter_modules(module)}
-    return _kernels_of_linear(nodes, rows, tokens) | _kernels_of_experts(nodes, rows, tokens)
+    together = []
+    for path, node in nodes.items():
+        parts = [f"{path}.{name}".lstrip(".") for name in getattr(node, "PROJECTED_TOGETHER", ())]
+        # Layers with something of their own are called one by one.
+        if parts and all(type(nodes.get(part)) is Linear for part in parts):
+            together.append(tuple(parts))
+    linear = [path for path, node in nodes.items() if isinstance(node, Linear)]
+    experts = [path for path, node in nodes.items() if type(node) is ExpertWeights]
+    return _Layers(tuple(linear), tuple(together), tuple(experts))
+
+
+def _kernel(path: str, parameters: Parameters) -> Array:
+    return parameters[f"{path}.kernel".lstrip(".")]
 
 
 def _kernels_of_experts(
-    nodes: Mapping[str, nnx.Module], rows: int, tokens: int
+    layers: _Layers, parameters: Parameters, rows: int
 ) -> dict[str, tuple[Array, ...]]:
     """Returns the kernels of experts one by one, which takes no memory."""
-    if tokens < few_rows.FEWEST_TOKENS_TO_COPY:
-        return {}
-    stacks = {path: node.kernel[...] for path, node in nodes.items() if type(node) is ExpertWeights}
-    found = {path: separate(stack, rows) for path, stack in stacks.items()}
+    found = {path: separate(_kernel(path, parameters), rows) for path in layers.experts}
     return {path: kernels for path, kernels in found.items() if kernels is not None}
 
 
-def _kernels_of_linear(nodes: Mapping[str, nnx.Module], rows: int, tokens: int) -> dict[str, Array]:
+def _kernels_of_linear(
+    layers: _Layers, parameters: Parameters, rows: int, tokens: int
+) -> dict[str, Array]:
     """Returns the kernels of linear layers, transposed.
 
-    Those that a module names in ``PROJECTED_TOGETHER`` are one array, under the path of the first.
+    Those that are one product are one array, under the path of the first.
     """
-    kernels = {path: [node.kernel[...]] for path, node in nodes.items() if isinstance(node, Linear)}
+    kernels = {path: [_kernel(path, parameters)] for path in layers.linear}
     copied_bytes = sum(kernel.nbytes for (kernel,) in kernels.values())
     if not few_rows.is_worth_copies(rows, tokens, copied_bytes):
         return {}
-    for path, node in nodes.items():
-        names = [f"{path}.{name}".lstrip(".") for name in getattr(node, "PROJECTED_TOGETHER", ())]
-        # Layers with something of their own are called one by one.
-        is_plain = names and all(type(nodes.get(name)) is Linear for name in names)
-        if is_plain and len({kernels[name][0].dtype for name in names}) == 1:
-            kernels[names[0]] = [kernel for name in names for kernel in kernels.pop(name)]
+    for paths in layers.together:
+        if len({kernels[path][0].dtype for path in paths}) == 1:
+            kernels[paths[0]] = [kernel for path in paths for kernel in kernels.pop(path)]
     return _transposed(kernels)
 
 

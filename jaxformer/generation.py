@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxformer.decoding import evaluating, generating_programs, read_request
+from jaxformer.decoding import generating_programs, read_request
 from jaxformer.execution import lengths
 from jaxformer.execution.token_window import Window, lengthen_window
-from jaxformer.few_row_layers import FewRowKernels, few_row_kernels
+from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of
 from jaxformer.parameters import split
 from jaxformer.transformer_lm import TransformerLM
 
@@ -184,7 +184,7 @@ def stream_samples(
 
     @functools.cache  # made with the second token: the first need not wait for it
     def copied_kernels() -> FewRowKernels:
-        return few_row_kernels(evaluating(definition, parameters), len(rows), num_tokens)
+        return few_row_kernels_of(definition, parameters, len(rows), num_tokens)
 
     texts = []
     for key in keys:

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxformer.decoding import evaluating, read_request
+from jaxformer.decoding import read_request
 from jaxformer.execution import lengths
 from jaxformer.execution.drafted_window import DraftedWindow, lengthen_drafted
 from jaxformer.execution.token_window import Window
-from jaxformer.few_row_layers import FewRowKernels, few_row_kernels
+from jaxformer.few_row_layers import FewRowKernels, few_row_kernels_of
 from jaxformer.parameters import split
 from jaxformer.speculative_rounds import round_programs
 from jaxformer.transformer_lm import TransformerLM
@@ -108,11 +108,10 @@ def stream_with_draft(
 
     @functools.cache  # made with the second token: the first need not wait for it
     def copied_kernels() -> tuple[FewRowKernels, FewRowKernels]:
-        model = evaluating(definition, parameters)
-        draft = evaluating(draft_definition, draft_parameters)
+        checked = len(rows) * (draft_tokens + 1)
         return (
-            few_row_kernels(model, len(rows) * (draft_tokens + 1), num_tokens),
-            few_row_kernels(draft, len(rows), num_tokens),
+            few_row_kernels_of(definition, parameters, checked, num_tokens),
+            few_row_kernels_of(draft_definition, draft_parameters, len(rows), num_tokens),
         )
 
     def extend(*text: Any) -> DraftedWindow:

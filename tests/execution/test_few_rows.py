@@ -17,10 +17,11 @@ from jaxformer.decoding import generating_programs
 from jaxformer.execution import few_rows
 from jaxformer.execution.attention_backends import CompilationTarget, compiled_for
 from jaxformer.feed_forward import GatedFeedForward
-from jaxformer.few_row_layers import few_row_kernels, prepare_few_rows
+from jaxformer.few_row_layers import few_row_kernels, few_row_kernels_of, prepare_few_rows
 from jaxformer.generation import generate, stream
 from jaxformer.layers import Embedding, Linear
 from jaxformer.norms import RMSNorm
+from jaxformer.parameters import split
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.tiers import full_after
 
@@ -119,6 +120,17 @@ def test_an_adapted_projection_stays_by_itself():
         f"block.feed_forward.{name}"
         for name in ("down_proj", "gate_proj", "up_proj", "up_proj.lora_a", "up_proj.lora_b")
     ]
+
+
+def test_a_model_is_gone_through_once_for_all_texts(monkeypatch):
+    model = Gated()
+    first = few_row_kernels_of(*split(model), 5, TOKENS)
+    monkeypatch.setattr(few_row_layers.nnx, "iter_modules", None)
+    changed = few_row_kernels_of(*split(jax.tree.map(lambda a: 2 * a, model)), 5, TOKENS)
+    assert first.keys() == changed.keys()
+    assert first
+    for path, kernel in first.items():
+        np.testing.assert_array_equal(2 * kernel, changed[path])
 
 
 def test_kernels_of_several_dtypes_are_not_joined():
