@@ -18,15 +18,23 @@ def outer(name, pairs):
 """
 
 
-def names(nodes: list[ast.AST], context: type[ast.expr_context]) -> set[str]:
-    """Returns the names that nodes, and what is in them, read or bind."""
-    found = (each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name))
-    return {each.id for each in found if isinstance(each.ctx, context)}
+def read(node: ast.AST) -> set[str]:
+    """Returns the names that a node, and what is in it, reads."""
+    found = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+    return {each.id for each in found if isinstance(each.ctx, ast.Load)}
 
 
-def parameters(function: ast.AST) -> set[str]:
-    """Returns the names of a function's parameters, and of those of functions in it."""
-    return {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+def bound(node: ast.AST) -> set[str]:
+    """Returns the names that a node, and what is in it, binds."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            found.add(each.id)
+        elif isinstance(each, ast.arg):
+            found.add(each.arg)
+        elif isinstance(each, ast.FunctionDef):
+            found.add(each.name)
+    return found
 
 
 def split(function: ast.AST) -> tuple[list[ast.AST], list[ast.AST], list[ast.AST]]:
@@ -55,11 +63,10 @@ def hidden_names(module: ast.Module) -> Iterator[tuple[int, str]]:
     """
     for function in (node for node in ast.walk(module) if isinstance(node, FUNCTIONS)):
         inner, targets, others = split(function)
-        hidden = names(targets, ast.Store) - names(others, ast.Store)
-        hidden -= parameters(function) if hidden else set()
+        own = [*others, function.args]
+        hidden = set().union(*map(bound, targets)) - set().union(*map(bound, own))
         for each in inner if hidden else ():
-            own = names([each], ast.Store) | parameters(each)
-            for name in hidden & names([each], ast.Load) - own:
+            for name in hidden & (read(each) - bound(each)):
                 yield each.lineno, name
 
 
