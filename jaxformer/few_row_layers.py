@@ -73,26 +73,28 @@ def _find_layers(definition: nnx.GraphDef[Any], names: tuple[str, ...]) -> _Laye
     stand_ins: dict[str, Any] = dict.fromkeys(names, 0)
     module = merge(definition, stand_ins)
     nodes = {join_path(path): node for path, node in nnx.iter_modules(module)}
+    # A kernel that several layers share has the name of one of them, which alone is made ready.
+    own = {path: node for path, node in nodes.items() if _kernel_name(path) in names}
     together = []
     for path, node in nodes.items():
         parts = [f"{path}.{name}".lstrip(".") for name in getattr(node, "PROJECTED_TOGETHER", ())]
         # Layers with something of their own are called one by one.
-        if parts and all(type(nodes.get(part)) is Linear for part in parts):
+        if parts and all(type(own.get(part)) is Linear for part in parts):
             together.append(tuple(parts))
-    linear = [path for path, node in nodes.items() if isinstance(node, Linear)]
-    experts = [path for path, node in nodes.items() if type(node) is ExpertWeights]
+    linear = [path for path, node in own.items() if isinstance(node, Linear)]
+    experts = [path for path, node in own.items() if type(node) is ExpertWeights]
     return _Layers(tuple(linear), tuple(together), tuple(experts))
 
 
-def _kernel(path: str, parameters: Parameters) -> Array:
-    return parameters[f"{path}.kernel".lstrip(".")]
+def _kernel_name(path: str) -> str:
+    return f"{path}.kernel".lstrip(".")
 
 
 def _kernels_of_experts(
     layers: _Layers, parameters: Parameters, rows: int
 ) -> dict[str, tuple[Array, ...]]:
     """Returns the kernels of experts one by one, which takes no memory."""
-    found = {path: separate(_kernel(path, parameters), rows) for path in layers.experts}
+    found = {path: separate(parameters[_kernel_name(path)], rows) for path in layers.experts}
     return {path: kernels for path, kernels in found.items() if kernels is not None}
 
 
@@ -103,7 +105,7 @@ def _kernels_of_linear(
 
     Those that are one product are one array, under the path of the first.
     """
-    kernels = {path: [_kernel(path, parameters)] for path in layers.linear}
+    kernels = {path: [parameters[_kernel_name(path)]] for path in layers.linear}
     copied_bytes = sum(kernel.nbytes for (kernel,) in kernels.values())
     if not few_rows.is_worth_copies(rows, tokens, copied_bytes):
         return {}

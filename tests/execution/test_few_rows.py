@@ -133,6 +133,17 @@ def test_a_model_is_gone_through_once_for_all_texts(monkeypatch):
         np.testing.assert_array_equal(2 * kernel, changed[path])
 
 
+def test_a_shared_kernel_is_made_ready_for_one_layer():
+    model, x = Gated(), jnp.ones((5, 1, 8)) * jnp.arange(5.0)[:, None, None]
+    feed_forward = model.block.feed_forward
+    feed_forward.up_proj.kernel = feed_forward.gate_proj.kernel
+    before = model.block(x)
+    kernels = few_row_kernels(model, 5, TOKENS)
+    assert ("block.feed_forward.gate_proj" in kernels) != ("block.feed_forward.up_proj" in kernels)
+    prepare_few_rows(model, kernels)
+    np.testing.assert_allclose(model.block(x), before, rtol=1e-5, atol=1e-6)
+
+
 def test_kernels_of_several_dtypes_are_not_joined():
     model = Gated()
     up = model.block.feed_forward.up_proj.kernel
