@@ -57,26 +57,15 @@ def first_of_its_file(values):
     return first_of_each(values, file_of, SLOW)
 
 
-CASES_OF_TYPE = collections.defaultdict(list)
-TYPE_OF_FILE = {}
-for name, case in ALL_CASES.items():
-    CASES_OF_TYPE[case.dialect].append(name)
-    TYPE_OF_FILE.setdefault(file_of(name), case.dialect)
-
-
-def is_early(name):
-    """Whether a case is the first of its type, or the second of the first type of a file."""
-    dialect = ALL_CASES[name].dialect
-    count = 2 if dialect == TYPE_OF_FILE[file_of(name)] else 1
-    return name in CASES_OF_TYPE[dialect][:count]
-
-
 # The default tier has some types of each kind of model. The full one has each type, and of the
-# first of each file two configurations, runs without a mask and texts. The arrays of every type
-# come back to the bit in ``test_hugging_face_arrays``.
+# first of each file runs without a mask and texts; the slow one has all configurations. The arrays
+# of every type come back to the bit in ``test_hugging_face_arrays``.
 @pytest.mark.parametrize(
     "proof",
-    full_except(full_except(ALL_CASES, is_early, SLOW), lambda name: name in SOME),
+    full_except(
+        first_of_each(ALL_CASES, lambda name: ALL_CASES[name].dialect, SLOW),
+        lambda name: name in SOME,
+    ),
     indirect=True,
 )
 def test_outputs_hidden_states_and_gradients_are_equal(proof):

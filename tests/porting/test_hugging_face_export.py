@@ -11,13 +11,14 @@ from jaxformer.config import TransformerLMConfig
 from jaxformer.errors import UsageError
 from jaxformer.parameters import get_parameters, set_parameters
 from jaxformer.porting.api import export_plan, from_torch, to_torch
+from jaxformer.porting.dialects import HUGGING_FACE
 from jaxformer.transformer_lm import TransformerLM
 from tests.support.hugging_face.building import build
 from tests.support.hugging_face.case import VOCAB
 from tests.support.hugging_face.cases import CASES
 from tests.support.hugging_face.precision import in_float64
 from tests.support.hugging_face.running import assert_close, run_source, run_target, tokens
-from tests.support.tiers import full_after, full_except
+from tests.support.tiers import SLOW, first_of_each, full_after, full_except
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -260,7 +261,14 @@ NEVER_PORTED = {
 }
 
 
-@pytest.mark.parametrize("name", full_except(NEVER_PORTED, lambda name: name in ("gpt2", "bert")))
+# One of each file of dialects stands in full, the others in slow.
+@pytest.mark.parametrize(
+    "name",
+    full_except(
+        first_of_each(NEVER_PORTED, lambda name: HUGGING_FACE[name.strip()], SLOW),
+        lambda name: name in ("gpt2", "bert"),
+    ),
+)
 def test_models_that_were_never_ported_are_exported(name):
     dialect = name.strip()
     target = TransformerLM(TransformerLMConfig(**NEVER_PORTED[name]), rngs=nnx.Rngs(0))

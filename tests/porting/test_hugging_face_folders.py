@@ -14,11 +14,12 @@ from tests.support.hugging_face.running import bits_of, run_source, tokens
 from tests.support.tiers import SLOW, first_of_each, full_except
 from tests.support.verified import changed, verify
 
-# The default tier has a folder of each way to pack arrays, the full tier one of each type. Arrays
-# and settings of second configurations go there and back in test_hugging_face_arrays.py.
+# The default tier has a folder of each way to pack arrays, the full tier one of each file of
+# dialects. Arrays and settings of each type go there and back in test_hugging_face_arrays.py.
 FEW = ("gpt2", "llama", "gpt_neox", "bert masked")
 NAMES = full_except(
-    first_of_each(CASES, lambda name: CASES[name].dialect, SLOW), lambda name: name in FEW
+    first_of_each(CASES, lambda name: HUGGING_FACE[CASES[name].dialect], SLOW),
+    lambda name: name in FEW,
 )
 # Classes of CLIP's and SigLIP's halves whose names begin otherwise in transformers 4.
 WITHOUT_START = ("CLIPVisionModel", "CLIPTextModel", "SiglipTextModel", "SiglipVisionModel")
@@ -48,12 +49,14 @@ def test_a_folder_comes_back_the_same(name, tmp_path):
 AMPLIFYING = ("nemotron", "t5", "mt5", "umt5", "dinov2", "siglip vision", "siglip")
 
 
-# One type of each file of dialects stands in full, the others in slow.
+# One type of each kind of model stands in full, the others in slow.
+KINDS = ("gpt2", "llama", "olmoe", "deberta-v2", "umt5", "dinov2", "siglip")
+
+
 @pytest.mark.parametrize(
     "name",
     full_except(
-        first_of_each(PLAINEST, lambda name: HUGGING_FACE[CASES[name].dialect], SLOW),
-        lambda name: name == "gpt2",
+        full_except(PLAINEST, lambda name: name in KINDS, SLOW), lambda name: name == "gpt2"
     ),
 )
 def test_verify_sees_no_difference_and_one_wrong_setting(name, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from jaxformer.porting.dialects import HUGGING_FACE
 from tests.support.hugging_face import load_folder
 from tests.support.hugging_face.building import build_case, randomize
 from tests.support.hugging_face.cases import CASES
@@ -89,8 +90,8 @@ def test_names_are_those_that_every_version_reads(tmp_path):
 
 
 # test_hugging_face_folders.py loads the folders of all cases by the class of the case; here it is
-# the class that config.json names. The first case of each type runs in the full tier.
-FIRST = {case.dialect: name for name, case in reversed(CASES.items())}.values()
+# the class that config.json names. The first case of each file of dialects runs in the full tier.
+FIRST = {HUGGING_FACE[case.dialect]: name for name, case in reversed(CASES.items())}.values()
 
 
 @pytest.mark.parametrize(
