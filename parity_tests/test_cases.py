@@ -76,7 +76,7 @@ def is_rarely_rounded(case, dtype):
     if dtype != "float32" and (is_other_model or not is_first or case.component in LARGE_PARTS):
         return True
     if case.component == "experts":
-        return case.name.partition("/")[2] not in ROUNDED_EXPERTS
+        return not is_first and case.name.partition("/")[2] not in ROUNDED_EXPERTS
     return not is_quick(case) and not is_first
 
 

@@ -83,7 +83,7 @@ PAIR_KINDS = [(dialect, task) for dialect in PAIRS for task in TASKS[::2]]
 PAIR_KINDS += [(dialect, "TokenClassification") for dialect in PAIRS if "t5" in dialect]
 KINDS += PAIR_KINDS
 OTHER_LAYERS |= {"bart", "t5", "umt5"}
-# Of each type with layers of another kind one task, which are all of them together.
+# Of each type with layers of another kind one task; each task is there.
 IN_FULL = {
     (dialect, of_dialect[number % len(of_dialect)])
     for number, dialect in enumerate(sorted(OTHER_LAYERS))
