@@ -29,6 +29,7 @@ from peer_torch import Torch, Transformers
 from peer_traced import Torch2Jax, Torchax
 from peer_worker import Worker, environment, worker_command
 
+from jaxformer.hardware.memory import release_freed
 from jaxformer.training.config import TrainConfig
 from jaxformer.training.presets import PRESETS
 
@@ -268,6 +269,8 @@ def work(arguments: argparse.Namespace, config: TrainConfig) -> None:
             answer(done=_do(side, asked, starts, scored, prompt))
         except Exception as error:
             answer(cannot=_in_one_line(error))
+        # So much of what it used last is not needed while the others have their turns.
+        release_freed()
 
 
 def _do(

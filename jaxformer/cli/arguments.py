@@ -149,10 +149,8 @@ def run_folder(arguments: Sequence[str]) -> Path:
 def join_mixture(arguments: Sequence[str]) -> list[str]:
     """Returns the arguments with several ``--data`` as one, which names a mixture.
 
-    Where none of them has a share, the last counts, as of any flag.
-
     Raises:
-        UsageError: one has a share, and another has none.
+        UsageError: there are several, and one has no share.
     """
     kept: list[str] = []
     sources: list[str] = []
@@ -164,11 +162,10 @@ def join_mixture(arguments: Sequence[str]) -> list[str]:
             sources.append(argument.partition("=")[2])
         else:
             kept.append(argument)
-    has_share = [MIXED.fullmatch(source) is not None for source in sources]
-    if len(sources) < 2 or not any(has_share):
+    if len(sources) < 2:
         return list(arguments)
-    for source, known in zip(sources, has_share, strict=True):
-        if not known or ", " in source:
+    for source in sources:
+        if MIXED.fullmatch(source) is None or ", " in source:
             raise UsageError(
                 f"several --data are mixed, and --data {source} has no share: give each one, such "
                 "as --data A:0.7 --data B:0.3"

@@ -110,8 +110,22 @@ def make_encoder(spec: EncoderSpec) -> Encoder:
     return kinds[spec.kind](spec)
 
 
-def of_characters(texts: Iterator[str]) -> EncoderSpec:
-    """Returns the encoder of the texts' characters, sorted; documents simply follow each other."""
+def of_characters(texts: Iterator[str], end_of_text: str | None = None) -> EncoderSpec:
+    """Returns the encoder of the texts' characters, sorted; documents simply follow each other.
+
+    Args:
+        texts: all of them.
+        end_of_text: ``none``, or None, which is the same here.
+
+    Raises:
+        UsageError: another token was asked for.
+        TextError: there is no text.
+    """
+    if end_of_text not in (None, "none"):
+        raise UsageError(
+            f"--end-of-text {end_of_text}: characters have no such token; leave it out, or take "
+            "another --tokenizer"
+        )
     found: set[str] = set()
     for text in texts:
         found |= set(text)
@@ -121,9 +135,21 @@ def of_characters(texts: Iterator[str]) -> EncoderSpec:
     return EncoderSpec("chars", len(vocabulary), None, vocabulary=vocabulary)
 
 
-def of_bytes() -> EncoderSpec:
-    """Returns the encoder of UTF-8's bytes: id i is byte i, and 256 is the end of a text."""
-    return EncoderSpec("bytes", 257, 256, tokenizer=byte_tokenizer())
+def of_bytes(end_of_text: str | None = None) -> EncoderSpec:
+    """Returns the encoder of UTF-8's bytes: id i is byte i, and 256 is the end of a text.
+
+    Args:
+        end_of_text: the token after every document, ``none``, or None for id 256.
+
+    Raises:
+        UsageError: the token is not the one of id 256.
+    """
+    if end_of_text not in (None, "none", END_OF_TEXT):
+        raise UsageError(
+            f"--end-of-text {end_of_text} is no token: bytes have {END_OF_TEXT}, or none"
+        )
+    end = None if end_of_text == "none" else 256
+    return EncoderSpec("bytes", 257, end, tokenizer=byte_tokenizer())
 
 
 def of_tokenizer(path: Path, end_of_text: str | None) -> EncoderSpec:
@@ -173,11 +199,17 @@ def _configured(path: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def train_bpe(texts: Iterator[str], size: int) -> EncoderSpec:
+def train_bpe(texts: Iterator[str], size: int, end_of_text: str | None = None) -> EncoderSpec:
     """Returns a tokenizer of so many tokens like GPT-2's, trained on texts.
 
+    Args:
+        texts: all of them.
+        size: how many tokens.
+        end_of_text: the token after every document, ``none``, or None for GPT-2's.
+
     Raises:
-        UsageError: the package ``tokenizers`` is not installed, or the size is below 257.
+        UsageError: the package ``tokenizers`` is not installed, the size is below 257, or there is
+            no such token.
     """
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -196,4 +228,4 @@ def train_bpe(texts: Iterator[str], size: int) -> EncoderSpec:
         show_progress=False,
     )
     made.train_from_iterator(texts, trainer)
-    return from_json(made.to_str(), END_OF_TEXT)
+    return from_json(made.to_str(), END_OF_TEXT if end_of_text is None else end_of_text)

@@ -88,6 +88,7 @@ def make_folder(
                 raise _holds_tokens(settings.out)
             index: dict[str, Any] = json.loads((settings.out / INDEX).read_bytes())
         else:
+            _forget_vain_beginning(settings.out, stored)
             spec = _begin(settings, stored, [source for source, _ in sources], pairs)
             what = Tokenization(
                 pairs, spec, settings.out, settings.shard_tokens, settings.workers, stored
@@ -96,6 +97,16 @@ def make_folder(
         for name in (ENCODER, ".lock", PROGRESS):
             (settings.out / name).unlink(missing_ok=True)
     return index
+
+
+def _forget_vain_beginning(folder: Path, stored: dict[str, Any]) -> None:
+    """Removes what was begun with other settings, if no token was made by them."""
+    begun = read_progress(folder)
+    if begun is None or begun["settings"] == stored or begun["position"] != [0, 0]:
+        return
+    # The progress last: what a command leaves that is killed here, the next one removes.
+    for name in (ENCODER, TOKENIZER, PROGRESS):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _begin(
@@ -172,13 +183,14 @@ def _choose_encoder(
                 if wanted in (None, part.split):
                     yield part.piece.text
 
+    end = settings.end_of_text
     if settings.train_bpe is not None:
-        return encoders.train_bpe(texts(sources, "train"), settings.train_bpe)
+        return encoders.train_bpe(texts(sources, "train"), settings.train_bpe, end)
     assert settings.tokenizer is not None
     if settings.tokenizer == "chars":
-        return encoders.of_characters(texts([source for source, _ in pairs], None))
+        return encoders.of_characters(texts([source for source, _ in pairs], None), end)
     if settings.tokenizer == "bytes":
-        return encoders.of_bytes()
+        return encoders.of_bytes(end)
     path = Path(settings.tokenizer)
     path = path / TOKENIZER if path.is_dir() else path
     if not path.is_file():
@@ -186,7 +198,7 @@ def _choose_encoder(
             f"--tokenizer {settings.tokenizer}: there is no {path}; give a tokenizer.json, a "
             "folder with one, chars or bytes"
         )
-    return encoders.of_tokenizer(path, settings.end_of_text)
+    return encoders.of_tokenizer(path, end)
 
 
 def _read_encoder(path: Path) -> EncoderSpec:

@@ -101,7 +101,7 @@ def tokenize(
         changed = [k for k in what.settings if progress["settings"].get(k) != what.settings[k]]
         raise UsageError(
             f"{what.out} was begun with other settings ({', '.join(changed)}): give the same ones "
-            "to go on, or another --out"
+            "to go on, remove the folder, or give another --out"
         )
     dtype = DTYPES[what.dtype]
     states = progress.get("splits", {})
@@ -158,7 +158,7 @@ def _check_splits(writers: dict[str, SplitWriter]) -> None:
     for name, writer in writers.items():
         if not writer.tokens:
             raise TextError(
-                f"the {name} split is empty: give more text, or name it with --val"
+                "the train split is empty: give more text"
                 if name == "train"
                 else "the val split is empty: give a larger --val-fraction, or --val FILE"
             )

@@ -298,6 +298,13 @@ def test_what_cannot_work_is_rejected(made, tmp_path, capsys):
         ([text, *use, "--val-fraction", 1], 2, ["must be in [0, 1)"]),
         ([text, "--train-bpe", 100, *out], 2, ["at least 257"]),
         ([text, *use, "--end-of-text", "nothing"], 2, ["nothing is no token"]),
+        (
+            [text, "--tokenizer", "bytes", "--end-of-text", "nothing", *out],
+            2,
+            ["nothing is no token"],
+        ),
+        ([text, "--train-bpe", 300, "--end-of-text", "nothing", *out], 2, ["nothing is no token"]),
+        ([text, "--tokenizer", "chars", "--end-of-text", "no", *out], 2, ["have no such token"]),
     ]
     for arguments, code, words in cases:
         assert refused(tmp_path, capsys, arguments, code, *words), arguments
@@ -324,9 +331,18 @@ def test_damaged_sources_are_named(made, tmp_path, capsys, name, content, words)
 
 
 def test_other_settings_do_not_go_on(made, tmp_path, capsys, monkeypatch):
-    source = write_records(tmp_path / "a.jsonl")
-    flags = [source, "--tokenizer", made, "--field", "body", "--out", tmp_path / "out"]
-    monkeypatch.setattr(tokenization, "encode_parts", lambda *_: (_ for _ in ()).throw(KeyError()))
+    sources = [write_records(tmp_path / f"{name}.jsonl") for name in "ab"]
+    flags = [*sources, "--tokenizer", made, "--field", "body", "--out", tmp_path / "out"]
+    flags += ["--workers", 1]
+    encode, calls = tokenization.encode_parts, []
+
+    def encode_once(*arguments):
+        calls.append(None)
+        if len(calls) > 1:
+            raise KeyError
+        return encode(*arguments)
+
+    monkeypatch.setattr(tokenization, "encode_parts", encode_once)
     assert tokenize(*flags) == 1
     monkeypatch.undo()
     capsys.readouterr()
@@ -341,6 +357,24 @@ def test_an_empty_split_is_named(made, tmp_path, capsys):
     source = write_records(tmp_path / "a.jsonl")
     flags = [source, "--tokenizer", made, "--field", "body", "--out", tmp_path / "out"]
     refused(tmp_path, capsys, [*flags, "--val-fraction", 0], 3, "val split is empty")
+    # Nothing was made, so that other settings may be tried.
+    assert tokenize(*flags, "--val-fraction", 0.3) == 0
+    (tmp_path / "empty.txt").write_text("")
+    flags = [tmp_path / "empty.txt", "--tokenizer", made, "--out", tmp_path / "none"]
+    refused(tmp_path, capsys, flags, 3, "the train split is empty: give more text")
+
+
+@pytest.mark.parametrize("kind", [("--tokenizer", "bytes"), ("--train-bpe", 300)])
+def test_no_token_ends_a_text_where_none_is_asked_for(kind, tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 50)
+    flags = [tmp_path / "a.txt", *kind, "--val-fraction", 0.2]
+    assert tokenize(*flags, "--out", tmp_path / "with") == 0
+    assert tokenize(*flags, "--end-of-text", "none", "--out", tmp_path / "without") == 0
+    with_end, without = (TokenFolder(tmp_path / name) for name in ("with", "without"))
+    end = with_end.index["end_of_text"]
+    assert without.index["end_of_text"] is None
+    last = [int(f.val.read(len(f.val) - 1, 1)[0]) for f in (with_end, without)]
+    assert last[0] == end != last[1]
 
 
 def test_a_folder_with_other_files_is_left_alone(made, tmp_path, capsys):

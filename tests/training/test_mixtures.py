@@ -99,6 +99,7 @@ def test_folders_of_other_tokenizers_are_rejected(refuse, tmp_path):
     ("data", "reason"),
     [
         (["a:0.5", "b"], "--data b has no share"),
+        (["a", "b"], "--data a has no share"),
         (["a:0.5", "b:0"], "shares of data must be positive"),
         (["a:1", "b:1e-9"], "--data b:1e-9 has no share"),
         (["a:1", "b:0.000001"], "a share must be at least"),

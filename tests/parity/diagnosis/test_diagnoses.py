@@ -311,3 +311,41 @@ def test_a_rotation_by_other_tables_is_named(changes, text):
         assert text in cause.diagnosis, str(report)
         assert RIGHT in cause.diagnosis
         assert cause.jax_source.startswith(__file__)
+
+
+class Gated(torch.nn.Module):
+    """Multiplies its input by a function of a layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.function = torch.nn.Linear(6, 6), function
+
+    def forward(self, x):
+        return x * self.function(self.gate(x))
+
+
+def quick_gelu(x):
+    return x * torch.sigmoid(1.702 * x)
+
+
+@pytest.mark.parametrize(
+    ("right", "own", "diagnosis"),
+    [
+        (torch.sigmoid, jnp.tanh, "computes tanh; the reference computes the sigmoid"),
+        (torch.sigmoid, jax.nn.silu, "computes SiLU; the reference computes the sigmoid"),
+        (torch.tanh, jax.nn.sigmoid, "computes the sigmoid; the reference computes tanh"),
+        # Their sigmoids differ, and are parts of the functions.
+        (quick_gelu, jax.nn.silu, "computes SiLU; the reference computes the quick GELU"),
+    ],
+)
+def test_both_functions_of_a_gate_have_their_names(right, own, diagnosis):
+    reference = Gated(right)
+    arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+
+    def gated(params, x):
+        return x * own(x @ params["gate.weight"].T + params["gate.bias"])
+
+    x = np.random.default_rng(0).normal(size=(3, 7, 6))
+    report = compare(reference, (gated, arrays), x)
+    assert report.root_causes[0].diagnosis == f"the candidate {diagnosis}"

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,21 +63,37 @@ def other_function(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     shape = divergence.array.shape
     inputs = [x for x in activations_of(divergence, walk) if x.shape == shape]
     for x in inputs:
-        # A part of the function, such as its tanh, may end the segment.
-        gates = [1.0, *(gate for gate in inputs if gate is not x), 1 / x, 2 / x]
+        gates = [1.0, *(gate for gate in inputs if gate is not x)]
 
-        def identify(wanted: np.ndarray, x: Any = x, gates: Any = tuple(gates)) -> str:
-            for name, function in FUNCTIONS.items():
-                made = function(x)
-                forms = (*(made * gate for gate in gates), 2 * made / x - 1)
-                if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms):
-                    return name
-            return ""
+        def whole(made: np.ndarray, gates: Any = tuple(gates)) -> list[np.ndarray]:
+            return [made * gate for gate in gates]
 
-        found = name_both(divergence, identify)
-        if found is not None:
-            return found
+        def whole_or_part(made: np.ndarray, x: Any = x, whole: Any = whole) -> list[np.ndarray]:
+            return [*whole(made), made / x, 2 * made / x, 2 * made / x - 1]
+
+        # A part of the function, such as its tanh, may end the segment. A sigmoid is a part of
+        # SiLU, too: whole functions come first.
+        for forms_of in (whole, whole_or_part):
+            found = name_both(divergence, partial(_identify, x, forms_of))
+            if found is not None:
+                return found
     return None
+
+
+def _identify(
+    x: np.ndarray, forms_of: Callable[[np.ndarray], list[np.ndarray]], wanted: np.ndarray
+) -> str:
+    """Returns the name of the function that makes of x what is wanted, "" if none is known.
+
+    Args:
+        x: what it reads.
+        forms_of: returns the forms in which its values may be what is wanted.
+        wanted: an array.
+    """
+    for name, function in FUNCTIONS.items():
+        if any(fits(form, wanted, FITS_IN_FLOAT32) for form in forms_of(function(x))):
+            return name
+    return ""
 
 
 PAIRS: dict[str, Callable[[Any, Any], Any]] = {
