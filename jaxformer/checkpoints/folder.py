@@ -195,7 +195,14 @@ class CheckpointFolder:
                 )
         if step is not None:
             return *restore(self.folder / str(step), step, alone=True), []
-        return restore_newest(self.folder, self.steps(), alone=True)
+        while True:
+            steps = self.steps()
+            try:
+                return restore_newest(self.folder, steps, alone=True)
+            except CheckpointError:
+                # A run that trains saves new steps and removes old ones while they are read.
+                if self.steps() == steps:
+                    raise
 
     def others(self) -> list[Path]:
         """Returns what is in the folder and is neither a checkpoint nor temporary."""

@@ -107,6 +107,9 @@ def _first_complaint(complaint: str, program: str) -> str:
         if not rule
     ]
     message = re.sub(r"^Error parsing ([\w.]+: )?", "", paragraphs[0]).rstrip(".")
+    wrong = re.fullmatch(r"(\S+): no type matching (\S+) could be .* from \['(.*)'\]", message)
+    if wrong is not None:
+        message = f"{wrong[1]} must be {wrong[2]}: got {wrong[3]}"
     similar = [p for p in paragraphs if p.startswith(("Perhaps you meant", "Arguments similar"))]
     flags = re.findall(r"(?<!\S)--[\w-]+(?= |,|$)", " ".join(p.partition(":")[2] for p in similar))
     hint = f"; did you mean {' or '.join(dict.fromkeys(flags))}?" if flags else ""

@@ -95,15 +95,18 @@ def _read_prompts(
 
     Raises:
         UsageError: there is none, or the file cannot be read.
-        TextError: one has a character that the model does not know; the message names its line.
+        TextError: the file is not UTF-8, or one has a character that the model does not know; the
+            message names its line.
     """
     from jaxformer.data.text_generation import encode_prompt
 
     assert options.prompts is not None
     try:
-        text = options.prompts.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = options.prompts.read_text(encoding="utf-8-sig")
+    except OSError as error:
         raise UsageError(f"--prompts {options.prompts} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise TextError(f"--prompts {options.prompts} is not UTF-8: {error}") from None
     if not text:
         raise UsageError(f"--prompts {options.prompts} holds no line")
     # Other characters that end a line for Python's splitlines are a part of a prompt.

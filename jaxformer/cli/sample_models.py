@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxformer.cli.sample_options import SampleOptions
-from jaxformer.errors import UsageError
+from jaxformer.errors import TextError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ def read_check(options: SampleOptions, tokenizer: "Tokenizer | None") -> "np.nda
 
     Raises:
         UsageError: it cannot be read, has fewer than two tokens, or there is no tokenizer.
-        TextError: it has a character that the model does not know.
+        TextError: it is not UTF-8, or has a character that the model does not know.
     """
     path = options.weights_check
     if path is None:
@@ -27,9 +27,11 @@ def read_check(options: SampleOptions, tokenizer: "Tokenizer | None") -> "np.nda
     if tokenizer is None:
         raise UsageError("--weights-check needs a tokenizer: give --meta FILE")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
         raise UsageError(f"--weights-check {path} cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise TextError(f"--weights-check {path} is not UTF-8: {error}") from None
     ids = tokenizer.encode(text, unknown=options.unknown)
     if len(ids) < 2:
         raise UsageError(f"--weights-check {path} needs two tokens: it has {len(ids)}")

@@ -78,8 +78,8 @@ class SampleOptions:
     """Show the traceback of an error."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"--temperature must be positive and finite: got {self.temperature}")
+        if not math.isfinite(self.temperature):
+            raise ValueError(f"--temperature must be finite: got {self.temperature}")
         if self.temperature < MIN_VALUE:
             raise ValueError(
                 f"--temperature must be at least {MIN_VALUE}: got {self.temperature}; the most "

@@ -61,7 +61,8 @@ class TrainOptions:
     out: Path | None = None
     """The run's folder; default runs/PRESET."""
     resume: Switch = False
-    """Resume the run in that folder, from its newest checkpoint."""
+    """Resume the run in that folder, from its newest checkpoint. Its settings are there, and no
+    preset is read."""
     init_from: Path | None = None
     """Start from the model in a checkpoint that jaxformer port reads, and from its optimizer's
     state where it has one; its settings then stand in place of the preset's model."""
@@ -72,7 +73,8 @@ class TrainOptions:
     ignore: tuple[str, ...] = ()
     """With --init-from: arrays to leave out, by name or pattern, and settings without effect."""
     cast: Switch = False
-    """Change a checkpoint's arrays to the dtypes that training keeps; says what that rounds."""
+    """With --init-from or --resume: change a checkpoint's arrays to the dtypes that training keeps;
+    says what that rounds."""
     download: Switch = False
     """Fetch tiny-shakespeare (1.1 MB, its SHA-256 is pinned) if it is not on this machine."""
     tracker: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
@@ -90,6 +92,11 @@ class TrainOptions:
     def __post_init__(self) -> None:
         if self.meta is not None and self.init_from is None:
             raise ValueError("--meta goes with --init-from: a new run has --tokenizer")
+        for name in ("fresh_optimizer", "ignore"):
+            if getattr(self, name) and self.init_from is None:
+                raise ValueError(f"--{name.replace('_', '-')} goes with --init-from")
+        if self.cast and self.init_from is None and not self.resume:
+            raise ValueError("--cast goes with --init-from or --resume: a new run has no arrays")
         if self.profile is not None and self.profile < 1:
             raise ValueError(f"--profile must be at least 1 step: got {self.profile}")
 

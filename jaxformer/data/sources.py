@@ -158,11 +158,13 @@ class Source:
                 for batch in _batches(file, self.field):
                     for number, text in enumerate(batch.to_pylist()):
                         yield self._as_text(text, f"record {number}")
-            except (arrow.ArrowInvalid, arrow.ArrowKeyError, KeyError) as error:
-                reason = str(error).splitlines()[0][:200]
+            except (arrow.ArrowKeyError, KeyError) as error:
                 raise TextError(
-                    f"{file} cannot be read: {reason}; name the field of the text with --field"
+                    f"{file} has no {self.field!r}: name the field of the text with --field"
                 ) from error
+            except arrow.ArrowInvalid as error:
+                reason = str(error).splitlines()[0][:200].rstrip(".")
+                raise TextError(f"{file} cannot be read: {reason}") from error
             advance(file.stat().st_size)
 
     def _as_text(self, text: Any, where: str) -> str:

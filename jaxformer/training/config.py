@@ -7,6 +7,7 @@ import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal
 
 from jaxformer.checks import check_integers, check_types
@@ -259,12 +260,15 @@ class TrainConfig:
         ``replace(steps=50, num_layers=2, learning_rate=1e-3, optimizer="muon")``.
 
         Raises:
-            ValueError: a setting is unknown, out of its range or does not fit the others.
+            ValueError: a setting is unknown, of another type, out of its range or does not fit the
+                others.
         """
         own = {field.name for field in dataclasses.fields(self)}
         parts: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}}
         chosen: dict[str, Any] = {}
-        for name, value in settings.items():
+        for name, given in settings.items():
+            value = tuple(given) if isinstance(given, list) else given
+            value = str(value) if isinstance(value, PurePath) else value
             # A name of an optimizer is a setting of the part of the same name.
             if name in own and not (name == "optimizer" and isinstance(value, str)):
                 chosen[name] = value
@@ -275,6 +279,10 @@ class TrainConfig:
         unknown = parts["model"].keys() - setting_types(type(self.model))
         if unknown:
             raise ValueError(f"unknown TrainConfig settings: {', '.join(sorted(unknown))}")
+        types = typing.get_type_hints(type(self)) | {"model": object, "optimizer": object}
+        check_types(types, {n: value for n, value in chosen.items() if types[n] is not object})
+        check_types(setting_types(OptimizerConfig), parts["optimizer"])
+        check_types(setting_types(type(self.model)), parts["model"])
         model = chosen.pop("model", self.model).replace(**parts["model"])
         optimizer = chosen.pop("optimizer", self.optimizer)
         optimizer = dataclasses.replace(optimizer, **parts["optimizer"])

@@ -41,7 +41,7 @@ def read_toml(path: Path, base: TrainConfig) -> TrainConfig:
         UsageError: the file is missing or no TOML, or a setting is unknown or invalid.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
     except ValueError as error:

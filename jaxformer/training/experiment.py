@@ -285,6 +285,9 @@ def _fit_vocabulary(config: TrainConfig, size: int, what: str) -> TrainConfig:
         return config
     vocab_size = config.model.vocab_size or size
     if vocab_size < size:
-        raise UsageError(f"--vocab-size {vocab_size} is less than the {what}")
+        raise UsageError(
+            f"--vocab-size {vocab_size} is less than the {what}: give a larger one, or, to resume, "
+            "the text that the run began with"
+        )
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
     return dataclasses.replace(config, model=model)

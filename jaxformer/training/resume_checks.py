@@ -68,15 +68,16 @@ def check_resumable(
 
 
 def _reject_fixed(changes: dict[str, str]) -> None:
-    fixed = [
-        f"{name} ({change})"
+    fixed = {
+        name: change
         for name, change in changes.items()
         if name in FIXED or name.partition(".")[0] in FIXED
-    ]
+    }
     if fixed:
-        raise UsageError(
-            f"a resumed run must keep {', '.join(fixed)}: leave that out, or start a new run"
-        )
+        kept = ", ".join(f"{name} ({change})" for name, change in fixed.items())
+        # The text is read anew, and may have changed where no setting did.
+        advice = "leave that out" if set(fixed) - {"corpus"} else "give the text as it was"
+        raise UsageError(f"a resumed run must keep {kept}: {advice}, or start a new run")
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str]]:

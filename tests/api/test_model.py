@@ -242,6 +242,10 @@ def test_wrong_arguments_of_train(tmp_path):
         jf.train("nano", tmp_path / "run", num_layer=3)
     with pytest.raises(UsageError, match="num_heads"):
         jf.train("nano", tmp_path / "run", num_heads=3)
+    for setting in ({"steps": "3"}, {"num_layers": 2.0}, {"learning_rate": "1e-3"}):
+        ((name, value),) = setting.items()
+        with pytest.raises(UsageError, match=f"{name} must be (int|float): got {value!r}"):
+            jf.train("nano", tmp_path / "run", **setting)
     with pytest.raises(UsageError, match="fresh_optimizer, meta and ignore go with init_from"):
         jf.train("nano", tmp_path / "run", fresh_optimizer=True)
     with pytest.raises(UsageError, match="tokenizer="):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxformer.checkpoints import CheckpointFolder, describe, state_hash
+from jaxformer.checkpoints import folder as folder_module
 from jaxformer.errors import CheckpointError
 from tests.support.tiny import snapshot
 
@@ -243,6 +244,25 @@ def test_damaged_steps_are_put_aside_and_the_newest_sound_one_used(folder):
     assert folder.steps() == [1]
     assert sorted(p.name for p in (folder.folder / "quarantine").iterdir()) == ["2", "3"]
     assert folder.tidy() == []
+
+
+def test_a_run_may_replace_its_checkpoints_while_one_is_read(folder, monkeypatch):
+    save(folder, 1, make_arrays(1))
+    read, searched = folder_module.restore_newest, []
+
+    def read_late(path, steps, **settings):
+        searched.append(steps)
+        if len(searched) == 1:
+            save(folder, 2, make_arrays(2))
+            shutil.rmtree(path / "1")
+        return read(path, steps, **settings)
+
+    monkeypatch.setattr(folder_module, "restore_newest", read_late)
+    assert folder.choose()[1]["step"] == 2
+    assert searched == [[1], [2]]
+    (folder.folder / "2" / "MANIFEST.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="not a checkpoint manifest"):
+        folder.choose()
 
 
 def test_with_nothing_sound_left_all_damage_is_told(copy):

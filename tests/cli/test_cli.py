@@ -97,6 +97,10 @@ def test_the_entry_points_are_the_same_command():
         ("--data .", ["is a folder, not a text file"]),
         ("--encoding klingon", ["--encoding klingon"]),
         ("--vocab-size 3", ["--vocab-size 3 is less than the"]),
+        ("--clip-norm none", ["--clip-norm must be {None}|FLOAT: got none"]),
+        ("--fresh-optimizer", ["--fresh-optimizer goes with --init-from"]),
+        ("--ignore head", ["--ignore goes with --init-from"]),
+        ("--cast", ["--cast goes with --init-from or --resume"]),
         ("--tracker nosuch", ["nosuch", "tensorboard"]),
     ],
 )
@@ -156,7 +160,8 @@ def test_a_device_is_no_text(refuse):
 
 @pytest.mark.parametrize("flag", ["--out", "--data", "--init-from"])
 def test_a_name_too_long_for_the_disk_is_refused(refuse, text, flag):
-    refuse(train_arguments(text, "out", flag, "x" * 5000), 7, "File name too long")
+    given = [] if flag == "--data" else ["--data", text]
+    refuse(["train", *given, flag, "x" * 5000], 7, "File name too long")
 
 
 def test_a_text_may_not_be_too_short_for_training_either(refuse, text):

@@ -54,6 +54,10 @@ def test_states(tmp_path, capsys):
     diverged = make_run(runs / "diverged", [3, None])
     (diverged / "divergence-2.json").write_text("{}")
     make_run(runs / "stopped", [3, 2])
+    # Its last step could not be saved.
+    saved = make_run(runs / "unsaved", [3, 2, 1, 1]) / "checkpoints" / "3"
+    saved.mkdir(parents=True)
+    (saved / "MANIFEST.json").write_text("{}")
     training = make_run(runs / "training", [3])
     (runs / "no run").mkdir()
     with (training / ".lock").open("w") as lock:
@@ -65,6 +69,7 @@ def test_states(tmp_path, capsys):
         "diverged": "diverged",
         "stopped": "stopped",
         "training": "training",
+        "unsaved": "stopped",
     }
     assert (found[0]["best_step"], found[0]["best_val_loss"]) == (2, 1)
     assert found[0]["tokens_per_second"] == 2500

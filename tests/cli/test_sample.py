@@ -16,8 +16,8 @@ from tests.support.tiny import manifest, snapshot, start, train
     [
         ("nowhere", 4, ["nowhere does not exist"]),
         (".", 4, [". is not a checkpoint: it holds nothing"]),
-        ("--temperature 0", 2, ["--temperature must be positive and finite: got 0"]),
-        ("--temperature inf", 2, ["--temperature must be positive and finite: got inf"]),
+        ("--temperature 0", 2, ["--temperature must be at least", "--greedy"]),
+        ("--temperature inf", 2, ["--temperature must be finite: got inf"]),
         ("--top-k 0", 2, ["--top-k must be at least 1: got 0"]),
         ("--top-p 1.5", 2, ["--top-p must be in (0, 1]: got 1.5"]),
         ("--tokens 0", 2, ["--tokens must be at least 1: got 0"]),
@@ -46,6 +46,17 @@ from tests.support.tiny import manifest, snapshot, start, train
 def test_what_cannot_work_is_refused(refuse, whole, flags, code, words):
     path = [] if flags in ("nowhere", ".") else [whole]
     refuse(["sample", *path, *flags.split()], code, *words)
+
+
+def test_files_of_another_encoding_are_named(refuse, whole, tmp_path, capsys):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(b"\xf6")
+    flags = ["--weights-dtype", "int8", "--weights-check"]
+    for words in (["--prompts"], flags):
+        refuse(["sample", whole, *words, path], 3, "is not UTF-8: 'utf-8' codec can't decode")
+    path.write_text("the\n", encoding="utf-8-sig")
+    assert main(["sample", str(whole), "--prompts", str(path), "--tokens", "2"]) == 0
+    assert "\nthe" in capsys.readouterr().out
 
 
 def test_the_folder_is_required(refuse):

@@ -284,6 +284,17 @@ def refused(tmp_path, capsys, arguments, code, *words):
     return snapshot(tmp_path) == before
 
 
+def test_a_table_without_the_column_is_told_from_a_damaged_one(made, tmp_path, capsys):
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"body": ["text"]}), path)
+    flags = [path, "--tokenizer", made, "--out", tmp_path / "out"]
+    refused(tmp_path, capsys, flags, 3, "has no 'text': name the field of the text")
+    path.write_bytes(path.read_bytes()[:-5])
+    refused(tmp_path, capsys, flags, 3, "a.parquet cannot be read: ")
+
+
 def test_what_cannot_work_is_rejected(made, tmp_path, capsys):
     text = tmp_path / "a.txt"
     text.write_text(corpus()[:3000])

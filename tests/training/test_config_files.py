@@ -25,7 +25,8 @@ def test_what_is_written_is_read_back_over_any_preset(tmp_path, name):
 def test_a_file_by_hand_changes_what_it_names(tmp_path):
     (tmp_path / "x.toml").write_text(
         'steps = 7\n[model]\npositions = "none"\n[model.attention]\nnum_heads = 2\n'
-        "[optimizer]\nlearning_rate = 1\n"
+        "[optimizer]\nlearning_rate = 1\n",
+        encoding="utf-8-sig",
     )
     found, base = read_toml(tmp_path / "x.toml", nano()), nano()
     assert found.steps == 7

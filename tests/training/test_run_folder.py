@@ -68,7 +68,10 @@ def test_a_changed_text_is_noticed_at_resume(refuse, here, whole_text):
     original = whole_text.read_text()
     try:
         whole_text.write_text(original.replace("cat", "tac"))
-        refuse(["train", "--out", "run", "--resume"], 2, "must keep", "corpus (SHA-256 ")
+        refuse(["train", "--out", "run", "--resume"], 2, "must keep", "corpus (SHA-256 ",
+            "give the text as it was")  # fmt: skip
+        whole_text.write_text(original + "Ω")
+        refuse(["train", "--out", "run", "--resume"], 2, "the text that the run began with")
     finally:
         whole_text.write_text(original)
 
