@@ -160,8 +160,9 @@ def test_a_device_is_no_text(refuse):
 
 @pytest.mark.parametrize("flag", ["--out", "--data", "--init-from"])
 def test_a_name_too_long_for_the_disk_is_refused(refuse, text, flag):
-    given = [] if flag == "--data" else ["--data", text]
-    refuse(["train", *given, flag, "x" * 5000], 7, "File name too long")
+    name = "x" * 5000
+    given = (name, "out") if flag == "--data" else (text, "out", flag, name)
+    refuse(train_arguments(*given), 7, "File name too long")
 
 
 def test_a_text_may_not_be_too_short_for_training_either(refuse, text):
