@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxformer.parity.diagnosis.causes import (
+    causes_of_results,
     find_causes,
     merge_causes,
     with_causes,
@@ -43,9 +44,11 @@ from jaxformer.parity.recording.operators.candidates import (
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.signatures import naming_misfits
 from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
+from jaxformer.parity.recording.operators.torch_weights import remarks_on_training
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.segments.operators.gradients import Gradients, compare_gradients
+from jaxformer.parity.segments.operators.result_checks import check_results
 from jaxformer.parity.segments.operators.results import Results, compare_results
 from jaxformer.parity.segments.operators.unverified import find_unverified
 from jaxformer.parity.segments.operators.walk import Walk
@@ -99,7 +102,9 @@ def compare_operators(
         reference = run_torch(torch_module, args, kwargs, backward, asked, torch_call, index.note)
     comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads, index)
     with jax.enable_x64(True):
-        report = dataclasses.replace(comparison.report(), about=dict(about or {}))
+        report = comparison.report()
+    remarks = (*report.remarks, *remarks_on_training(torch_module))
+    report = dataclasses.replace(report, remarks=remarks, about=dict(about or {}))
     if labels is None:
         return report
     return dataclasses.replace(
@@ -146,7 +151,7 @@ class _Comparison:
         walk.advance()
         results = compare_results(walk)
         wrong = judge_forward(walk)
-        causes = find_causes(wrong, walk)
+        causes = find_causes(wrong, walk) + causes_of_results(check_results(walk, results))
         unverified = find_unverified(walk, results, self.parameters)
         gradients = Gradients()
         if self.backward:

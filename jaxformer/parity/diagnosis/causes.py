@@ -1,6 +1,7 @@
 """Makes a root cause of each wrong segment: both lines of code, and a diagnosis."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 from jaxformer.parity.diagnosis.operators.attempts import diagnose
@@ -8,6 +9,7 @@ from jaxformer.parity.findings import Node, RootCause
 from jaxformer.parity.judging.divergences import Judged
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.result_checks import WrongResult
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import shorten
 
@@ -15,6 +17,29 @@ from jaxformer.parity.words import shorten
 def find_causes(wrong: Sequence[Judged], walk: Walk) -> list[RootCause]:
     """Returns the root causes of wrong segments, in their order; equal ones are not joined yet."""
     return [_cause(judged, walk) for judged in wrong]
+
+
+def causes_of_results(wrong: Sequence[WrongResult]) -> list[RootCause]:
+    """Returns the root causes of results that are wrong though their numbers are found."""
+    return [
+        RootCause(
+            _source_of(result.candidate), _source_of(result.reference), result.message, math.inf,
+            jax_operators=_operators_of(result.candidate),
+            torch_operators=_operators_of(result.reference),
+        )
+        for result in wrong
+    ]  # fmt: skip
+
+
+def _source_of(value: Value) -> str:
+    """Returns the line that made a value, or what it was made of; "" if none is known."""
+    while value.producer is not None and not value.producer.source and value.producer.inputs:
+        value = value.producer.inputs[0]
+    return "" if value.producer is None else value.producer.source
+
+
+def _operators_of(value: Value) -> tuple[str, ...]:
+    return () if value.producer is None else (value.producer.name,)
 
 
 def with_stops(

@@ -103,7 +103,7 @@ def find_incomplete(
     """
     tape = walk.candidate
     yield from results.uncompared
-    if not tape.outputs:
+    if not tape.outputs and not tape.choices:
         yield "the candidate returns no floats"
     needed = tape.ancestors(tape.outputs)
     wanted = walk.reference.ancestors(walk.reference.outputs)

@@ -18,6 +18,11 @@ def is_number(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def is_whole(leaf: Any) -> bool:
+    """Returns whether a leaf of a pytree is an array of integers or truth values."""
+    return is_number(leaf) and (jnp.issubdtype(leaf.dtype, jnp.integer) or leaf.dtype == jnp.bool_)
+
+
 def is_integer(leaf: Any) -> bool:
     """Returns whether a leaf is a known array of integers that has an axis."""
     is_known = hasattr(leaf, "dtype") and not isinstance(leaf, jax.core.Tracer)

@@ -6,7 +6,7 @@ torch comes with the extra ``torch`` and is imported only inside functions, by `
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -164,16 +164,30 @@ def integers(value: Any) -> list[Any]:
 
 def floats(value: Any) -> list[Any]:
     """Returns the float tensors of a nested result, in order."""
-    if is_float(value):
-        return [value]
+    return [tensor for _, tensor in named_tensors(value) if is_float(tensor)]
+
+
+def is_whole(value: Any) -> bool:
+    """Returns whether a value is a tensor of integers or truth values."""
+    kinds = ("torch.bool", "torch.uint8")
+    return is_integer(value) or (_is_tensor(value) and str(value.dtype) in kinds)
+
+
+def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the tensors of a nested result with their paths, in order."""
+    if _is_tensor(value):
+        yield path, value
+        return
+    inside: Iterable[tuple[Any, Any]] = ()
     if type(value) is dict:
         # In the order of names, as in a JAX tree.
-        value = [value[name] for name in sorted(value)]
+        inside = [(name, value[name]) for name in sorted(value)]
     elif isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for inner in value for tensor in floats(inner)]
-    return []
+        inside = value.items()
+    elif isinstance(value, list | tuple):
+        inside = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+    for name, inner in inside:
+        yield from named_tensors(inner, f"{path}.{name}".lstrip("."))
 
 
 def tensor(array: np.ndarray) -> Any:

@@ -90,7 +90,8 @@ def root_cause_line(cause: Node | RootCause) -> str:
 
 def cause_facts(cause: RootCause) -> str:
     """Returns how far off a root cause is, and how it shows."""
-    facts = [f"off by {scientific(cause.error)} of scale"]
+    is_measured = math.isfinite(cause.error)
+    facts = [f"off by {scientific(cause.error)} of scale" if is_measured else "seen in the results"]
     if cause.effect is not None:
         facts.append(f"it moves the results by {scientific(cause.effect)}")
     if cause.is_backward:

@@ -88,8 +88,11 @@ class JaxRun:
             ]
             jaxpr = self._traced.forward
             made = self._recorder.run(jaxpr.jaxpr, _constants(tape, jaxpr.consts), values, "", "")
-        count = self._traced.count
-        tape.outputs, self._residuals = made[:count], made[count:]
+        names, choices = self._traced.names, self._traced.choices
+        count = len(names)
+        tape.outputs, tape.output_names = made[:count], list(names)
+        tape.choices = dict(zip(choices, made[count:], strict=False))
+        self._residuals = made[count + len(choices) :]
 
     def backward(self, cotangents: Mapping[int, np.ndarray]) -> dict[int, Value]:
         """Records the backward pass.

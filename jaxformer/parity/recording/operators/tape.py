@@ -22,6 +22,8 @@ class Tape:
         parameters: values of the parameters, by path.
         buffers: values of named constants, by path.
         outputs: float values that the run returned, in order.
+        output_names: their paths in the result.
+        choices: by path, the integers and truth values that the run returned.
         opaque: names of operators that cannot be computed in float64.
         recent: the arrays that are there of values which may be forgotten.
 
@@ -42,6 +44,8 @@ class Tape:
         self.parameters: dict[str, Value] = {}
         self.buffers: dict[str, Value] = {}
         self.outputs: list[Value] = []
+        self.output_names: list[str] = []
+        self.choices: dict[str, Value] = {}
         self.opaque: set[str] = set()
         self.recent = Recent() if recent is None else recent
 

@@ -13,7 +13,9 @@ from jaxformer.parity.recording.operators.torch_recorder import float64_by_defau
 from jaxformer.parity.recording.operators.torch_weights import keep_what_is_read, with_wide_weights
 from jaxformer.parity.recording.torch_values import (
     floats,
+    is_whole,
     map_nested,
+    named_tensors,
     require_torch,
     tensor,
     view,
@@ -82,6 +84,13 @@ class TorchRun:
         logits = [output.logits] if hasattr(output, "logits") else []
         found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
         self.tape.outputs = [self._recorder.value(tensor) for tensor in found]
+        names = {id(tensor): name for name, tensor in named_tensors(output)}
+        self.tape.output_names = [names.get(id(tensor), "logits") for tensor in found]
+        self.tape.choices = {
+            name: self._recorder.value(tensor)
+            for name, tensor in named_tensors(output)
+            if is_whole(tensor)
+        }
         self._outputs = found
         self._recorder.forget()
 

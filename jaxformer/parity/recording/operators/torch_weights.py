@@ -106,3 +106,23 @@ def _is_large(parameter: Any) -> bool:
     is_on_host = parameter.device.type == "cpu" and parameter.layout == require_torch().strided
     is_large = 8 * math.prod(parameter.shape) >= LARGE and parameter.dtype.is_floating_point
     return IS_KNOWN and is_usual and is_on_host and is_large
+
+
+def remarks_on_training(module: Any) -> list[str]:
+    """Returns what to say of a reference in training mode, if that computes something else."""
+    nn = require_torch().nn.modules
+    kinds = {
+        type(inner).__name__
+        for inner in module.modules()
+        if inner.training
+        and (
+            isinstance(inner, nn.batchnorm._BatchNorm)
+            or (isinstance(inner, nn.dropout._DropoutNd) and inner.p > 0)
+        )
+    }
+    if not kinds:
+        return []
+    return [
+        f"the reference is in training mode, and was compared in evaluation mode: "
+        f"{', '.join(sorted(kinds))}"
+    ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from jaxformer.parity.recording.jax_values import is_float, is_number
+from jaxformer.parity.recording.jax_values import is_float, is_number, is_whole
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
@@ -41,16 +41,19 @@ class Traced:
     """A function's jaxprs.
 
     Attributes:
-        forward: from all leaves to the float outputs, then what the backward pass reads.
-        count: of the float outputs.
+        forward: from all leaves to the float outputs, then the choices, then what the backward pass
+            reads.
+        names: paths of the float outputs in the result.
+        choices: paths of the outputs of integers and truth values.
         backward: from what the backward pass reads and the outputs' cotangents to the gradients
             of the float leaves; None if there is none.
-        plain: traces the function alone, to its float outputs.
+        plain: traces the function alone, to its float outputs and choices.
         no_gradients: why there is no backward pass.
     """
 
     forward: ClosedJaxpr
-    count: int
+    names: tuple[str, ...]
+    choices: tuple[str, ...]
     backward: ClosedJaxpr | None
     plain: Callable[[], ClosedJaxpr]
     no_gradients: str = ""
@@ -59,11 +62,15 @@ class Traced:
 def trace(call: Callable[..., Any], given: Any, backward: bool) -> Traced:
     """Traces a function: in float64 where it allows that, else as the user runs it.
 
+    Random numbers are drawn as the user draws them: of float64 they would be other numbers.
+
     Raises:
         UsageError: it reads numbers of what is traced.
     """
     with contextlib.suppress(TypeError, ValueError):
-        return _trace_in(call, given, backward, True)
+        traced = _trace_in(call, given, backward, True)
+        if jax.config.jax_enable_x64 or not _draws(traced.forward.jaxpr):
+            return traced
     with naming_unknown_numbers():
         return _trace_in(call, given, backward, False)
 
@@ -73,24 +80,31 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
     shapes = [_shape(leaf, wide) for leaf in leaves]
     floats = [place for place, leaf in enumerate(leaves) if is_float(leaf)]
 
-    def run(some: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+    # The paths of floats and choices, once the function was run.
+    names: list[tuple[str, ...]] = []
+
+    def run(some: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         filled = list(leaves)
         for place, leaf in zip(floats, some, strict=True):
             filled[place] = leaf
-        return [
-            leaf
-            for leaf in jax.tree.leaves(call(*jax.tree.unflatten(structure, filled)))
-            if is_float(leaf)
-        ]
+        result = call(*jax.tree.unflatten(structure, filled))
+        named = list(zip(leaf_names(result), jax.tree.leaves(result), strict=True))
+        kinds = [[one for one in named if is_kind(one[1])] for is_kind in (is_float, is_whole)]
+        names[:] = [tuple(name for name, _ in found) for found in kinds]
+        made, choices = ([leaf for _, leaf in found] for found in kinds)
+        return made, choices
 
     def forward(*leaves: Any) -> Any:
-        return jax.vjp(lambda some: run(some, leaves), [leaves[place] for place in floats])
+        outputs, pullback, choices = jax.vjp(
+            lambda some: run(some, leaves), [leaves[place] for place in floats], has_aux=True
+        )
+        return outputs, choices, pullback
 
     def pull_back(pullback: Any, cotangents: Any) -> Any:
         return pullback(cotangents)[0]
 
     def trace_plain() -> ClosedJaxpr:
-        def plain(*leaves: Any) -> list[Any]:
+        def plain(*leaves: Any) -> Any:
             return run([leaves[place] for place in floats], leaves)
 
         with jax.enable_x64(wide):
@@ -100,13 +114,13 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
     if backward:
         try:
             with jax.enable_x64(wide):
-                jaxpr, (outputs, pullback) = jax.make_jaxpr(forward, return_shape=True)(*shapes)
+                jaxpr, (outputs, _, pullback) = jax.make_jaxpr(forward, return_shape=True)(*shapes)
                 gradients = jax.make_jaxpr(pull_back)(pullback, outputs)
-            return Traced(jaxpr, len(outputs), gradients, trace_plain)
+            return Traced(jaxpr, *names, gradients, trace_plain)
         except Exception as error:  # Whatever a user's function cannot be differentiated for.
             reason = f"the candidate cannot be differentiated: {str(error).partition(chr(10))[0]}"
     jaxpr = trace_plain()
-    return Traced(jaxpr, len(jaxpr.jaxpr.outvars), None, trace_plain, reason)
+    return Traced(jaxpr, *names, None, trace_plain, reason)
 
 
 def _shape(leaf: Any, wide: bool) -> Any:
@@ -116,6 +130,14 @@ def _shape(leaf: Any, wide: bool) -> Any:
     if not wide and is_number(leaf) and leaf.dtype == np.int64:
         return np.asarray(leaf).astype(np.int32)
     return leaf
+
+
+def _draws(jaxpr: Any) -> bool:
+    """Returns whether a jaxpr draws random bits for numbers of 64 bits."""
+    return any(
+        equation.primitive.name == "random_bits" and equation.params["bit_width"] == 64
+        for equation in _equations(jaxpr)
+    )
 
 
 def stops(jaxpr: Any) -> Iterator[str]:

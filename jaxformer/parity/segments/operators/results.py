@@ -33,11 +33,16 @@ class Results:
 
     Attributes:
         compared: those that were compared, by their place.
-        uncompared: a sentence for each of the others.
+        uncompared: a sentence for each of the others, and of the reference's.
+        right: of each place, the reference's result of the same name or place; None where neither
+            says which that is.
+        is_named: whether both sides give their results the same names.
     """
 
     compared: dict[int, ComparedResult] = dataclasses.field(default_factory=dict)
     uncompared: list[str] = dataclasses.field(default_factory=list)
+    right: Sequence[Value | None] = ()
+    is_named: bool = False
 
 
 def compare_results(walk: Walk) -> Results:
@@ -46,10 +51,10 @@ def compare_results(walk: Walk) -> Results:
     Args:
         walk: after the forward pass.
     """
-    results = Results()
     wanted, own = walk.reference.outputs, walk.candidate.outputs
-    # Of as many results, each is first what has its place, and no other one takes that.
-    right: Sequence[Value | None] = wanted if len(wanted) == len(own) else [None] * len(own)
+    results = _pair_results(walk)
+    # Each is first what has its name or its place, and no other one takes that.
+    right = results.right
     matches = [walk.matches.get(value.index, ()) for value in own]
     taken = {
         match.value.index
@@ -58,9 +63,12 @@ def compare_results(walk: Walk) -> Results:
         if match.value is one
     }
     for place, value in enumerate(own):
-        equal = [m for m in matches[place] if m.value is right[place]] or [
-            m for m in matches[place] if m.value in wanted and m.value.index not in taken
-        ]
+        others = [m for m in matches[place] if m.value in wanted]
+        equal = [m for m in others if m.value is right[place]]
+        # What equals it with its axes turned may be another result, as it is.
+        if not any(match.layout.is_reshape for match in equal):
+            equal = [m for m in others if m.layout.is_reshape and results.is_named] or equal
+        equal = equal or [m for m in others if m.value.index not in taken]
         if equal:
             results.compared[place] = ComparedResult(value, equal[0].value, equal[0].layout)
             continue
@@ -75,6 +83,19 @@ def compare_results(walk: Walk) -> Results:
         if found is not None:
             results.compared[place] = found
     return results
+
+
+def _pair_results(walk: Walk) -> Results:
+    """Returns which results of the two sides have the same name, or else the same place."""
+    wanted, own = walk.reference.outputs, walk.candidate.outputs
+    names, own_names = walk.reference.output_names, walk.candidate.output_names
+    by_name = dict(zip(names, wanted, strict=True))
+    # Numbers are places in a list.
+    is_named = any(not part.isdigit() for name in names for part in name.split(".") if part)
+    if is_named and len(by_name) == len(names) and sorted(names) == sorted(own_names):
+        return Results(right=[by_name[name] for name in own_names], is_named=True)
+    same_count = len(wanted) == len(own)
+    return Results(right=wanted if same_count else [None] * len(own))
 
 
 def _counterpart(value: Value, right: Value | None, wanted: Sequence[Value]) -> Value | None:

@@ -1,0 +1,155 @@
+"""Results are compared whole: integers, names, order, what is not finite and what is missing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from jaxformer.parity import compare
+
+pytestmark = pytest.mark.usefixtures("settings_of_jax")
+
+X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+
+class Returning(torch.nn.Module):
+    """Returns what a function makes of what a layer makes."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.function = torch.nn.Linear(4, 3), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+def report_of(right, own, x=X):
+    reference = Returning(right)
+    arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+
+    def candidate(params, x):
+        return own(x @ params["layer.weight"].T + params["layer.bias"])
+
+    return compare(reference, (candidate, arrays), x)
+
+
+@pytest.mark.parametrize(
+    ("right", "own", "diagnosis"),
+    [
+        (
+            lambda y: (y, y.argmax(-1)),
+            lambda y: (y, jnp.argmax(y, -1) + 1),
+            "3 of the 3 integers of result 1 differ: ",
+        ),
+        (lambda y: y.argmax(-1), lambda y: jnp.argmin(y, -1), "integers of the result differ: "),
+        (lambda y: (y, y > 0), lambda y: (y, y <= 0), "9 of the 9 integers of result 1 differ: "),
+        (
+            lambda y: (y, y.argmax(-1)),
+            lambda y: (y, jnp.argmax(y, -1)[:2]),
+            "result 1 has the shape (2,), not (3,)",
+        ),
+        (
+            lambda y: {"mean": y, "spread": torch.tanh(y)},
+            lambda y: {"mean": jnp.tanh(y), "spread": y},
+            "result mean is the reference's result spread",
+        ),
+        (
+            lambda y: {"rows": y, "columns": y.T},
+            lambda y: {"rows": y.T, "columns": y},
+            "result columns is the reference's result rows",
+        ),
+        (lambda y: y / 0, lambda y: -y / 0, "the result has "),
+    ],
+)
+def test_a_wrong_result_is_a_bug(right, own, diagnosis):
+    report = report_of(right, own)
+    assert report.verdict == "bug", str(report)
+    assert any(diagnosis in cause.diagnosis for cause in report.root_causes), str(report)
+    for cause in report.root_causes:
+        assert cause.jax_source.startswith(__file__)
+        assert cause.torch_source.startswith(__file__)
+
+
+@pytest.mark.parametrize(
+    ("right", "own"),
+    [
+        (lambda y: (y, y.argmax(-1)), lambda y: (y, jnp.argmax(y, -1))),
+        (lambda y: (y, y > 0), lambda y: (y, y > 0)),
+        (lambda y: {"b": y, "a": torch.tanh(y)}, lambda y: {"a": jnp.tanh(y), "b": y}),
+        (lambda y: {"rows": y, "columns": y.T}, lambda y: {"rows": y, "columns": y.T}),
+        # What the reference returns too is found inside of the candidate.
+        (lambda y: (torch.tanh(y), y), lambda y: jnp.tanh(y)),
+    ],
+)
+def test_right_results_are_equal(right, own):
+    report = report_of(right, own)
+    assert report.verdict in ("exact", "rounding"), str(report)
+    assert not report.remarks
+
+
+@pytest.mark.parametrize(
+    ("right", "own", "text"),
+    [
+        (
+            lambda y: (y, torch.tanh(y)),
+            lambda y: y,
+            "result 1 of the reference, of shape (3, 3): the candidate has no such",
+        ),
+        (
+            lambda y: {"y": y, "other": torch.tanh(y)},
+            lambda y: {"y": y},
+            "result other of the reference, of shape (3, 3): the candidate has no such",
+        ),
+        (lambda y: y * torch.nan, lambda y: y * jnp.nan, "the result has no finite number"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(right, own, text):
+    report = report_of(right, own)
+    assert report.verdict == "incomplete", str(report)
+    assert any(text in line for line in report.incomplete), str(report)
+
+
+@pytest.mark.parametrize(
+    ("right", "own", "text"),
+    [
+        (lambda y: y, lambda y: y.T, "the result has its axes in another order"),
+        (
+            lambda y: (y, torch.tanh(y)),
+            lambda y: (jnp.tanh(y), y),
+            "the results are in another order: result 0 of the candidate is result 1 of",
+        ),
+        (
+            lambda y: torch.where(y > 0, y, -torch.inf),
+            lambda y: jnp.where(y > 0, y, -1e9),
+            "has -1e+09 where the reference has -inf: both count as infinite",
+        ),
+        (lambda y: torch.log(y), lambda y: jnp.log(y), "the numbers of the result are NaN on both"),
+        (lambda y: (y, y > 0), lambda y: y, "integers that the reference returns were not compar"),
+    ],
+)
+def test_what_a_reader_should_know_is_remarked(right, own, text):
+    report = report_of(right, own)
+    assert report.verdict in ("exact", "rounding"), str(report)
+    assert any(text in remark for remark in report.remarks), str(report)
+
+
+def test_random_numbers_are_those_that_the_user_draws():
+    drawn = np.asarray(jax.random.normal(jax.random.key(1), (3, 3)))
+    right, key = torch.from_numpy(np.array(drawn)), jax.random.key(1)
+    report = report_of(lambda y: y + right, lambda y: y + jax.random.normal(key, (3, 3)))
+    assert report.verdict == "rounding", str(report)
+    other = jax.random.key(2)
+    report = report_of(lambda y: y + right, lambda y: y + jax.random.normal(other, (3, 3)))
+    assert report.verdict == "bug"
+
+
+def test_a_reference_in_training_mode_is_named():
+    reference = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout(0.5)).train()
+    arrays = {n: p.detach().numpy() for n, p in reference.named_parameters()}
+    candidate = (lambda params, x: x @ params["0.weight"].T + params["0.bias"]), arrays
+    (remark,) = compare(reference, candidate, X).remarks
+    assert remark.endswith("was compared in evaluation mode: Dropout")
+    assert reference.training
+    assert not compare(reference.eval(), candidate, X).remarks
