@@ -178,7 +178,7 @@ class _Comparison:
             causes=tuple(causes),
             weights=tuple(map(str, parameters.wrong)),
             tables=tuple(dict.fromkeys(map(describe_table, walk.tables))),
-            casts=tuple(describe_casts(self.run)),
+            casts=tuple(describe_casts(self.run, parameters)),
             incomplete=tuple(find_incomplete(walk, results, parameters, unverified)),
             coverage=measure_coverage(nodes, walk, parameters, gradients),
         )

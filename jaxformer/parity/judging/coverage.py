@@ -12,7 +12,7 @@ from jaxformer.parity.segments.operators.gradients import Gradients
 from jaxformer.parity.segments.operators.results import Results
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.tolerance import allowed_error
-from jaxformer.parity.words import shorten
+from jaxformer.parity.words import listed, shorten
 
 
 def judge_modules(kind: str, reference: TorchRun, walk: Walk) -> Iterator[Node]:
@@ -67,7 +67,7 @@ def measure_coverage(
     lost = sum(name in walk.reference.parameters for name in parameters.missing)
     return Coverage(
         (len(nodes) - missing, len(nodes)),
-        (len(parameters.whole) + len(parameters.in_parts), len(walk.candidate.parameters)),
+        (_count_found(parameters), len(walk.candidate.parameters)),
         (len(walk.checked & walk.expected), len(walk.expected)),
         (sum(value.index in walk.matches for value in floats), len(floats)),
         (gradients.compared, gradients.expected),
@@ -76,6 +76,10 @@ def measure_coverage(
         (wanted - lost, wanted),
         (len(walk.own_checked & walk.own_expected), len(walk.own_expected)),
     )
+
+
+def _count_found(parameters: ParameterMatches) -> int:
+    return len(parameters.whole) + len(parameters.in_parts) + len(parameters.rounded)
 
 
 def _modules_of_candidate(walk: Walk) -> tuple[int, int] | None:
@@ -133,8 +137,11 @@ def describe_table(table: Table) -> str:
     return f"{where}, of shape {shape}: {table.error:.1e} from the reference's"
 
 
-def describe_casts(run: JaxRun) -> Iterator[str]:
-    """Yields a sentence for each line that rounds to a dtype narrower than float32."""
+def describe_casts(run: JaxRun, parameters: ParameterMatches) -> Iterator[str]:
+    """Yields a sentence for each line, and each side's parameters, rounded to 16 bits."""
+    for dtype in sorted({one.dtype for one in parameters.rounded}):
+        names = [one.candidate for one in parameters.rounded if one.dtype == dtype]
+        yield f"parameters of one side, to {dtype}: {listed(names)}"
     for (source, dtype), count in run.narrow_casts().items():
         where = shorten(source) if source else "a line unknown"
         yield f"{where}, to {dtype}" + (f" in {count} places" if count > 1 else "")

@@ -127,7 +127,7 @@ class Report:
         found: list[Verdict] = [n.verdict for n in self.nodes if n.verdict != "incomplete"]
         found += ["rounding" if step.difference.error else "exact" for step in self.steps]
         found += ["incomplete"] * bool(self.incomplete)
-        if self.tables or (self.coverage is not None and self.coverage.error):
+        if self.tables or self.casts or (self.coverage is not None and self.coverage.error):
             found.append("rounding")
         return max(found, key=VERDICTS.index, default="exact")
 

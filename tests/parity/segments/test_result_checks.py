@@ -79,6 +79,7 @@ def test_a_wrong_result_is_a_bug(right, own, diagnosis):
         (lambda y: (y, y > 0), lambda y: (y, y > 0)),
         (lambda y: {"b": y, "a": torch.tanh(y)}, lambda y: {"a": jnp.tanh(y), "b": y}),
         (lambda y: {"rows": y, "columns": y.T}, lambda y: {"rows": y, "columns": y.T}),
+        (lambda y: torch.fft.fft(y).real, lambda y: jnp.fft.fft(y).real),
         # What the reference returns too is found inside of the candidate.
         (lambda y: (torch.tanh(y), y), lambda y: jnp.tanh(y)),
     ],
@@ -153,3 +154,15 @@ def test_a_reference_in_training_mode_is_named():
     assert remark.endswith("was compared in evaluation mode: Dropout")
     assert reference.training
     assert not compare(reference.eval(), candidate, X).remarks
+
+
+@pytest.mark.parametrize(
+    ("right", "own"),
+    [
+        (lambda y: torch.log(y), lambda y: jnp.log(jnp.abs(y))),
+        (lambda y: torch.where(y > 0, torch.inf, y), lambda y: jnp.where(y > 0, -jnp.inf, y)),
+    ],
+)
+def test_numbers_that_are_not_finite_are_no_mask(right, own):
+    (cause,) = report_of(right, own).root_causes
+    assert " not finite alike: at (" in cause.diagnosis or "one step too" in cause.diagnosis

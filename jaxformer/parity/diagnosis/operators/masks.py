@@ -3,6 +3,7 @@
 import numpy as np
 
 from jaxformer.parity.diagnosis.operators.evidence import Diagnosis
+from jaxformer.parity.matching.operators.layouts import INFINITE, is_finite
 from jaxformer.parity.recording.operators.graph import Operator
 from jaxformer.parity.segments.operators.divergences import Divergence
 from jaxformer.parity.segments.operators.walk import Walk
@@ -14,6 +15,9 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     own = divergence.array
     if right.ndim < 2 or right.shape[-1] < 2:
         return None
+    if not all((array < INFINITE).all() for array in (own, right)):
+        # A mask makes no number NaN, and none infinitely large.
+        return _not_finite(own, right)
     hidden, wanted = (_hidden(array) for array in (own, right))
     if not (hidden.any() or wanted.any()) or (hidden == wanted).all():
         return None
@@ -32,6 +36,19 @@ def other_mask(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     return Diagnosis(
         f"the mask differs{_pattern(extra, lost)}: in the candidate " + "; ".join(parts),
         None if mask is None else _before_layout(mask),
+    )
+
+
+def _not_finite(own: np.ndarray, right: np.ndarray) -> Diagnosis | None:
+    """Names the first number that is not finite, or not in the same way as the other side's."""
+    alike = (own == right) | (np.isnan(own) & np.isnan(right))
+    wrong = ~alike & ~(is_finite(own) & is_finite(right))
+    if not wrong.any():
+        return None
+    first = tuple(int(n) for n in np.argwhere(wrong)[0])
+    return Diagnosis(
+        f"{int(wrong.sum())} of {wrong.size} numbers are not finite alike: at {first} the "
+        f"candidate has {own[first]:.3g}, the reference {right[first]:.3g}"
     )
 
 

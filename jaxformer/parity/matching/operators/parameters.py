@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jaxformer.parity.matching.operators.content import fingerprint, fingerprints_of_parts
@@ -36,6 +37,7 @@ class WrongParameter:
         error: the largest difference.
         layout: from the reference's to the candidate's.
         share: of its numbers, how many differ.
+        dtype: in which one side has the other's numbers, each rounded; "" if it has not.
     """
 
     candidate: str
@@ -44,6 +46,7 @@ class WrongParameter:
     error: float
     layout: Layout
     share: float
+    dtype: str = ""
 
     def __str__(self) -> str:
         return f"{self.candidate} is not {self.reference}: {self.message}"
@@ -59,6 +62,7 @@ class ParameterMatches:
         in_parts: paths of the candidate that hold slices, rows or numbers of the reference, with
             the paths of those they may be of.
         wrong: those that almost do.
+        rounded: those that do once one side is rounded to 16 bits.
         unmatched: those that are like nothing in the reference.
         missing: paths of the reference whose numbers the candidate does not hold.
         partly: of those of them that it holds most of, which entries it does not hold.
@@ -70,6 +74,12 @@ class ParameterMatches:
     unmatched: tuple[str, ...]
     missing: tuple[str, ...]
     partly: dict[str, str]
+    rounded: tuple[WrongParameter, ...] = ()
+
+    @property
+    def related(self) -> tuple[WrongParameter, ...]:
+        """Those that almost hold the numbers of one parameter, each wrong or only rounded."""
+        return (*self.wrong, *self.rounded)
 
 
 def match_parameters(
@@ -110,7 +120,15 @@ def match_parameters(
         wrong.append(_describe(name, targets[name], source, sources[source], layout))
     held = _Parts({n: targets[n] for n in unmatched} if missing else {})
     partly = {n: entries for n in missing if (entries := held.lacking(sources[n]))}
-    return ParameterMatches(whole, in_parts, tuple(wrong), tuple(unmatched), tuple(missing), partly)
+    return ParameterMatches(
+        whole,
+        in_parts,
+        tuple(one for one in wrong if not one.dtype),
+        tuple(unmatched),
+        tuple(missing),
+        partly,
+        tuple(one for one in wrong if one.dtype),
+    )
 
 
 class _Parts:
@@ -185,7 +203,18 @@ def _describe(
         ratio = array[wanted != 0] / wanted[wanted != 0]
         if ratio.size and np.ptp(ratio) < 1e-5 * abs(ratio.mean()):
             message = f"it is {apart(float(ratio.mean()), 1.0)} times the reference's"
-    return WrongParameter(name, source_name, message, float(far.max()), layout, share)
+    dtype = _dtype_of_rounding(array, wanted)
+    return WrongParameter(name, source_name, message, float(far.max()), layout, share, dtype)
+
+
+def _dtype_of_rounding(one: np.ndarray, other: np.ndarray) -> str:
+    """Returns the dtype of 16 bits in which one array is the other, rounded; "" if none is."""
+    for dtype in (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)):
+        for wide, narrow in ((one, other), (other, one)):
+            rounded = wide.astype(np.float32).astype(dtype)
+            if np.array_equal(rounded.astype(np.float64), narrow.astype(np.float64)):
+                return dtype.name
+    return ""
 
 
 def in_reference_numbers(
@@ -202,7 +231,7 @@ def in_reference_numbers(
         by path of the candidate a function that returns the reference's numbers in float64, in the
         candidate's layout.
     """
-    found = {w.candidate: _reader(sources[w.reference], w.layout) for w in matches.wrong}
+    found = {w.candidate: _reader(sources[w.reference], w.layout) for w in matches.related}
     for name, twins in matches.whole.items():
         source = sources[twins[0]]
         layout = find_layout(source, targets[name], ROUNDOFF["float32"] * largest(source))

@@ -120,6 +120,12 @@ def _select_n(params: Mapping[str, Any]) -> Function | None:
     return select
 
 
+def _convert(params: Mapping[str, Any]) -> Function:
+    """Leaves numbers as they are; the dtype is given to what comes of it."""
+    is_complex = np.dtype(params["new_dtype"]).kind == "c"
+    return lambda x: x if is_complex or x.dtype.kind != "c" else x.real
+
+
 def _power(x: Any, exponent: int) -> Any:
     """Returns a small power by multiplying, which numpy's general power is far slower than."""
     if exponent in (2, 3, 4):
@@ -168,7 +174,7 @@ STRUCTURAL: dict[str, Callable[[Mapping[str, Any]], Function | None]] = {
     "expand_dims": lambda params: lambda x: np.expand_dims(x, params["dimensions"]),
     "concatenate": lambda params: lambda *xs: np.concatenate(xs, params["dimension"]),
     "rev": lambda params: lambda x: np.flip(x, params["dimensions"]),
-    "convert_element_type": lambda params: lambda x: x,
+    "convert_element_type": _convert,
     "stop_gradient": lambda params: lambda x: x,
     "and": lambda params: np.bitwise_and,
     "or": lambda params: np.bitwise_or,

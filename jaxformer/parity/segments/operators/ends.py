@@ -1,6 +1,7 @@
 """Where a wrong segment ends: the earliest value which, put right, makes the rest right."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -100,7 +101,10 @@ def _permuted(
                 continue
             one = Layout(shape, layout.order, value.shape)
             right = one.apply(wanted.data)
-            far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
+            with np.errstate(invalid="ignore"):
+                far = float(np.sqrt(np.mean((right - array) ** 2) / (np.mean(right**2) or 1.0)))
+            if math.isnan(far):
+                continue
             if best is None or far < best[1]:
                 best = one, far
     return best
