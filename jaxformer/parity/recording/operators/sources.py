@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 # Code of these is not the user's.
-LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "penzai", "chex", "optax")
+LIBRARIES = (
+    "jax", "jaxlib", "flax", "equinox", "haiku", "jaxtyping", "penzai", "chex", "optax", "einops",
+)  # fmt: skip
 _ROOTS = tuple(os.sep + os.path.join("site-packages", name) + os.sep for name in LIBRARIES)
 # Files of JAX between a function of ``jax.lax`` and its equation.
 _TRACING = tuple(

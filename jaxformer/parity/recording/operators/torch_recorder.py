@@ -280,6 +280,8 @@ def _flatten(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[list[Any]], A
 
 
 _TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
+# Its lines say less than those that call it.
+_EINOPS = os.sep + os.path.join("site-packages", "einops") + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
 _MODULES = os.path.join("torch", "nn", "modules") + os.sep
@@ -301,7 +303,7 @@ def _source() -> str:
             # The run itself: further out is the code that asked for the comparison.
             if name == f"{_HERE}torch_run.py" and frame.f_code.co_name == "__init__":
                 return inside or innermost
-        elif _TORCH not in name:
+        elif _TORCH not in name and _EINOPS not in name:
             return f"{name}:{frame.f_lineno}"
         elif _MODULES in name and not name.endswith(_CALLS):
             # The line of torch's own model, where the model is torch's, or a module by itself.
