@@ -10,11 +10,15 @@ from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
 from jaxformer.parity.recording.operators.candidates import Caller, unwrapped
 from jaxformer.parity.recording.operators.signatures import naming_misfits
+from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.report.report import Report
+from jaxformer.parity.words import suggest
 from jaxformer.porting.dialects import UnknownDialectError
 
 # Of the comparison operator by operator.
 OPTIONS = ("backward", "names", "torch_call", "jax_call", "about")
+# Of jaxformer's own models alone.
+OWN_OPTIONS = ("dialect", "force", "dtype")
 
 
 def compare(
@@ -50,11 +54,22 @@ def compare(
         the report; ``verdict`` and ``root_causes`` are there for every kind of candidate.
 
     Raises:
-        UsageError: torch is missing, the candidate is of no known kind, or an option does not serve
-            it.
+        UsageError: torch is missing, the reference or the candidate is of no known kind, an option
+            does not serve it, or a model fails on its inputs.
         CheckpointError: the reference's arrays are not those of its dialect; all are listed.
         ValueError: names has a path that does not exist; all such paths are listed.
     """
+    known = ("jax_inputs", *OPTIONS, *OWN_OPTIONS)
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"{name} is no option of compare{suggest(name, known)}: there are "
+                f"{', '.join(known)}"
+            )
+    if not isinstance(torch_module, require_torch().nn.Module):
+        raise UsageError(
+            f"the reference must be a torch.nn.Module: got {type(torch_module).__name__}"
+        )
     candidate = unwrapped(candidate)
     named = options.get("names") is not None
     if named and not isinstance(candidate, nnx.Module):

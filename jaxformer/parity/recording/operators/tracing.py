@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from jaxformer.parity.recording.jax_values import is_float, is_number
+from jaxformer.parity.recording.jax_values import is_float, is_number, leaf_names
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
@@ -26,14 +26,6 @@ def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
         for name, leaf in leaves
         if is_float(leaf) and name not in candidate.caches
     }
-
-
-def leaf_names(tree: Any) -> list[str]:
-    """Returns the path of each leaf of a pytree, joined by dots."""
-    return [
-        jax.tree_util.keystr(path, simple=True, separator=".")
-        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
