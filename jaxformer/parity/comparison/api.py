@@ -8,8 +8,10 @@ from flax import nnx
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
-from jaxformer.parity.recording.operators.candidates import Caller, unwrapped
+from jaxformer.parity.recording.operators.candidates import Caller, arguments, unwrapped
+from jaxformer.parity.recording.operators.failures import naming_failures
 from jaxformer.parity.recording.operators.signatures import naming_misfits
+from jaxformer.parity.recording.operators.torch_run import raised_alone
 from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.report.report import Report
 from jaxformer.parity.words import suggest
@@ -131,7 +133,8 @@ def _compare_own(
     """Compares one of jaxformer's own modules, whose inputs are a list in order.
 
     Raises:
-        UsageError: the reference's inputs have names which the candidate's have not.
+        UsageError: the reference's inputs have names which the candidate's have not, or it fails on
+            them.
     """
     if isinstance(inputs, Mapping):
         if jax_inputs is None and len(inputs) > 1:
@@ -143,7 +146,17 @@ def _compare_own(
     if isinstance(jax_inputs, Mapping):
         options.setdefault("jax_call", _by_name(jax_inputs))
     named = inputs if isinstance(inputs, Mapping) else {}
-    with naming_misfits("reference", torch_module.forward if named else None, [], named):
+
+    def raised(_: Exception) -> Exception | None:
+        args, kwargs = arguments(inputs)
+        return raised_alone(
+            torch_module, args or list(kwargs.values()), {}, options.get("torch_call")
+        )
+
+    with (
+        naming_failures("reference", _as_list(inputs) or (), {}, raised),
+        naming_misfits("reference", torch_module.forward if named else None, [], named),
+    ):
         return modules.compare(
             torch_module,
             candidate,

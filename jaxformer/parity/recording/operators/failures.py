@@ -73,7 +73,9 @@ def _describe(side: str, error: Exception, args: Sequence[Any], kwargs: Mapping[
 def _kind(value: Any) -> str:
     leaves = jax.tree.leaves(value)
     kinds = [
-        f"{leaf.dtype} {leaf.shape}" if hasattr(leaf, "dtype") else type(leaf).__name__
+        f"{leaf.dtype} {tuple(leaf.shape)}".removeprefix("torch.")
+        if hasattr(leaf, "dtype")
+        else type(leaf).__name__
         for leaf in leaves
     ]
     return listed(kinds) or str(value)
