@@ -1,15 +1,18 @@
 """``jaxformer verify --torch … --jax …``: two models that are made by people's own code."""
 
+import contextlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxformer.cli.arguments import Switch, parse
-from jaxformer.errors import TextError, UsageError
+from jaxformer.errors import JaxformerError, TextError, UsageError, is_out_of_memory
 
 if TYPE_CHECKING:
     from jaxformer.parity.report.report import Report
@@ -58,7 +61,8 @@ def run(arguments: Sequence[str]) -> int:
         not compared.
 
     Raises:
-        UsageError: a function does not exist, or the reference takes other inputs.
+        UsageError: a function does not exist or raises, what it returns is no model, or a model
+            fails on the inputs.
         TextError: an input file cannot be read.
         ResourceError: the report cannot be written.
     """
@@ -71,11 +75,10 @@ def run(arguments: Sequence[str]) -> int:
     jax_inputs = None if options.jax_inputs is None else _read_inputs(options.jax_inputs)
     sys.path.insert(0, str(Path.cwd()))
     try:
-        reference = _function(options.torch, "--torch")()
-        make = _function(options.jax, "--jax")
+        reference = _make_reference(options.torch)
+        candidate = _make_candidate(options.jax, reference)
     finally:
         sys.path.pop(0)
-    candidate = make(reference) if _takes_argument(make) else make()
     _check_inputs(reference.forward, inputs, options.inputs)
 
     from jaxformer.parity.comparison.operators import compare_operators
@@ -95,21 +98,75 @@ def exit_code(report: "Report") -> int:
     return {"bug": 1, "incomplete": INCOMPLETE}.get(report.verdict, 0)
 
 
+def _make_reference(name: str) -> Any:
+    """Returns the PyTorch module that a function makes.
+
+    Raises:
+        UsageError: there is no such function, it raises, or it returns something else.
+    """
+    from jaxformer.parity.recording.torch_values import require_torch
+
+    make = _function(name, "--torch")
+    with _naming_errors(f"--torch {name}"):
+        reference = make()
+    if not isinstance(reference, require_torch().nn.Module):
+        what = "None" if reference is None else f"an object of {type(reference).__name__}"
+        raise UsageError(f"--torch {name} returned {what}, which is no torch.nn.Module")
+    return reference
+
+
+def _make_candidate(name: str, reference: Any) -> Any:
+    """Returns what a function makes, given the reference if it takes an argument.
+
+    Raises:
+        UsageError: there is no such function, it raises, or it returns no model.
+    """
+    from jaxformer.parity.recording.operators.candidates import as_candidate, unwrapped
+
+    make = _function(name, "--jax")
+    with _naming_errors(f"--jax {name}"):
+        candidate = make(reference) if _takes_argument(make) else make()
+    try:
+        as_candidate(unwrapped(candidate))
+    except UsageError as error:
+        raise UsageError(f"--jax {name}: ", *error.args) from error
+    return candidate
+
+
+@contextlib.contextmanager
+def _naming_errors(what: str) -> Iterator[None]:
+    """Makes an error of the user's code say which code that is.
+
+    Raises:
+        UsageError: the code raised an error which is neither jaxformer's own nor lack of memory.
+    """
+    try:
+        yield
+    except JaxformerError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        lines = str(error).strip().splitlines()[:1]
+        raise UsageError(f"{what} raised {': '.join([type(error).__name__, *lines])}") from error
+
+
 def _function(name: str, flag: str) -> Callable[..., Any]:
     """Imports a function by "module:name".
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or its module cannot be imported.
     """
     from jaxformer.parity.words import suggest
 
     module, _, function = name.partition(":")
     if not module or not function:
         raise UsageError(f'{flag} must be "package.module:function": got {name}')
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{flag} {name}: {error}") from error
+    with _naming_errors(f"{flag} {name}: the import of {module}"):
+        try:
+            found = getattr(importlib.import_module(module), function, None)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{flag} {name}: {error}") from error
     if not callable(found):
         known = [n for n, value in vars(sys.modules[module]).items() if callable(value)]
         meant = suggest(function, known)
@@ -146,15 +203,27 @@ def _read_inputs(path: Path) -> Any:
     """Returns the arrays of a file: a list, or a dict where they have names.
 
     Raises:
-        TextError: the file is missing or no .npz file.
+        TextError: the file is missing or damaged, or no .npz file.
     """
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        file = np.load(path, allow_pickle=False)
+    except OSError as error:
         raise TextError(f"{path}: cannot be read as .npz: {error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        file = None
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise TextError(f"{path} is no .npz file: save the inputs with numpy.savez")
+    arrays = {}
+    with file:
+        for name in file.files:
+            try:
+                arrays[name] = file[name]
+            except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                raise TextError(
+                    f"{path}: the array {name} is damaged, or holds Python objects"
+                ) from error
     ordered = [f"arr_{i}" for i in range(len(arrays))]
     if sorted(arrays) == sorted(ordered):
         return [arrays[name] for name in ordered]

@@ -120,6 +120,19 @@ def test_inputs_of_jaxformers_own_models_may_have_names():
     assert report.verdict == "rounding"
 
 
+def test_inputs_that_the_reference_does_not_take():
+    reference = subject("gpt2").torch_module
+    with jax.enable_x64(False):
+        with pytest.raises(UsageError, match=r"fit the reference: .*; given: float32 \(2, 3\)"):
+            compare(reference, None, np.zeros((2, 3), np.float32))
+        with pytest.raises(
+            UsageError, match=r"the reference: IndexError: .*; given: int64 \(1, 3\)"
+        ):
+            compare(reference, None, torch.full((1, 3), 10**6))
+        with pytest.raises(UsageError, match=r"inputs must be an array, .*: got 'hello'"):
+            compare(reference, None, "hello")
+
+
 class TanhMlp(nn.Module):
     """A feed-forward as no code base has it: its second layer goes by a name of its own."""
 

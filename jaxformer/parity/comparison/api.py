@@ -8,13 +8,19 @@ from flax import nnx
 from jaxformer.errors import UsageError
 from jaxformer.parity.comparison import modules
 from jaxformer.parity.comparison.operators import compare_operators
-from jaxformer.parity.recording.operators.candidates import Caller, unwrapped
+from jaxformer.parity.recording.operators.candidates import Caller, arguments, unwrapped
+from jaxformer.parity.recording.operators.failures import naming_failures
 from jaxformer.parity.recording.operators.signatures import naming_misfits
+from jaxformer.parity.recording.operators.torch_run import raised_alone
+from jaxformer.parity.recording.torch_values import require_torch
 from jaxformer.parity.report.report import Report
+from jaxformer.parity.words import suggest
 from jaxformer.porting.dialects import UnknownDialectError
 
 # Of the comparison operator by operator.
 OPTIONS = ("backward", "names", "torch_call", "jax_call", "about")
+# Of jaxformer's own models alone.
+OWN_OPTIONS = ("dialect", "force", "dtype")
 
 
 def compare(
@@ -50,11 +56,22 @@ def compare(
         the report; ``verdict`` and ``root_causes`` are there for every kind of candidate.
 
     Raises:
-        UsageError: torch is missing, the candidate is of no known kind, or an option does not serve
-            it.
+        UsageError: torch is missing, the reference or the candidate is of no known kind, an option
+            does not serve it, or a model fails on its inputs.
         CheckpointError: the reference's arrays are not those of its dialect; all are listed.
         ValueError: names has a path that does not exist; all such paths are listed.
     """
+    known = ("jax_inputs", *OPTIONS, *OWN_OPTIONS)
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"{name} is no option of compare{suggest(name, known)}: there are "
+                f"{', '.join(known)}"
+            )
+    if not isinstance(torch_module, require_torch().nn.Module):
+        raise UsageError(
+            f"the reference must be a torch.nn.Module: got {type(torch_module).__name__}"
+        )
     candidate = unwrapped(candidate)
     named = options.get("names") is not None
     if named and not isinstance(candidate, nnx.Module):
@@ -116,7 +133,8 @@ def _compare_own(
     """Compares one of jaxformer's own modules, whose inputs are a list in order.
 
     Raises:
-        UsageError: the reference's inputs have names which the candidate's have not.
+        UsageError: the reference's inputs have names which the candidate's have not, or it fails on
+            them.
     """
     if isinstance(inputs, Mapping):
         if jax_inputs is None and len(inputs) > 1:
@@ -128,7 +146,17 @@ def _compare_own(
     if isinstance(jax_inputs, Mapping):
         options.setdefault("jax_call", _by_name(jax_inputs))
     named = inputs if isinstance(inputs, Mapping) else {}
-    with naming_misfits("reference", torch_module.forward if named else None, [], named):
+
+    def raised(_: Exception) -> Exception | None:
+        args, kwargs = arguments(inputs)
+        return raised_alone(
+            torch_module, args or list(kwargs.values()), {}, options.get("torch_call")
+        )
+
+    with (
+        naming_failures("reference", _as_list(inputs) or (), {}, raised),
+        naming_misfits("reference", torch_module.forward if named else None, [], named),
+    ):
         return modules.compare(
             torch_module,
             candidate,

@@ -5,11 +5,13 @@ matched, the segments between them are walked through, and what differs is judge
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jaxformer.errors import UsageError
 from jaxformer.parity.diagnosis.causes import (
     causes_of_results,
     find_causes,
@@ -41,9 +43,10 @@ from jaxformer.parity.recording.operators.candidates import (
     as_candidate,
     unwrapped,
 )
+from jaxformer.parity.recording.operators.failures import naming_failures, raised_by_candidate
 from jaxformer.parity.recording.operators.jax_run import JaxRun
 from jaxformer.parity.recording.operators.signatures import naming_misfits
-from jaxformer.parity.recording.operators.torch_run import TorchRun, run_torch
+from jaxformer.parity.recording.operators.torch_run import TorchRun, raised_alone, run_torch
 from jaxformer.parity.recording.operators.torch_weights import remarks_on_training
 from jaxformer.parity.recording.operators.tracing import candidate_arrays
 from jaxformer.parity.report.report import Report
@@ -87,7 +90,8 @@ def compare_operators(
         about: notes for the report.
 
     Raises:
-        UsageError: the candidate is of no known kind, or torch is missing.
+        UsageError: the candidate is of no known kind, a model fails on its inputs, nothing would be
+            compared, or torch is missing.
         ValueError: names has a path that does not exist; all such paths are listed.
     """
     candidate = unwrapped(candidate)
@@ -98,8 +102,22 @@ def compare_operators(
     asked = buffers_with_gradients(torch_module, candidate_arrays(model)) if backward else []
     called = None if torch_call else torch_module.forward
     index = Index()
-    with naming_misfits("reference", called, args, kwargs):
+    with (
+        naming_failures(
+            "reference",
+            args,
+            kwargs,
+            lambda _: raised_alone(torch_module, args, kwargs, torch_call),
+        ),
+        naming_misfits("reference", called, args, kwargs),
+    ):
         reference = run_torch(torch_module, args, kwargs, backward, asked, torch_call, index.note)
+    results = reference.tape.outputs
+    if results and not any(math.prod(result.shape) for result in results):
+        raise UsageError(
+            f"the reference's results are empty, of shape {results[0].shape}: give inputs that are "
+            "not empty"
+        )
     comparison = _Comparison(model, jax_arguments, reference, backward, line_that_reads, index)
     with jax.enable_x64(True):
         report = comparison.report()
@@ -141,7 +159,10 @@ class _Comparison:
         self.walk.index.add(tape.values)
         known = in_reference_numbers(self.parameters, sources, targets)
         called = None if model.caller else model.bind(model.parameters)
-        with naming_misfits("candidate", called, *given):
+        with (
+            naming_failures("candidate", *given, raised_by_candidate),
+            naming_misfits("candidate", called, *given),
+        ):
             self.run = JaxRun(model, *given, self.walk.candidate, known, backward)
 
     def report(self) -> Report:

@@ -29,6 +29,21 @@ def is_integer(leaf: Any) -> bool:
     return is_known and jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.ndim > 0
 
 
+def is_numeric(leaf: Any) -> bool:
+    """Returns whether a leaf of a pytree is a number, or an array of numbers or random keys."""
+    if hasattr(leaf, "dtype"):
+        return getattr(leaf.dtype, "kind", "") not in tuple("OSUMm")
+    return isinstance(leaf, int | float | complex)
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Returns the path of each leaf of a pytree, joined by dots."""
+    return [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
 def in_float64(leaf: Any) -> Any:
     """Returns floats as float64 on the host, anything else unchanged."""
     return np.asarray(leaf).astype(np.float64) if is_float(leaf) else leaf

@@ -169,6 +169,10 @@ def test_an_option_that_does_not_serve_is_rejected():
         compare(REFERENCE, KINDS["linen"](False), X, dtype="float32", force=True)
     with pytest.raises(UsageError, match="dialect: serves jaxformer's own models, without names"):
         compare(REFERENCE, KINDS["nnx"](False), X, names={"dense": "fc"}, dialect="gpt2")
+    with pytest.raises(UsageError, match=r"tolerance is no option of compare: .*, backward, names"):
+        compare(REFERENCE, KINDS["linen"](False), X, tolerance=1e-3)
+    with pytest.raises(UsageError, match=r"backwards is .* \(did you mean backward\?\)"):
+        compare(REFERENCE, KINDS["linen"](False), X, backwards=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxformer.errors import UsageError
 from jaxformer.parameters import join_path
+from jaxformer.parity.recording.jax_values import is_numeric, leaf_names
 from jaxformer.parity.recording.torch_values import as_numpy, map_nested
 
 Inputs = Sequence[Any] | Mapping[str, Any]
@@ -54,9 +55,22 @@ def as_candidate(model: Any, caller: Caller | None = None) -> Candidate:
         caller: how to call it, given it and its inputs.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it is none of these, or a parameter is no array.
     """
-    return dataclasses.replace(_as_candidate(model), caller=caller)
+    made = _as_candidate(model)
+    parameters = jax.tree.map(_without_tensor, made.parameters)
+    for name, leaf in zip(leaf_names(parameters), jax.tree.leaves(parameters), strict=True):
+        if not is_numeric(leaf):
+            which = f"the parameter {name} of the candidate" if name else "what a function is given"
+            raise UsageError(
+                f"{which} is no array but a {type(leaf).__name__}: take it out of the parameters; "
+                "the function may close over it"
+            )
+    return dataclasses.replace(made, parameters=parameters, caller=caller)
+
+
+def _without_tensor(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.Array) else as_numpy(leaf)
 
 
 def _as_candidate(model: Any) -> Candidate:
@@ -98,15 +112,27 @@ def arguments(inputs: Any) -> tuple[list[Any], dict[str, Any]]:
             a nested list, tuple or dict of arrays, as a cache is.
 
     Raises:
-        UsageError: it is a list of numbers, or of nothing but such lists.
+        UsageError: it is a list of numbers, or of nothing but such lists; it is text or nothing; or
+            an array holds no numbers.
     """
+    if inputs is None or isinstance(inputs, str | bytes):
+        raise UsageError(
+            f"inputs must be an array, a list of arrays, or a dict of arrays: got {inputs!r:.40}"
+        )
     if isinstance(inputs, Mapping):
-        return [], {str(name): map_nested(as_numpy, value) for name, value in inputs.items()}
+        return [], {str(name): map_nested(_as_numbers, value) for name, value in inputs.items()}
     if isinstance(inputs, list | tuple):
         if inputs and all(map(_is_numbers, inputs)):
             raise UsageError("inputs must be an array, a list of arrays, or a dict of arrays")
-        return [map_nested(as_numpy, value) for value in inputs], {}
-    return [as_numpy(inputs)], {}
+        return [map_nested(_as_numbers, value) for value in inputs], {}
+    return [_as_numbers(inputs)], {}
+
+
+def _as_numbers(value: Any) -> Any:
+    array = as_numpy(value)
+    if isinstance(array, np.ndarray) and not is_numeric(array):
+        raise UsageError(f"inputs must hold numbers: got an array of {array.dtype}")
+    return array
 
 
 def _is_numbers(value: Any) -> bool:

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxformer.parity.recording.jax_values import in_float64, is_float, on_host
+from jaxformer.errors import UsageError
+from jaxformer.parity.recording.jax_values import (
+    in_float64,
+    is_float,
+    is_numeric,
+    leaf_names,
+    on_host,
+)
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.equations import (
     function_of,
@@ -29,7 +36,7 @@ from jaxformer.parity.recording.operators.evaluation import interpret
 from jaxformer.parity.recording.operators.graph import LARGE, Value
 from jaxformer.parity.recording.operators.sources import caller_of, is_users_function, source_of
 from jaxformer.parity.recording.operators.tape import Tape
-from jaxformer.parity.recording.operators.tracing import leaf_names, narrow_casts, stops, trace
+from jaxformer.parity.recording.operators.tracing import narrow_casts, stops, trace
 
 
 class JaxRun:
@@ -46,6 +53,9 @@ class JaxRun:
     Attributes:
         tape: the same.
         no_gradients: why there is no backward pass; "" if there is one.
+
+    Raises:
+        UsageError: a positional argument holds what is no number.
     """
 
     def __init__(
@@ -57,6 +67,12 @@ class JaxRun:
         known: Mapping[str, Callable[[], np.ndarray]],
         backward: bool = True,
     ):
+        for place, value in enumerate(args):
+            if not all(map(is_numeric, jax.tree.leaves(value))):
+                raise UsageError(
+                    f"the input {place} of the candidate holds what is no number: give it by name, "
+                    "in a dict of inputs"
+                )
         arrays = {name: value for name, value in kwargs.items() if _is_of_arrays(value)}
         others = {name: value for name, value in kwargs.items() if name not in arrays}
 

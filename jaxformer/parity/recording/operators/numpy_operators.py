@@ -9,6 +9,7 @@ result. Floats are float64; what numpy computes otherwise than JAX (division of 
 out of bounds) is left to JAX.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -104,8 +105,10 @@ def _dot_general(params: Mapping[str, Any]) -> Function | None:
         rows, columns = [left.shape[i] for i in left_kept], [right.shape[i] for i in right_kept]
         summed = int(np.prod([left.shape[i] for i in left_sum], dtype=int))
         count = int(np.prod(batch, dtype=int))
-        one = left.transpose(*left_batch, *left_kept, *left_sum).reshape(count, -1, summed)
-        two = right.transpose(*right_batch, *right_sum, *right_kept).reshape(count, summed, -1)
+        # Without -1, which an empty array has no size for.
+        height, width = math.prod(rows), math.prod(columns)
+        one = left.transpose(*left_batch, *left_kept, *left_sum).reshape(count, height, summed)
+        two = right.transpose(*right_batch, *right_sum, *right_kept).reshape(count, summed, width)
         return (one @ two).reshape(*batch, *rows, *columns)
 
     return dot

@@ -34,7 +34,10 @@ def misfit(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         if not unknown:
             return str(error)
         named = (f"{name}{suggest(name, signature.parameters)}" for name in unknown)
-        return f"it has no input {', '.join(named)}"
+        return (
+            f"it has no input {', '.join(named)}. To give inputs in order, pass a list, or name "
+            "them arr_0, arr_1 … in an .npz file"
+        )
     return ""
 
 
@@ -55,13 +58,13 @@ def naming_misfits(
     """
     try:
         yield
-    except TypeError:
+    except TypeError as error:
         found = "" if function is None else misfit(function, args, kwargs)
         if function is None or not found:
             raise
         raise UsageError(
             f"the inputs do not fit the {side}, which takes {inspect.signature(function)}: {found}"
-        ) from None
+        ) from error
 
 
 @contextlib.contextmanager

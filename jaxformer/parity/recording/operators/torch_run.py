@@ -80,7 +80,7 @@ class TorchRun:
         paths = _paths(wide, self._recorder.stack, self._leave)
         reading = keep_what_is_read(weights)
         with _settings(), torch.set_grad_enabled(backward), paths, reading, self._recorder:
-            output = wide(*given, **named) if caller is None else caller(wide, named or given)
+            output = _call(wide, given, named, caller)
         logits = [output.logits] if hasattr(output, "logits") else []
         found = [*logits, *(t for t in floats(output) if not any(t is one for one in logits))]
         self.tape.outputs = [self._recorder.value(tensor) for tensor in found]
@@ -207,6 +207,26 @@ def run_torch(
     if reason:
         run.no_gradients = f"the reference cannot be differentiated: {reason}"
     return run
+
+
+def raised_alone(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], caller: Caller | None = None
+) -> Exception | None:
+    """Returns what a module raises where its operators are not recorded; None if nothing.
+
+    Arguments as in ``TorchRun``.
+    """
+    wide, _ = with_wide_weights(module)
+    try:
+        with _settings():
+            _call(wide, map_nested(_tensor, list(args)), map_nested(_tensor, dict(kwargs)), caller)
+    except Exception as error:
+        return error
+    return None
+
+
+def _call(module: Any, given: list[Any], named: dict[str, Any], caller: Caller | None) -> Any:
+    return module(*given, **named) if caller is None else caller(module, named or given)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxprs_in_params
 
-from jaxformer.parity.recording.jax_values import is_float, is_number, is_whole
+from jaxformer.parity.recording.jax_values import is_float, is_number, is_whole, leaf_names
 from jaxformer.parity.recording.operators.candidates import Candidate
 from jaxformer.parity.recording.operators.signatures import naming_unknown_numbers
 from jaxformer.parity.recording.operators.sources import is_called_by_user, source_of
@@ -26,14 +26,6 @@ def candidate_arrays(candidate: Candidate) -> dict[str, np.ndarray]:
         for name, leaf in leaves
         if is_float(leaf) and name not in candidate.caches
     }
-
-
-def leaf_names(tree: Any) -> list[str]:
-    """Returns the path of each leaf of a pytree, joined by dots."""
-    return [
-        jax.tree_util.keystr(path, simple=True, separator=".")
-        for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +61,7 @@ def trace(call: Callable[..., Any], given: Any, backward: bool) -> Traced:
     """
     with contextlib.suppress(TypeError, ValueError):
         traced = _trace_in(call, given, backward, True)
-        if jax.config.jax_enable_x64 or not _draws(traced.forward.jaxpr):
+        if jnp.result_type(float) == np.float64 or not _draws(traced.forward.jaxpr):
             return traced
     with naming_unknown_numbers():
         return _trace_in(call, given, backward, False)
@@ -80,19 +72,19 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
     shapes = [_shape(leaf, wide) for leaf in leaves]
     floats = [place for place, leaf in enumerate(leaves) if is_float(leaf)]
 
-    # The paths of floats and choices, once the function was run.
-    names: list[tuple[str, ...]] = []
+    # Of each kind of results, once the function was run.
+    paths: dict[str, tuple[str, ...]] = {}
 
     def run(some: Sequence[Any], leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         filled = list(leaves)
         for place, leaf in zip(floats, some, strict=True):
             filled[place] = leaf
         result = call(*jax.tree.unflatten(structure, filled))
-        named = list(zip(leaf_names(result), jax.tree.leaves(result), strict=True))
-        kinds = [[one for one in named if is_kind(one[1])] for is_kind in (is_float, is_whole)]
-        names[:] = [tuple(name for name, _ in found) for found in kinds]
-        made, choices = ([leaf for _, leaf in found] for found in kinds)
-        return made, choices
+        named = dict(zip(leaf_names(result), jax.tree.leaves(result), strict=True))
+        made = {name: leaf for name, leaf in named.items() if is_float(leaf)}
+        choices = {name: leaf for name, leaf in named.items() if is_whole(leaf)}
+        paths.update(floats=tuple(made), choices=tuple(choices))
+        return list(made.values()), list(choices.values())
 
     def forward(*leaves: Any) -> Any:
         outputs, pullback, choices = jax.vjp(
@@ -116,11 +108,11 @@ def _trace_in(call: Callable[..., Any], given: Any, backward: bool, wide: bool) 
             with jax.enable_x64(wide):
                 jaxpr, (outputs, _, pullback) = jax.make_jaxpr(forward, return_shape=True)(*shapes)
                 gradients = jax.make_jaxpr(pull_back)(pullback, outputs)
-            return Traced(jaxpr, *names, gradients, trace_plain)
+            return Traced(jaxpr, paths["floats"], paths["choices"], gradients, trace_plain)
         except Exception as error:  # Whatever a user's function cannot be differentiated for.
             reason = f"the candidate cannot be differentiated: {str(error).partition(chr(10))[0]}"
     jaxpr = trace_plain()
-    return Traced(jaxpr, *names, None, trace_plain, reason)
+    return Traced(jaxpr, paths["floats"], paths["choices"], None, trace_plain, reason)
 
 
 def _shape(leaf: Any, wide: bool) -> Any:
