@@ -53,8 +53,8 @@ def run(*arguments, code=0):
 
 
 def train(folder, out, *more, code=0):
-    start = ["train", "--init-from", folder / "t5", "--data", folder / "tokens", "--out", out]
-    run(*start, *FLAGS, *more, code=code)
+    data = [] if "--data" in more else ["--data", folder / "tokens"]
+    run("train", "--init-from", folder / "t5", *data, "--out", out, *FLAGS, *more, code=code)
 
 
 @pytest.fixture(scope="module")
