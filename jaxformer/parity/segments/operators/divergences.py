@@ -84,8 +84,8 @@ class Divergence:
 class Trials:
     """Tries whether a segment, or all up to the required value, is right with other arrays.
 
-    What does not depend on the other arrays is computed once, and no array is tried twice. After
-    so many operators as a recurrence would take minutes for, nothing is right any more.
+    What does not depend on the other arrays is computed once, and no array is tried twice. Tries
+    of a long recurrence would take minutes: once too many operators were run, no try succeeds.
 
     Args:
         divergence: the segment.
