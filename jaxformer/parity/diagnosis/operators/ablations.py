@@ -15,7 +15,7 @@ from jaxformer.parity.matching.operators.layouts import find_layout
 from jaxformer.parity.matching.operators.values import largest
 from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
-from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 
 
@@ -35,9 +35,10 @@ def extra_step(divergence: Divergence, walk: Walk) -> Diagnosis | None:
 
 
 def _extra(divergence: Divergence, walk: Walk, operators: Sequence[Operator]) -> Diagnosis | None:
+    trials = Trials(divergence)
     for operator, kept, term in _steps(operators):
         array = divergence.arrays.get(kept.index, kept.data)
-        helps = divergence.agrees({operator.outputs[0].index: array}, FITS)
+        helps = trials.agree({operator.outputs[0].index: array}, FITS)
         if helps:
             text = f"{operator.name} is one step too many"
             if term is not None:

@@ -15,7 +15,7 @@ from jaxformer.parity.diagnosis.operators.evidence import (
 )
 from jaxformer.parity.matching.operators.layouts import layouts
 from jaxformer.parity.recording.operators.graph import Operator
-from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.walk import Walk
 from jaxformer.parity.words import apart
 
@@ -37,26 +37,26 @@ def other_number(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     """Puts each number of the reference in the place of each of the candidate's."""
     # A step that is too many may look like a wrong number in another.
     neutral = [(op, NEUTRAL[op.name]) for op in divergence.operators if op.name in NEUTRAL]
-    substitutes = _reference_numbers(divergence)
+    substitutes, trials = _reference_numbers(divergence), Trials(divergence)
     for operator, number in neutral:
-        found = _replaced(divergence, operator, {number: ""})
+        found = _replaced(trials, operator, {number: ""})
         if found is not None:
             # An eps of 1e-6 is nearly none.
             exact = None
-            if _replaced(divergence, operator, {number: ""}, FITS) is None:
-                exact = _replaced(divergence, operator, substitutes, FITS)
+            if _replaced(trials, operator, {number: ""}, FITS) is None:
+                exact = _replaced(trials, operator, substitutes, FITS)
             if exact is not None:
                 return Diagnosis(exact, operator)
             return Diagnosis(f"{found}: the reference has no such step", operator)
     for operator in divergence.operators:
-        found = _replaced(divergence, operator, substitutes)
+        found = _replaced(trials, operator, substitutes)
         if found is not None:
             return Diagnosis(found, operator)
     return None
 
 
 def _replaced(
-    divergence: Divergence,
+    trials: Trials,
     operator: Operator,
     substitutes: Mapping[float, str],
     allowed: float = NUMBER_FITS,
@@ -64,7 +64,7 @@ def _replaced(
     """Returns which number of an operator must be another one, if that makes the segment right.
 
     Args:
-        divergence: the segment.
+        trials: of the segment.
         operator: one of its operators.
         substitutes: the other numbers, each with a formula for it or "".
         allowed: the largest difference that is left, of scale; the reference may have a table in
@@ -82,7 +82,7 @@ def _replaced(
                 continue
             given = {value.index: np.full(data.shape, other, data.dtype)}
             try:
-                is_right = divergence.agrees(given, allowed)
+                is_right = trials.agree(given, allowed)
             except (TypeError, ValueError, IndexError):
                 continue
             if is_right:
@@ -127,6 +127,7 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
     ]))  # fmt: skip
     # To read the result itself would explain nothing.
     others = [other for other in others if other is not divergence.reference_value]
+    trials = Trials(divergence)
     for operator in reversed(divergence.operators):
         for value in operator.inputs:
             if value.index in made or value.is_constant or value.dtype.kind != "f":
@@ -138,7 +139,7 @@ def other_input(divergence: Divergence, walk: Walk) -> Diagnosis | None:
                 if other.dtype.kind != "f":
                     continue
                 for layout in itertools.islice(layouts(other.shape, array.shape), MOST_LAYOUTS):
-                    if divergence.agrees({value.index: layout.apply(other.data)}, FITS):
+                    if trials.agree({value.index: layout.apply(other.data)}, FITS):
                         return Diagnosis(
                             f"{operator.name} reads {own_name(value, walk)}; it must read "
                             f"{where(other)}",

@@ -70,6 +70,27 @@ class Layout:
 
 def layouts(source: tuple[int, ...], target: tuple[int, ...]) -> Iterator[Layout]:
     """Yields the layouts that lead from one shape to another, the simplest first."""
+    known, further = _known_layouts(source, target)
+    for place in itertools.count():
+        if place == len(known):
+            known.extend(itertools.islice(further, 1))
+        if place == len(known):
+            return
+        yield known[place]
+
+
+@functools.lru_cache(1 << 12)
+def _known_layouts(
+    source: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[list[Layout], Iterator[Layout]]:
+    """Returns the layouts that were asked for so far, and what yields the others.
+
+    The same shapes are compared thousands of times.
+    """
+    return [], _new_layouts(source, target)
+
+
+def _new_layouts(source: tuple[int, ...], target: tuple[int, ...]) -> Iterator[Layout]:
     source = tuple(n for n in source if n != 1)
     if math.prod(source) != math.prod(target):
         return
@@ -149,8 +170,11 @@ def find_layout(
     """
     at = sample_indices(candidate.size)
     wanted = _take(candidate, at)
-    for layout in layouts(reference.shape, candidate.shape):
-        if not is_close(_pick(reference, layout, at), wanted, allowed):
+    for place, layout in enumerate(layouts(reference.shape, candidate.shape)):
+        if place == 1:
+            # The simplest one fits as a rule; where it does not, none does.
+            fits = _fitting(reference, wanted, candidate.shape, allowed)
+        if not (fits[place] if place else is_close(_pick(reference, layout), wanted, allowed)):
             continue
         laid = layout.apply(reference)
         if known is not None and known.is_view(laid):
@@ -179,30 +203,67 @@ def nearest_layout(
     at = sample_indices(candidate.size)
     wanted = _take(candidate, at)
     best: tuple[Layout, float] | None = None
-    for layout in layouts(reference.shape, candidate.shape):
-        if is_plain and layout.turns(reference.shape):
+    known, places = _all_places(reference.shape, candidate.shape)
+    picked = _take(reference, places)
+    both = is_finite(picked) & is_finite(wanted)
+    with np.errstate(all="ignore"):
+        norms = np.sqrt(np.sum(picked**2, 1, where=both) / both.sum(1))
+        moves = np.sqrt(np.sum((picked - wanted) ** 2, 1, where=both) / both.sum(1))
+        apart = 1 - np.mean(both | (picked == wanted), 1)
+        distances = moves / np.where(norms == 0, 1.0, norms) + apart
+    for (layout, is_turned), far in zip(known, distances.tolist(), strict=True):
+        # Of those without a finite number the distance is none.
+        if (is_plain and is_turned) or math.isnan(far):
             continue
-        picked = _pick(reference, layout, at)
-        both = is_finite(picked) & is_finite(wanted)
-        if not both.any():
-            continue
-        norm = float(np.sqrt(np.mean(picked[both] ** 2))) or 1.0
-        far = float(np.sqrt(np.mean((picked[both] - wanted[both]) ** 2))) / norm
-        far += 1 - float(np.mean(both | (picked == wanted)))
         if best is None or far < gain * best[1]:
             best = layout, far
     return best
 
 
-def _pick(array: np.ndarray, layout: Layout, at: np.ndarray) -> np.ndarray:
-    """Returns numbers of an array at flat indices of another layout, without copying the array."""
+def _fitting(
+    reference: np.ndarray, wanted: np.ndarray, shape: tuple[int, ...], allowed: float
+) -> list[bool]:
+    """Returns of each layout to a shape whether the sample is as wanted."""
+    picked = _take(reference, _all_places(reference.shape, shape)[1])
+    with np.errstate(invalid="ignore", over="ignore"):
+        far = np.abs(picked - wanted).max(1)
+    if not (far < INFINITE).all():
+        return [is_close(row, wanted, allowed) for row in picked]
+    return list(far <= allowed)
+
+
+@functools.lru_cache(64)
+def _all_places(
+    source: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[list[tuple[Layout, bool]], np.ndarray]:
+    """Returns the layouts between two shapes, whether each turns parts of an axis, and places.
+
+    The places are those of the sample in the reference's array, a row for each layout.
+    """
+    found = list(layouts(source, target))
+    size = len(sample_indices(math.prod(target)))
+    places = [_places(layout) for layout in found]
+    return (
+        [(layout, layout.turns(source)) for layout in found],
+        np.array(places, np.intp).reshape(len(found), size),
+    )
+
+
+def _pick(array: np.ndarray, layout: Layout) -> np.ndarray:
+    """Returns the sample of an array in another layout, without copying the array."""
+    return _take(array, _places(layout))
+
+
+@functools.lru_cache(1 << 12)
+def _places(layout: Layout) -> np.ndarray:
+    """Returns where in the reference's array the sample of the candidate's is."""
+    indices = sample_indices(math.prod(layout.split))
     permuted = tuple(layout.split[axis] for axis in layout.order)
-    digits = np.unravel_index(at, permuted) if permuted else ()
+    if not permuted:
+        return indices
+    digits = np.unravel_index(indices, permuted)
     digits_by_axis = [digits[layout.order.index(axis)] for axis in range(len(layout.split))]
-    if not digits_by_axis:
-        return array.reshape(-1)[at]
-    flat = np.ravel_multi_index(digits_by_axis, layout.split)
-    return _take(array, flat)
+    return np.ravel_multi_index(digits_by_axis, layout.split)
 
 
 def _take(array: np.ndarray, flat: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from jaxformer.parity.recording.jax_values import in_float64, is_number, on_host
-from jaxformer.parity.recording.operators.numpy_operators import numpy_function
+from jaxformer.parity.recording.operators.numpy_operators import SEVERAL, numpy_function
 
 # Operators that call a jaxpr, with the name of the argument that holds it.
 CALLS = {
@@ -147,9 +147,23 @@ def _in_numpy(equation: Any, *, exact: bool) -> Callable[..., Sequence[Any]] | N
     if function is None:
         return None
     dtype = equation.outvars[0].aval.dtype
-    if exact and jnp.issubdtype(dtype, jnp.floating):
-        dtype = np.dtype(np.float64)
-    return lambda *arrays: [np.asarray(function(*_alike(equation, arrays)), dtype)]
+    if exact and jnp.issubdtype(dtype, jnp.inexact):
+        is_real = jnp.issubdtype(dtype, jnp.floating)
+        dtype = np.dtype(np.float64 if is_real else np.complex128)
+    # Integers have the dtype that the equation has. This is run thousands of times.
+    read = [atom.aval.dtype for atom in equation.invars]
+    own = [None if jnp.issubdtype(one, jnp.floating) else one for one in read]
+    is_one = equation.primitive.name not in SEVERAL
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        given = [
+            array if one is None else np.asarray(array, one)
+            for array, one in zip(arrays, own, strict=True)
+        ]
+        made = function(*given)
+        return [np.asarray(one, dtype) for one in ([made] if is_one else made)]
+
+    return run
 
 
 def _alike(equation: Any, arrays: Sequence[Any]) -> Iterator[Any]:

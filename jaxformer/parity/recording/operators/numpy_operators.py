@@ -5,10 +5,11 @@ matrices, one of them transposed, takes XLA four times as long as numpy on a CPU
 for the head of GPT-2 at 256 positions).
 
 Each entry takes the parameters of an equation and returns a function of numpy arrays with one
-result. Floats are float64; what numpy computes otherwise than JAX (division of integers, gathers
-out of bounds) is left to JAX.
+result; those of ``SEVERAL`` give a sequence of results. Floats are float64; what numpy computes
+otherwise than JAX (division of integers, gathers out of bounds) is left to JAX.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,6 +36,10 @@ COMPARISONS: dict[str, Function] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal,
 }  # fmt: skip
+# Of integers and complex numbers these are the same in numpy.
+OF_ANY_NUMBERS = {"neg", "add", "add_any", "sub", "mul"}
+# What gives several arrays.
+SEVERAL = {"split", "unstack"}
 REDUCTIONS: dict[str, Function] = {
     "reduce_sum": np.sum, "reduce_max": np.max, "reduce_min": np.min, "reduce_and": np.all,
     "reduce_or": np.any,
@@ -54,11 +59,12 @@ def numpy_function(
     """
     if size > MOST_NUMBERS and (name in SLOW or _has_batch(name, params)):
         return None
-    if name in UNARY and is_float:
+    is_known = is_float or name in OF_ANY_NUMBERS
+    if name in UNARY and is_known:
         return UNARY[name]
     if name in COMPARISONS:
         return COMPARISONS[name]
-    if name in BINARY and is_float:
+    if name in BINARY and is_known:
         return BINARY[name]
     if name in REDUCTIONS and (is_float or name in ("reduce_and", "reduce_or")):
         function, axes = REDUCTIONS[name], tuple(params["axes"])
@@ -103,8 +109,8 @@ def _dot_general(params: Mapping[str, Any]) -> Function | None:
         right_kept = [i for i in range(right.ndim) if i not in (*right_sum, *right_batch)]
         batch = [left.shape[i] for i in left_batch]
         rows, columns = [left.shape[i] for i in left_kept], [right.shape[i] for i in right_kept]
-        summed = int(np.prod([left.shape[i] for i in left_sum], dtype=int))
-        count = int(np.prod(batch, dtype=int))
+        summed = math.prod(left.shape[i] for i in left_sum)
+        count = math.prod(batch)
         # Without -1, which an empty array has no size for.
         height, width = math.prod(rows), math.prod(columns)
         one = left.transpose(*left_batch, *left_kept, *left_sum).reshape(count, height, summed)
@@ -142,6 +148,61 @@ def _squeeze(params: Mapping[str, Any]) -> Function | None:
     return lambda x: np.squeeze(x, axes)
 
 
+def _split(params: Mapping[str, Any]) -> Function | None:
+    ends = list(itertools.accumulate(params["sizes"]))[:-1]
+    return lambda x: np.split(x, ends, params["axis"])
+
+
+def _unstack(params: Mapping[str, Any]) -> Function | None:
+    return lambda x: list(np.moveaxis(x, params["axis"], 0))
+
+
+def _pad(params: Mapping[str, Any]) -> Function | None:
+    widths = params["padding_config"]
+    if any(low < 0 or high < 0 for low, high, _ in widths):
+        return None
+
+    def pad(x: Any, filling: Any) -> Any:
+        sizes = [
+            n + max(n - 1, 0) * between for n, (_, _, between) in zip(x.shape, widths, strict=True)
+        ]
+        shape = [low + n + high for n, (low, high, _) in zip(sizes, widths, strict=True)]
+        made = np.full(shape, filling, x.dtype)
+        kept = zip(sizes, widths, strict=True)
+        made[tuple(slice(low, low + n, 1 + step) for n, (low, _, step) in kept)] = x
+        return made
+
+    return pad
+
+
+def _complex(params: Mapping[str, Any]) -> Function | None:
+    def put_together(real: Any, imaginary: Any) -> Any:
+        made = np.empty(np.broadcast_shapes(real.shape, imaginary.shape), np.complex128)
+        made.real, made.imag = real, imaginary
+        return made
+
+    return put_together
+
+
+def _start(x: Any, sizes: tuple[int, ...], at: tuple[Any, ...]) -> tuple[slice, ...]:
+    """Returns a part of an array, which is moved back into the array where it goes beyond."""
+    first = [min(max(int(i), 0), n - size) for i, n, size in zip(at, x.shape, sizes, strict=True)]
+    return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))
+
+
+def _dynamic_slice(params: Mapping[str, Any]) -> Function | None:
+    return lambda x, *at: x[_start(x, params["slice_sizes"], at)]
+
+
+def _dynamic_update_slice(params: Mapping[str, Any]) -> Function | None:
+    def update(x: Any, part: Any, *at: Any) -> Any:
+        made = np.array(x)
+        made[_start(x, part.shape, at)] = part
+        return made
+
+    return update
+
+
 def _scatter_add(params: Mapping[str, Any]) -> Function | None:
     """Returns what adds rows to rows of an array, as the gradient of a lookup does."""
     numbers = params["dimension_numbers"]
@@ -173,6 +234,14 @@ STRUCTURAL: dict[str, Callable[[Mapping[str, Any]], Function | None]] = {
     "select_n": _select_n,
     "squeeze": _squeeze,
     "scatter-add": _scatter_add,
+    "split": _split,
+    "unstack": _unstack,
+    "pad": _pad,
+    "complex": _complex,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "real": lambda params: np.real,
+    "imag": lambda params: np.imag,
     "transpose": lambda params: lambda x: x.transpose(params["permutation"]),
     "expand_dims": lambda params: lambda x: np.expand_dims(x, params["dimensions"]),
     "concatenate": lambda params: lambda *xs: np.concatenate(xs, params["dimension"]),

@@ -1,6 +1,7 @@
 """A wrong segment, as a walk through the candidate's tape finds it."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 
 # What puts a segment right leaves less than this share of its error.
 REMAINS = 1e-2
+# So many operators are run again at most, to find what makes a segment right.
+MOST_RUN = 20_000
 
 
 NO_OPERATOR = Operator(0, "", [], [], list)
@@ -77,34 +80,104 @@ class Divergence:
         )
         return next(steps, self.reference_operator).module
 
-    def agrees(self, given: Mapping[int, Any], allowed: float) -> bool:
-        """Returns whether the segment, or all up to the required value, is right with other arrays.
+
+class Trials:
+    """Tries whether a segment, or all up to the required value, is right with other arrays.
+
+    What does not depend on the other arrays is computed once, and no array is tried twice. Tries
+    of a long recurrence would take minutes: once too many operators were run, no try succeeds.
+
+    Args:
+        divergence: the segment.
+        most: how many operators are run again at most.
+    """
+
+    def __init__(self, divergence: Divergence, most: int = MOST_RUN):
+        self._divergence, self._left = divergence, most
+        self._end = divergence.layout.apply(divergence.reference_value.data)
+        parts = (divergence.operators, divergence.required_operators)
+        operators = {op.index: op for part in parts for op in part}
+        self._operators = [operators[index] for index in sorted(operators)]
+        made = {v.index for op in self._operators for v in op.outputs}
+        known = {i: a for i, a in divergence.arrays.items() if i not in made}
+        self._before = run_again(self._operators, known)
+        self._own = {op.index for op in divergence.operators}
+        self._later: dict[tuple[int, ...], _Later] = {}
+        self._tried: set[bytes] = set()
+
+    def agree(self, given: Mapping[int, Any], allowed: float) -> bool:
+        """Returns whether the segment is right with other arrays.
 
         Args:
-            given: arrays of values that no operator of the segment makes, by index.
+            given: the other arrays, by the index of their values.
             allowed: the largest difference, of scale; a change that leaves more than a small part
                 of the error is none that makes the segment right.
         """
-        allowed = min(allowed, self.error * REMAINS)
-        end = self.layout.apply(self.reference_value.data)
+        allowed = min(allowed, self._divergence.error * REMAINS)
+        one = digest(given, allowed)
+        if self._left <= 0 or one in self._tried:
+            return False
+        self._tried.add(one)
+        later = self._later_than(tuple(given))
+        arrays = {**later.known, **given}
+        segment = self._divergence
         for operators, value, wanted in (
-            (self.operators, self.value, end),
-            (self.required_operators, self.required, self.required_reference.data),
+            (later.own, segment.value, self._end),
+            (later.others, segment.required, segment.required_reference.data),
         ):
-            made = {v.index for op in operators for v in op.outputs}
-            known = {i: a for i, a in self.arrays.items() if i not in made}
-            again = run_again(operators, {**known, **given}).get(value.index)
+            self._left -= len(operators)
+            arrays = run_again(operators, arrays)
+            again = arrays.get(value.index)
             if again is None or again.size != wanted.size:
                 continue
             limit = allowed * (largest(wanted) or 1.0)
             is_right = (
                 again.shape == wanted.shape and distance(again, wanted) <= limit
-                if wanted is end
+                if wanted is self._end
                 else find_layout(wanted, again, limit) is not None
             )
             if is_right:
                 return True
         return False
+
+    def _later_than(self, given: tuple[int, ...]) -> "_Later":
+        """Returns what depends on some values, which are given by index."""
+        if given not in self._later:
+            changed, later = set(given), []
+            for operator in self._operators:
+                if any(v.index in changed for v in operator.inputs):
+                    later.append(operator)
+                    changed |= {v.index for v in operator.outputs}
+            self._later[given] = _Later(
+                [op for op in later if op.index in self._own],
+                [op for op in later if op.index not in self._own],
+                {i: array for i, array in self._before.items() if i not in changed},
+            )
+        return self._later[given]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Later:
+    """What depends on other arrays.
+
+    Attributes:
+        own: operators of the segment.
+        others: those between its end and the required value.
+        known: arrays that do not depend on them and are not as recorded, by index.
+    """
+
+    own: list[Operator]
+    others: list[Operator]
+    known: Mapping[int, Any]
+
+
+def digest(given: Mapping[int, Any], allowed: float = 0.0) -> bytes:
+    """Returns a few bytes that tell arrays from others."""
+    found = hashlib.blake2b(np.float64(allowed).tobytes(), digest_size=16)
+    for index, array in given.items():
+        found.update(f"{index} {array.shape} {array.dtype}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.digest()
 
 
 def _named_before(value: Value) -> Operator | None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from jaxformer.parity.matching.operators.weight_uses import KINDS
 from jaxformer.parity.recording.operators.graph import Operator, Value, run_again
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
 from jaxformer.parity.segments.operators.constants import constant_rounding
-from jaxformer.parity.segments.operators.divergences import REMAINS
+from jaxformer.parity.segments.operators.divergences import MOST_RUN, REMAINS, digest
 from jaxformer.parity.segments.operators.effects import depending
 
 # How many steps of a wrong segment are tried as its end, for each size.
@@ -27,8 +27,14 @@ MOST_TRIED = 40
 MOST_NEAR = 8
 MOST_FACTORS = 6
 MOST_PERMUTED = 4
+# So many operators are run again at most to find an end; and after a bug of the forward pass, whose
+# wrong gradients need no exact place.
+MOST_RUN_TO_ENDS = 60_000
+MOST_RUN_IF_EXPLAINED = 6_000
 # Two segments do the same if what they make of the same is this near; their numbers may be rounded.
 ALIKE = 1e-5
+# The same product has a spread this near; the numbers in it may be rounded.
+SAME_SPREAD = 1e-4
 
 Shape = tuple[int, ...]
 
@@ -40,8 +46,12 @@ def earliest_end(
     operators: Sequence[Operator],
     reference_operators: Sequence[Operator],
     layout: Layout | None = None,
+    most: int = MOST_RUN_TO_ENDS,
 ) -> tuple[Value, Value, Layout] | None:
     """Returns the first value of a segment that, replaced, makes the required value right.
+
+    In a long segment, such as the steps of a recurrence, not all values can be tried in time. Then
+    those are tried which all else passes through.
 
     Args:
         anchors: what is known to be right.
@@ -50,32 +60,19 @@ def earliest_end(
         operators: between the last anchors and the value.
         reference_operators: the same of the reference.
         layout: from the reference's value to the candidate's, where that is known.
+        most: how many operators are run again at most, each of the two times.
     """
     by_size: dict[int, list[Value]] = defaultdict(list)
     for operator in reference_operators:
         for made in operator.outputs:
             if made.dtype.kind == "f" and made.index not in anchors.reached:
                 by_size[made.size].append(made)
-    known = anchors.arrays_before(operators)
-    limit = _allowed(anchors, operators, value, wanted)
-    first = None
-    inherited = _inherited(anchors, operators)
-    for end, other, tried in _ends(anchors, operators, value, by_size, inherited):
-        later = depending(operators, end)
-        remade = {v.index for op in later for v in op.outputs}
-        given = {
-            v.index: anchors.arrays[v.index]
-            for op in operators
-            for v in op.outputs
-            if v.index in anchors.arrays and v.index not in remade
-        }
-        again = run_again(later, {**known, **given, end.index: tried.apply(other.data)})
-        if value.index in again and find_layout(wanted.data, again[value.index], limit):
-            if _follows_alike(anchors, (end, other, tried), value, wanted, reference_operators):
-                return end, other, tried
-            first = first or (end, other, tried)
-    if first is not None:
-        return first
+    search = _Search(anchors, value, wanted, operators, reference_operators, by_size)
+    end = search.run(most)
+    if end is None and search.is_cut_short:
+        end = search.run(most, _narrow_places(anchors, operators, value))
+    if end is not None:
+        return end
     if layout is not None:
         return value, wanted, layout
     # Between values that have little in common any layout may be the nearest.
@@ -86,6 +83,88 @@ def earliest_end(
     if usual is not None and usual[1] < 2 * found[1]:
         found = usual
     return value, wanted, found[0]
+
+
+class _Search:
+    """Tries values of a segment as its end. Arguments as in ``earliest_end``.
+
+    Attributes:
+        is_cut_short: whether not all of them were tried.
+    """
+
+    def __init__(
+        self,
+        anchors: Anchors,
+        value: Value,
+        wanted: Value,
+        operators: Sequence[Operator],
+        reference_operators: Sequence[Operator],
+        by_size: Mapping[int, Sequence[Value]],
+    ):
+        self._anchors, self._value, self._wanted = anchors, value, wanted
+        self._operators, self._reference_operators = operators, reference_operators
+        self._by_size, self._inherited = by_size, _inherited(anchors, operators)
+        self._limit = _allowed(anchors, operators, value, wanted)
+        self.is_cut_short = False
+
+    def run(
+        self, most: int, among: Collection[int] | None = None
+    ) -> tuple[Value, Value, Layout] | None:
+        """Returns the first end that fits.
+
+        Args:
+            most: how many operators are run again at most.
+            among: the values that are tried, by index; default all.
+        """
+        anchors, value, wanted = self._anchors, self._value, self._wanted
+        known = anchors.arrays_before(self._operators)
+        first = None
+        ends = _ends(anchors, self._operators, value, self._by_size, self._inherited, among)
+        for end, ways in itertools.groupby(ends, lambda way: way[0]):
+            later = depending(self._operators, end)
+            remade = {v.index for op in later for v in op.outputs}
+            given = known | {
+                v.index: anchors.arrays[v.index]
+                for op in self._operators
+                for v in op.outputs
+                if v.index in anchors.arrays and v.index not in remade
+            }
+            tried = set()
+            for _, other, layout in ways:
+                trial = {end.index: layout.apply(other.data)}
+                same = digest(trial), other.index
+                if same in tried:
+                    continue
+                tried.add(same)
+                most -= len(later)
+                if most < 0:
+                    self.is_cut_short = True
+                    return first
+                again = run_again(later, given | trial).get(value.index)
+                if again is None or not find_layout(wanted.data, again, self._limit):
+                    continue
+                found = end, other, layout
+                if _follows_alike(anchors, found, value, wanted, self._reference_operators):
+                    return found
+                first = first or found
+        return first
+
+
+def _narrow_places(anchors: Anchors, operators: Sequence[Operator], value: Value) -> set[int]:
+    """Returns the values of a segment beside which no other leads to the required one.
+
+    Anchors are right, so that they do not count.
+    """
+    last = {v.index: place for place, op in enumerate(operators) for v in op.inputs}
+    last[value.index] = len(operators)
+    open_ones: set[int] = set()
+    found = set()
+    for place, operator in enumerate(operators):
+        open_ones |= {v.index for v in operator.outputs if v.index not in anchors.matches}
+        open_ones = {index for index in open_ones if last.get(index, -1) > place}
+        if len(open_ones) == 1:
+            found |= open_ones
+    return found
 
 
 def _permuted(
@@ -152,6 +231,7 @@ def _ends(
     value: Value,
     by_size: Mapping[int, Sequence[Value]],
     inherited: Mapping[Shape, Sequence[Layout]],
+    among: Collection[int] | None,
 ) -> Iterator[tuple[Value, Value, Layout]]:
     """Yields values of a segment with what they might have to be, in order."""
     for operator in operators:
@@ -159,7 +239,7 @@ def _ends(
             array = anchors.array(made)
             if made is value or getattr(array, "dtype", np.dtype(int)).kind != "f":
                 continue
-            if made.index in anchors.matches:
+            if made.index in anchors.matches or (among is not None and made.index not in among):
                 continue
             tried = []
             for other in by_size.get(array.size, ())[:MOST_TRIED]:
@@ -216,7 +296,7 @@ def wrong_factors(
 
     Queries and keys may both be wrong, and then neither alone makes the scores right.
     """
-    inherited = _inherited(anchors, operators)
+    inherited, left = _inherited(anchors, operators), MOST_RUN
     for operator in reversed(operators):
         factors = [v for v in operator.inputs if v.is_activation]
         if KINDS.get(operator.name) != "product" or len(factors) != 2:
@@ -227,20 +307,69 @@ def wrong_factors(
         later = [op for op in operators if op.index >= operator.index]
         known = anchors.arrays_before(later)
         limit = _allowed(anchors, later, value, wanted)
+        spreads = _spreads(operator, reference_operators)
+        tried = set()
         for pair in _pairs(anchors, factors, reference_operators):
             among = [
-                [(v, layout) for v in others for layout in _tried(anchors, inherited, factor, v)]
+                _different(
+                    (v, layout) for v in others for layout in _tried(anchors, inherited, factor, v)
+                )
                 for factor, others in zip(factors, pair, strict=True)
             ]
             for one, other in itertools.product(*among):
-                trial = known | {
-                    factor.index: chosen[1].apply(chosen[0].data)
-                    for factor, chosen in zip(factors, (one, other), strict=True)
-                }
-                again = run_again(later, trial)
+                trial = {factors[0].index: one[2], factors[1].index: other[2]}
+                same = digest(trial)
+                if same in tried or left <= 0:
+                    continue
+                tried.add(same)
+                product = run_again([operator], known | trial)
+                left -= 1
+                if spreads and not _has_spread(product[operator.outputs[0].index], spreads):
+                    continue
+                again = run_again(later, product)
+                left -= len(later)
                 if value.index in again and find_layout(wanted.data, again[value.index], limit):
-                    return [(factors[0], *one), (factors[1], *other)]
+                    return [(factors[0], *one[:2]), (factors[1], *other[:2])]
     return []
+
+
+def _different(
+    ways: Iterable[tuple[Value, Layout]],
+) -> list[tuple[Value, Layout, np.ndarray]]:
+    """Returns the ways that give different arrays, with these."""
+    found: dict[bytes, tuple[Value, Layout, np.ndarray]] = {}
+    for value, layout in ways:
+        array = layout.apply(value.data)
+        found.setdefault(digest({0: array}), (value, layout, array))
+    return list(found.values())
+
+
+def _spreads(operator: Operator, reference_operators: Sequence[Operator]) -> list[float]:
+    """Returns the spreads of the reference's products that may be a product of the candidate.
+
+    None are returned where one of them adds something.
+    """
+    size = operator.outputs[0].size
+    products = [
+        other
+        for other in reference_operators
+        if KINDS.get(other.name) == "product" and other.outputs[0].size == size
+    ]
+    if any(len(other.inputs) != 2 for other in (operator, *products)):
+        return []
+    return [_spread(other.outputs[0].data) for other in products]
+
+
+def _has_spread(array: np.ndarray, spreads: Sequence[float]) -> bool:
+    own = _spread(array)
+    # Infinite numbers have none.
+    return any(not abs(own - other) > SAME_SPREAD * other for other in spreads)
+
+
+def _spread(array: np.ndarray) -> float:
+    """Returns what no layout changes, and no factor: the norm over the largest number."""
+    norm = float(np.sqrt(np.einsum("i,i->", array.reshape(-1), array.reshape(-1))))
+    return norm / (largest(array) or 1.0)
 
 
 def _is_plain(anchors: Anchors, value: Value) -> bool:

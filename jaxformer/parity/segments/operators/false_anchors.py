@@ -13,7 +13,7 @@ from jaxformer.parity.matching.operators.anchors import Anchors
 from jaxformer.parity.matching.operators.layouts import Layout, layouts
 from jaxformer.parity.recording.operators.graph import Operator, Value
 from jaxformer.parity.recording.operators.kinds import LAYOUT_ONLY
-from jaxformer.parity.segments.operators.divergences import Divergence
+from jaxformer.parity.segments.operators.divergences import Divergence, Trials
 from jaxformer.parity.segments.operators.effects import depending
 
 # What makes a segment right agrees to this share of scale.
@@ -24,6 +24,7 @@ MOST_LAYOUTS = 24
 
 def false_anchor(anchors: Anchors, divergence: Divergence) -> tuple[Value, Value, Layout] | None:
     """Returns a value that enters a wrong segment, and what it must be, if it is itself wrong."""
+    trials = Trials(divergence)
     for value in reversed(divergence.boundary):
         matches = anchors.matches.get(value.index, ())
         if not value.is_activation or value.producer is None or value.index in anchors.pinned:
@@ -31,7 +32,7 @@ def false_anchor(anchors: Anchors, divergence: Divergence) -> tuple[Value, Value
         if not matches or _is_read_right(anchors, value, divergence):
             continue
         for other, layout in _substitutes(anchors, value, divergence):
-            if divergence.agrees({value.index: layout.apply(other.data)}, FITS):
+            if trials.agree({value.index: layout.apply(other.data)}, FITS):
                 if not _is_made_wrong(anchors, value, other, layout):
                     return None
                 if other in (match.value for match in matches):

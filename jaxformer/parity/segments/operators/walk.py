@@ -24,7 +24,12 @@ from jaxformer.parity.recording.operators.graph import Operator, Value, region_b
 from jaxformer.parity.recording.operators.tape import Tape
 from jaxformer.parity.segments.operators.constants import constant_rounding
 from jaxformer.parity.segments.operators.divergences import Divergence
-from jaxformer.parity.segments.operators.ends import earliest_end, wrong_factors
+from jaxformer.parity.segments.operators.ends import (
+    MOST_RUN_IF_EXPLAINED,
+    MOST_RUN_TO_ENDS,
+    earliest_end,
+    wrong_factors,
+)
 from jaxformer.parity.segments.operators.false_anchors import false_anchor
 from jaxformer.parity.segments.operators.weight_values import leads_right, required_values
 
@@ -151,11 +156,12 @@ class Walk(Anchors):
         reference_operators, _ = region_before([wanted], lambda v: v.index in self.reached)
         if self._is_backward and self._is_noise(value, wanted, operators):
             return
-        end = earliest_end(self, value, wanted, operators, reference_operators, layout)
+        most = MOST_RUN_IF_EXPLAINED if self._is_explained(operators) else MOST_RUN_TO_ENDS
+        end = earliest_end(self, value, wanted, operators, reference_operators, layout, most)
         if end is None:
             return
         found = self._segment(*end, value, wanted, operators)
-        if self._put_factors_right(found):
+        if not self._is_explained(found.operators) and self._put_factors_right(found):
             self._put_right_after(operators)
             self.require(value, wanted)
             return
@@ -174,6 +180,16 @@ class Walk(Anchors):
         self._put_right(found.value, found.reference_value, found.layout, operators)
         if found.value is not value:
             self.require(value, wanted)
+
+    def _is_explained(self, operators: Sequence[Operator]) -> bool:
+        """Returns whether wrong gradients follow from a line that is wrong in the forward pass.
+
+        Then it does not matter which factors of their products are wrong too.
+        """
+        if not self._is_backward:
+            return False
+        wrong = {op.source for d in self.divergences if not d.is_backward for op in d.operators}
+        return any(operator.source in wrong for operator in operators if operator.source)
 
     def _rounding_of_constants(self, value: Value, wanted: Value) -> float:
         """Returns how far apart constants in float32 may bring a value and the reference's.
