@@ -180,6 +180,11 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
     if output.optimizer is not None:
         title = OPTIMIZERS[output.optimizer.kind].title
         rows["optimizer"] = f"{title} after {output.optimizer.count} steps"
+        if target.format == "torch" and output.order is None:
+            rows["optimizer"] += (
+                "; the order of named_parameters() is not known here, so match the groups by "
+                "their param_names"
+            )
     elif raw.optimizer is not None:
         reason = f": {FORMAT_NAMES[target.format]}s hold none"
         if target.format == "torch":

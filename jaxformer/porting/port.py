@@ -16,9 +16,10 @@ from jaxformer.porting.checkpoint import Checkpoint
 from jaxformer.porting.mapping.casts import DTYPES, cast
 from jaxformer.porting.mapping.optimizer_state import WITHOUT_TORCH_FORM
 from jaxformer.porting.mapping.plans import Plan
+from jaxformer.porting.parameter_order import parameter_order
 from jaxformer.porting.peft import has_adapters
 from jaxformer.porting.targets import CERTIFICATE, PortTarget, check_replaceable, plan_target
-from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress, declared_order
+from jaxformer.porting.writers import FOLDERS, WRITERS, Output, Progress
 from jaxformer.storage.durable_files import atomic_write_bytes, sync_path, temporary_path
 
 
@@ -102,7 +103,9 @@ def _plan_output(
         optimizer = None
     order = None
     if target.format == "torch":
-        order = _parameter_order(exported, imported if has_same_dialect else None, recorded)
+        keeps_order = has_same_dialect and exported.origin.dialect.name != "jaxformer"
+        came = checkpoint.known_order(imported) if keeps_order else ()
+        order = parameter_order(exported, came, recorded)
     step = checkpoint.raw.record.get("step") if optimizer is None else optimizer.count
     return Output(
         target.format,
@@ -117,24 +120,6 @@ def _plan_output(
         base=checkpoint.base,
         source_config=imported.origin.config if has_same_dialect else {},
     )
-
-
-def _parameter_order(
-    exported: Plan, imported: Plan | None, recorded: Mapping[str, Any]
-) -> Sequence[str]:
-    """Returns the names in the order of the PyTorch model, by which its optimizers count.
-
-    That is the order in which they came in; otherwise that of jaxformer's modules, which torch_ref
-    shares.
-    """
-    dialect = exported.origin.dialect.name
-    if imported is not None and dialect != "jaxformer":
-        return imported.order
-    if recorded.get("dialect") == dialect and recorded.get("order"):
-        return list(recorded["order"])
-    links = {name: link for link in exported.links for name in link.target}
-    ordered = (links[target].source for target in declared_order(exported.module))
-    return list(dict.fromkeys(name for names in ordered for name in names))
 
 
 def write_port(
