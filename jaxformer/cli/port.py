@@ -186,10 +186,8 @@ def _summarize(port: "Port", source: str) -> dict[str, str]:
                 "their param_names"
             )
     elif raw.optimizer is not None:
-        reason = f": {FORMAT_NAMES[target.format]}s hold none"
-        if target.format == "torch":
-            reason = ": PyTorch has no place for what jaxformer's Adafactor keeps"
-        rows["optimizer"] = "left out" + ("" if target.weights_only else reason)
+        reason = port.without_optimizer or f"{FORMAT_NAMES[target.format]}s hold none"
+        rows["optimizer"] = "left out" + ("" if target.weights_only else f": {reason}")
     if output.vocabulary is not None:
         rows["vocabulary"] = f"{len(output.vocabulary)} characters"
     elif port.checkpoint.tokenizer_file is not None:
