@@ -114,6 +114,7 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
 
     from jaxformer.porting.checkpoint import open_checkpoint
     from jaxformer.porting.port import plan_port, write_port
+    from jaxformer.porting.source_checks import broken_companions, check_patterns
     from jaxformer.porting.targets import choose_target
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -139,7 +140,8 @@ def port(options: PortOptions, arguments: Sequence[str]) -> None:
             force=options.force,
             base=options.base,
         )
-        for warning in checkpoint.raw.warnings:
+        check_patterns(checkpoint)
+        for warning in (*checkpoint.raw.warnings, *broken_companions(checkpoint)):
             console.print(f"[yellow]warning:[/] {escape(warning)}")
         planned = plan_port(checkpoint, target)
         command = shlex.join(["jaxformer", "port", *arguments])
